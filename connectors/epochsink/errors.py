@@ -1,0 +1,96 @@
+"""Everything that epochsink raises.
+
+    EpochsinkError
+    ├── ConfigurationError          bad input, known before any row moved
+    │   └── CheckFailed             the live systems do not fit: every finding in one message
+    ├── UnsupportedQuery            this query cannot be exactly-once (async progress tracking, ...)
+    ├── PrepareFailed               an epoch could not be prepared; nothing of it became visible
+    │   └── RowsRejected            the target refuses rows of the epoch for good
+    ├── Fenced                      another driver has taken this checkpoint over
+    ├── WentBack                    checkpoint, ledger and target tell different stories
+    ├── OutcomeUnknown              whether an epoch was committed cannot be established
+    ├── LedgerCorrupt               a ledger entry cannot be read
+    ├── SpoolMissing                the durable copy of an epoch's rows is gone
+    └── ServiceError                a development service did not start or stop
+
+Each carries its facts as attributes, survives pickling (errors cross from executors to the driver),
+and ends in what to do next.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+
+class EpochsinkError(Exception):
+    """Base of all errors of this package.
+
+    ``message`` says what is wrong and with which value; ``way_out``, where there is one, what to do
+    about it. Further keyword arguments become entries of ``facts``.
+    """
+
+    def __init__(self, message: str, *, way_out: str = "", **facts: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.way_out = way_out
+        self.facts = facts
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  Way out: {self.way_out}" if self.way_out else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), self.message, self.way_out, self.facts))
+
+
+def _rebuild(kind: type[EpochsinkError], message: str, way_out: str, facts: dict[str, Any]) -> EpochsinkError:
+    return kind(message, way_out=way_out, **facts)
+
+
+class ConfigurationError(EpochsinkError, ValueError):
+    """An option's value breaks a rule. Raised before any row moves."""
+
+
+class CheckFailed(ConfigurationError):
+    """The live systems do not fit the configuration; ``facts["findings"]`` lists every reason."""
+
+    @classmethod
+    def of(cls, findings: list[str]) -> Self:
+        """Join findings, each a sentence with its own way out, into one error."""
+        lines = "\n".join(f"  - {finding}" for finding in findings)
+        return cls(f"{len(findings)} check(s) failed before any row moved:\n{lines}", findings=findings)
+
+
+class UnsupportedQuery(EpochsinkError):
+    """The streaming query runs in a mode in which its checkpoint cannot decide epochs."""
+
+
+class PrepareFailed(EpochsinkError):
+    """An epoch could not be prepared. All that its attempt wrote is aborted; Spark runs it again."""
+
+
+class RowsRejected(PrepareFailed):
+    """The target refuses rows for good (constraint, type, mapping). The epoch stays pending."""
+
+
+class Fenced(EpochsinkError):
+    """Another driver has taken over this checkpoint. This one has stopped without writing anything."""
+
+
+class WentBack(EpochsinkError):
+    """Checkpoint, ledger and target disagree about the past: one of them is an older copy."""
+
+
+class OutcomeUnknown(EpochsinkError):
+    """An epoch is recorded, and whether the target committed it cannot be established now."""
+
+
+class LedgerCorrupt(EpochsinkError):
+    """A ledger entry exists and cannot be understood."""
+
+
+class SpoolMissing(EpochsinkError):
+    """The spool no longer holds an epoch's rows."""
+
+
+class ServiceError(EpochsinkError):
+    """A service for development, tests or the demo could not be fetched, started or stopped."""
