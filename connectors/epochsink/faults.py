@@ -1,8 +1,8 @@
 """Named crash points: places where a test makes the process kill itself. A no-op unless armed.
 
 ``EPOCHSINK_CRASH=coordinator.record.after:2`` kills the process with SIGKILL when the point named
-``coordinator.record.after`` is reached for the second time in that process (``:1`` may be left out). Set it in the
-environment of the driver, or through ``spark.executorEnv.EPOCHSINK_CRASH`` in that of the tasks. With
+``coordinator.record.after`` is reached for the second time in that process (``:1`` may be left out). Tasks
+inherit the driver's environment in local mode; elsewhere set ``spark.executorEnv.EPOCHSINK_CRASH``. With
 ``EPOCHSINK_CRASH_ONCE=/path/of/a/file`` the crash happens only if that file can be created, so a pipeline
 that is started again with the same environment goes on.
 """

@@ -56,8 +56,9 @@ class PreparedName:
 
 @dataclass(frozen=True, slots=True)
 class TransactionalId:
-    """A Kafka transactional id, bounded: it is used again by later epochs of the same parity, so that
-    brokers do not collect one id for each epoch.
+    """A Kafka transactional id.
+
+    Bounded: later epochs of the same parity use it again, so that brokers do not collect one for each epoch.
 
     ``nonce`` is set (32 hex) only where no spool could repair a zombie's abort of a recorded transaction.
     """

@@ -5,9 +5,9 @@ An *epoch* is one micro-batch of one streaming query. For each sink it passes th
     written (by tasks)  ->  prepared (durable, invisible)  ->  recorded (in the ledger)
     ->  decided (Spark's checkpoint holds ``commits/N``)   ->  committed (visible)  ->  done
 
-A sink consists of a configuration (`Sink`), which crosses to the executors, a `SinkWriter` for each task
-attempt there, and one `SinkCommitter` in the driver. What they exchange are *committables*: plain JSON values
-that name what was prepared, so that any later process can commit or abort it.
+A sink consists of a configuration (`Sink`), which crosses to the executors, a `SinkWriter` for each
+task attempt there, and one `SinkCommitter` in the driver. What they exchange are *committables*: plain
+JSON values that name what was prepared, so that any later process can commit or abort it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One attempt at one micro-batch: ``number`` is Spark's batch id, ``attempt`` a fresh uuid (32 hex)
-    for each call of ``foreachBatch``, so that two attempts at one epoch never share a name.
+    """One attempt at one micro-batch.
+
+    ``number`` is Spark's batch id, ``attempt`` a fresh uuid (32 hex) for each call of ``foreachBatch``, so
+    that two attempts at one epoch never share a name.
     """
 
     number: int
@@ -52,8 +54,10 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One invocation of one Spark task: ``slot`` is the partition's index, ``uuid`` (32 hex) is fresh for
-    every invocation, because (stage, partition, attempt number) is not unique in Spark.
+    """One invocation of one Spark task.
+
+    ``slot`` is the partition's index, ``uuid`` (32 hex) is fresh for every invocation, because (stage,
+    partition, attempt number) is not unique in Spark.
     """
 
     identity: Identity
@@ -97,8 +101,8 @@ class Rows(Protocol):
 class SinkWriter(Protocol):
     """Writes one sink's share of one task. Lives in a Python worker of an executor.
 
-    Calls: ``write`` any number of times, then ``prepare`` once or ``abort`` once. Neither may be called at all:
-    a killed task gets no goodbye. A task without rows makes no writer.
+    Calls: ``write`` any number of times, then ``prepare`` once or ``abort`` once. Neither may be called at
+    all: a killed task gets no goodbye. A task without rows makes no writer.
     """
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -115,11 +119,13 @@ class SinkWriter(Protocol):
 
 
 class SinkCommitter(Protocol):
-    """The driver's side of one sink. Called from one thread at a time, except `commit`, `replay` and `finish`,
-    which run beside `sweep`, `vote` and `abort` of the following epoch.
+    """The driver's side of one sink.
 
-    A prepared epoch of a sink is a list of *parts* (committables), each committed on its own; a part is the unit
-    of atomicity that the target offers. Every method may be repeated, by another process too.
+    Called from one thread at a time, except `commit`, `replay` and `finish`, which run in a second thread
+    beside `sweep`, `vote` and `abort` of the following epoch.
+
+    A prepared epoch of a sink is a list of *parts* (committables), each committed on its own; a part is
+    the unit of atomicity that the target offers. Every method may be repeated, by another process too.
     """
 
     def check(self, schema: pa.Schema) -> list[str]:
@@ -163,7 +169,8 @@ class SinkCommitter(Protocol):
     def sweep(self, keep: Sequence[Committable]) -> list[str]:
         """Abort everything of this identity (any generation up to ours) that ``keep`` does not name.
 
-        ``keep`` lists the parts of recorded epochs that are not done. Return one line for each thing ended.
+        ``keep`` lists the parts of recorded epochs that are not done. Return one line for each thing
+        ended.
         """
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
