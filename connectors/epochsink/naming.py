@@ -77,9 +77,7 @@ class TransactionalId:
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name that ``text`` is, or None if it is not one of ours."""
-        found = re.fullmatch(
-            PREFIX + r"\.([0-9a-f]{20})\.g(\d+)\.s(\d+)\.p([01])\.a(\d+)(?:\.([0-9a-f]{32}))?", text
-        )
+        found = re.fullmatch(PREFIX + r"\.([0-9a-f]{20})\.g(\d+)\.s(\d+)\.p([01])\.a(\d+)(?:\.([0-9a-f]{32}))?", text)
         if found is None:
             return None
         key, generation, slot, parity, attempt, nonce = found.groups()

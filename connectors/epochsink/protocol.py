@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -151,7 +151,7 @@ class SinkCommitter(Protocol):
         """
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
-        """Make a part visible; right to repeat at any time. Bounded retries of passing failures are its business.
+        """Make a part visible; right to repeat at any time. Retries of passing failures are its business.
 
         ABORTED only where the target itself says that the part is gone *and* its marker is absent.
         Raises `RowsRejected` if the target refuses rows for good: the epoch stays pending.
@@ -211,3 +211,21 @@ class Sink(Protocol):
 
     def committer(self) -> SinkCommitter:
         """Make the driver's side; does not connect yet."""
+
+
+class CheckpointReader(Protocol):
+    """What the coordinator asks of Spark's checkpoint: see `epochsink.checkpoint.Checkpoint`."""
+
+    def is_decided(self, epoch: int) -> bool: ...  # noqa: D102 - described there
+    def has_commit(self, epoch: int) -> bool: ...  # noqa: D102 - described there
+    def newest_decided(self) -> int: ...  # noqa: D102 - described there
+    def offsets_digest(self, epoch: int) -> str: ...  # noqa: D102 - described there
+
+
+class SpoolKeeper(Protocol):
+    """What the coordinator asks of the spool: see `epochsink.spool.Spool`."""
+
+    def rows(self, identity: Identity, epoch: Epoch, tasks: Sequence[str]) -> Rows: ...  # noqa: D102 - there
+    def make(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
+    def drop(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
+    def sweep(self, query_id: str, keep: Collection[Epoch]) -> list[str]: ...  # noqa: D102 - described there

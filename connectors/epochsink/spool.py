@@ -1,0 +1,169 @@
+"""A durable copy of an epoch's rows (Arrow IPC), for replay and for redo.
+
+One file for each sink and task attempt, in a folder for each attempt at an epoch:
+
+    <root>/<query id>/<epoch>-<attempt>/<sink key>-<task>.arrow
+
+The driver makes that folder before the write job and removes it when the epoch is done; tasks never make one, so
+a late task of a finished epoch fails instead of leaving rows behind. Executors write through ``pyarrow.fs``: a
+local path, ``s3://``, ``gs://``, ``abfs://`` or ``hdfs://``; it has to be a place that driver and executors share.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
+from pyarrow import fs
+
+from epochsink.errors import ConfigurationError, SpoolMissing
+from epochsink.files import sync_folder
+from epochsink.naming import identity_key
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from epochsink.protocol import Epoch, Identity, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Spool:
+    """Where spooled rows live. Picklable: it crosses to the executors. Every method may raise OSError."""
+
+    root: str
+
+    @classmethod
+    def beside(cls, checkpoint: str) -> Spool:
+        """Return the spool inside a checkpoint folder, given as a path or URI of any Hadoop file system."""
+        return cls(f"{checkpoint.rstrip('/')}/epochsink/spool")
+
+    def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
+        """Open the file of one sink and task attempt."""
+        filesystem, root = self._open()
+        folder = f"{root}/{_folder(task.identity.query_id, task.epoch)}"
+        path = f"{folder}/{_file(task.identity, task.uuid)}"
+        return SpoolWriter(filesystem, path, schema)
+
+    def rows(self, identity: Identity, epoch: Epoch, tasks: Sequence[str]) -> SpooledRows:
+        """Return the rows that accepted tasks have spooled for a sink."""
+        return SpooledRows(self, identity, epoch, tuple(tasks))
+
+    def make(self, query_id: str, epoch: Epoch) -> None:
+        """Make the folder for an attempt at an epoch."""
+        filesystem, root = self._open()
+        filesystem.create_dir(f"{root}/{_folder(query_id, epoch)}", recursive=True)
+        if isinstance(filesystem, fs.LocalFileSystem):
+            # rows are the user's data: nobody else on this machine may read them
+            Path(root).chmod(0o700)
+
+    def drop(self, query_id: str, epoch: Epoch) -> None:
+        """Remove all that an attempt at an epoch has spooled."""
+        self._remove(_folder(query_id, epoch))
+
+    def sweep(self, query_id: str, keep: Collection[Epoch]) -> list[str]:
+        """Remove the folders of a query that ``keep`` does not name; return their names."""
+        filesystem, root = self._open()
+        kept = {_folder(query_id, epoch) for epoch in keep}
+        selector = fs.FileSelector(f"{root}/{query_id}", allow_not_found=True)
+        names = [f"{query_id}/{info.base_name}" for info in filesystem.get_file_info(selector)]
+        gone = sorted(set(names) - kept)
+        for name in gone:
+            self._remove(name)
+        return gone
+
+    def _remove(self, folder: str) -> None:
+        filesystem, root = self._open()
+        try:
+            filesystem.delete_dir(f"{root}/{folder}")
+        except FileNotFoundError:
+            return
+
+    def _open(self) -> tuple[fs.FileSystem, str]:
+        return _filesystem(self.root)
+
+
+class SpoolWriter:
+    """Writes one task's rows of one sink; durable when `close` returns."""
+
+    def __init__(self, filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> None:
+        self._filesystem = filesystem
+        self._path = path
+        self._sink = filesystem.open_output_stream(path)
+        self._stream = pa.ipc.new_stream(self._sink, schema)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append a record batch."""
+        self._stream.write_batch(batch)
+
+    def close(self) -> None:
+        """Finish the file and make it durable."""
+        self._stream.close()
+        self._sink.close()
+        if isinstance(self._filesystem, fs.LocalFileSystem):
+            descriptor = os.open(self._path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            sync_folder(Path(self._path).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class SpooledRows:
+    """The rows of one sink in one recorded epoch (see `epochsink.protocol.Rows`)."""
+
+    spool: Spool
+    identity: Identity
+    epoch: Epoch
+    accepted: tuple[str, ...]
+
+    def tasks(self) -> Sequence[str]:
+        """Return the uuids of the accepted tasks that had rows."""
+        return self.accepted
+
+    def read(self, task: str) -> Iterator[pa.RecordBatch]:
+        """Yield the record batches of one task."""
+        filesystem, root = _filesystem(self.spool.root)
+        path = f"{root}/{_folder(self.identity.query_id, self.epoch)}/{_file(self.identity, task)}"
+        try:
+            with filesystem.open_input_stream(path) as source, pa.ipc.open_stream(source) as stream:
+                yield from stream
+        except (FileNotFoundError, pa.ArrowInvalid) as gone:
+            raise SpoolMissing(
+                f"the spool of epoch {self.epoch.number}, sink '{self.identity.sink}', task {task} cannot be "
+                f"read: {gone}",
+                way_out="if spool=False was set, or the folder was cleaned, this copy is gone: see "
+                "'epochsink status', then 'epochsink resolve'",
+            ) from gone
+
+
+def _folder(query_id: str, epoch: Epoch) -> str:
+    return f"{query_id}/{epoch.number}-{epoch.attempt}"
+
+
+def _file(identity: Identity, task: str) -> str:
+    return f"{identity_key(identity)}-{task}.arrow"
+
+
+def _filesystem(root: str) -> tuple[fs.FileSystem, str]:
+    scheme = urlparse(root).scheme
+    if not scheme:
+        return fs.LocalFileSystem(), root
+    if scheme == "file":
+        return fs.LocalFileSystem(), unquote(urlparse(root).path)
+    # Hadoop's names of the S3 connectors mean the same store
+    uri = re.sub(r"^s3[an]://", "s3://", root)
+    try:
+        opened: tuple[Any, str] = fs.FileSystem.from_uri(uri)
+    except (ValueError, OSError, NotImplementedError) as unusable:
+        raise ConfigurationError(
+            f"spool={root!r}: pyarrow cannot open this place ({unusable})",
+            way_out="give spool= a path or URI that driver and executors share and pyarrow.fs can open: "
+            "a mounted folder, s3://, gs://, abfs:// or hdfs://",
+        ) from unusable
+    return opened
