@@ -27,7 +27,7 @@ from epochsink.ledger import Done, History, Prepared, Replay, Share
 from epochsink.protocol import Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from epochsink.ledger import Ledger
     from epochsink.protocol import CheckpointReader, Committable, SinkCommitter, SpoolKeeper
