@@ -1,0 +1,151 @@
+"""Elasticsearch as a plain process, out of the artifacts that its makers publish for embedding.
+
+Their jars hold the real server but no launcher. py4j's gateway server (PySpark ships its jar) is
+the JVM's main class instead; `elasticsearch_boot` tells it to build and start the node.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pyspark
+
+from epochsink.errors import ServiceError
+from epochsink.services import versions
+from epochsink.services.artifacts import fetch
+from epochsink.services.java import java
+from epochsink.services.local import LocalService
+from epochsink.services.ports import LOOPBACK, free_port
+from epochsink.services.service import ElasticsearchService
+
+HEAP = "768m"
+_GATEWAY_ANSWER = re.compile(r"\A(\d+)\n(\S+)\n")
+_LOGGING = """\
+status = error
+appender.console.type = Console
+appender.console.name = console
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = [%d{ISO8601}][%-5p][%-25c{1.}] [%node_name]%marker %m%n
+rootLogger.level = info
+rootLogger.appenderRef.console.ref = console
+"""
+
+
+class LocalElasticsearch(LocalService, ElasticsearchService):
+    """One Elasticsearch node; `settings` are node settings, as in elasticsearch.yml.
+
+    It is the server's core: documents, bulk, search, aggregations, aliases. What Elasticsearch keeps in unpublished
+    modules is absent: `GET /` (so `client.info()` fails), reindex, painless, security.
+    """
+
+    version = versions.ELASTICSEARCH
+    _transport_port: int | None = None
+
+    def _prepare(self) -> None:
+        self.data.mkdir()
+        config = self.home / "config"
+        config.mkdir(exist_ok=True)
+        (config / "log4j2.properties").write_text(_LOGGING)
+        (self.home / "plugins").mkdir(exist_ok=True)
+        (self.home / "lib").mkdir(exist_ok=True)
+        _install_http_module(self.home / "modules" / "transport-netty4")
+
+    def node_settings(self) -> dict[str, str]:
+        """The node settings of the next start: the defaults with the settings over them."""
+        if self._transport_port is None:
+            self._transport_port = free_port()
+        defaults: dict[str, str | int | bool] = {
+            "path.home": str(self.home),
+            "path.data": str(self.data),
+            "path.logs": str(self.home),
+            "cluster.name": "epochsink",
+            "node.name": "epochsink",
+            "discovery.type": "single-node",
+            "network.host": LOOPBACK,
+            "http.port": "{port}",
+            "http.type": "netty4",
+            "transport.type": "netty4",
+            "transport.port": self._transport_port,
+            "cluster.routing.allocation.disk.threshold_enabled": False,
+        }
+        return {name: self._with_port(value) for name, value in {**defaults, **self.settings}.items()}
+
+    def _command(self) -> list[str]:
+        return [
+            *(java(), "-Xms512m", f"-Xmx{HEAP}", "-Djava.security.manager=allow"),
+            *("-Des.networkaddress.cache.ttl=60", "-Dlog4j2.disable.jmx=true"),
+            *("-p", str(fetch(versions.ELASTICSEARCH_BUNDLE)), "--add-modules", "ALL-MODULE-PATH"),
+            *("--add-exports", "org.elasticsearch.server/org.elasticsearch.node=ALL-UNNAMED"),
+            # Port 0 and a token of its own making; both are the first lines of the log. It listens on loopback only.
+            *("-cp", str(_py4j_jar()), "py4j.GatewayServer", "--enable-auth", "0"),
+        ]
+
+    def _after_spawn(self, deadline: float) -> None:
+        port, token = self._gateway(deadline)
+        order = {"port": port, "token": token, "home": str(self.home), "settings": self.node_settings()}
+        boot = [sys.executable, "-W", "ignore", "-m", "epochsink.services.elasticsearch_boot"]
+        try:
+            done = subprocess.run(
+                boot,
+                input=json.dumps(order),
+                capture_output=True,
+                text=True,
+                check=False,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                timeout=max(1.0, deadline - time.monotonic()),
+            )
+        except subprocess.TimeoutExpired:
+            raise ServiceError(
+                f"elasticsearch did not boot within {self.startup_timeout:.0f} s; the end of its log:\n{self._tail()}"
+            ) from None
+        if done.returncode != 0:
+            raise ServiceError(
+                f"elasticsearch did not boot: {done.stderr.strip()}\nthe end of its log:\n{self._tail()}"
+            )
+
+    def _gateway(self, deadline: float) -> tuple[int, str]:
+        while not (found := _GATEWAY_ANSWER.match(self._log_of_this_start() if self.log_path.exists() else "")):
+            self._check_alive()
+            if time.monotonic() > deadline:
+                raise ServiceError(f"elasticsearch's JVM did not start; the end of its log:\n{self._tail()}")
+            time.sleep(0.05)
+        return int(found[1]), found[2]
+
+    def _is_ready(self) -> bool:
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=5)
+        try:
+            connection.request("GET", "/_cluster/health?wait_for_status=yellow&timeout=4s")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except http.client.HTTPException:
+            return False
+        finally:
+            connection.close()
+
+
+def _install_http_module(module: Path) -> None:
+    module.mkdir(parents=True, exist_ok=True)
+    server = {jar.name for jar in fetch(versions.ELASTICSEARCH_BUNDLE).glob("*.jar")}
+    for jar in fetch(versions.ELASTICSEARCH_HTTP_BUNDLE).glob("*.jar"):
+        if jar.name not in server:  # a module must not bring what the server has
+            shutil.copy(jar, module)
+    main = module / versions.ELASTICSEARCH_HTTP_BUNDLE.artifacts[0].file_name
+    with zipfile.ZipFile(main) as packed:
+        for entry in packed.namelist():
+            if entry.startswith("META-INF/es-plugins/") and not entry.endswith("/"):
+                (module / Path(entry).name).write_bytes(packed.read(entry))
+
+
+def _py4j_jar() -> Path:
+    jars = sorted((Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar"))
+    if not jars:
+        raise ServiceError("PySpark has no py4j-*.jar in its jars folder", way_out="install pyspark from its wheel")
+    return jars[0]

@@ -1,0 +1,3 @@
+"""Fixtures that all tests share, each family in a plugin of its own."""
+
+pytest_plugins = ["fix_services"]
