@@ -221,7 +221,7 @@ class Coordinator:
         try:
             shares = self._vote(epoch, written)
         except Exception:
-            self.abandon(epoch, written)
+            self.abandon(epoch)
             raise
         reach("coordinator.record.before")
         offsets = self._checkpoint.offsets_digest(epoch.number)
@@ -241,17 +241,14 @@ class Coordinator:
             reach("coordinator.vote.between")
         return shares
 
-    def abandon(self, epoch: Epoch, written: Mapping[str, Sequence[tuple[str, Committable]]]) -> None:
+    def abandon(self, epoch: Epoch) -> None:
         """Abort an attempt that failed before anything tried to record it.
 
         Best effort, so that the first error is the one that the user sees: what stays, `settle` or the
         next driver's `recover` sweeps.
         """
         try:
-            for name, accepted in written.items():
-                self._ledger.verify()
-                self._sinks[name].abort(epoch, [committable for _, committable in accepted])
-            self._spool.drop(self._query_id, epoch)
+            self._sweep()
         except (EpochsinkError, OSError) as failure:
             _log.warning("attempt %s at epoch %d is left for the next sweep: %s", epoch.attempt, epoch.number, failure)
 
@@ -351,6 +348,16 @@ class Coordinator:
         with self._monitor:
             self._monitor.wait_for(lambda: not self._pending or self._failure is not None)
         self.raise_failure()
+
+    def wait_pending(self, seconds: float) -> None:
+        """Wait until an epoch is pending, for so many seconds at the most."""
+        with self._monitor:
+            self._monitor.wait_for(lambda: bool(self._pending), seconds)
+
+    def has_decided(self) -> bool:
+        """Return whether a pending epoch is decided: its commit is under way or about to be."""
+        pending = self._pending[:1]
+        return bool(pending) and self._failure is None and self._checkpoint.has_commit(pending[0])
 
     def fail(self, failure: BaseException) -> None:
         """Remember the watcher's failure for the stream thread."""

@@ -122,7 +122,7 @@ class SinkCommitter(Protocol):
     """The driver's side of one sink.
 
     Called from one thread at a time, except `commit`, `replay` and `finish`, which run in a second thread
-    beside `sweep`, `vote` and `abort` of the following epoch.
+    beside `sweep` and `vote` of the following epoch.
 
     A prepared epoch of a sink is a list of *parts* (committables), each committed on its own; a part is
     the unit of atomicity that the target offers. Every method may be repeated, by another process too.
@@ -162,9 +162,6 @@ class SinkCommitter(Protocol):
 
         The caller records what is returned before it commits it.
         """
-
-    def abort(self, epoch: Epoch, written: Sequence[Committable]) -> None:
-        """Abort what an attempt that was not recorded has prepared. Aborting twice is no error."""
 
     def sweep(self, keep: Sequence[Committable]) -> list[str]:
         """Abort everything of this identity (any generation up to ours) that ``keep`` does not name.

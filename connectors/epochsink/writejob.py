@@ -1,0 +1,110 @@
+"""Step 2, on the executors: ONE pass over the rows feeds every sink, without per-row Python.
+
+The JVM evaluates one struct column for each sink; ``mapInArrow`` hands the record batches to `write_partition`, which
+spools, writes and prepares for every sink, and answers one row for each sink that had rows.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+from pyspark import TaskContext
+
+from epochsink.faults import reach
+from epochsink.protocol import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from epochsink.protocol import Committable, Epoch, Identity, Sink, SinkWriter
+    from epochsink.spool import Spool, SpoolWriter
+
+ANSWER: Final = "sink string, task string, slot int, committable string"
+"""Schema of a task's answer, as Spark DDL: the sink's name, the task's uuid, and what it prepared (JSON)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """What a task needs to know: one epoch, and the sinks in the order of the columns. Crosses to executors."""
+
+    epoch: Epoch
+    sinks: Mapping[str, Sink]
+    identities: Mapping[str, Identity]
+    spool: Spool
+
+    def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write one partition into every sink; yield what was prepared, in one record batch."""
+        task = _Attempt(self)
+        try:
+            for batch in batches:
+                task.write(batch)
+            answers = task.prepare()
+        except BaseException:
+            task.abort()
+            raise
+        yield pa.RecordBatch.from_pylist(answers, schema=_ANSWER_SCHEMA)
+
+
+_ANSWER_SCHEMA: Final = pa.schema(
+    [("sink", pa.string()), ("task", pa.string()), ("slot", pa.int32()), ("committable", pa.string())]
+)
+
+
+@dataclass(slots=True)
+class _Share:
+    """One sink's share of one task."""
+
+    writer: SinkWriter
+    spool: SpoolWriter | None
+
+
+class _Attempt:
+    """One invocation of one task. Its uuid is fresh: Spark may run the same task attempt number twice."""
+
+    def __init__(self, job: WriteJob) -> None:
+        context = TaskContext.get()
+        self._job = job
+        self._slot = context.partitionId() if context is not None else 0
+        self._uuid = uuid.uuid4().hex
+        self._shares: dict[str, _Share] = {}
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        for name, column in zip(self._job.sinks, batch.columns, strict=True):
+            chosen = column.drop_null() if column.null_count else column
+            if len(chosen):
+                self._write_one(name, pa.RecordBatch.from_struct_array(chosen))
+
+    def _write_one(self, name: str, rows: pa.RecordBatch) -> None:
+        share = self._shares.get(name) or self._begin(name, rows.schema)
+        if share.spool is not None:
+            share.spool.write(rows)
+        share.writer.write(rows)
+
+    def _begin(self, name: str, schema: pa.Schema) -> _Share:
+        reach("task.begin")
+        sink = self._job.sinks[name]
+        task = Task(self._job.identities[name], self._job.epoch, self._slot, self._uuid)
+        spool = self._job.spool.writer(task, schema) if sink.spool else None
+        self._shares[name] = share = _Share(sink.writer(task), spool)
+        return share
+
+    def prepare(self) -> list[dict[str, object]]:
+        reach("task.written")
+        for share in self._shares.values():
+            if share.spool is not None:
+                share.spool.close()
+        reach("task.spooled")
+        prepared = {name: share.writer.prepare() for name, share in self._shares.items()}
+        reach("task.prepared")
+        return [self._answer(name, committable) for name, committable in prepared.items()]
+
+    def _answer(self, name: str, committable: Committable) -> dict[str, object]:
+        return {"sink": name, "task": self._uuid, "slot": self._slot, "committable": json.dumps(committable)}
+
+    def abort(self) -> None:
+        for share in self._shares.values():
+            share.writer.abort()
