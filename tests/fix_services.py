@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import pytest
 
 from epochsink.services import LocalElasticsearch, LocalKafka, LocalPostgres
+from epochsink.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,51 +49,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def make_kafka(request: pytest.FixtureRequest) -> Callable[..., KafkaService]:
-    """The class to make brokers with, as `--docker` says."""
-    if request.config.getoption("docker"):
-        from epochsink.services.containers import ContainerKafka
-
-        return ContainerKafka
-    return LocalKafka
+    """Return the class to make brokers with, as `--docker` says."""
+    return ContainerKafka if request.config.getoption("docker") else LocalKafka
 
 
 @pytest.fixture(scope="session")
 def make_postgres(request: pytest.FixtureRequest) -> Callable[..., PostgresService]:
-    """The class to make PostgreSQL servers with, as `--docker` says."""
-    if request.config.getoption("docker"):
-        from epochsink.services.containers import ContainerPostgres
-
-        return ContainerPostgres
-    return LocalPostgres
+    """Return the class to make PostgreSQL servers with, as `--docker` says."""
+    return ContainerPostgres if request.config.getoption("docker") else LocalPostgres
 
 
 @pytest.fixture(scope="session")
 def make_elasticsearch(request: pytest.FixtureRequest) -> Callable[..., ElasticsearchService]:
-    """The class to make Elasticsearch nodes with, as `--docker` says."""
-    if request.config.getoption("docker"):
-        from epochsink.services.containers import ContainerElasticsearch
-
-        return ContainerElasticsearch
-    return LocalElasticsearch
+    """Return the class to make Elasticsearch nodes with, as `--docker` says."""
+    return ContainerElasticsearch if request.config.getoption("docker") else LocalElasticsearch
 
 
 @pytest.fixture(scope="session")
 def kafka(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]:
-    """The session's broker, started by the first test that asks. Do not stop it: others use it."""
+    """Return the session's broker, started by the first test that asks. Do not stop it: others use it."""
     with make_kafka() as service:
         yield service
 
 
 @pytest.fixture(scope="session")
 def postgres(make_postgres: Callable[..., PostgresService]) -> Iterator[PostgresService]:
-    """The session's PostgreSQL, started by the first test that asks. Do not stop it: others use it."""
+    """Return the session's PostgreSQL, started by the first test that asks. Do not stop it: others use it."""
     with make_postgres() as service:
         yield service
 
 
 @pytest.fixture(scope="session")
 def elasticsearch(make_elasticsearch: Callable[..., ElasticsearchService]) -> Iterator[ElasticsearchService]:
-    """The session's Elasticsearch, started by the first test that asks. Do not stop it: others use it."""
+    """Return the session's Elasticsearch, started by the first test that asks. Do not stop it: others use it."""
     with make_elasticsearch() as service:
         yield service
 

@@ -37,7 +37,7 @@ class Account:
 
 
 def unprivileged_account() -> Account | None:
-    """The account to switch to when this process is root, None when it is not.
+    """Return the account to switch to when this process is root, None when it is not.
 
     ServiceError when there is no account to switch to.
     """

@@ -31,12 +31,12 @@ _PATTERN = "[artifact]-[revision](-[classifier]).[ext]"
 _TAIL_LINES = 30
 
 
-class _IvyFailed(Exception):  # noqa: N818 - an event of one attempt, not an error of the package
+class _IvyFailed(Exception):
     """One run of Ivy ended without success."""
 
 
 def spark_ivy_settings() -> Path:
-    """The Ivy settings file that the services use, for Spark's `spark.jars.ivySettings`."""
+    """Return the Ivy settings file that the services use, for Spark's `spark.jars.ivySettings`."""
     return Path(__file__).with_name("ivysettings.xml")
 
 
@@ -53,12 +53,12 @@ def spark_packages() -> list[Path]:
 
 
 def spark_coordinates() -> list[str]:
-    """The same as Maven coordinates, for `spark.jars.packages` beside `spark_ivy_settings()`."""
+    """Return the same as Maven coordinates, for `spark.jars.packages` beside `spark_ivy_settings()`."""
     return [spark_kafka().coordinate, postgres_jdbc().coordinate]
 
 
 def fetch(bundle: Bundle) -> Path:
-    """The folder with a bundle's jars, named `module-version.jar`; fetched at the first call.
+    """Return the folder with a bundle's jars, named `module-version.jar`; fetched at the first call.
 
     Safe to call from several processes. ServiceError when the registry can't be reached or a digest is wrong.
     """
@@ -68,7 +68,7 @@ def fetch(bundle: Bundle) -> Path:
 
 
 def ivy_module(bundle: Bundle) -> str:
-    """The bundle as an Ivy module descriptor."""
+    """Return the bundle as an Ivy module descriptor."""
     dependencies = "".join(
         f"    <dependency org={quoteattr(artifact.organisation)} name={quoteattr(artifact.module)}"
         f' rev={quoteattr(artifact.version)} conf="default->default"/>\n'

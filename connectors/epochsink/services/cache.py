@@ -19,14 +19,14 @@ CACHE_VARIABLE = "EPOCHSINK_CACHE"
 
 
 def cache_folder() -> Path:
-    """The user's cache folder, or the one that the environment variable EPOCHSINK_CACHE names; it exists."""
+    """Return the user's cache folder, or the one that the environment variable EPOCHSINK_CACHE names; it exists."""
     folder = Path(os.environ.get(CACHE_VARIABLE) or platformdirs.user_cache_dir("epochsink"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def world_readable_cache_folder() -> Path:
-    """The machine's cache folder: for root, whose own one another account cannot enter."""
+    """Return the machine's cache folder: for root, whose own one another account cannot enter."""
     folder = Path(platformdirs.site_cache_dir("epochsink"))
     folder.mkdir(parents=True, exist_ok=True)
     return folder

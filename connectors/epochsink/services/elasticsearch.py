@@ -6,7 +6,6 @@ the JVM's main class instead; `elasticsearch_boot` tells it to build and start t
 
 from __future__ import annotations
 
-import http.client
 import json
 import os
 import re
@@ -60,7 +59,7 @@ class LocalElasticsearch(LocalService, ElasticsearchService):
         _install_http_module(self.home / "modules" / "transport-netty4")
 
     def node_settings(self) -> dict[str, str]:
-        """The node settings of the next start: the defaults with the settings over them."""
+        """Return the node settings of the next start: the defaults with the settings over them."""
         if self._transport_port is None:
             self._transport_port = free_port()
         defaults: dict[str, str | int | bool] = {
@@ -121,14 +120,7 @@ class LocalElasticsearch(LocalService, ElasticsearchService):
         return int(found[1]), found[2]
 
     def _is_ready(self) -> bool:
-        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=5)
-        try:
-            connection.request("GET", "/_cluster/health?wait_for_status=yellow&timeout=4s")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except http.client.HTTPException:
-            return False
-        finally:
-            connection.close()
+        return self.is_healthy()
 
 
 def _install_http_module(module: Path) -> None:

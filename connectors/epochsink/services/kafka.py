@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import uuid
 from base64 import urlsafe_b64encode
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from epochsink.errors import ServiceError
 from epochsink.services import versions
@@ -15,7 +15,12 @@ from epochsink.services.local import LocalService
 from epochsink.services.ports import LOOPBACK, answers, free_port
 from epochsink.services.service import KafkaService
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 HEAP = "512m"
+# The last one waits for a listener that a caller's settings add.
+PROTOCOLS = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
 _READY = "Kafka Server started"
 _LOGGING = """\
 status = warn
@@ -60,7 +65,7 @@ class LocalKafka(LocalService, KafkaService):
         return _READY in self._log_of_this_start() and answers(self.port)
 
     def properties(self) -> dict[str, str]:
-        """The server properties of the next start: the defaults with the settings over them."""
+        """Return the server properties of the next start: the defaults with the settings over them."""
         if self._controller_port is None:
             self._controller_port = free_port()
         defaults: dict[str, str | int | bool] = {
@@ -69,11 +74,11 @@ class LocalKafka(LocalService, KafkaService):
             "controller.quorum.voters": f"1@{LOOPBACK}:{{controller_port}}",
             "listeners": f"PLAINTEXT://{LOOPBACK}:{{port}},CONTROLLER://{LOOPBACK}:{{controller_port}}",
             "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{{port}}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
+            "listener.security.protocol.map": PROTOCOLS,
             "inter.broker.listener.name": "PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": str(self.data),
-            # After a SIGKILL the controller takes the broker back only when its old session has run out (9 s by default).
+            # After a SIGKILL the broker is taken back when its old session has run out (9 s by default).
             "broker.session.timeout.ms": 3000,
             "broker.heartbeat.interval.ms": 500,
             "auto.create.topics.enable": False,

@@ -77,7 +77,7 @@ class LocalService(Service):
         """Do what must be done once the process runs and before it can become ready."""
 
     def _account(self) -> Account | None:
-        """The account that the server runs under, None for the caller's."""
+        """Return the account that the server runs under, None for the caller's."""
         return None
 
     _stop_signal = signal.SIGTERM
@@ -110,7 +110,8 @@ class LocalService(Service):
         except subprocess.TimeoutExpired:
             self.kill()
             raise ServiceError(
-                f"{self.name} did not stop within {self.stop_timeout:.0f} s and was killed; its data stays\n{self._tail()}"
+                f"{self.name} did not stop within {self.stop_timeout:.0f} s and was killed; its data stays\n"
+                f"{self._tail()}"
             ) from None
         self._process = None
 
@@ -219,7 +220,8 @@ class LocalService(Service):
                     return
             if time.monotonic() > deadline:
                 raise ServiceError(
-                    f"{self.name} was not ready within {self.startup_timeout:.0f} s; the end of its log:\n{self._tail()}"
+                    f"{self.name} was not ready within {self.startup_timeout:.0f} s; "
+                    f"the end of its log:\n{self._tail()}"
                 )
             time.sleep(_POLL_SECONDS)
 

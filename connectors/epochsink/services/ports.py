@@ -15,7 +15,7 @@ _ATTEMPTS = 200
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on, outside the range of outgoing connections.
+    """Return a loopback port that nobody listens on, outside the range of outgoing connections.
 
     Ports below the ephemeral range are never handed to a client's connection, so a service that is
     down for a moment finds its port again, and no client connects to itself meanwhile.

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import tarfile
 import zipfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ServiceError
@@ -22,6 +21,7 @@ from epochsink.services.service import PostgresService
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 # fsync stays on, as everywhere else: what an epoch's commit promises is tested with SIGKILL.
 DEFAULTS: dict[str, str | int | bool] = {

@@ -35,8 +35,13 @@ class Launch:
     def to_json(self) -> bytes:
         """One line, as supervisor.py reads it."""
         spec = {
-            **{"command": list(self.command), "log": str(self.log), "cwd": str(self.cwd), "env": dict(self.env)},
-            **{"uid": self.uid, "gid": self.gid, "remove": str(self.remove) if self.remove else None},
+            "command": list(self.command),
+            "log": str(self.log),
+            "cwd": str(self.cwd),
+            "env": dict(self.env),
+            "uid": self.uid,
+            "gid": self.gid,
+            "remove": str(self.remove) if self.remove else None,
         }
         return json.dumps(spec).encode() + b"\n"
 

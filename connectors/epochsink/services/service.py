@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Self
 
@@ -79,7 +80,7 @@ class Service(ABC):
         return self.start()
 
     def logs(self, lines: int | None = None) -> str:
-        """The log, or its last lines."""
+        """Return the log, or its last lines."""
         text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
         return text if lines is None else "\n".join(text.splitlines()[-lines:])
 
@@ -143,3 +144,14 @@ class ElasticsearchService(Service):
     def address(self) -> str:
         """The URL."""
         return self.url
+
+    def is_healthy(self) -> bool:
+        """Whether the node answers with every primary shard assigned; waits up to 4 s for that. May raise OSError."""
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=5)
+        try:
+            connection.request("GET", "/_cluster/health?wait_for_status=yellow&timeout=4s")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except http.client.HTTPException:
+            return False
+        finally:
+            connection.close()

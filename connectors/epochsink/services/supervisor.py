@@ -63,7 +63,7 @@ def reap() -> dict[int, int]:
 
 
 def living_children() -> list[int]:
-    """The direct children of this process; zombies are reaped, not listed."""
+    """Return the direct children of this process; zombies are reaped, not listed."""
     reap()
     tasks = Path("/proc/self/task")
     return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]

@@ -100,7 +100,7 @@ _POSTGRES_BINARIES = {
 
 
 def postgres_bundle(machine: str | None = None) -> Bundle:
-    """The PostgreSQL binaries for this processor (`platform.machine()`), ServiceError where none are pinned."""
+    """Return the PostgreSQL binaries for this processor (`platform.machine()`), ServiceError where none are pinned."""
     machine = machine or platform.machine()
     if machine not in _POSTGRES_BINARIES:
         raise ServiceError(
