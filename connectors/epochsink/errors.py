@@ -19,6 +19,8 @@ and ends in what to do next.
 
 from __future__ import annotations
 
+import json
+import re
 from typing import Any, Self
 
 
@@ -38,8 +40,30 @@ class EpochsinkError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\n  Way out: {self.way_out}" if self.way_out else self.message
 
+    def to_line(self) -> str:
+        """Return the error as one line of text that `from_text` finds again: for crossing into a JVM's message."""
+        fields = [type(self).__name__, self.message, self.way_out, {k: str(v) for k, v in self.facts.items()}]
+        return f"{_LINE}{json.dumps(fields)}"
+
+    @staticmethod
+    def from_text(text: str) -> EpochsinkError | None:
+        """Return the error that a text quotes (see `to_line`), or None."""
+        for line in re.findall(re.escape(_LINE) + r"(\[.*\])", text):
+            name, message, way_out, facts = json.loads(line)
+            kind = next((kind for kind in _all_kinds(EpochsinkError) if kind.__name__ == name), None)
+            if kind is not None:
+                return kind(message, way_out=way_out, **facts)
+        return None
+
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), self.message, self.way_out, self.facts))
+
+
+_LINE = "epochsink-error: "
+
+
+def _all_kinds(kind: type[EpochsinkError]) -> list[type[EpochsinkError]]:
+    return [kind, *(below for child in kind.__subclasses__() for below in _all_kinds(child))]
 
 
 def _rebuild(kind: type[EpochsinkError], message: str, way_out: str, facts: dict[str, Any]) -> EpochsinkError:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import re
 import uuid
 import weakref
 from typing import TYPE_CHECKING, Final
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+
 from epochsink.checkpoint import Checkpoint
 from epochsink.coordinator import Coordinator, Plan
+from epochsink.errors import EpochsinkError, PrepareFailed
 from epochsink.files import LocalFiles
 from epochsink.ledger import Ledger
 from epochsink.plan import OnePass, one_pass, row_schemas
@@ -32,6 +37,14 @@ _log = logging.getLogger("epochsink")
 LOCAL_POLL_SECONDS: Final = 0.005
 REMOTE_POLL_SECONDS: Final = 0.05
 """How often the commit log is looked at while an epoch is pending: a system call, or a request to a store."""
+
+
+INTERRUPTED: Final = "java.lang.InterruptedException"
+INTERRUPTION: Final = re.compile(r"java\.lang\.InterruptedException|InterruptedIOException|ClosedByInterruptException")
+
+
+class StreamInterrupted(Exception):
+    """The query was stopped while it prepared an epoch, which the next start runs again."""
 
 
 class Run:
@@ -109,6 +122,10 @@ class Run:
         self._in_batch = True
         try:
             self._prepare(frame, number)
+        except (Py4JJavaError, PySparkException) as failure:
+            brief = _brief(failure, number)
+            _log.info("epoch %d failed in Spark; nothing of it became visible", number, exc_info=failure)
+            raise brief from None
         finally:
             self._in_batch = False
 
@@ -142,6 +159,27 @@ class Run:
         if key not in self._plans:
             self._plans[key] = one_pass(self._sinks, row_schemas(frame, self._sinks))
         return self._plans[key]
+
+
+def _brief(failure: Py4JJavaError | PySparkException, number: int) -> Exception:
+    """Return a short exception that says what happened.
+
+    Spark matches the message of what foreachBatch raises with a regular expression whose recursion overflows
+    the stream thread's stack on a long one (a Java stack trace), so the long form goes to the log alone.
+    """
+    text = str(failure)
+    if INTERRUPTION.search(text):
+        # in these words, Spark knows that its own stop() was the cause
+        return StreamInterrupted(f"py4j.protocol.Py4JJavaError: An error occurred while calling {INTERRUPTED}")
+    known = EpochsinkError.from_text(text)
+    if known is not None:
+        return known
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("\tat ", "  File "))]
+    return PrepareFailed(
+        f"epoch {number}: Spark could not run the batch's plan: {' | '.join(lines[:4])[:1000]}",
+        way_out="nothing of the epoch became visible, and it is run again at the next start; the whole trace is in "
+        "the driver's log",
+    )
 
 
 def _flush_at_exit(watcher: Watcher) -> None:

@@ -157,9 +157,13 @@ class ExactlyOnceQuery(StreamingQuery):
 
         ``timeout`` in seconds is for the query alone. Raises its StreamingQueryException, or what made a commit fail.
         """
-        ended = super().awaitTermination(timeout)
-        if ended is not False:
-            self._owner.await_committed()
+        ended: bool | None = True
+        try:
+            ended = super().awaitTermination(timeout)
+        finally:
+            # a query that failed has decided epochs too
+            if ended is not False:
+                self._owner.await_committed()
         return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name

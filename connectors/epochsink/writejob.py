@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from pyspark import TaskContext
 
+from epochsink.errors import EpochsinkError
 from epochsink.faults import reach
 from epochsink.protocol import Task
 
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 ANSWER: Final = "sink string, task string, slot int, committable string"
 """Schema of a task's answer, as Spark DDL: the sink's name, the task's uuid, and what it prepared (JSON)."""
+
+
+class TaskFailed(Exception):
+    """Carries an error of this package, as a line of text, out of a Python worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +48,11 @@ class WriteJob:
             for batch in batches:
                 task.write(batch)
             answers = task.prepare()
-        except BaseException:
+        except BaseException as failure:
             task.abort()
+            if isinstance(failure, EpochsinkError):
+                # only text reaches the driver: see run.py for the way back
+                raise TaskFailed(failure.to_line()) from failure
             raise
         yield pa.RecordBatch.from_pylist(answers, schema=_ANSWER_SCHEMA)
 

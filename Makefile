@@ -1,0 +1,56 @@
+# Everything that a fresh machine with Python 3.11 and Java 17 needs: `make demo`, `make test`.
+PYTHON ?= python3.11
+VENV := .venv
+RUN := $(VENV)/bin
+STAMP := $(VENV)/.installed-from-lock
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
+
+$(STAMP): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "epochsink needs Python 3.11: install it (e.g. apt-get install python3.11 python3.11-venv), or name yours: make PYTHON=python3"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "epochsink needs Python 3.11 or later, $(PYTHON) is older: make PYTHON=/path/to/python3.11"; exit 1; }
+	@command -v java >/dev/null || { echo "Spark and the services need Java 17: install it (e.g. apt-get install openjdk-17-jre-headless)"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	for try in 1 2 3 4 5; do \
+		$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock \
+		&& $(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable . && break; \
+		test $$try -lt 5 || exit 1; echo "installing failed, trying again"; sleep $$((try * 5)); \
+	done
+	touch $@
+
+demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsink, and count the rows
+	$(RUN)/epochsink demo
+
+test: $(STAMP) ## all tests, on real services
+	$(RUN)/pytest
+
+lint: $(STAMP) ## ruff and mypy --strict
+	$(RUN)/ruff check .
+	$(RUN)/ruff format --check .
+	$(RUN)/mypy
+
+format: $(STAMP) ## let ruff format the code
+	$(RUN)/ruff check --fix .
+	$(RUN)/ruff format .
+
+prove: $(STAMP) ## every fault plan and many random kills; writes docs/proof/
+	$(RUN)/python -m simulation.explore
+
+bench: bench-postgres ## all benchmarks
+
+bench-postgres: $(STAMP) ## PostgreSQL against Spark's JDBC writer, bare COPY and executemany
+	$(RUN)/python tests/benchmarks/bench_postgres.py
+
+wheel: $(STAMP) ## build the wheel
+	$(RUN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+lock: ## pin the newest versions that pyproject.toml allows
+	uv pip compile --quiet --group dev --all-extras --no-header --no-annotate --no-emit-index-url --generate-hashes \
+		--output-file requirements.lock pyproject.toml
+
+clean: ## remove the virtual environment and what was built
+	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache
