@@ -13,3 +13,7 @@ app.add_typer(services.app, name="services")
 def main() -> None:
     """Run the command line; entry point of the distribution."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -125,6 +125,11 @@ class PostgresService(Service):
         return f"jdbc:postgresql://{LOOPBACK}:{self.port}/postgres?user=postgres"
 
     @property
+    def jdbc_driver(self) -> str:
+        """For the option `driver` beside the URL: Spark does not find a driver that came by `spark.jars`."""
+        return "org.postgresql.Driver"
+
+    @property
     def address(self) -> str:
         """The DSN."""
         return self.dsn

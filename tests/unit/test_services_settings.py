@@ -1,0 +1,136 @@
+"""Versions, ports, accounts, Java and containers, without starting a service."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import epochsink.services as public
+from epochsink.errors import ServiceError
+from epochsink.services import LocalKafka, free_port, versions
+from epochsink.services.accounts import Account
+from epochsink.services.containers import kafka_variable
+from epochsink.services.java import java
+from epochsink.services.ports import LOOPBACK, answers, is_free
+from epochsink.services.state import ProcessId, State
+
+COMPOSE = Path(__file__).parents[2] / "docker" / "compose.yaml"
+
+
+def test_compose_runs_the_pinned_versions() -> None:
+    images = dict(re.findall(r"^  (\w+):\n    image: (\S+)$", COMPOSE.read_text(), re.MULTILINE))
+    assert images == {
+        "kafka": versions.KAFKA_IMAGE,
+        "postgres": versions.POSTGRES_IMAGE,
+        "elasticsearch": versions.ELASTICSEARCH_IMAGE,
+    }
+
+
+def test_public_names_exist() -> None:
+    assert sorted(public.__all__) == public.__all__
+    assert all(hasattr(public, name) for name in public.__all__)
+
+
+def test_a_free_port_lies_outside_the_range_of_outgoing_connections() -> None:
+    """Else a client's connection could take the port while its service is down."""
+    first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert all(free_port() < first_ephemeral for _ in range(20))
+
+
+def test_a_port_in_use_is_not_free() -> None:
+    with socket.create_server((LOOPBACK, free_port())) as server:
+        port = server.getsockname()[1]
+        assert not is_free(port)
+        assert answers(port)
+    assert is_free(port)
+    assert not answers(port)
+
+
+def test_missing_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(ServiceError, match="no Java found") as caught:
+        LocalKafka().start()
+    assert "apt-get install openjdk-17-jre-headless" in caught.value.way_out
+
+
+def test_an_old_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "bin" / "java"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ServiceError, match="is Java 8, 17 is needed"):
+        java()
+
+
+def test_a_processor_without_pinned_binaries_is_named() -> None:
+    with pytest.raises(ServiceError, match="riscv64"):
+        versions.postgres_bundle("riscv64")
+    assert versions.postgres_bundle("aarch64").artifacts[0].module.endswith("arm64v8")
+
+
+def test_an_account_enters_a_folder_only_through_open_ones(tmp_path: Path) -> None:
+    stranger = Account("stranger", uid=os.getuid() + 12345, gid=os.getgid() + 12345)
+    inner = tmp_path / "closed" / "inner"
+    inner.mkdir(parents=True)
+    (tmp_path / "closed").chmod(0o700)
+    assert not stranger.can_enter(inner)
+    assert stranger.can_enter(Path("/usr"))
+
+
+def test_a_setting_goes_over_the_default_and_knows_the_ports(tmp_path: Path) -> None:
+    kafka = LocalKafka({"listeners": "SASL://h:{port},C://h:{controller_port}", "num.partitions": 3}, port=1234)
+    kafka._home = tmp_path
+    properties = kafka.properties()
+    assert properties["listeners"] == f"SASL://h:1234,C://h:{kafka._controller_port}"
+    assert properties["num.partitions"] == "3"
+    assert properties["auto.create.topics.enable"] == "false"
+
+
+def test_facts_before_the_first_start_are_an_error() -> None:
+    for fact in ("port", "pid", "log_path"):
+        with pytest.raises(ServiceError):
+            getattr(LocalKafka(), fact)
+
+
+def test_a_process_id_that_was_used_again_is_another_process() -> None:
+    myself = ProcessId.of(os.getpid())
+    assert myself.process()
+    assert ProcessId(myself.pid, myself.started - 1).process() is None
+
+
+def test_a_state_whose_owner_has_ended_is_no_state(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    myself = ProcessId.of(os.getpid())
+    assert State.load() is None
+    State(myself, ()).save()
+    assert State.load() == State(myself, ())
+    State(ProcessId(myself.pid, 0.0), ()).save()
+    assert State.load() is None
+
+
+def test_server_properties_as_variables_of_the_image() -> None:
+    assert kafka_variable("log.retention.ms") == "KAFKA_LOG_RETENTION_MS"
+    assert kafka_variable("a_b-c.d") == "KAFKA_A__B___C_D"
+
+
+def test_without_a_docker_engine_the_error_is_short(tmp_path: Path) -> None:
+    """Run in another process: the engine's client leaves its socket to the garbage collector."""
+    done = subprocess.run(
+        [sys.executable, "-m", "epochsink.services.commands", "up", "--docker", "kafka"],
+        env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock", "XDG_STATE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    problem, way_out = done.stderr.splitlines()
+    assert problem.startswith(f"error: no Docker engine could run {versions.KAFKA_IMAGE}")
+    assert "leave --docker out" in way_out
