@@ -248,8 +248,8 @@ spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "fal
          .config("spark.jars", sys.argv[1]).getOrCreate())
 rows = (spark.read.format("kafka").option("kafka.bootstrap.servers", sys.argv[2])
         .option("subscribe", sys.argv[3]).load().selectExpr("CAST(value AS string)").collect())
-table = spark.read.format("jdbc").option("url", sys.argv[4]).option("driver", sys.argv[5])
-         .option("query", "SELECT 7 AS n").load().collect()
+jdbc = spark.read.format("jdbc").option("url", sys.argv[4]).option("driver", sys.argv[5])
+table = jdbc.option("query", "SELECT 7 AS n").load().collect()
 print([row[0] for row in rows], table[0].n)
 """
 

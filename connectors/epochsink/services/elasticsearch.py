@@ -82,6 +82,7 @@ class LocalElasticsearch(LocalService, ElasticsearchService):
         return [
             *(java(), "-Xms512m", f"-Xmx{HEAP}", "-Djava.security.manager=allow"),
             *("-Des.networkaddress.cache.ttl=60", "-Dlog4j2.disable.jmx=true"),
+            "-Dlog4j.shutdownHookEnabled=false",  # else the log closes before the node does
             *("-p", str(fetch(versions.ELASTICSEARCH_BUNDLE)), "--add-modules", "ALL-MODULE-PATH"),
             *("--add-exports", "org.elasticsearch.server/org.elasticsearch.node=ALL-UNNAMED"),
             # Port 0 and a token of its own making; both are the first lines of the log. It listens on loopback only.
