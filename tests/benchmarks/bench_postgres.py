@@ -1,0 +1,244 @@
+"""`make bench-postgres`: the PostgreSQL sink against what users run today, and against the server's limit."""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from epochs import (
+    checkpoint_folder,
+    decided_times,
+    done_times,
+    make_rows,
+    our_epoch,
+    peak_of_workers,
+    plain_epoch,
+    session,
+    stream,
+)
+from measure import Report, console, spread
+from pgpq import ArrowToPostgresBinaryEncoder
+from pyarrow import parquet
+
+from epochsink import ExactlyOnce, Postgres
+from epochsink.services import LocalPostgres
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from epochsink.services import PostgresService
+
+COLUMNS = "id bigint, payload text, amount double precision, placed_at timestamptz"
+UPSERT = (
+    "INSERT INTO target (id, payload, amount, placed_at) VALUES (%s, %s, %s, %s) ON CONFLICT (id) DO UPDATE SET "
+    "payload = excluded.payload, amount = excluded.amount, placed_at = excluded.placed_at"
+)
+
+
+class Bench:
+    """The target table, the ways to write it, and the data."""
+
+    def __init__(self, spark: SparkSession, server: PostgresService, rows: int, folder: Path) -> None:
+        self.spark = spark
+        self.server = server
+        self.rows = rows
+        self.upserts = rows * 3 // 10
+        self.report = Report()
+        self.path = make_rows(spark, folder, rows)
+        self.upsert_path = make_rows(spark, folder, self.upserts)
+
+    def empty_table(self, primary_key: str = "") -> None:
+        with psycopg.connect(self.server.dsn, autocommit=True) as connection:
+            connection.execute("DROP TABLE IF EXISTS target")
+            connection.execute(f"CREATE TABLE target ({COLUMNS}{primary_key})")
+            connection.execute("CHECKPOINT")
+
+    def count(self, expected: int) -> None:
+        with psycopg.connect(self.server.dsn) as connection:
+            found = connection.execute("SELECT count(*), count(DISTINCT id) FROM target").fetchone()
+        if found != (expected, expected):
+            raise AssertionError(f"{found} rows and keys instead of {expected}: the measurement means nothing")
+
+    def ours(self, **options: Any) -> Callable[[], float]:
+        def run() -> float:
+            self.empty_table()
+            sink = Postgres(self.server.dsn, table="target", **options)
+            seconds = our_epoch(stream(self.spark, self.path), sink)
+            self.count(self.rows)
+            return seconds
+
+        return run
+
+    def jdbc(self, **options: str) -> Callable[[], float]:
+        url = self.server.jdbc_url + ("&" if "?" in self.server.jdbc_url else "?")
+
+        def write(frame: DataFrame, _epoch: int) -> None:
+            rewrite = "reWriteBatchedInserts=true" if options else ""
+            writer = frame.write.format("jdbc").option("url", url + rewrite).option("dbtable", "target")
+            writer.option("driver", "org.postgresql.Driver").options(**options).mode("append").save()
+
+        def run() -> float:
+            self.empty_table()
+            seconds = plain_epoch(stream(self.spark, self.path), write)
+            self.count(self.rows)
+            return seconds
+
+        return run
+
+    def bare_copy(self) -> float:
+        self.empty_table()
+        files = sorted(map(str, Path(self.path).glob("*.parquet")))
+        context = multiprocessing.get_context("spawn")
+        barrier = context.Barrier(len(files) + 1)
+        workers = [context.Process(target=copy_file, args=(self.server.dsn, file, barrier)) for file in files]
+        for worker in workers:
+            worker.start()
+        barrier.wait(60)
+        begun = time.perf_counter()
+        barrier.wait(120)
+        seconds = time.perf_counter() - begun
+        for worker in workers:
+            worker.join(30)
+        self.count(self.rows)
+        return seconds
+
+    def our_upsert(self, *, existing: bool) -> Callable[[], float]:
+        def run() -> float:
+            self.prepare_upsert(existing=existing)
+            sink = Postgres(self.server.dsn, table="target", key=["id"])
+            seconds = our_epoch(stream(self.spark, self.upsert_path), sink)
+            self.count(self.upserts)
+            return seconds
+
+        return run
+
+    def executemany(self, *, existing: bool) -> Callable[[], float]:
+        dsn = self.server.dsn
+
+        def write_partition(rows: Iterator[Row]) -> None:
+            with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
+                cursor.executemany(UPSERT, rows)
+
+        def run() -> float:
+            self.prepare_upsert(existing=existing)
+            frame = stream(self.spark, self.upsert_path)
+            seconds = plain_epoch(frame, lambda batch, _epoch: batch.foreachPartition(write_partition))
+            self.count(self.upserts)
+            return seconds
+
+        return run
+
+    def prepare_upsert(self, *, existing: bool) -> None:
+        self.empty_table(", PRIMARY KEY (id)")
+        if existing:
+            with psycopg.connect(self.server.dsn, autocommit=True) as connection:
+                connection.execute(
+                    "INSERT INTO target SELECT i, 'before', 0, now() FROM generate_series(0, %s) AS i",
+                    (self.upserts - 1,),
+                )
+                connection.execute("VACUUM ANALYZE target")
+                connection.execute("CHECKPOINT")
+
+    # ---- figures beside the ratios
+
+    def small_epochs(self, epochs: int) -> None:
+        """Print what an empty epoch costs, and how long after ``commits/N`` rows are visible."""
+        source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
+        frame = source.selectExpr("value AS id", "'x' AS payload", "value * 0.5D AS amount", "timestamp AS placed_at")
+
+        def noop(batch: DataFrame, _epoch: int) -> None:
+            batch.write.format("noop").mode("overwrite").save()
+
+        plain = self.triggers(frame.where("id < 0"), noop, epochs)
+        empty = self.triggers(frame.where("id < 0"), None, epochs)
+        console.print(f"an empty epoch: {empty[0]:.0f} ms a trigger, a plain foreachBatch {plain[0]:.0f} ms (medians)")
+        small = self.triggers(frame, None, epochs)
+        console.print(f"an epoch of 100 rows: {small[0]:.0f} ms a trigger (median)")
+        console.print(f"from commits/N to visible rows: {spread(small[1])}")
+
+    def triggers(
+        self, frame: DataFrame, function: Callable[[DataFrame, int], None] | None, epochs: int
+    ) -> tuple[float, list[float]]:
+        """Run many small epochs; return the median of a trigger, and the commits' delays (ms)."""
+        self.empty_table()
+        with checkpoint_folder() as checkpoint:
+            sink = ExactlyOnce(checkpoint=checkpoint, sinks={"bench": Postgres(self.server.dsn, table="target")})
+            writer = frame.writeStream.trigger(processingTime="0 seconds")
+            query: StreamingQuery
+            if function is None:
+                query = sink.start(writer)
+            else:
+                query = writer.foreachBatch(function).option("checkpointLocation", checkpoint).start()
+            deadline = time.monotonic() + 120
+            while (query.lastProgress or {"batchId": -1})["batchId"] < epochs and time.monotonic() < deadline:
+                time.sleep(0.05)
+            durations = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress[5:]]
+            query.stop()
+            decided, done = decided_times(checkpoint), done_times(checkpoint) if function is None else {}
+            delays = [(done[epoch] - decided[epoch]) * 1000 for epoch in sorted(done) if epoch in decided][5:]
+        return statistics.median(durations), delays
+
+    def memory(self, folder: Path) -> None:
+        """Print a task's peak memory for an epoch and for one ten times as large."""
+        for rows in (self.rows // 10, self.rows):
+            path = make_rows(self.spark, folder, rows)
+            self.empty_table()
+            with peak_of_workers() as peak:
+                our_epoch(stream(self.spark, path), Postgres(self.server.dsn, table="target"))
+            console.print(f"peak memory of a Python worker, {rows:,} rows in the epoch: {peak[0]:.0f} MB")
+
+
+def copy_file(dsn: str, file: str, barrier: Any) -> None:
+    """Copy a file's Arrow batches by one connection: nothing but encoding and COPY between the barriers."""
+    table = parquet.read_table(file)
+    batches = table.to_batches(max_chunksize=10_000)
+    encoder = ArrowToPostgresBinaryEncoder(table.schema)
+    with psycopg.connect(dsn) as connection, connection.cursor() as cursor:
+        barrier.wait(60)
+        with cursor.copy("COPY target FROM STDIN WITH (FORMAT binary)") as copy:
+            copy.write(encoder.write_header())
+            for batch in batches:
+                copy.write(encoder.write_batch(batch))
+            copy.write(encoder.finish())
+        connection.commit()
+        barrier.wait(120)
+
+
+def main() -> None:
+    """Measure everything."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rows", type=int, default=1_000_000, help="rows of an appended epoch")
+    arguments.add_argument("--epochs", type=int, default=60, help="small epochs for the latencies")
+    options = arguments.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder,
+        LocalPostgres() as server,
+        session() as spark,
+    ):
+        bench = Bench(spark, server, options.rows, Path(folder))
+        report, rows, upserts = bench.report, bench.rows, bench.upserts
+        direct = bench.ours(atomic=False)
+        tuned = bench.jdbc(batchsize="10000")
+        bench.small_epochs(options.epochs)
+        bench.memory(Path(folder))
+        report.ratio("postgres-append-vs-jdbc-default", 3.0, rows, direct, bench.jdbc())
+        report.ratio("postgres-append-vs-jdbc-tuned", 2.0, rows, direct, tuned)
+        report.ratio("postgres-append-vs-copy", 0.7, rows, direct, bench.bare_copy)
+        report.ratio("postgres-atomic-append-vs-jdbc-tuned", 1.0, rows, bench.ours(), tuned)
+        for name, aim, existing in (("new", 1.5, False), ("existing", 1.0, True)):
+            ours, peer = bench.our_upsert(existing=existing), bench.executemany(existing=existing)
+            report.ratio(f"postgres-upsert-{name}-vs-executemany", aim, upserts, ours, peer)
+        report.print()
+
+
+if __name__ == "__main__":
+    main()

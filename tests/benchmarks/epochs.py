@@ -1,0 +1,152 @@
+"""One epoch of a streaming query, timed from foreachBatch's call until its rows are visible."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+
+from epochsink import ExactlyOnce
+from epochsink.services import spark_packages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from epochsink.protocol import Sink
+
+
+@contextmanager
+def session() -> Iterator[SparkSession]:
+    """Yield the Spark session that all benchmarks use: two cores, everything else at its default."""
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("epochsink benchmarks")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "2g")
+        .config("spark.jars", ",".join(map(str, spark_packages())))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def make_rows(spark: SparkSession, folder: Path, rows: int, first: int = 0) -> str:
+    """Write rows of (bigint, 100-byte text, double, timestamp) as two Parquet files; return their folder."""
+    path = str(folder / f"rows-{first}-{rows}")
+    frame = spark.range(first, first + rows, 1, 2).selectExpr(
+        "id",
+        "concat(sha2(cast(id AS string), 256), substr(sha2(cast(-id AS string), 256), 1, 36)) AS payload",
+        "id * 0.25D AS amount",
+        "timestamp_micros(1700000000000000 + id * 1000) AS placed_at",
+    )
+    frame.write.mode("overwrite").parquet(path)
+    return path
+
+
+def stream(spark: SparkSession, path: str) -> DataFrame:
+    """Return the stream of a folder's rows: all of it in one epoch with ``availableNow``."""
+    return spark.readStream.schema(spark.read.parquet(path).schema).parquet(path)
+
+
+class _Timed:
+    """Notes when foreachBatch was called."""
+
+    def __init__(self, function: Callable[[DataFrame, int], None]) -> None:
+        self._function = function
+        self.begun = 0.0
+        self.ended = 0.0
+
+    def __call__(self, frame: DataFrame, epoch: int) -> None:
+        self.begun = time.time()
+        self._function(frame, epoch)
+        self.ended = time.time()
+
+
+def plain_epoch(frame: DataFrame, function: Callable[[DataFrame, int], None]) -> float:
+    """Run one epoch with a plain foreachBatch function; return its seconds."""
+    timed = _Timed(function)
+    with _checkpoint() as checkpoint:
+        _run(frame, timed, checkpoint)
+    return timed.ended - timed.begun
+
+
+def our_epoch(frame: DataFrame, sink: Sink) -> float:
+    """Run one epoch through ExactlyOnce; return the seconds from foreachBatch's call until it is committed."""
+    with _checkpoint() as checkpoint:
+        exactly_once = ExactlyOnce(checkpoint=checkpoint, sinks={"bench": sink})
+        timed = _Timed(exactly_once)
+        _run(frame, timed, checkpoint)
+        exactly_once.await_committed()
+        return done_times(checkpoint)[0] - timed.begun
+
+
+def done_times(checkpoint: str) -> dict[int, float]:
+    """Return when the ledger said of each epoch that it is committed (seconds since 1970)."""
+    times = {}
+    for entry in Path(checkpoint, "epochsink", "ledger").iterdir():
+        content = json.loads(entry.read_text()) if entry.name.isdigit() else {}
+        if content.get("entry") == "done":
+            times[content["epoch"]] = entry.stat().st_mtime
+    return times
+
+
+def decided_times(checkpoint: str) -> dict[int, float]:
+    """Return when Spark wrote each ``commits/N`` (seconds since 1970)."""
+    commits = Path(checkpoint, "commits").iterdir()
+    return {int(file.name): file.stat().st_mtime for file in commits if file.name.isdigit()}
+
+
+@contextmanager
+def _checkpoint() -> Iterator[str]:
+    folder = tempfile.mkdtemp(prefix="epochsink-bench-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
+
+
+checkpoint_folder = _checkpoint
+
+
+def _run(frame: DataFrame, function: Any, checkpoint: str) -> None:
+    writer = frame.writeStream.foreachBatch(function).option("checkpointLocation", checkpoint)
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+
+
+@contextmanager
+def peak_of_workers() -> Iterator[list[float]]:
+    """Yield a list that holds, at the end, the largest memory (MB) that one Python worker of Spark took meanwhile."""
+    peak = [0.0]
+    over = threading.Event()
+
+    def sample() -> None:
+        me = psutil.Process()
+        while not over.wait(0.05):
+            for process in me.children(recursive=True):
+                try:
+                    if "pyspark.daemon" in " ".join(process.cmdline()):
+                        peak[0] = max(peak[0], process.memory_info().rss / 1e6)
+                except psutil.Error:
+                    continue
+
+    sampler = threading.Thread(target=sample, daemon=True)
+    sampler.start()
+    try:
+        yield peak
+    finally:
+        over.set()
+        sampler.join()
