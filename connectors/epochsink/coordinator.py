@@ -16,17 +16,19 @@ from __future__ import annotations
 
 import enum
 import logging
-import threading
 import uuid
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from epochsink.errors import ConfigurationError, EpochsinkError, OutcomeUnknown, WentBack
+from epochsink import stories
+from epochsink.errors import EpochsinkError, Fenced
 from epochsink.faults import reach
+from epochsink.handover import Handover
 from epochsink.ledger import Done, History, Prepared, Replay, Share
 from epochsink.protocol import Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Iterator, Mapping, Sequence
 
     from epochsink.ledger import Ledger
@@ -69,11 +71,8 @@ class Coordinator:
         self._spool = spool
         self._sinks = dict(sinks)
         self._join_running = join_running
-        self._monitor = monitor or threading.Condition()
+        self._handover = Handover(monitor)
         self._identities: dict[str, Identity] = {}
-        self._pending: list[int] = []
-        self._failure: BaseException | None = None
-        self._occupied = False
 
     # ---- step 0
 
@@ -94,18 +93,13 @@ class Coordinator:
         reach("coordinator.recover.after")
 
     def _take(self) -> None:
-        before = self._ledger.read()
+        # in this order: what is decided by now is recorded by the time that the ledger is read
         newest_decided = self._checkpoint.newest_decided()
+        before = self._ledger.read()
         joined = -1
         if before.newest < 0 <= newest_decided:
             if not self._join_running:
-                raise WentBack(
-                    f"the checkpoint has decided epochs up to {newest_decided} and holds no record of them by "
-                    "epochsink: either this pipeline ran without epochsink, or the folder epochsink/ is lost",
-                    way_out="if epochsink is being added to a running pipeline, start once with "
-                    "join_running=True: epochs from here on are exactly-once. Otherwise restore epochsink/ from "
-                    "the copy that the rest of the checkpoint came from",
-                )
+                raise stories.no_ledger(newest_decided)
             joined = newest_decided
         known = before.owner.origins if before.owner else {}
         origins = {name: sink.found() for name, sink in self._sinks.items() if name not in known}
@@ -118,32 +112,14 @@ class Coordinator:
     def _refuse_other_stories(self, history: History) -> None:
         decided = self._checkpoint.newest_decided()
         if decided > history.newest:
-            raise self._conclude(
-                WentBack(
-                    f"the checkpoint has decided epochs up to {decided} and the ledger knows only those up to "
-                    f"{history.newest}: the ledger is the older copy",
-                    way_out="restore the checkpoint folder and its epochsink/ folder from one and the same copy",
-                )
-            )
+            raise self._conclude(stories.ledger_is_older(decided, history.newest))
         for name, sink in self._sinks.items():
             applied = sink.newest()
             if applied is not None and applied > history.newest:
-                raise self._conclude(
-                    WentBack(
-                        f"sink '{name}' already holds epoch {applied} of this query, and the ledger knows only "
-                        f"epochs up to {history.newest}: the checkpoint is the older copy",
-                        way_out="restore the newer copy of the checkpoint; or, to process the input since then "
-                        "again, start with a new checkpoint folder after removing those epochs' rows",
-                    )
-                )
+                raise self._conclude(stories.checkpoint_is_older(name, applied, history.newest))
         for prepared in history.pending:
             for name in prepared.shares.keys() - self._sinks.keys():
-                raise ConfigurationError(
-                    f"epoch {prepared.epoch} is recorded and not yet committed in sink '{name}', which this query "
-                    "no longer has",
-                    way_out=f"start once more with the sink '{name}', let it commit, then remove it; or close the "
-                    f"epoch by hand with 'epochsink resolve'",
-                )
+                raise self._conclude(stories.sink_is_gone(prepared.epoch, name))
 
     # ---- step 1
 
@@ -162,46 +138,28 @@ class Coordinator:
         recorded = history.epochs.get(number)
         if recorded is None:
             if number <= history.newest:
-                raise self._conclude(self._unknown_past(number, history))
+                raise self._conclude(stories.unknown_past(number, history.newest))
             self._sweep()
             return Plan.WRITE
         if recorded.offsets != self._checkpoint.offsets_digest(number):
-            raise self._conclude(
-                WentBack(
-                    f"epoch {number} is recorded with other offsets than the checkpoint now holds: its rows were "
-                    "prepared from different input",
-                    way_out="an older copy of the checkpoint was restored: put the newer one back; or start with a "
-                    "new checkpoint folder and remove the rows of the epochs that would come twice",
-                )
-            )
+            raise self._conclude(stories.other_input(number))
         if number not in history.done:
             self.wait_settled()
-            self._enqueue(number)
+            self._handover.add(number)
         return Plan.RUN_FOR_STATE
 
     def _expect_decided(self, epoch: int, running: int) -> None:
-        if epoch in self._pending:
+        if epoch in self.pending:
             return
         if not self._checkpoint.is_decided(epoch):
-            raise self._conclude(
-                WentBack(
-                    f"Spark runs epoch {running}, and epoch {epoch} before it is recorded but not decided",
-                    way_out="commits/ of the checkpoint was changed by hand or restored from an older copy: put "
-                    "the newer copy back",
-                )
-            )
-        self._enqueue(epoch)
-
-    def _unknown_past(self, number: int, history: History) -> WentBack:
-        return WentBack(
-            f"Spark runs epoch {number}, the ledger has later ones (up to {history.newest}) and not this one",
-            way_out="the checkpoint is an old copy, older than what the ledger keeps: restore the newer copy",
-        )
+            raise self._conclude(stories.undecided_before(epoch, running))
+        self._handover.add(epoch)
 
     # ---- steps 2 to 4
 
     def begin(self, number: int) -> Epoch:
-        """Return a fresh attempt at an epoch, with a place in the spool."""
+        """Return a fresh attempt at an epoch, with a place in the spool. `record` or `abandon` ends it."""
+        self._handover.begin_attempt()
         epoch = Epoch(number, uuid.uuid4().hex)
         self._spool.make(self._query_id, epoch)
         reach("coordinator.write.before")
@@ -220,14 +178,16 @@ class Coordinator:
         """
         try:
             shares = self._vote(epoch, written)
+            offsets = self._checkpoint.offsets_digest(epoch.number)
         except Exception:
             self.abandon(epoch)
             raise
         reach("coordinator.record.before")
-        offsets = self._checkpoint.offsets_digest(epoch.number)
+        # an error from here on leaves the attempt under way for good: it may be recorded, so nothing may end it
         self._ledger.append(Prepared(epoch.number, epoch.attempt, offsets, shares))
         reach("coordinator.record.after")
-        self._enqueue(epoch.number)
+        self._handover.add(epoch.number)
+        self._handover.end_attempt()
 
     def _vote(self, epoch: Epoch, written: Mapping[str, Sequence[tuple[str, Committable]]]) -> dict[str, Share]:
         self.wait_settled()
@@ -236,7 +196,8 @@ class Coordinator:
         for name, accepted in written.items():
             tasks = tuple(task for task, _ in accepted)
             rows = self._spool.rows(self._identities[name], epoch, tasks)
-            parts = self._sinks[name].vote(epoch, [committable for _, committable in accepted], rows)
+            with self._if_ours():
+                parts = self._sinks[name].vote(epoch, [committable for _, committable in accepted], rows)
             shares[name] = Share(tuple(parts), tasks)
             reach("coordinator.vote.between")
         return shares
@@ -249,6 +210,7 @@ class Coordinator:
         """
         try:
             self._sweep()
+            self._handover.end_attempt()
         except (EpochsinkError, OSError) as failure:
             _log.warning("attempt %s at epoch %d is left for the next sweep: %s", epoch.attempt, epoch.number, failure)
 
@@ -260,13 +222,13 @@ class Coordinator:
         Called by the watcher, as often as it likes. An error is kept, and raised in the stream thread too.
         """
         try:
-            while self._pending and self._checkpoint.has_commit(self._pending[0]):
-                self._commit(self._pending[0])
-                self._dequeue()
+            while self.pending and self._checkpoint.has_commit(self.pending[0]):
+                self._commit(self.pending[0])
+                self._handover.remove_first()
         except BaseException as failure:
             self.fail(failure)
             raise
-        return not self._pending
+        return not self.pending
 
     def _commit(self, number: int) -> None:
         """Commit one decided epoch in every sink, as the newest ledger entry says, and record that it is done."""
@@ -292,31 +254,23 @@ class Coordinator:
         rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks)
         for _ in range(REPLAY_TURNS):
             parts = prepared.shares[name].parts
-            verdict = self._sinks[name].commit(epoch, parts[index], rows)
+            with self._if_ours():
+                verdict = self._sinks[name].commit(epoch, parts[index], rows)
             if verdict.outcome is Outcome.COMMITTED:
                 return True
             # before anything is concluded from the target, the ledger says whether the question is still ours
             if number in self._ledger.verify().done:
                 return False
             if verdict.outcome is Outcome.UNKNOWN:
-                raise self._unknown(number, name, verdict.evidence)
-            with self._alone():
+                raise stories.unknown_outcome(number, name, verdict.evidence)
+            with self._handover.alone():
                 reach("coordinator.replay.before")
                 replayed = self._sinks[name].replay(epoch, parts[index], rows, uuid.uuid4().hex)
                 reach("coordinator.replay.prepared")
                 self._ledger.append(Replay(number, name, (*parts[:index], replayed, *parts[index + 1 :])))
             reach("coordinator.replay.after")
             prepared = self._ledger.verify().epochs[number]
-        raise self._unknown(number, name, f"prepared again {REPLAY_TURNS} times, and lost each time")
-
-    def _unknown(self, number: int, name: str, evidence: str) -> OutcomeUnknown:
-        return OutcomeUnknown(
-            f"epoch {number} is decided, and whether sink '{name}' committed it is unknown: {evidence}",
-            way_out="nothing is lost: the epoch stays in the ledger and is committed at the next start. If the "
-            "target cannot answer any more, 'epochsink status' shows the evidence and 'epochsink resolve' closes it",
-            epoch=number,
-            sink=name,
-        )
+        raise stories.unknown_outcome(number, name, f"prepared again {REPLAY_TURNS} times, and lost each time")
 
     def _clear(self, prepared: Prepared) -> None:
         """Drop what a done epoch has left. Failing to is no harm: the next sweep finds it."""
@@ -328,6 +282,23 @@ class Coordinator:
             self._ledger.trim()
         except OSError as failure:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", prepared.epoch, failure)
+
+    def tidy(self) -> None:
+        """Abort what losing tasks have left since the last sweep; does nothing unless the stream is idle.
+
+        For the watcher, now and then while nothing is pending: an open transaction of a task that lost late holds
+        readers back until it ends, and without input no `settle` would end it. An attempt that begins meanwhile
+        waits. A target that cannot be reached now is no failure: the next sweep finds what is left.
+        """
+        try:
+            with self._handover.alone_if_idle() as idle:
+                if idle:
+                    self._end_unrecorded()
+        except OSError as failure:
+            _log.warning("leftovers of losing tasks stay for the next sweep: %s", failure)
+        except BaseException as failure:
+            self.fail(failure)
+            raise
 
     # ---- step 7
 
@@ -345,70 +316,60 @@ class Coordinator:
 
     def wait_settled(self) -> None:
         """Wait until no earlier epoch is pending, so that at most one ever is; raises the watcher's failure."""
-        with self._monitor:
-            self._monitor.wait_for(lambda: not self._pending or self._failure is not None)
-        self.raise_failure()
+        self._handover.wait_settled()
 
     def wait_pending(self, seconds: float) -> None:
         """Wait until an epoch is pending, for so many seconds at the most."""
-        with self._monitor:
-            self._monitor.wait_for(lambda: bool(self._pending), seconds)
+        self._handover.wait_pending(seconds)
 
     def has_decided(self) -> bool:
         """Return whether a pending epoch is decided: its commit is under way or about to be."""
-        pending = self._pending[:1]
-        return bool(pending) and self._failure is None and self._checkpoint.has_commit(pending[0])
+        pending = self.pending[:1]
+        return bool(pending) and not self._handover.failed and self._checkpoint.has_commit(pending[0])
 
     def fail(self, failure: BaseException) -> None:
         """Remember the watcher's failure for the stream thread."""
-        with self._monitor:
-            self._failure = self._failure or failure
-            self._monitor.notify_all()
+        self._handover.fail(failure)
 
     def raise_failure(self) -> None:
         """Raise the watcher's failure, if there is one."""
-        if self._failure is not None:
-            raise self._failure
+        self._handover.raise_failure()
 
     @property
     def pending(self) -> Sequence[int]:
         """The recorded epochs that this run has yet to commit."""
-        return tuple(self._pending)
-
-    def _enqueue(self, number: int) -> None:
-        with self._monitor:
-            self._pending.append(number)
-            self._monitor.notify_all()
-
-    def _dequeue(self) -> None:
-        with self._monitor:
-            self._pending.pop(0)
-            self._monitor.notify_all()
+        return self._handover.pending
 
     # ---- shared
 
     def _sweep(self) -> None:
+        with self._handover.alone():
+            self._end_unrecorded()
+
+    def _end_unrecorded(self) -> None:
         """Abort what the ledger does not name. Only the owner may: the ledger is read again for each sink."""
-        with self._alone():
-            for name, sink in self._sinks.items():
-                pending = self._ledger.verify().pending
-                for ended in sink.sweep([part for prepared in pending for part in prepared.parts_of(name)]):
-                    _log.info("sink '%s': aborted what no recorded epoch names: %s", name, ended)
-            kept = [Epoch(prepared.epoch, prepared.attempt) for prepared in self._ledger.verify().pending]
-            self._spool.sweep(self._query_id, kept)
+        for name, sink in self._sinks.items():
+            pending = self._ledger.verify().pending
+            with self._if_ours():
+                ended = sink.sweep([part for prepared in pending for part in prepared.parts_of(name)])
+            for line in ended:
+                _log.info("sink '%s': aborted what no recorded epoch names: %s", name, line)
+        # listed before the ledger is read: a newer driver's attempts cannot be among them, if it is still ours
+        spooled = self._spool.attempts(self._query_id)
+        kept = {Epoch(prepared.epoch, prepared.attempt) for prepared in self._ledger.verify().pending}
+        for epoch in spooled:
+            if epoch not in kept:
+                self._spool.drop(self._query_id, epoch)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep a sweep from aborting what a replay has just prepared and not yet recorded."""
-        with self._monitor:
-            self._monitor.wait_for(lambda: not self._occupied)
-            self._occupied = True
+    def _if_ours(self) -> Iterator[None]:
+        """Let a sink's conclusion pass if the ledger is still ours; raises `Fenced` if it is not."""
         try:
             yield
-        finally:
-            with self._monitor:
-                self._occupied = False
-                self._monitor.notify_all()
+        except Fenced:
+            raise
+        except EpochsinkError as conclusion:
+            raise self._conclude(conclusion) from conclusion
 
     def _conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
         """Return a conclusion if the ledger is still ours; raises `Fenced` if it is not."""

@@ -177,7 +177,8 @@ class Ledger:
                 generation=owner.generation + 1 if owner else 1,
                 driver=self._driver,
                 query_id=query_id,
-                origins={**(owner.origins if owner else {}), **origins},
+                # what an earlier take says wins: another driver may have come in between
+                origins={**origins, **(owner.origins if owner else {})},
                 joined=max(joined, owner.joined if owner else -1),
             )
             if self._create(self._end, entry):

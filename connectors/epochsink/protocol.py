@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -122,7 +122,8 @@ class SinkCommitter(Protocol):
     """The driver's side of one sink.
 
     Called from one thread at a time, except `commit`, `replay` and `finish`, which run in a second thread
-    beside `sweep` and `vote` of the following epoch.
+    beside `sweep` and `vote` of the following epoch. `sweep` may come from either thread, never beside `vote`,
+    `replay` or another `sweep`.
 
     A prepared epoch of a sink is a list of *parts* (committables), each committed on its own; a part is
     the unit of atomicity that the target offers. Every method may be repeated, by another process too.
@@ -225,4 +226,4 @@ class SpoolKeeper(Protocol):
     def rows(self, identity: Identity, epoch: Epoch, tasks: Sequence[str]) -> Rows: ...  # noqa: D102 - there
     def make(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
     def drop(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
-    def sweep(self, query_id: str, keep: Collection[Epoch]) -> list[str]: ...  # noqa: D102 - described there
+    def attempts(self, query_id: str) -> list[Epoch]: ...  # noqa: D102 - described there

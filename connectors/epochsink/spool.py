@@ -15,7 +15,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
@@ -24,11 +24,12 @@ from pyarrow import fs
 from epochsink.errors import ConfigurationError, SpoolMissing
 from epochsink.files import sync_folder
 from epochsink.naming import identity_key
+from epochsink.protocol import Epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from epochsink.protocol import Epoch, Identity, Task
+    from epochsink.protocol import Identity, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +66,12 @@ class Spool:
         """Remove all that an attempt at an epoch has spooled."""
         self._remove(_folder(query_id, epoch))
 
-    def sweep(self, query_id: str, keep: Collection[Epoch]) -> list[str]:
-        """Remove the folders of a query that ``keep`` does not name; return their names."""
+    def attempts(self, query_id: str) -> list[Epoch]:
+        """Return the attempts at epochs of a query that have a folder, in any order."""
         filesystem, root = self._open()
-        kept = {_folder(query_id, epoch) for epoch in keep}
         selector = fs.FileSelector(f"{root}/{query_id}", allow_not_found=True)
-        names = [f"{query_id}/{info.base_name}" for info in filesystem.get_file_info(selector)]
-        gone = sorted(set(names) - kept)
-        for name in gone:
-            self._remove(name)
-        return gone
+        found = (re.fullmatch(_ATTEMPT, info.base_name) for info in filesystem.get_file_info(selector))
+        return [Epoch(int(name[1]), name[2]) for name in found if name]
 
     def _remove(self, folder: str) -> None:
         filesystem, root = self._open()
@@ -140,6 +137,9 @@ class SpooledRows:
                 way_out="if spool=False was set, or the folder was cleaned, this copy is gone: see "
                 "'epochsink status', then 'epochsink resolve'",
             ) from gone
+
+
+_ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"
 
 
 def _folder(query_id: str, epoch: Epoch) -> str:
