@@ -1,0 +1,197 @@
+"""Applying one epoch: bulk requests in parallel, what is refused judged, the marker written last."""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from epochsink import faults
+from epochsink.elasticsearch import duplicates, lines, marker, target
+from epochsink.elasticsearch.bulk import Poster, Refusal
+from epochsink.elasticsearch.deadletter import DeadLetters
+from epochsink.elasticsearch.writer import rejected
+from epochsink.errors import OutcomeUnknown, RowsRejected
+from epochsink.naming import document_id_prefix, identity_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import elasticsearch
+
+    from epochsink.elasticsearch.config import Elasticsearch
+    from epochsink.elasticsearch.lines import Request
+    from epochsink.protocol import Committable, Epoch, Identity, Rows
+
+_MOST_SHOWN: Final = 1000
+_TURNS: Final = 3
+
+
+class Overtaken(Exception):
+    """While this epoch was applied, another driver has applied it, or later ones."""
+
+
+class Application:
+    """One run at applying one part of an epoch. A further run does the same again."""
+
+    def __init__(
+        self,
+        client: elasticsearch.Elasticsearch,
+        sink: Elasticsearch,
+        identity: Identity,
+        epoch: Epoch,
+        part: Committable,
+    ) -> None:
+        self._client = client
+        self._sink = sink
+        self._identity = identity
+        self._epoch = epoch
+        self._part = part
+        self._version = identity.origin["base"] + epoch.number
+        self._poster = Poster(client, sink.index, sink.patience)
+        self._rejected: list[Refusal] = []
+        self._dead_letters = (
+            DeadLetters(client, sink.dead_letter_index, sink.index, identity, epoch) if sink.dead_letter_index else None
+        )
+
+    def run(self, rows: Rows) -> None:
+        """Apply everything, then write the marker.
+
+        Raises `Overtaken`, `GaveUp`, `RowsRejected`, `SpoolMissing`, `OutcomeUnknown`, `WentBack`.
+        """
+        reached = self._apply_to_one_index(rows)
+        if self._dead_letters is not None:
+            self._dead_letters.forget_accepted(self._sink.patience)
+        if self._sink.refresh:
+            # Before the marker: once that is written, nobody would come back to refresh.
+            self._client.indices.refresh(index=self._sink.index)
+        faults.reach("elasticsearch.marker.before")
+        marker.write(self._client, self._identity, self._epoch, reached.index, reached.uuid)
+
+    def _apply_to_one_index(self, rows: Rows) -> target.Target:
+        """Apply all to the index that the name stands for, again if an alias has moved meanwhile."""
+        for _ in range(_TURNS):
+            before = target.require_same(self._client, self._sink, self._identity)
+            self._apply(rows)
+            after = target.require(self._client, self._sink.index)
+            if (before.index, before.uuid) == (after.index, after.uuid):
+                return after
+        raise OutcomeUnknown(
+            f"{self._sink.index!r} stood for another index after each of {_TURNS} runs at epoch {self._epoch.number}",
+            way_out="keep the alias still and start the query again: the epoch is then applied",
+        )
+
+    def _apply(self, rows: Rows) -> None:
+        with ThreadPoolExecutor(self._sink.threads, thread_name_prefix="epochsink-bulk") as pool:
+            under_way: set[Future[list[Refusal]]] = set()
+            try:
+                for request in self._requests(rows):
+                    under_way.add(pool.submit(self._poster.post, request))
+                    if len(under_way) > self._sink.threads:
+                        under_way = self._settle(under_way)
+                while under_way:
+                    under_way = self._settle(under_way)
+            except BaseException:
+                self._poster.stop()
+                pool.shutdown(cancel_futures=True)
+                raise
+        if self._rejected:
+            raise self._stopped()
+
+    def _settle(self, under_way: set[Future[list[Refusal]]]) -> set[Future[list[Refusal]]]:
+        ended, going_on = wait(under_way, return_when=FIRST_COMPLETED)
+        for future in ended:
+            self._judge(future.result())
+            faults.reach("elasticsearch.bulk.between")
+        return going_on
+
+    def _requests(self, rows: Rows) -> Iterator[Request]:
+        heads = lines.action_heads(version=self._version, version_type="external_gte")
+        counted = 0
+        for ids, sources, seen in self._columns(rows):
+            yield from lines.cut(lines.render(ids, sources, heads), self._sink.bulk_bytes)
+            counted += seen
+        if counted != self._part["rows"]:
+            raise OutcomeUnknown(
+                f"the spool of epoch {self._epoch.number} holds {counted} rows, recorded are {self._part['rows']}",
+                way_out="look for what has changed or removed spool files; `epochsink resolve` says what can be done",
+            )
+
+    def _columns(self, rows: Rows) -> Iterator[tuple[pa.Array, pa.Array, int]]:
+        """Yield ids and documents of about one request each, and how many spooled rows they stand for."""
+        tasks = self._part["tasks"]
+        survives = None
+        if self._part["replaced"]:
+            survives = duplicates.survivors(rows, tasks, ranked=self._sink.order_by is not None)
+        start = 0
+        for slot, task in enumerate(tasks):
+            prefix = f"{document_id_prefix(identity_key(self._identity), self._epoch.number)}{slot}-"
+            row = 0
+            for batches in _gathered(rows.read(task), self._sink.bulk_bytes):
+                seen = sum(map(len, batches))
+                sources = pa.concat_arrays([batch.column("source") for batch in batches])
+                if not self._sink.key:
+                    ids = lines.position_ids(prefix, row, seen)
+                else:
+                    ids = pa.concat_arrays([batch.column("id") for batch in batches])
+                if survives is not None:
+                    mask = pa.array(survives[start : start + seen])
+                    ids, sources = ids.filter(mask), sources.filter(mask)
+                yield ids, sources, seen
+                row += seen
+                start += seen
+
+    def _judge(self, refusals: Sequence[Refusal]) -> None:
+        if conflicts := [refusal for refusal in refusals if refusal.conflict]:
+            self._judge_conflicts(conflicts)
+        others = [refusal for refusal in refusals if not refusal.conflict]
+        if self._dead_letters is not None:
+            self._dead_letters.keep(others, self._sink.patience)
+            return
+        self._rejected += others
+        if len(self._rejected) >= _MOST_SHOWN:
+            raise self._stopped()
+
+    def _judge_conflicts(self, conflicts: Sequence[Refusal]) -> None:
+        """Accept conflicts with this sink's own later epochs; anybody else's newer version is an error."""
+        kept = marker.read(self._client, self._identity)
+        if kept is not None and kept.epoch >= self._epoch.number:
+            raise Overtaken
+        ids = [refusal.id for refusal in conflicts]
+        found = self._client.mget(index=self._sink.index, ids=ids, source=False)["docs"]
+        stored = {each["_id"]: each.get("_version") for each in found}
+        foreign = [each for each in ids if not self._is_own(stored.get(each))]
+        if foreign:
+            raise _written_by_others(self._sink.index, foreign, stored, self._version)
+
+    def _is_own(self, version: int | None) -> bool:
+        base = self._identity.origin["base"]
+        return version is not None and self._version <= version < base + marker.EPOCHS
+
+    def _stopped(self) -> RowsRejected:
+        state = f"epoch {self._epoch.number} stays pending in the ledger, and its rows in the spool: nothing is lost"
+        return rejected(self._rejected, f"index {self._sink.index!r}; {state}")
+
+
+def _gathered(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:
+    """Yield small batches together, at least ``size`` bytes of them."""
+    gathered: list[pa.RecordBatch] = []
+    for batch in batches:
+        gathered.append(batch)
+        if sum(each.nbytes for each in gathered) >= size:
+            yield gathered
+            gathered = []
+    if gathered:
+        yield gathered
+
+
+def _written_by_others(index: str, foreign: Sequence[str], stored: dict[str, int | None], version: int) -> RowsRejected:
+    shown = ", ".join(f"{each!r} (version {stored.get(each) or 'of a deletion'})" for each in foreign[:5])
+    return RowsRejected(
+        f"{len(foreign)} document(s) of index {index!r} have newer versions than this sink's {version}, written by "
+        f"somebody else: {shown}",
+        way_out="let one sink write these documents: stop the other writer, then start this query with a new "
+        "checkpoint, whose versions lie above; the epoch stays pending and nothing is lost",
+        ids=list(foreign[:100]),
+    )

@@ -1,0 +1,151 @@
+"""The driver's side: applies a recorded epoch from the spool, and says so in the marker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from epochsink.elasticsearch import check, connection, duplicates, marker, target
+from epochsink.elasticsearch.apply import Application, Overtaken
+from epochsink.elasticsearch.bulk import GaveUp
+from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
+from epochsink.protocol import COMMITTED, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import elasticsearch
+    import pyarrow as pa
+
+    from epochsink.elasticsearch.config import Elasticsearch
+    from epochsink.protocol import Committable, Epoch, Identity, Rows
+
+
+class ElasticsearchCommitter:
+    """Applies epochs to one index. Phase 1 is the spool; everything here can be repeated by any process."""
+
+    def __init__(self, sink: Elasticsearch) -> None:
+        self._sink = sink
+        self._identity: Identity | None = None
+        self._connected: elasticsearch.Elasticsearch | None = None
+
+    @property
+    def _client(self) -> elasticsearch.Elasticsearch:
+        if self._connected is None:
+            self._connected = self._sink.connect()
+        return self._connected
+
+    @property
+    def _me(self) -> Identity:
+        if self._identity is None:
+            raise RuntimeError("open() has not been called")
+        return self._identity
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        """Compare the configuration with the server; create what may be created."""
+        return check.findings(self._client, self._sink, schema)
+
+    def found(self) -> dict[str, Any]:
+        """Claim the version base of this sink."""
+        with connection.explained(PrepareFailed, "claiming a version base"):
+            return {"base": marker.claim_base(self._client)}
+
+    def open(self, identity: Identity) -> None:
+        """Learn who this sink is."""
+        self._identity = identity
+
+    def newest(self) -> int | None:
+        """Return the newest epoch that the marker says is applied."""
+        kept = self._marker()
+        return None if kept is None else kept.epoch
+
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+        """Verify spool, target and ids. Raises `PrepareFailed`, `RowsRejected` or `WentBack`."""
+        self._check_epoch(epoch)
+        tasks = list(rows.tasks())
+        expected = {part["task"]: part["rows"] for part in written}
+        if set(tasks) != set(expected):
+            raise PrepareFailed(
+                f"the spool of epoch {epoch.number} holds tasks {tasks}, accepted were {sorted(expected)}"
+            )
+        with connection.explained(PrepareFailed, f"asking whether index {self._sink.index!r} takes writes"):
+            target.require_same(self._client, self._sink, self._me)
+            check.refuse_too_large(self._client, max(part["largest"] for part in written))
+        total = sum(expected.values())
+        part: Committable = {"tasks": tasks, "rows": total, "replaced": 0}
+        if self._sink.key:
+            counted, part["replaced"] = duplicates.count(rows, tasks)
+            if counted != total:
+                raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, the tasks wrote {total}")
+            if part["replaced"]:
+                duplicates.survivors(rows, tasks, ranked=self._sink.order_by is not None)
+        return [part]
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+        """Apply the epoch's operations, then write its marker. Raises `RowsRejected`."""
+        if (verdict := self._applied(epoch)) is not None:
+            return verdict
+        try:
+            with connection.explained(OutcomeUnknown, f"applying epoch {epoch.number}"):
+                Application(self._client, self._sink, self._me, epoch, part).run(rows)
+        except Overtaken:
+            return self._applied(epoch) or Verdict(Outcome.UNKNOWN, f"the marker of epoch {epoch.number} has vanished")
+        except SpoolMissing as error:
+            return self._applied(epoch) or Verdict(
+                Outcome.UNKNOWN,
+                f"the spool of epoch {epoch.number} is gone ({error.message}) and the marker in {marker.INDEX!r} says "
+                f"that epoch {self.newest()} is the newest applied to index {self._sink.index!r}",
+            )
+        except GaveUp as error:
+            return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
+        return COMMITTED
+
+    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:  # noqa: ARG002 - the protocol's
+        """Return the part: it is never ABORTED, since the spool is all that is prepared."""
+        return part
+
+    def abort(self, epoch: Epoch, written: Sequence[Committable]) -> None:
+        """Do nothing: the target holds nothing before `commit`."""
+
+    def sweep(self, keep: Sequence[Committable]) -> list[str]:  # noqa: ARG002 - the protocol's
+        """Find nothing: the target holds nothing before `commit`."""
+        return []
+
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Do nothing: a committed epoch leaves nothing behind."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._connected is not None:
+            self._connected.close()
+            self._connected = None
+
+    def _marker(self) -> marker.Marker | None:
+        with connection.explained(OutcomeUnknown, f"reading the marker in {marker.INDEX!r}"):
+            return marker.read(self._client, self._me)
+
+    def _check_epoch(self, epoch: Epoch) -> None:
+        kept = self._marker()
+        if kept is not None and kept.epoch >= epoch.number:
+            raise WentBack(
+                f"epoch {epoch.number} is about to be written, but index {self._sink.index!r} holds epoch {kept.epoch} "
+                "of this sink already: the checkpoint is an older copy",
+                way_out="restore the newest copy of the checkpoint, or start with a new checkpoint",
+            )
+        if epoch.number >= marker.EPOCHS:
+            raise PrepareFailed(
+                f"epoch {epoch.number} is beyond the {marker.EPOCHS} that a version base has room for",
+                way_out="start with a new checkpoint",
+            )
+
+    def _applied(self, epoch: Epoch) -> Verdict | None:
+        """Say what the marker tells about an epoch; None if it is not yet applied."""
+        kept = self._marker()
+        if kept is None or kept.epoch < epoch.number:
+            return None
+        if kept.epoch == epoch.number and kept.attempt != epoch.attempt:
+            return Verdict(
+                Outcome.UNKNOWN,
+                f"the marker says that attempt {kept.attempt} of epoch {epoch.number} is applied to index "
+                f"{kept.index!r}; recorded is attempt {epoch.attempt}",
+            )
+        return COMMITTED

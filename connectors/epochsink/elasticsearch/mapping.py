@@ -1,0 +1,157 @@
+"""Index mappings: made from a schema, and compared with one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_WHOLE: Final = frozenset({"long", "unsigned_long"})
+_FRACTIONAL: Final = frozenset({"double", "scaled_float"})
+_LESS_EXACT: Final = frozenset({"float", "half_float"})
+_NUMERIC: Final = _WHOLE | _FRACTIONAL | _LESS_EXACT | {"integer", "short", "byte", "token_count", "rank_feature"}
+_DATES: Final = frozenset({"date", "date_nanos"})
+_OBJECTS: Final = frozenset({"object", "nested", "flattened", "passthrough"})
+_TEXTS: Final = frozenset(
+    {"keyword", "text", "match_only_text", "wildcard", "constant_keyword", "search_as_you_type", "annotated_text"}
+    | {"version", "completion", "semantic_text", "pattern_text"}
+)
+_LONG_DIGITS: Final = 18
+
+
+def from_schema(schema: pa.Schema) -> dict[str, Any]:
+    """Return the mapping of an index for rows of ``schema``: strings as keywords, timestamps as dates."""
+    return {"properties": _properties(schema)}
+
+
+def _properties(fields: Iterable[pa.Field]) -> dict[str, Any]:
+    return {field.name: _mapped(field.type) for field in fields}
+
+
+def _mapped(kind: pa.DataType) -> dict[str, Any]:
+    if (element := _element(kind)) is not None:
+        return _mapped(element)
+    if pa.types.is_struct(kind):
+        return {"type": "object", "properties": _properties(kind.fields)}
+    if pa.types.is_map(kind):
+        return {"type": "object", "dynamic": True}
+    return {"type": _scalar(kind)}
+
+
+def _scalar(kind: pa.DataType) -> str:
+    types = pa.types
+    if types.is_integer(kind):
+        return {8: "byte", 16: "short", 32: "integer"}.get(kind.bit_width, "long")
+    if types.is_decimal(kind):
+        return "long" if kind.scale == 0 and kind.precision <= _LONG_DIGITS else "double"
+    named = (
+        (types.is_boolean(kind), "boolean"),
+        (types.is_float32(kind), "float"),
+        (types.is_floating(kind), "double"),
+        (types.is_timestamp(kind) or types.is_date(kind), "date"),
+        (_is_binary(kind), "binary"),
+    )
+    return next((name for fits, name in named if fits), "keyword")
+
+
+def _element(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return kind.value_type
+    return None
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def conflicts(schema: Iterable[pa.Field], mapping: Mapping[str, Any], path: str = "") -> list[str]:
+    """Return one sentence for each field whose documents the mapping would refuse or index with other values.
+
+    What depends on the values (a text that is or is not a date) is no conflict.
+    """
+    found: list[str] = []
+    strict = mapping.get("dynamic") == "strict"
+    for field in schema:
+        name = f"{path}{field.name}"
+        mapped = _look_up(mapping, field.name)
+        if mapped is not None:
+            found += _compare(name, field.type, mapped)
+        elif strict:
+            found.append(
+                f"column {name!r} is not in the mapping, which is strict, so every document would be refused: "
+                "add the field to the mapping or leave the column out of select="
+            )
+    return found
+
+
+def _look_up(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
+    """Find a field; a dot in a name means an object's field, as the server takes it."""
+    properties = mapping.get("properties", {})
+    if name in properties:
+        return dict(properties[name])
+    head, dot, rest = name.partition(".")
+    return _look_up(properties[head], rest) if dot and head in properties else None
+
+
+def _compare(name: str, kind: pa.DataType, mapped: Mapping[str, Any]) -> list[str]:
+    if (element := _element(kind)) is not None:
+        return _compare(name, element, mapped)
+    target = mapped.get("type", "object")
+    if pa.types.is_struct(kind) and target in {"object", "nested"}:
+        return conflicts(kind.fields, mapped, f"{name}.")
+    reason = _reason(kind, target)
+    return [f"column {name!r} is {kind}, the index maps it as {target}: {reason}"] if reason else []
+
+
+def _reason(kind: pa.DataType, target: str) -> str | None:
+    """Say why values of ``kind`` do not fit, with the way out; None if they do, or if it depends on the value."""
+    if target == "alias":
+        return "an alias of another field cannot be written; name the column as that field in select="
+    if pa.types.is_nested(kind):
+        # Points, shapes, ranges, vectors and the like are written as objects or arrays too.
+        scalar = target in _NUMERIC | _DATES | _TEXTS | {"boolean", "ip", "binary"}
+        return "objects do not fit; select its fields, or to_json() of it for a text" if scalar else None
+    if target in _OBJECTS:
+        return "only objects fit; make it one with named_struct() in select=, or map the field anew in a new index"
+    if target in _TEXTS:
+        return None
+    return _scalar_reason(kind, target)
+
+
+def _scalar_reason(kind: pa.DataType, target: str) -> str | None:
+    cast = f"cast it in select=, e.g. CAST(... AS {_cast_for(target)}), or map the field anew in a new index"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return cast if target in _NUMERIC | {"boolean"} else None
+    if pa.types.is_boolean(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        fitting = {"boolean"} if pa.types.is_boolean(kind) else _DATES
+        return None if target in fitting or target not in _NUMERIC | _DATES | {"boolean", "ip", "binary"} else cast
+    if _is_binary(kind):
+        return cast if target in _NUMERIC | _DATES | {"boolean", "ip"} else None
+    return _number_reason(kind, target, cast)
+
+
+def _number_reason(kind: pa.DataType, target: str, cast: str) -> str | None:
+    if target in {"boolean", "ip", "binary"}:
+        return cast
+    own = _scalar(kind)
+    if own in {"float", "double"}:
+        return (
+            f"fractions would be cut off for searches; {cast}"
+            if target in _NUMERIC - _FRACTIONAL - _LESS_EXACT
+            else None
+        )
+    widths = ["byte", "short", "integer", "long"]
+    if own in widths and target in widths and widths.index(target) < widths.index(own):
+        return f"larger values would be refused; {cast}"
+    return None
+
+
+def _cast_for(target: str) -> str:
+    if target in {"boolean"} | _DATES:
+        return {"boolean": "BOOLEAN"}.get(target, "TIMESTAMP")
+    return {"long": "BIGINT", "integer": "INT", "short": "SMALLINT", "byte": "TINYINT", "double": "DOUBLE"}.get(
+        target, "STRING" if target not in _NUMERIC else "DOUBLE"
+    )

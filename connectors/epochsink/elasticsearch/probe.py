@@ -1,0 +1,30 @@
+"""Asking the server whether it would take documents, without writing any.
+
+An operation that demands a sequence number that no document has is parsed against the mapping, goes through
+every check of the index, and ends in a version conflict: 409 says that everything else was right. Only
+fields that a dynamic mapping adds stay behind.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from epochsink.elasticsearch.lines import action_heads, render
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from epochsink.elasticsearch.bulk import Poster, Refusal
+    from epochsink.elasticsearch.lines import Request
+
+HEADS: Final = action_heads(if_seq_no=2**62, if_primary_term=1)
+
+
+def request(ids: pa.Array, sources: pa.Array) -> Request:
+    """Return operations that are checked and never applied."""
+    return render(ids, sources, HEADS)
+
+
+def refused(poster: Poster, asked: Request) -> list[Refusal]:
+    """Return what the server would refuse. Raises as `Poster.post` does."""
+    return [refusal for refusal in poster.post(asked) if not refusal.conflict]
