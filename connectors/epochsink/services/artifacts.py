@@ -158,14 +158,16 @@ def _show(line: str, progress: Progress, task: TaskID) -> None:
 
 
 def _progress() -> Progress:
+    console = Console(stderr=True)
     return Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed:.0f} jars  {task.fields[note]}"),
         TimeElapsedColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
 
 

@@ -19,7 +19,8 @@ from rich.table import Column, Table
 
 from epochsink.errors import ServiceError
 from epochsink.services import LocalElasticsearch, LocalKafka, LocalPostgres, versions
-from epochsink.services.artifacts import fetch
+from epochsink.services.artifacts import fetch, spark_packages
+from epochsink.services.cache import cache_folder
 from epochsink.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
 from epochsink.services.state import ProcessId, ServiceRecord, State
 
@@ -96,6 +97,15 @@ def down() -> None:
     _wait_until_gone(state)
     State.remove()
     _console.print(f"Stopped {', '.join(record.name for record in state.services)}.")
+
+
+@app.command("fetch")
+def fetch_all() -> None:
+    """Fetch all that services and Spark need, so that later starts need no network."""
+    with _one_line_errors():
+        prefetch(list(Kind))
+        spark_packages()
+    _console.print(f"Fetched into {cache_folder()}", soft_wrap=True)
 
 
 def make(kind: Kind, *, docker: bool) -> Service:

@@ -105,5 +105,7 @@ def _unpack(target: Path) -> None:
         with packed.open(inner) as source, archive.open("wb") as copy:
             shutil.copyfileobj(source, copy)
     with tarfile.open(archive) as programs:
-        programs.extractall(target, filter="data")
+        # As an attribute, since Pythons before 3.11.4 do not know the argument.
+        programs.extraction_filter = getattr(tarfile, "data_filter", None)
+        programs.extractall(target)  # noqa: S202 - the jar around it has the recorded digest
     archive.unlink()
