@@ -1,0 +1,176 @@
+"""The driver's connection to the cluster: kafka-python, reached in one place.
+
+It is the client whose protocol classes can end a transaction that another process has begun. Requests are sent
+through its connection manager, which it does not call public; everything that depends on that is in this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from kafka import errors as kafka_errors
+from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
+
+from epochsink.kafka.options import for_kafka_python
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+_PAUSE_SECONDS: Final = 0.05
+_LONGEST_PAUSE_SECONDS: Final = 1.0
+
+PASSING: Final = (
+    kafka_errors.RetriableError,
+    kafka_errors.KafkaConnectionError,
+    kafka_errors.UnknownBrokerIdError,
+    OSError,
+)
+"""Errors after which the same request may succeed; that it was not carried out does not follow from them."""
+
+STANDING: Final = (kafka_errors.AuthorizationError, kafka_errors.SaslAuthenticationFailedError)
+
+
+class Unreachable(Exception):
+    """The cluster did not answer in time; whether it carried out the request is unknown."""
+
+
+class Cluster:
+    """Sends requests, connecting when first used. May be used by several threads.
+
+    ``timeout`` in seconds bounds each method, retries included.
+    """
+
+    def __init__(self, bootstrap_servers: str, options: Mapping[str, str], timeout: float) -> None:
+        self._servers = [server.strip() for server in bootstrap_servers.split(",")]
+        self._settings = for_kafka_python(options)
+        self._admin: KafkaAdminClient | None = None
+        self._connecting = threading.Lock()
+        self._coordinators: dict[tuple[int, str], int] = {}
+        self.timeout = timeout
+
+    def admin(self) -> KafkaAdminClient:
+        """Return the connected admin client. Raises `Unreachable`, or what the broker refuses with."""
+        with self._connecting:
+            if self._admin is None:
+                self._admin = self._connect()
+            return self._admin
+
+    def _connect(self) -> KafkaAdminClient:
+        milliseconds = int(self.timeout * 1000)
+        settings = {
+            "request_timeout_ms": min(30_000, milliseconds),
+            "retry_backoff_ms": 50,
+            "reconnect_backoff_max_ms": 1000,
+        }
+        try:
+            return _Admin(
+                bootstrap_servers=self._servers, bootstrap_timeout_ms=milliseconds, **(settings | self._settings)
+            )
+        except kafka_errors.KafkaTimeoutError as late:
+            raise Unreachable(str(late)) from late
+
+    def close(self) -> None:
+        """Close the connections. May be repeated."""
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    def broker_setting(self, name: str) -> str | None:
+        """Return a setting of the brokers as one of them has it; None if we may not ask or it does not tell."""
+        admin = self.admin()
+        broker = str(self.until(self.deadline(), admin.describe_cluster)["brokers"][0]["broker_id"])
+        asked = [ConfigResource("broker", broker, [name])]
+        try:
+            told = self.until(self.deadline(), lambda: admin.describe_configs(asked, config_filter="all"))
+        except kafka_errors.AuthorizationError:
+            return None
+        found: str | None = told["broker"].get(broker, {}).get(name, {}).get("value")
+        return found
+
+    def require(self, request: type) -> None:
+        """Raise kafka-python's IncompatibleBrokerVersion if the brokers do not know a kind of request."""
+        self.admin()._manager.broker_version_data.api_version(request)  # noqa: SLF001 - not told in public
+
+    def version(self) -> str:
+        """Return the brokers' version, as far as their protocol shows it."""
+        return ".".join(map(str, self.admin()._manager.broker_version))  # noqa: SLF001 - not told in public
+
+    def until(self, deadline: float, attempt: Callable[[], Any]) -> Any:
+        """Repeat ``attempt`` while it fails in passing. Raises `Unreachable` at the deadline (monotonic seconds)."""
+        pause = _PAUSE_SECONDS
+        while True:
+            try:
+                return attempt()
+            except STANDING:
+                raise
+            except PASSING as failure:
+                if time.monotonic() + pause >= deadline:
+                    raise Unreachable(f"{type(failure).__name__}: {failure}") from failure
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def deadline(self) -> float:
+        """Return when a method called now has to give up."""
+        return time.monotonic() + self.timeout
+
+    def ask_coordinators(
+        self, kind: CoordinatorType, keys: Iterable[str], request: Callable[[list[str]], Any]
+    ) -> list[Any]:
+        """Send one request to each coordinator of the given transactional ids (or groups) and return the answers.
+
+        ``request`` makes it for the keys of one coordinator. Raises what kafka-python raises; the coordinators are
+        looked up again after any error.
+        """
+        wanted = list(keys)
+        try:
+            return [self._run(request(mine), node) for node, mine in self._by_coordinator(kind, wanted).items()]
+        except (kafka_errors.KafkaError, OSError):
+            self.forget(kind, wanted)
+            raise
+
+    def forget(self, kind: CoordinatorType, keys: Iterable[str]) -> None:
+        """Look these coordinators up again next time."""
+        for key in keys:
+            self._coordinators.pop((kind.value, key), None)
+
+    def _by_coordinator(self, kind: CoordinatorType, keys: Sequence[str]) -> dict[int, list[str]]:
+        unknown = [key for key in keys if (kind.value, key) not in self._coordinators]
+        if unknown:
+            answer = self._run(
+                FindCoordinatorRequest(key_type=kind.value, coordinator_keys=unknown, min_version=4), None
+            )
+            for found in answer.coordinators:
+                raise_for(found.error_code, f"coordinator of '{found.key}'")
+                self._coordinators[kind.value, found.key] = found.node_id
+        nodes: dict[int, list[str]] = {}
+        for key in keys:
+            nodes.setdefault(self._coordinators[kind.value, key], []).append(key)
+        return nodes
+
+    def _run(self, request: Any, node: int | None) -> Any:
+        manager = self.admin()._manager  # noqa: SLF001 - there is no public way to send a request
+        return manager.run(manager.send, request, node)
+
+
+class _Admin(KafkaAdminClient):  # type: ignore[misc] # kafka-python has no types
+    """Leaves no threads behind when it cannot connect."""
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._client.close()
+                self._net.stop()
+            raise
+
+
+def raise_for(code: int, what: str) -> None:
+    """Raise kafka-python's exception for an error code of the protocol; none for 0."""
+    kind = kafka_errors.for_code(code)
+    if kind is not kafka_errors.NoError:
+        raise kind(what)

@@ -1,0 +1,237 @@
+"""Phase 2, in the driver: end the transactions that tasks have left open, prepare again what is lost, sweep."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from kafka.errors import KafkaError
+
+from epochsink.errors import PrepareFailed, SpoolMissing, WentBack
+from epochsink.faults import reach
+from epochsink.kafka import check, outcomes
+from epochsink.kafka.cluster import Cluster, Unreachable
+from epochsink.kafka.identifiers import Transaction, transactional_id
+from epochsink.kafka.marker import Markers
+from epochsink.kafka.outcomes import Answer, State
+from epochsink.kafka.transactions import Transactions
+from epochsink.kafka.writer import KafkaWriter
+from epochsink.naming import TransactionalId, identity_key
+from epochsink.protocol import COMMITTED, Outcome, Task, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from epochsink.kafka.config import Kafka
+    from epochsink.kafka.outcomes import Description
+    from epochsink.protocol import Committable, Epoch, Identity, Rows
+
+log = logging.getLogger("epochsink.kafka")
+
+_LOOK_AGAIN_SECONDS: Final = 0.01
+_ABORT_SECONDS: Final = 10.0
+
+
+class KafkaCommitter:
+    """The driver's side of a Kafka sink (see `epochsink.protocol.SinkCommitter`). A part is one transaction."""
+
+    def __init__(self, config: Kafka) -> None:
+        self._config = config
+        self._cluster = Cluster(config.bootstrap_servers, config.options, config.timeout)
+        self._transactions = Transactions(self._cluster)
+        # ids that a replay uses now: a sweep beside it must not take them for orphans
+        self._busy: set[str] = set()
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        """Compare the configuration with the cluster; see `epochsink.kafka.check`."""
+        return check.findings(self._config, self._cluster, schema)
+
+    def found(self) -> dict[str, Any]:
+        """Fix the transaction timeout: what the broker allows at most, unless the configuration says one."""
+        cap = check.transaction_timeout_cap(self._cluster)
+        return {} if cap is None else {"transaction_timeout": cap}
+
+    def open(self, identity: Identity) -> None:
+        """Learn who this sink is."""
+        self._identity = identity
+        self._key = identity_key(identity)
+        self._markers = Markers(self._cluster, self._key)
+
+    def newest(self) -> int | None:
+        """Return the newest epoch that the slots' groups say is applied."""
+        return self._markers.newest(self._cluster.deadline())
+
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002 - the contract's
+        """Verify that each accepted task's transaction is still open under its own producer epoch."""
+        wanted = [Transaction.of(part) for part in written]
+        try:
+            now = self._transactions.describe(
+                [transaction.transactional_id for transaction in wanted], self._cluster.deadline()
+            )
+        except (Unreachable, KafkaError) as failure:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: the coordinators could not be asked for its transactions: {failure}",
+                way_out="Spark runs the epoch again",
+            ) from failure
+        for transaction in wanted:
+            self._expect_open(epoch, transaction, now[transaction.transactional_id])
+        return list(written)
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the contract's
+        """End the transaction of a part with "commit", however often, and see it through to the partitions."""
+        deadline = self._cluster.deadline()
+        transaction = Transaction.of(part)
+        try:
+            verdict = self._commit(epoch, part, transaction, deadline)
+        except (Unreachable, KafkaError) as failure:
+            verdict = Verdict(Outcome.UNKNOWN, f"{transaction.transactional_id}: {failure}")
+        if verdict.outcome is not Outcome.UNKNOWN:
+            self._busy.discard(transaction.transactional_id)
+        reach("kafka.commit.between")
+        return verdict
+
+    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+        """Write a part's rows, out of the spool, into a new transaction, by the same code as the task did."""
+        task = Task(self._identity, epoch, int(part["slot"]), attempt)
+        self._busy.add(str(transactional_id(task, spool=self._config.spool)))
+        batches = rows.read(part["task"])
+        first = next(batches, None)  # a spool that is gone says so before a transaction is begun
+        if first is None:
+            raise SpoolMissing(f"the spool of epoch {epoch.number}, task {part['task']} is empty", way_out=_RESOLVE)
+        writer = KafkaWriter(self._config, task, part["task"])
+        try:
+            for batch in itertools.chain([first], batches):
+                writer.write(batch)
+            replayed = writer.prepare()
+            self._expect_all_rows(epoch, part, replayed)
+        except BaseException:
+            writer.abort()
+            raise
+        return replayed
+
+    def abort(self, epoch: Epoch, written: Sequence[Committable]) -> None:
+        """Abort the transactions of an attempt that was not recorded; what cannot be reached is swept later."""
+        deadline = time.monotonic() + min(_ABORT_SECONDS, self._config.timeout)
+        for part in written:
+            transaction = Transaction.of(part)
+            try:
+                answer, _ = self._transactions.end(transaction, deadline, commit=False)
+                if answer is not Answer.DECIDED:
+                    self._expect_not_committed(epoch, transaction, deadline)
+            except (Unreachable, KafkaError) as failure:
+                log.warning("%s is left for the next sweep: %s", transaction.transactional_id, failure)
+
+    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+        """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
+        deadline = self._cluster.deadline()
+        kept = {Transaction.of(part) for part in keep}
+        ids = [
+            name
+            for name in self._transactions.open_ids(TransactionalId.prefix(self._key), deadline)
+            if self._ours(name)
+        ]
+        lines = []
+        for name, now in self._transactions.describe(ids, deadline).items():
+            transaction = Transaction(name, now.producer_id, now.producer_epoch)
+            # asked after the listing: a replay says that it is busy before it begins
+            if now.state is not State.ONGOING or transaction in kept or name in self._busy:
+                continue
+            _, answer = self._transactions.end(transaction, deadline, commit=False)
+            lines.append(
+                f"aborted transaction {name} (producer {now.producer_id}, epoch {now.producer_epoch}): {answer}"
+            )
+        return lines
+
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Nothing is left of a committed transaction."""
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._cluster.close()
+
+    # ---- steps
+
+    def _commit(self, epoch: Epoch, part: Committable, transaction: Transaction, deadline: float) -> Verdict:
+        while True:
+            answer, name = self._transactions.end(transaction, deadline, commit=True)
+            if answer is Answer.REFUSED:
+                return Verdict(
+                    Outcome.UNKNOWN,
+                    f"{transaction.transactional_id}: the coordinator answers {name}. Allow the user WRITE on "
+                    "transactional ids with the prefix 'epochsink.', then start again",
+                )
+            if answer is Answer.DECIDED:
+                return self._await_visible(transaction, deadline)
+            verdict = self._look(epoch, part, transaction, deadline)
+            if verdict is not None:
+                return verdict
+            if time.monotonic() >= deadline:
+                return Verdict(
+                    Outcome.UNKNOWN,
+                    f"{transaction.transactional_id}: {name}, and no more after {self._config.timeout:g} s",
+                )
+            time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _await_visible(self, transaction: Transaction, deadline: float) -> Verdict:
+        """Wait until the decision has reached the partitions; it stands even if that takes longer than we wait."""
+        while time.monotonic() < deadline:
+            now = self._describe(transaction, deadline)
+            if now.state not in outcomes.ENDING:
+                return COMMITTED
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        return Verdict(Outcome.COMMITTED, "decided; the coordinator is still writing it to the partitions")
+
+    def _look(self, epoch: Epoch, part: Committable, transaction: Transaction, deadline: float) -> Verdict | None:
+        now = self._describe(transaction, deadline)
+        marker = self._markers.of_slot(int(part["slot"]), deadline)
+        age = time.time() - float(part["prepared_at"])
+        return outcomes.verdict(
+            transaction,
+            now,
+            epoch=epoch.number,
+            marker=marker,
+            marker_may_be_gone=marker is None and age > self._markers.retention(),
+        )
+
+    def _describe(self, transaction: Transaction, deadline: float) -> Description:
+        name = transaction.transactional_id
+        return self._transactions.describe([name], deadline)[name]
+
+    def _expect_open(self, epoch: Epoch, transaction: Transaction, now: Description) -> None:
+        if now.state is State.ONGOING and now.is_of(transaction):
+            return
+        raise PrepareFailed(
+            f"epoch {epoch.number}: transaction {transaction.transactional_id}, prepared by producer "
+            f"{transaction.producer_id} in epoch {transaction.producer_epoch}, is now {now.state.value} (producer "
+            f"{now.producer_id}, epoch {now.producer_epoch})",
+            way_out="nothing is lost, and Spark runs the epoch again: another attempt at the task has used the id, or "
+            "the write took longer than transaction_timeout=",
+        )
+
+    def _expect_not_committed(self, epoch: Epoch, transaction: Transaction, deadline: float) -> None:
+        now = self._describe(transaction, deadline)
+        if now.is_of(transaction) and now.state in (State.COMPLETE_COMMIT, State.PREPARE_COMMIT):
+            raise WentBack(
+                f"epoch {epoch.number}: {transaction.transactional_id} was never recorded, and it is committed",
+                way_out="somebody else commits transactions of this checkpoint: see that only one driver runs on it, "
+                "then compare the topic with the source",
+            )
+
+    def _expect_all_rows(self, epoch: Epoch, part: Committable, replayed: Committable) -> None:
+        if replayed["rows"] != part["rows"]:
+            raise SpoolMissing(
+                f"epoch {epoch.number}: the spool of task {part['task']} holds {replayed['rows']} rows, and "
+                f"{part['rows']} were prepared",
+                way_out=_RESOLVE,
+            )
+
+    def _ours(self, name: str) -> bool:
+        parsed = TransactionalId.parse(name)
+        return parsed is not None and parsed.generation <= self._identity.generation
+
+
+_RESOLVE: Final = "see 'epochsink status', then 'epochsink resolve'"

@@ -1,0 +1,437 @@
+"""One producer with one transaction, from `init_transactions` to "everything flushed, left open".
+
+Never used for a second transaction: a delayed EndTxn of the first could end the second one (KAFKA-17754).
+Ending the producer neither commits nor aborts: the transaction stays open at the coordinator, which is what
+"prepared" means here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import logging
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from epochsink.errors import ConfigurationError
+from epochsink.kafka import librdkafka, refusals
+from epochsink.kafka.librdkafka import OK, Argument, Kind, Library, Message, NativeError, library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+log = logging.getLogger("epochsink.kafka")
+
+ROWS_PER_CALL: Final = 10_000
+BYTES_IN_FLIGHT: Final = 64 << 20
+"""How much a task lets librdkafka hold, roughly, before it waits for the broker."""
+
+_QUEUE_FULL: Final = -184
+_TIMED_OUT: Final = -185
+_UNKNOWN_PARTITION: Final = -190
+_LEADER_NOT_AVAILABLE: Final = 5
+_TOO_LARGE: Final = 10
+_PURGE_ALL: Final = 0x3
+_STATISTICS_MS: Final = 50
+"""The producer's id and epoch are told only by librdkafka's statistics; this is the longest wait for them."""
+
+_FORCED: Final = {
+    "enable.idempotence": "true",
+    "statistics.interval.ms": str(_STATISTICS_MS),
+    "delivery.report.only.error": "true",
+    "enable.metrics.push": "false",
+    "log.queue": "true",
+}
+_DEFAULTS: Final = {
+    "partitioner": "murmur2_random",  # as the Java client, so that keys stay on their partitions
+    "linger.ms": "20",
+    "batch.size": str(1 << 20),
+    "batch.num.messages": "100000",
+    "queue.buffering.max.messages": "1000000",
+    "queue.buffering.max.kbytes": str((4 * BYTES_IN_FLIGHT) >> 10),
+}
+
+
+class DeliveryFailed(NativeError):
+    """Rows were handed over and did not arrive; ``size`` is that of the first such row."""
+
+    def __init__(self, code: int, text: str, *, size: int = 0) -> None:
+        super().__init__(code, text)
+        self.size = size
+
+
+def configure(rdkafka: Library, options: Mapping[str, str]) -> int:
+    """Return a ``rd_kafka_conf_t *``. Raises ConfigurationError for an option that librdkafka refuses."""
+    conf: int = rdkafka.conf_new()
+    reason = ctypes.create_string_buffer(512)
+    for name, value in options.items():
+        answer = rdkafka.conf_set(conf, name.encode(), value.encode(), reason, len(reason))
+        if answer != OK:
+            rdkafka.conf_destroy(conf)
+            if answer == librdkafka.CONF_UNKNOWN:
+                raise ConfigurationError(
+                    f"options: librdkafka {rdkafka.version_str().decode()} knows no option '{name}'",
+                    way_out="see librdkafka's CONFIGURATION.md for the names",
+                )
+            # the reason repeats the value, which may be a secret
+            text = reason.value.decode(errors="replace").replace(value, "***") if value else reason.value.decode()
+            raise ConfigurationError(f"options: librdkafka refuses the value of '{name}': {text}")
+    return conf
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for an option that librdkafka refuses. Does not connect."""
+    rdkafka = library()
+    rdkafka.conf_destroy(configure(rdkafka, options))
+
+
+class TransactionalProducer:
+    """A transaction that is begun, filled and flushed. Used by one thread.
+
+    Raises `NativeError` from every method. ``timeout`` (seconds) bounds each wait for the cluster but that for
+    deliveries, which ``delivery.timeout.ms`` bounds.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        transactional_id: str,
+        transaction_timeout_ms: int,
+        timeout: float,
+        bootstrap_servers: str,
+    ) -> None:
+        self._rdkafka = library()
+        self._timeout = timeout
+        self._topics: dict[str, int] = {}
+        self._partitions: dict[str, int] = {}
+        self._statistics = b""
+        self._trouble: NativeError | None = None
+        self._undelivered: DeliveryFailed | None = None
+        self._size_sum = self._count = 0
+        self._client = self._connectable(
+            _DEFAULTS
+            | {"delivery.timeout.ms": str(min(120_000, transaction_timeout_ms))}
+            | dict(options)
+            | _FORCED
+            | {
+                "bootstrap.servers": bootstrap_servers,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": str(transaction_timeout_ms),
+            }
+        )
+        self._events: int = self._rdkafka.queue_get_main(self._client)
+        self._rdkafka.set_log_queue(self._client, None)
+        # its threads must not outlive this object; destroying it leaves the transaction open
+        self._release = weakref.finalize(self, _destroy, self._rdkafka, self._client, self._events, self._topics)
+
+    def _connectable(self, options: Mapping[str, str]) -> int:
+        conf = configure(self._rdkafka, options)
+        self.limit = int(_value(self._rdkafka, conf, "message.max.bytes"))
+        events = librdkafka.EVENT_DELIVERY | librdkafka.EVENT_ERROR | librdkafka.EVENT_STATISTICS
+        self._rdkafka.conf_set_events(conf, events | librdkafka.EVENT_LOG)
+        reason = ctypes.create_string_buffer(512)
+        client: int | None = self._rdkafka.new(librdkafka.PRODUCER, conf, reason, len(reason))
+        if not client:
+            self._rdkafka.conf_destroy(conf)
+            raise ConfigurationError(f"options: librdkafka refuses them: {reason.value.decode(errors='replace')}")
+        return client
+
+    # ---- the transaction's life
+
+    def begin(self) -> None:
+        """Fence earlier users of the id, abort what they left open, and begin."""
+        self._until_done(lambda ms: self._rdkafka.init_transactions(self._client, ms))
+        self._rdkafka.check(self._rdkafka.begin_transaction(self._client))
+
+    def flush(self) -> None:
+        """Wait until the broker has every row. Raises `DeliveryFailed` if it does not have one of them."""
+        while self._rdkafka.outq_len(self._client) > 0:
+            self._rdkafka.flush(self._client, 100)
+            self._serve(0)
+            self._raise_undelivered()
+        self._serve(0)
+        self._raise_undelivered()
+
+    def mark(self, group: str, topic: str, offset: int) -> None:
+        """Make an offset of a consumer group part of the transaction; to be called after `flush`.
+
+        It also is the check that the transaction has not been fenced or failed in the meantime.
+        """
+        rdkafka = self._rdkafka
+        offsets = rdkafka.topic_partition_list_new(1)
+        rdkafka.topic_partition_list_add(offsets, topic.encode(), 0)
+        rdkafka.topic_partition_list_set_offset(offsets, topic.encode(), 0, offset)
+        metadata = rdkafka.consumer_group_metadata_new(group.encode())
+        try:
+            self._until_done(
+                lambda ms: rdkafka.send_offsets_to_transaction(self._client, offsets, metadata, ms), slice_ms=5_000
+            )
+        finally:
+            rdkafka.consumer_group_metadata_destroy(metadata)
+            rdkafka.topic_partition_list_destroy(offsets)
+
+    def identity(self) -> tuple[int, int]:
+        """Return (producer id, producer epoch), with which any process can end the transaction."""
+        deadline = time.monotonic() + self._timeout
+        while time.monotonic() < deadline:
+            self._serve(0)
+            if self._statistics:
+                known = json.loads(self._statistics)["eos"]
+                if known["producer_id"] >= 0:
+                    return int(known["producer_id"]), int(known["producer_epoch"])
+                self._statistics = b""
+            self._serve(_STATISTICS_MS)
+        raise NativeError(_TIMED_OUT, "librdkafka's statistics did not tell the producer id")
+
+    def release(self) -> None:
+        """End the producer's threads and connections and leave the transaction open. May be repeated."""
+        self._release()
+
+    def abort(self) -> None:
+        """Throw away what is queued, abort the transaction and release. To be called at most once."""
+        try:
+            self._rdkafka.purge(self._client, _PURGE_ALL)
+            deadline = time.monotonic() + self._timeout
+            while self._rdkafka.outq_len(self._client) > 0 and time.monotonic() < deadline:
+                self._serve(10)
+            self._until_done(lambda ms: self._rdkafka.abort_transaction(self._client, ms))
+        finally:
+            self.release()
+
+    # ---- rows
+
+    def partition_count(self, topic: str) -> int:
+        """Return how many partitions a topic has now. Raises `NativeError` if there is no such topic."""
+        if topic not in self._partitions:
+            deadline = time.monotonic() + self._timeout
+            while not (count := self._ask_partition_count(topic)):
+                if time.monotonic() > deadline:
+                    raise NativeError(_LEADER_NOT_AVAILABLE, f"topic '{topic}' has no leader")
+                self._serve(50)
+            self._partitions[topic] = count
+        return self._partitions[topic]
+
+    def produce(self, topic: str, messages: NDArray[Any]) -> None:
+        """Hand over `MESSAGE` structs; their bytes are copied before this returns."""
+        self._refuse_partitions(topic, messages["partition"])
+        handle = self._topic(topic)
+        self._count += len(messages)
+        self._size_sum += int(messages["len"].sum()) + int(messages["key_len"].sum())
+        for start in range(0, len(messages), ROWS_PER_CALL):
+            remaining = messages[start : start + ROWS_PER_CALL]
+            while len(remaining):
+                self._make_room()
+                remaining = self._produce_once(topic, handle, remaining)
+
+    def produce_each(
+        self, topic: str, messages: NDArray[Any], headers: Sequence[Any] | None, timestamps: Sequence[int] | None
+    ) -> None:
+        """Hand over rows one by one: the way that takes headers and timestamps (ms since 1970, 0 for now)."""
+        self._refuse_partitions(topic, messages["partition"])
+        handle = self._topic(topic)
+        for index, (_, _, partition, payload, size, key, key_size, _, _) in enumerate(messages.tolist()):
+            arguments = (Argument * 7)()
+            for slot, kind in enumerate((Kind.TOPIC, Kind.FLAGS, Kind.PARTITION, Kind.VALUE, Kind.KEY)):
+                arguments[slot].kind = kind
+            arguments[0].value.topic = handle
+            arguments[1].value.number = librdkafka.COPY
+            arguments[2].value.partition = partition
+            arguments[3].value.memory = (payload or None, size)
+            arguments[4].value.memory = (key or None, key_size)
+            arguments[5].kind = Kind.TIMESTAMP
+            arguments[5].value.timestamp = timestamps[index] if timestamps else 0
+            self._produce_one(topic, arguments, headers[index] if headers else None, size + key_size)
+
+    # ---- steps
+
+    def _produce_once(self, topic: str, handle: int, messages: NDArray[Any]) -> NDArray[Any]:
+        """Hand over messages; return those for which the queue had no room."""
+        taken = self._rdkafka.produce_batch(
+            handle,
+            librdkafka.UNASSIGNED,
+            librdkafka.COPY | librdkafka.HONOUR_PARTITION,
+            messages.ctypes.data,
+            len(messages),
+        )
+        if taken == len(messages):
+            return messages[:0]
+        refused = messages[(messages["err"] != OK) & (messages["err"] != _QUEUE_FULL)]
+        if len(refused):
+            first = refused[0]
+            raise self._refused(topic, int(first["err"]), int(first["len"] + first["key_len"]))
+        self._serve(10)
+        return np.ascontiguousarray(messages[messages["err"] == _QUEUE_FULL])
+
+    def _produce_one(self, topic: str, arguments: Any, headers: Sequence[Any] | None, size: int) -> None:
+        self._count += 1
+        self._size_sum += size
+        while True:
+            self._make_room()
+            native = self._headers(headers)
+            arguments[6].kind = Kind.HEADERS if native else Kind.FLAGS
+            if native:
+                arguments[6].value.headers = native
+            else:
+                arguments[6].value.number = librdkafka.COPY
+            try:
+                self._rdkafka.check(self._rdkafka.produceva(self._client, arguments, len(arguments)))
+            except NativeError as failure:
+                if native:
+                    self._rdkafka.headers_destroy(native)
+                if failure.code != _QUEUE_FULL:
+                    raise self._refused(topic, failure.code, size) from None
+                self._serve(10)
+            else:
+                return
+
+    def _headers(self, headers: Sequence[Any] | None) -> int | None:
+        if not headers:
+            return None
+        native: int = self._rdkafka.headers_new(len(headers))
+        for header in headers:
+            name, value = header["key"].encode(), header["value"]
+            content = value.encode() if isinstance(value, str) else value
+            self._rdkafka.header_add(native, name, len(name), content, 0 if content is None else len(content))
+        return native
+
+    def _refuse_partitions(self, topic: str, partitions: NDArray[Any]) -> None:
+        count = self.partition_count(topic)
+        wrong = partitions[(partitions < librdkafka.UNASSIGNED) | (partitions >= count)]
+        if len(wrong):
+            raise NativeError(
+                _UNKNOWN_PARTITION,
+                f"partition {wrong[0]} is out of range: topic '{topic}' has {count} partition(s), 0 to {count - 1}",
+            )
+
+    def _refused(self, topic: str, code: int, size: int) -> NativeError:
+        if code == _TOO_LARGE:
+            return NativeError(
+                code,
+                f"a row of {size} bytes for topic '{topic}' is larger than message.max.bytes = {self.limit} allows",
+            )
+        return NativeError(code, self._rdkafka.describe(code))
+
+    def _topic(self, topic: str) -> int:
+        if topic not in self._topics:
+            self._topics[topic] = self._rdkafka.topic_new(self._client, topic.encode(), None)
+        return self._topics[topic]
+
+    def _ask_partition_count(self, topic: str) -> int:
+        answer = ctypes.POINTER(librdkafka.Metadata)()
+        wait_ms = int(self._timeout * 1000)
+        code = self._rdkafka.metadata(self._client, 0, self._topic(topic), ctypes.byref(answer), wait_ms)
+        if code != OK:
+            raise NativeError(code, self._with_trouble(self._rdkafka.describe(code)))
+        try:
+            found = answer.contents.topics[0]
+            if found.err not in (OK, _LEADER_NOT_AVAILABLE):
+                raise NativeError(found.err, f"topic '{topic}': {self._rdkafka.describe(found.err)}")
+            return 0 if found.err else int(found.partition_cnt)
+        finally:
+            self._rdkafka.metadata_destroy(answer)
+
+    def _make_room(self) -> None:
+        """Wait while librdkafka holds more than `BYTES_IN_FLIGHT`, by the average size of a row."""
+        average = max(1, self._size_sum // self._count)
+        while self._rdkafka.outq_len(self._client) * average > BYTES_IN_FLIGHT:
+            self._serve(5)
+        self._serve(0)
+        self._raise_undelivered()
+
+    def _until_done(self, call: Callable[[int], int | None], slice_ms: int = 500) -> None:
+        """Repeat a call while it times out, watching for errors that no waiting mends."""
+        deadline = time.monotonic() + self._timeout
+        while True:
+            wait_ms = max(1, min(slice_ms, int((deadline - time.monotonic()) * 1000)))
+            try:
+                self._rdkafka.check(call(wait_ms))
+            except NativeError as failure:
+                self._serve(0)
+                self._raise_standing_trouble()
+                if not failure.retriable:
+                    raise
+                if time.monotonic() >= deadline:
+                    waited = f"not done within {self._timeout:g} s: {failure.text}"
+                    raise NativeError(failure.code, self._with_trouble(waited)) from None
+            else:
+                return
+
+    def _with_trouble(self, text: str) -> str:
+        return f"{text}; the client's last error: {self._trouble.text}" if self._trouble else text
+
+    def _raise_standing_trouble(self) -> None:
+        if self._trouble is not None and refusals.stands(self._trouble.code):
+            raise self._trouble
+
+    def _raise_undelivered(self) -> None:
+        if self._undelivered is not None:
+            raise self._undelivered
+
+    # ---- events
+
+    def _serve(self, wait_ms: int) -> None:
+        """Take in all events that are there, waiting up to ``wait_ms`` for the first."""
+        while event := self._rdkafka.queue_poll(self._events, wait_ms):
+            wait_ms = 0
+            try:
+                self._take(event)
+            finally:
+                self._rdkafka.event_destroy(event)
+
+    def _take(self, event: int) -> None:
+        kind = self._rdkafka.event_type(event)
+        if kind == librdkafka.EVENT_STATISTICS:
+            self._statistics = self._rdkafka.event_stats(event)
+        elif kind == librdkafka.EVENT_DELIVERY:
+            self._note_undelivered(event)
+        elif kind == librdkafka.EVENT_ERROR:
+            text = self._rdkafka.event_error_string(event).decode(errors="replace")
+            trouble = NativeError(self._rdkafka.event_error(event), text)
+            # "all brokers are down" must not hide why
+            if self._trouble is None or not refusals.stands(self._trouble.code):
+                self._trouble = trouble
+        elif kind == librdkafka.EVENT_LOG:
+            self._log(event)
+
+    def _note_undelivered(self, event: int) -> None:
+        while report := self._rdkafka.event_message_next(event):
+            message: Message = report.contents
+            if self._undelivered is None and message.err != OK:
+                topic = self._rdkafka.topic_name(message.topic).decode()
+                size = message.len + message.key_len
+                self._undelivered = DeliveryFailed(
+                    message.err,
+                    f"a row of {size} bytes for topic '{topic}', partition {message.partition}, was not delivered: "
+                    f"{self._rdkafka.describe(message.err)}",
+                    size=size,
+                )
+
+    def _log(self, event: int) -> None:
+        facility, text = ctypes.c_char_p(), ctypes.c_char_p()
+        severity = ctypes.c_int()
+        self._rdkafka.event_log(event, ctypes.byref(facility), ctypes.byref(text), ctypes.byref(severity))
+        syslog = {3: logging.ERROR, 4: logging.WARNING, 5: logging.INFO, 6: logging.INFO}
+        level = logging.DEBUG if severity.value > 6 else syslog.get(severity.value, logging.ERROR)  # noqa: PLR2004 - syslog
+        log.log(
+            level, "librdkafka %s: %s", (facility.value or b"").decode(), (text.value or b"").decode(errors="replace")
+        )
+
+
+def _value(rdkafka: Library, conf: int, name: str) -> str:
+    text = ctypes.create_string_buffer(512)
+    size = ctypes.c_size_t(len(text))
+    rdkafka.conf_get(conf, name.encode(), text, ctypes.byref(size))
+    return text.value.decode()
+
+
+def _destroy(rdkafka: Library, client: int, events: int, topics: Mapping[str, int]) -> None:
+    rdkafka.purge(client, _PURGE_ALL)
+    for handle in topics.values():
+        rdkafka.topic_destroy(handle)
+    rdkafka.queue_destroy(events)
+    rdkafka.destroy(client)

@@ -1,0 +1,91 @@
+"""Ending, describing and listing transactions that other processes have begun."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest
+from kafka.protocol.metadata import CoordinatorType
+from kafka.protocol.producer.transaction import EndTxnRequest
+
+from epochsink.kafka.cluster import raise_for
+from epochsink.kafka.outcomes import Answer, Description, State, answer_to
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.identifiers import Transaction
+
+_ID_NOT_FOUND = 105
+
+
+class Transactions:
+    """The transactions of one cluster. Every method retries passing failures; raises `Unreachable` at the deadline.
+
+    Deadlines are monotonic seconds.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def end(self, transaction: Transaction, deadline: float, *, commit: bool) -> tuple[Answer, str]:
+        """Commit or abort; return the coordinator's answer, which is never AGAIN, and its name."""
+
+        def attempt() -> tuple[Answer, str]:
+            code = self._end_once(transaction, commit=commit)
+            answer, name = answer_to(code)
+            if answer is Answer.AGAIN:
+                self._cluster.forget(CoordinatorType.TRANSACTION, [transaction.transactional_id])
+                raise_for(code, f"ending {transaction.transactional_id}")
+            return answer, name
+
+        found: tuple[Answer, str] = self._cluster.until(deadline, attempt)
+        return found
+
+    def describe(self, ids: Iterable[str], deadline: float) -> dict[str, Description]:
+        """Return the state of each transactional id."""
+        wanted = list(ids)
+        found: dict[str, Description] = self._cluster.until(deadline, lambda: self._describe_once(wanted))
+        return found
+
+    def open_ids(self, prefix: str, deadline: float) -> list[str]:
+        """Return the transactional ids with this prefix whose transaction is open, on any broker."""
+
+        def attempt() -> list[str]:
+            listings = self._cluster.admin().list_transactions(state_filters=[State.ONGOING.value])
+            ids = [listing.transactional_id for listed in listings.values() for listing in listed]
+            return sorted(found for found in ids if found.startswith(prefix))
+
+        found: list[str] = self._cluster.until(deadline, attempt)
+        return found
+
+    def _end_once(self, transaction: Transaction, *, commit: bool) -> int:
+        request = EndTxnRequest(
+            transactional_id=transaction.transactional_id,
+            producer_id=transaction.producer_id,
+            producer_epoch=transaction.producer_epoch,
+            committed=commit,
+        )
+        [answer] = self._cluster.ask_coordinators(
+            CoordinatorType.TRANSACTION, [transaction.transactional_id], lambda _: request
+        )
+        return int(answer.error_code)
+
+    def _describe_once(self, ids: list[str]) -> dict[str, Description]:
+        answers = self._cluster.ask_coordinators(
+            CoordinatorType.TRANSACTION, ids, lambda mine: DescribeTransactionsRequest(transactional_ids=mine)
+        )
+        found: dict[str, Description] = {}
+        for answer in answers:
+            for told in answer.transaction_states:
+                if told.error_code == _ID_NOT_FOUND:
+                    found[told.transactional_id] = Description(State.NOT_FOUND)
+                    continue
+                if told.error_code != 0:
+                    self._cluster.forget(CoordinatorType.TRANSACTION, [told.transactional_id])
+                raise_for(told.error_code, f"describing {told.transactional_id}")
+                found[told.transactional_id] = Description(
+                    State(told.transaction_state), told.producer_id, told.producer_epoch
+                )
+        return found

@@ -1,0 +1,136 @@
+"""Phase 1: a task's rows into one open transaction."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.faults import reach
+from epochsink.kafka import messages, refusals
+from epochsink.kafka.identifiers import transactional_id
+from epochsink.kafka.librdkafka import NativeError
+from epochsink.kafka.producer import TransactionalProducer
+from epochsink.naming import identity_key, marker_group
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.kafka.config import Kafka
+    from epochsink.protocol import Committable, Task
+
+log = logging.getLogger("epochsink.kafka")
+
+
+class KafkaWriter:
+    """Produces one attempt at one slot of an epoch.
+
+    ``spooled_as`` is the uuid under which the rows are spooled: the task's own, but for a replay, which writes the
+    rows of an earlier task again.
+    """
+
+    def __init__(self, config: Kafka, task: Task, spooled_as: str) -> None:
+        self._config = config
+        self._epoch = task.epoch
+        self._slot = task.slot
+        self._spooled_as = spooled_as
+        self._key = identity_key(task.identity)
+        self._rows = 0
+        self._marker_topic: str | None = None
+        self.transactional_id = str(transactional_id(task, spool=config.spool))
+        try:
+            self._producer = TransactionalProducer(
+                config.options,
+                self.transactional_id,
+                config.transaction_timeout_ms(task.identity),
+                config.timeout,
+                config.bootstrap_servers,
+            )
+            self._producer.begin()
+        except NativeError as failure:
+            raise self._error(failure, f"no transaction could be begun at {config.bootstrap_servers}") from failure
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Hand a batch over to the client. Raises `PrepareFailed`, `RowsRejected`."""
+        if self._config.topic is not None:
+            return self._produce(self._config.topic, batch)
+        for topic, rows in messages.by_topic(batch):
+            if topic is None:
+                raise RowsRejected(
+                    f"{rows.num_rows} row(s) of slot {self._slot} have no topic",
+                    way_out="fill the column 'topic' in every row, or set topic=",
+                )
+            self._produce(topic, rows)
+        return None
+
+    def prepare(self) -> Committable:
+        """Flush, put the marker into the transaction, and leave it open."""
+        if self._marker_topic is None:
+            raise PrepareFailed(f"slot {self._slot} has no rows, and an empty transaction cannot be ended")
+        try:
+            self._producer.flush()
+            self._producer.mark(marker_group(self._key, self._slot), self._marker_topic, self._epoch.number)
+            producer_id, producer_epoch = self._producer.identity()
+        except NativeError as failure:
+            raise self._error(failure, "its rows could not be prepared") from failure
+        reach("kafka.produced")
+        self._producer.release()
+        return {
+            "transactional_id": self.transactional_id,
+            "producer_id": producer_id,
+            "producer_epoch": producer_epoch,
+            "slot": self._slot,
+            "task": self._spooled_as,
+            "rows": self._rows,
+            "prepared_at": int(time.time()),
+        }
+
+    def abort(self) -> None:
+        """Abort the transaction if the cluster lets us; else the driver's sweep or the broker's time-out does."""
+        try:
+            self._producer.abort()
+        except NativeError as failure:
+            log.info("transaction %s is left for the driver to abort: %s", self.transactional_id, failure.text)
+
+    def _produce(self, topic: str, batch: pa.RecordBatch) -> None:
+        self._marker_topic = self._marker_topic or topic
+        headers, timestamps = _headers(batch), _timestamps(batch)
+        array = messages.fill(batch)
+        try:
+            if headers is None and timestamps is None:
+                self._producer.produce(topic, array)
+            else:
+                self._producer.produce_each(topic, array, headers, timestamps)
+        except NativeError as failure:
+            raise self._error(failure, f"rows were not taken for topic '{topic}'") from failure
+        self._rows += batch.num_rows
+
+    def _error(self, failure: NativeError, doing: str) -> PrepareFailed:
+        return refusals.error(
+            failure,
+            f"epoch {self._epoch.number}, slot {self._slot}: {doing}",
+            transactional_id=self.transactional_id,
+        )
+
+
+def _headers(batch: pa.RecordBatch) -> Sequence[Any] | None:
+    if "headers" not in batch.schema.names:
+        return None
+    headers: list[Any] = batch.column("headers").to_pylist()
+    return headers
+
+
+def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
+    """Milliseconds since 1970, 0 where there is none: the client then takes the present."""
+    if "timestamp" not in batch.schema.names:
+        return None
+    column = batch.column("timestamp")
+    unit = pa.timestamp("ms", tz=column.type.tz)
+    milliseconds = pc.cast(column, unit, safe=False).cast(pa.int64())
+    values: list[int] = np.asarray(pc.fill_null(milliseconds, 0)).tolist()
+    return values
