@@ -1,0 +1,93 @@
+"""The checker: judges a history and says so in a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from epochsink.testing.anomalies import ANOMALIES, Anomaly, Evidence, find_all
+from epochsink.testing.history import History
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epochsink.testing.views import View
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the checker says of one history.
+
+    ``windows`` has, for each target that is not atomic, the longest time in seconds that an epoch was seen in part.
+    """
+
+    anomalies: tuple[Anomaly, ...]
+    counts: dict[str, int]
+    windows: dict[str, float]
+
+    @property
+    def clean(self) -> bool:
+        """Whether there is no anomaly."""
+        return not self.anomalies
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of the anomalies found."""
+        return frozenset(anomaly.name for anomaly in self.anomalies)
+
+    def table(self) -> Table:
+        """Return the result for a terminal: every anomaly looked for, how often it was found, and an example."""
+        caption = ", ".join(f"{count} {name}" for name, count in self.counts.items())
+        for target, seconds in self.windows.items():
+            caption += f"; an epoch was visible in part in '{target}' for {seconds:.1f} s at the most"
+        table = Table("anomaly", "how it shows", "found", "first example", caption=caption)
+        for name, (_, meaning) in ANOMALIES.items():
+            found = [anomaly for anomaly in self.anomalies if anomaly.name == name]
+            example = str(found[0]).removeprefix(f"{name}: ") if found else ""
+            table.add_row(name, meaning, str(len(found)), example, style="bold red" if found else "")
+        return table
+
+    def __str__(self) -> str:
+        console = Console(width=160, color_system=None)
+        with console.capture() as captured:
+            console.print(self.table())
+        return "\n".join([captured.get(), *map(str, self.anomalies)])
+
+
+def check(history: History | Path) -> Report:
+    """Judge a history, or the one in a folder.
+
+    Raises ValueError if nothing can be concluded from it: no final read of a target, or a source that is not dense.
+    """
+    if not isinstance(history, History):
+        history = History.load(history)
+    evidence = Evidence.of(history)
+    anomalies = find_all(evidence)
+    counts = {
+        "epochs": len(evidence.timeline),
+        "source rows": evidence.timeline.source.num_rows,
+        "reads": len(history.reads),
+        "rows read": sum(int(view.seen.sum()) for views in evidence.views.values() for view in views),
+        "drivers": len(history.drivers),
+        "kills": history.counts.get("killed", 0),
+        "anomalies": len(anomalies),
+    }
+    windows = {target.name: _window(views) for target, views in evidence.targets() if not target.atomic}
+    return Report(anomalies, counts, windows)
+
+
+def _window(views: list[View]) -> float:
+    """Return the longest time from a read that saw an epoch in part to the first that saw it whole."""
+    longest = 0.0
+    since: dict[int, float] = {}
+    for view in views:
+        partly = set(np.flatnonzero((view.seen > 0) & (view.missing > 0)).tolist())
+        for at in since.keys() - partly:
+            longest = max(longest, view.read.ended - since.pop(at))
+        for at in partly - since.keys():
+            since[at] = view.read.began
+    return longest

@@ -1,0 +1,218 @@
+"""What happened, kept by the one who tests and never by the library: JSON lines, each fsynced before the next step.
+
+Several processes append to one history. ``at`` is CLOCK_MONOTONIC in seconds, which all processes of a machine
+share. Rows that were read lie beside it as Arrow files. Events:
+
+    target     name, atomic, keyed, dead_letters, lag          what the checker has to know of a sink
+    input      run, file                                       all source rows of a run
+    started    run, driver                                     a driver process, oldest first
+    ended      driver, code             killed  what, pid      recovered  what
+    invoked    run, driver, epoch, attempt                     foreachBatch began
+    returned   attempt                  raised  attempt, error
+    aborted    attempt                                         known never to have been prepared (a canary)
+    offsets    run, epoch, ends                                offsets/N: end offset of each source partition
+    committed  run, epoch, absent_until                        commits/N seen; not there yet when last looked for
+    done       run, epoch                                      the ledger says that every sink has committed
+    read       target, began, ended, file, final               one read; final: after everything came to rest
+    leftover   target, kind (orphan or pin), what              found after everything came to rest
+    healed                              drained                faults ended; all input is decided
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FILE = "history.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One place where rows become visible.
+
+    ``atomic``: readers see all of an epoch or nothing. ``keyed``: it holds the newest row of each key only.
+    ``dead_letters`` names the target that holds rows which this one refused. ``lag`` is how many seconds
+    an acknowledged commit may take to be seen by a reader.
+    """
+
+    name: str
+    atomic: bool = True
+    keyed: bool = False
+    dead_letters: str | None = None
+    lag: float = 0.0
+
+
+@dataclass(slots=True)
+class EpochFacts:
+    """One epoch of one run. Times are None for what was never seen.
+
+    ``committed_at`` and ``done_at`` are when ``commits/N`` and the ledger's ``done`` were first seen;
+    ``absent_until`` is when ``commits/N`` was last known not to exist.
+    """
+
+    run: str
+    number: int
+    ends: Mapping[int, int]
+    committed_at: float | None = None
+    absent_until: float = float("inf")
+    done_at: float | None = None
+
+
+@dataclass(slots=True)
+class AttemptFacts:
+    """One call of foreachBatch. ``returned_at`` is None if it raised, was killed or never ended."""
+
+    name: str
+    run: str
+    driver: str
+    epoch: int
+    returned_at: float | None = None
+    aborted: bool = False
+
+
+@dataclass(slots=True)
+class Read:
+    """One read of one target; ``rows`` are in memory or in a file."""
+
+    target: str
+    began: float
+    ended: float
+    source: pa.Table | Path
+    final: bool = False
+
+    def rows(self) -> pa.Table:
+        """Return the rows, at least the columns of `epochsink.testing.rows.SCHEMA`."""
+        if isinstance(self.source, Path):
+            with pa.OSFile(str(self.source)) as file:
+                return pa.ipc.open_file(file).read_all()
+        return self.source
+
+
+@dataclass(slots=True)
+class History:
+    """What the checker judges. ``patience`` is how many seconds without progress count as stuck."""
+
+    targets: dict[str, Target] = field(default_factory=dict)
+    inputs: dict[str, pa.Table] = field(default_factory=dict)
+    drivers: list[str] = field(default_factory=list)
+    attempts: dict[str, AttemptFacts] = field(default_factory=dict)
+    epochs: dict[tuple[str, int], EpochFacts] = field(default_factory=dict)
+    reads: list[Read] = field(default_factory=list)
+    leftovers: list[tuple[str, str, str]] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+    healed_at: float | None = None
+    drained_at: float | None = None
+    ended_at: float = 0.0
+    patience: float = 60.0
+
+    @classmethod
+    def load(cls, folder: Path) -> History:
+        """Read a history back. Raises OSError, and ValueError for a line that is none of ours."""
+        history = cls()
+        for line in (folder / FILE).read_text().splitlines():
+            history.add(json.loads(line), folder)
+        return history
+
+    def add(self, event: Mapping[str, Any], folder: Path | None = None) -> None:
+        """Take one more event into account. Raises ValueError for an unknown kind."""
+        facts = dict(event)
+        kind, at = str(facts.pop("event")), float(facts.pop("at"))
+        self.counts[kind] = self.counts.get(kind, 0) + 1
+        self.ended_at = max(self.ended_at, at)
+        handler = getattr(self, f"_on_{kind}", None)
+        if handler is None:
+            raise ValueError(f"the history holds an event of unknown kind {kind!r}")
+        handler(at, folder or Path(), **facts)
+
+    def _on_target(self, _at: float, _folder: Path, **facts: Any) -> None:
+        self.targets[facts["name"]] = Target(**facts)
+
+    def _on_input(self, _at: float, folder: Path, *, run: str, file: str) -> None:
+        self.inputs[run] = Read("", 0, 0, folder / file).rows()
+
+    def _on_started(self, _at: float, _folder: Path, *, driver: str, **_facts: Any) -> None:
+        self.drivers.append(driver)
+
+    def _on_ended(self, _at: float, _folder: Path, **_facts: Any) -> None: ...
+
+    def _on_killed(self, _at: float, _folder: Path, **_facts: Any) -> None: ...
+
+    def _on_recovered(self, _at: float, _folder: Path, **_facts: Any) -> None: ...
+
+    def _on_raised(self, _at: float, _folder: Path, **_facts: Any) -> None: ...
+
+    def _on_invoked(self, _at: float, _folder: Path, *, run: str, driver: str, epoch: int, attempt: str) -> None:
+        self.attempts[attempt] = AttemptFacts(attempt, run, driver, epoch)
+
+    def _on_returned(self, at: float, _folder: Path, *, attempt: str) -> None:
+        self.attempts[attempt].returned_at = at
+
+    def _on_aborted(self, _at: float, _folder: Path, *, attempt: str) -> None:
+        self.attempts[attempt].aborted = True
+
+    def _on_offsets(self, _at: float, _folder: Path, *, run: str, epoch: int, ends: Mapping[str, int]) -> None:
+        self.epochs[run, epoch] = EpochFacts(run, epoch, {int(part): end for part, end in ends.items()})
+
+    def _on_committed(self, at: float, _folder: Path, *, run: str, epoch: int, absent_until: float) -> None:
+        facts = self.epochs[run, epoch]
+        facts.committed_at, facts.absent_until = at, absent_until
+
+    def _on_done(self, at: float, _folder: Path, *, run: str, epoch: int) -> None:
+        self.epochs[run, epoch].done_at = at
+
+    def _on_read(self, _at: float, folder: Path, **facts: Any) -> None:
+        self.reads.append(
+            Read(facts["target"], facts["began"], facts["ended"], folder / facts["file"], final=facts["final"])
+        )
+
+    def _on_leftover(self, _at: float, _folder: Path, *, target: str, kind: str, what: str) -> None:
+        self.leftovers.append((target, kind, what))
+
+    def _on_healed(self, at: float, _folder: Path) -> None:
+        self.healed_at = at
+
+    def _on_drained(self, at: float, _folder: Path) -> None:
+        self.drained_at = at
+
+
+class HistoryLog:
+    """Appends to the history in ``folder``; many processes may, at the same time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Append one event; it is durable when this returns."""
+        line = json.dumps({"at": time.monotonic(), "event": event, **facts}) + "\n"
+        descriptor = os.open(self.folder / FILE, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+        try:
+            # one write call: lines of several processes never mix
+            os.write(descriptor, line.encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write_input(self, run: str, source: pa.Table) -> None:
+        """Say which source rows a run has to deliver (`epochsink.testing.rows.SOURCE_SCHEMA`)."""
+        self.write("input", run=run, file=self._keep(source))
+
+    def write_read(self, target: str, began: float, ended: float, rows: pa.Table, *, final: bool = False) -> None:
+        """Keep what a reader saw between two moments."""
+        self.write("read", target=target, began=began, ended=ended, file=self._keep(rows), final=final)
+
+    def _keep(self, rows: pa.Table) -> str:
+        name = f"{uuid.uuid4().hex}.arrow"
+        with pa.ipc.new_file(str(self.folder / name), rows.schema) as file:
+            file.write_table(rows)
+        return name

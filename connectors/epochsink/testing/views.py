@@ -1,0 +1,265 @@
+"""What each read of a target showed, epoch by epoch: one pass over the reads, in the order in which they began."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from epochsink.testing.rows import SCHEMA, checksums
+from epochsink.testing.timeline import UNKNOWN
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from epochsink.testing.history import History, Read, Target
+    from epochsink.testing.timeline import Timeline
+
+    Ints = npt.NDArray[np.int64]
+    Flags = npt.NDArray[np.bool_]
+
+EXAMPLES: Final = 3
+
+
+@dataclass(slots=True)
+class Findings:
+    """How many rows show something, and the first few of them."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, indices: Ints, describe: Callable[[int], str]) -> None:
+        """Count rows, and describe some."""
+        self.count += len(indices)
+        room = EXAMPLES - len(self.examples)
+        self.examples.extend(describe(int(index)) for index in indices[: max(room, 0)])
+
+
+@dataclass(slots=True)
+class View:
+    """One read, judged on its own.
+
+    By position of the epoch: ``seen`` rows of it, ``expected`` effects (rows; in a keyed target: keys whose newest row
+    is of that epoch, deletes included) and those ``found``. ``newest`` is the newest position seen. Up to
+    ``firm`` nothing may be missing; ``acknowledged`` flags epochs that the ledger called done before the read.
+    """
+
+    read: Read
+    newest: int
+    firm: int
+    acknowledged: Flags
+    seen: Ints
+    expected: Ints
+    found: Ints
+    attempts: set[tuple[int, str]]
+    duplicate: Findings
+    corrupt: Findings
+    stale: Findings
+
+    @property
+    def missing(self) -> Ints:
+        """How much of each epoch is missing."""
+        return self.expected - self.found
+
+
+class Scan:
+    """Turns the reads of one target into views. ``pardoned`` flags source rows found in its dead letters."""
+
+    def __init__(self, history: History, timeline: Timeline, target: Target, pardoned: Flags) -> None:
+        self._history = history
+        self._timeline = timeline
+        self._target = target
+        self._pardoned = pardoned
+        self._committed = np.array([epoch.committed_at is not None for epoch in timeline.epochs], dtype=bool)
+        self._done_at = np.array(
+            [np.inf if epoch.done_at is None else epoch.done_at for epoch in timeline.epochs], dtype=float
+        )
+        self._floor = np.full(timeline.key_count, -1, dtype=np.int64)
+        self._ended: list[tuple[float, int]] = []
+        self._prior = -1
+
+    def views(self) -> list[View]:
+        """Judge every read of the target."""
+        reads = [read for read in self._history.reads if read.target == self._target.name]
+        return [self._view(read) for read in sorted(reads, key=lambda read: read.began)]
+
+    def _view(self, read: Read) -> View:
+        rows = read.rows()
+        corrupt = Findings()
+        index = self._identify(rows, corrupt)
+        present = np.bincount(index, minlength=self._timeline.source.num_rows)
+        held = np.flatnonzero(present)
+        seen = np.bincount(self._timeline.position[held], minlength=len(self._timeline) + 1)[:-1]
+        newest = int(np.flatnonzero(seen).max(initial=-1))
+        acknowledged = self._done_at + self._target.lag <= read.began
+        newest, expected, found = self._effects(read, newest, acknowledged, held, seen)
+        view = View(
+            read=read,
+            newest=newest,
+            firm=self._firm(read, newest),
+            acknowledged=acknowledged,
+            seen=seen,
+            expected=expected,
+            found=found,
+            attempts=self._attempts(rows),
+            duplicate=self._duplicates(present, held),
+            corrupt=corrupt,
+            stale=self._stale_keys(held) if self._target.keyed else self._stale_log(rows, index),
+        )
+        heapq.heappush(self._ended, (read.ended, newest))
+        return view
+
+    def _identify(self, rows: pa.Table, corrupt: Findings) -> Ints:
+        """Return the source index of each row that has one; `UNKNOWN` and damaged rows are findings."""
+        timeline = self._timeline
+        index = timeline.locate(rows)
+        known = index != UNKNOWN
+        wrong = ~known | (np.asarray(rows["crc"].fill_null(-1).to_numpy()) != checksums(rows))
+        at = np.where(known, index, 0)
+        if known.any():
+            for name in ("key", "kver", "op"):
+                wrong |= known & (rows[name].to_numpy() != timeline.source[name].to_numpy()[at])
+            wrong |= known & (rows["epoch"].to_numpy() != timeline.number[timeline.position[at]])
+        if "sink" in rows.column_names:
+            wrong |= rows["sink"].to_numpy() != self._target.name
+        corrupt.add(np.flatnonzero(wrong), lambda row: str(_plain(rows, row)))
+        kept: Ints = index[known]
+        return kept[timeline.position[kept] < len(timeline)]
+
+    def _firm(self, read: Read, newest: int) -> int:
+        """Return up to where epochs have to be whole: if the target is not atomic, below an earlier read's newest."""
+        while self._ended and self._ended[0][0] <= read.began:
+            self._prior = max(self._prior, heapq.heappop(self._ended)[1])
+        return newest if self._target.atomic or read.final else self._prior - 1
+
+    def _effects(self, read: Read, newest: int, acknowledged: Flags, held: Ints, seen: Ints) -> tuple[int, Ints, Ints]:
+        live = self._committed | (seen > 0)
+        bound = max(newest, int(np.flatnonzero(acknowledged).max(initial=-1)))
+        if read.final:
+            bound = max(bound, int(np.flatnonzero(self._committed).max(initial=-1)))
+        if not self._target.keyed:
+            return (newest, *self._appended(live, bound, held))
+        expected, found = self._upserted(live, bound, held)
+        # an epoch of deletes leaves no row of its own: see whether the read fits once it is applied
+        further = bound
+        while (expected > found).any() and further + 1 < len(self._timeline) and not self._timeline.shows(further + 1):
+            further += 1
+            attempt = self._upserted(live, further, held)
+            if not (attempt[0] > attempt[1]).any():
+                return (further if bound == newest else newest, *attempt)
+        return newest, expected, found
+
+    def _appended(self, live: Flags, bound: int, held: Ints) -> tuple[Ints, Ints]:
+        rows = self._required(live, bound)
+        there = np.zeros(len(rows), dtype=bool)
+        there[held] = True
+        return self._by_epoch(np.flatnonzero(rows)), self._by_epoch(np.flatnonzero(rows & there))
+
+    def _upserted(self, live: Flags, bound: int, held: Ints) -> tuple[Ints, Ints]:
+        timeline = self._timeline
+        wanted = timeline.newest_of_keys(self._required(live, bound))
+        shown = np.full(timeline.key_count, -1, dtype=np.int64)
+        np.maximum.at(shown, timeline.key_code[held], timeline.rank[held])
+        shown = shown[timeline.key_code[wanted]]
+        gone = timeline.deletes[wanted] & (shown < 0)
+        applied = (shown >= timeline.rank[wanted]) | gone
+        if not self._target.atomic:
+            applied |= (shown < 0) & self._deleted_next(wanted, bound + 1)
+        return self._by_epoch(wanted), self._by_epoch(wanted[applied])
+
+    def _deleted_next(self, rows: Ints, bound: int) -> Flags:
+        """Flag rows whose key is deleted next, by an epoch that may be under way."""
+        timeline = self._timeline
+        following = timeline.in_key_order(timeline.rank[rows] + 1)
+        result: Flags = (
+            (timeline.key_code[following] == timeline.key_code[rows])
+            & timeline.deletes[following]
+            & (timeline.position[following] <= bound)
+        )
+        return result
+
+    def _required(self, live: Flags, bound: int) -> Flags:
+        wanted = np.zeros(len(self._timeline) + 1, dtype=bool)
+        wanted[: bound + 1] = live[: bound + 1]
+        result: Flags = wanted[self._timeline.position] & ~self._pardoned
+        return result
+
+    def _by_epoch(self, rows: Ints) -> Ints:
+        return np.bincount(self._timeline.position[rows], minlength=len(self._timeline) + 1)[:-1]
+
+    def _attempts(self, rows: pa.Table) -> set[tuple[int, str]]:
+        groups = rows.select(["run", "epoch", "attempt"]).group_by(["run", "epoch", "attempt"]).aggregate([])
+        positions = self._timeline.positions
+        return {
+            (positions[row["run"], row["epoch"]], row["attempt"])
+            for row in groups.to_pylist()
+            if (row["run"], row["epoch"]) in positions
+        }
+
+    def _duplicates(self, present: Ints, held: Ints) -> Findings:
+        found = Findings()
+        found.add(np.flatnonzero(present > 1), self._timeline.describe)
+        if self._target.keyed:
+            rows_of_key = np.bincount(self._timeline.key_code[held], minlength=self._timeline.key_count)
+            twice = held[rows_of_key[self._timeline.key_code[held]] > 1]
+            found.add(twice, self._timeline.describe)
+        return found
+
+    def _stale_keys(self, held: Ints) -> Findings:
+        """Find keys that show an older row than an earlier read, or a row again that an earlier read saw deleted."""
+        timeline, found = self._timeline, Findings()
+        shown = np.full(timeline.key_count, -1, dtype=np.int64)
+        np.maximum.at(shown, timeline.key_code[held], timeline.rank[held])
+        down = held[(timeline.rank[held] < self._floor[timeline.key_code[held]])]
+        found.add(down, timeline.describe)
+        vanished = (shown < 0) & (self._floor >= 0)
+        self._floor = np.maximum(self._floor, shown)
+        # at least one more row has taken effect; more is known of no key whose floor is a delete already
+        self._floor[vanished] += ~timeline.deletes[timeline.in_key_order(self._floor[vanished])]
+        return found
+
+    def _stale_log(self, rows: pa.Table, index: Ints) -> Findings:
+        """Find rows that stand behind a newer row of their key, where the target is a log."""
+        found = Findings()
+        if "log_off" not in rows.column_names or len(index) != rows.num_rows:
+            return found
+        timeline = self._timeline
+        order = np.lexsort((rows["log_off"].to_numpy(), rows["log_part"].to_numpy(), timeline.key_code[index]))
+        sorted_rows = index[order]
+        same = timeline.key_code[sorted_rows][1:] == timeline.key_code[sorted_rows][:-1]
+        same &= np.diff(rows["log_part"].to_numpy()[order]) == 0
+        found.add(sorted_rows[1:][same & (np.diff(timeline.rank[sorted_rows]) < 0)], timeline.describe)
+        return found
+
+
+def scan(history: History, timeline: Timeline) -> dict[str, list[View]]:
+    """Return the views of every target that is not another's dead letters. ValueError without a final read."""
+    dead_letters = {target.dead_letters for target in history.targets.values()}
+    result: dict[str, list[View]] = {}
+    for target in history.targets.values():
+        if target.name in dead_letters:
+            continue
+        pardoned = _pardoned(history, timeline, target)
+        result[target.name] = Scan(history, timeline, target, pardoned).views()
+        if not any(view.read.final for view in result[target.name]):
+            raise ValueError(f"the history has no final read of target '{target.name}': nothing can be concluded")
+    return result
+
+
+def _pardoned(history: History, timeline: Timeline, target: Target) -> Flags:
+    flags = np.zeros(timeline.source.num_rows, dtype=bool)
+    for read in history.reads:
+        if read.final and read.target == target.dead_letters:
+            index = timeline.locate(read.rows())
+            flags[index[index != UNKNOWN]] = True
+    return flags
+
+
+def _plain(rows: pa.Table, row: int) -> dict[str, object]:
+    names = [name for name in (*SCHEMA.names, "sink") if name in rows.column_names]
+    return {name: rows[name][row].as_py() for name in names}
