@@ -9,7 +9,7 @@ gap between checking and writing. Nothing is overwritten. Files are removed only
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import Fenced, LedgerCorrupt, WentBack
@@ -79,11 +79,24 @@ class Done:
     epoch: int
 
 
-Entry = Take | Prepared | Replay | Done
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """An operator has closed a sink's share of a decided epoch: nothing of it is left to commit.
+
+    ``ruling`` says on what ground, in one word.
+    """
+
+    epoch: int
+    sink: str
+    ruling: str
+
+
+Entry = Take | Prepared | Replay | Resolved | Done
 _KINDS: Final[dict[str, type[Entry]]] = {
     "take": Take,
     "prepared": Prepared,
     "replay": Replay,
+    "resolved": Resolved,
     "done": Done,
 }
 
@@ -107,14 +120,21 @@ class History:
         return max(self.epochs, default=self.owner.joined if self.owner else -1)
 
     def add(self, entry: Entry) -> None:
-        """Take the next entry into account."""
+        """Take the next entry into account.
+
+        Entries before the first take are remains of a prefix that is being removed, and count for nothing.
+        """
         match entry:
             case Take():
                 self.owner = entry
+            case _ if self.owner is None:
+                return
             case Prepared():
                 self.epochs[entry.epoch] = entry
             case Replay():
                 self._replace(entry)
+            case Resolved():
+                self._close(entry)
             case Done():
                 self.done.add(entry.epoch)
 
@@ -124,6 +144,12 @@ class History:
             share = Share(replay.parts, old.shares[replay.sink].tasks)
             shares = {**old.shares, replay.sink: share}
             self.epochs[replay.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
+
+    def _close(self, resolved: Resolved) -> None:
+        old = self.epochs.get(resolved.epoch)
+        if old is not None:
+            shares = {sink: share for sink, share in old.shares.items() if sink != resolved.sink}
+            self.epochs[resolved.epoch] = replace(old, shares=shares)
 
 
 class Ledger:
@@ -144,8 +170,12 @@ class Ledger:
         if self._end == 0 or (not self._read_on() and self._was_trimmed()):
             self._read_all()
         history = History()
-        for number in sorted(self._entries):
-            history.add(self._entries[number])
+        # a copy: the other thread may add and trim meanwhile
+        entries = self._entries.copy()
+        for number in sorted(entries):
+            history.add(entries[number])
+        if history.owner is None and entries:
+            raise _corrupt(max(entries), "no driver's take stands before it")
         return history
 
     def verify(self) -> History:
@@ -190,22 +220,25 @@ class Ledger:
             self.verify()
 
     def trim(self) -> None:
-        """Remove entries of epochs long done, as a prefix, when enough have gathered."""
+        """Remove entries of epochs long done, as a prefix that ends before a take, when enough have gathered.
+
+        A take says where the ledger begins, so that what a driver superseded long ago still writes where entries have
+        been removed can never be taken for one. So the newest take is said again now and then.
+        """
         history = self.verify()
+        entries = self._entries.copy()
+        takes = [number for number, entry in entries.items() if isinstance(entry, Take)]
+        if history.owner is not None and self._end - max(takes) > RETAINED_EPOCHS:
+            self.append(history.owner)
         retained = set(sorted(history.done)[-RETAINED_EPOCHS:]) | (history.epochs.keys() - history.done)
-        first = min(self._entries)
-        keep = min((n for n, entry in self._entries.items() if _epoch_of(entry) in retained), default=first)
+        first = min(entries)
+        needed = min((number for number, entry in entries.items() if _epoch_of(entry) in retained), default=first)
+        keep = max((number for number in takes if number <= needed), default=first)
         if keep - first < TRIMMED_AT_ONCE:
             return
-        owner = history.owner
-        if owner is not None and not any(
-            isinstance(entry, Take) for number, entry in self._entries.items() if number >= keep
-        ):
-            # the newest take would go: say it again
-            self.append(replace(owner, generation=owner.generation + 1))
         for number in range(first, keep):
             self._files.remove(_name(number))
-            del self._entries[number]
+            self._entries.pop(number, None)
 
     def _create(self, number: int, entry: Entry) -> bool:
         if not self._files.create(_name(number), _encode(entry)):
@@ -229,21 +262,27 @@ class Ledger:
         return not self._files.exists(_name(before))
 
     def _read_on(self) -> bool:
-        start = self._end
-        while (data := self._files.read(_name(self._end))) is not None:
-            self._remember(self._end, _decode(data, self._end))
-        return self._end > start
+        # counted here, not in self._end, which the other thread moves on too
+        number = start = self._end
+        while (data := self._files.read(_name(number))) is not None:
+            self._remember(number, _decode(data, number))
+            number += 1
+        return number > start
 
     def _read_all(self) -> None:
-        numbers = sorted((int(n) for n in self._files.names(FOLDER) if n.isdigit()), reverse=True)
-        # what stands below a gap is the leftover of a driver that wrote where entries had been trimmed
-        run = [n for i, n in enumerate(numbers) if n == numbers[0] - i]
-        self._entries = {}
-        self._end = 0
-        for number in reversed(run):
+        listed = {int(name) for name in self._files.names(FOLDER) if name.isdigit()}
+        first = max(listed, default=0)
+        # what stands below a gap is the leftover of a driver that wrote where entries had been trimmed; a listing
+        # made while entries are added may leave some out, so each gap is looked at
+        while first > 0 and (first - 1 in listed or self._files.exists(_name(first - 1))):
+            first -= 1
+        found = {}
+        for number in range(first, max(listed, default=-1) + 1):
             data = self._files.read(_name(number))
             if data is not None:
-                self._remember(number, _decode(data, number))
+                found[number] = _decode(data, number)
+        self._entries = found
+        self._end = max(found, default=-1) + 1
         self._read_on()
 
     def _remember(self, number: int, entry: Entry) -> None:
@@ -278,8 +317,12 @@ def _decode(data: bytes, number: int) -> Entry:
             }
         return _KINDS[kind](**fields)
     except (ValueError, KeyError, TypeError) as broken:
-        raise LedgerCorrupt(
-            f"ledger entry {number} ({FOLDER}/{number:020d} in the checkpoint) cannot be read: {broken}",
-            way_out="a newer epochsink may have written it: start with that version; otherwise restore the "
-            "checkpoint folder, with its epochsink/ folder, from one and the same copy",
-        ) from broken
+        raise _corrupt(number, str(broken)) from broken
+
+
+def _corrupt(number: int, why: str) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"ledger entry {number} ({_name(number)} in the checkpoint) cannot be used: {why}",
+        way_out="a newer epochsink may have written it: start with that version; otherwise restore the "
+        "checkpoint folder, with its epochsink/ folder, from one and the same copy",
+    )

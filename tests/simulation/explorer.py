@@ -1,0 +1,98 @@
+"""Plays many plans and gathers what they violate."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from simulation.driver import PRODUCTION, Variant
+from simulation.invariants import verdict
+from simulation.simulation import play
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from simulation.plans import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything that it takes to play one history again."""
+
+    plan: Plan
+    sinks: str
+    schedule: int
+
+    def violations(self, variant: Variant = PRODUCTION) -> list[str]:
+        """Play it and return what it violates."""
+        return verdict(play(self.plan, self.sinks, self.schedule, variant), self.plan)
+
+    def trace(self, variant: Variant = PRODUCTION) -> str:
+        """Play it and return every step."""
+        return "\n".join(play(self.plan, self.sinks, self.schedule, variant, trace=True).trace or [])
+
+
+@dataclass(slots=True)
+class Findings:
+    """How many plans struck, and the first cases of each violation by the kinds of fault."""
+
+    plans: int = 0
+    violations: Counter[tuple[str, str]] = field(default_factory=Counter)
+    first: dict[tuple[str, str], Case] = field(default_factory=dict)
+
+    def add(self, case: Case, found: list[str]) -> None:
+        """Count one played plan."""
+        self.plans += 1
+        faults = "+".join(fault[0] for _, fault in case.plan)
+        for violation in found:
+            key = (violation.splitlines()[0][:150], faults)
+            self.violations[key] += 1
+            self.first.setdefault(key, case)
+
+    def report(self) -> str:
+        """Return the violations, most frequent first, each with its first case."""
+        lines = [f"{count} x {key}: {self.first[key]}" for key, count in self.violations.most_common()]
+        return "\n".join([f"{self.plans} plans, {sum(self.violations.values())} violations", *lines])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence the package's log: thousands of faults are logged on purpose."""
+    logger = logging.getLogger("epochsink")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+def steps_of(sinks: str, schedule: int, variant: Variant = PRODUCTION) -> int:
+    """Return how many steps a run without faults makes before the healthy run."""
+    return play((), sinks, schedule, variant).steps_before_healing
+
+
+def explore(
+    plans: Iterable[Plan],
+    sinks: str,
+    schedule: int,
+    *,
+    variant: Variant = PRODUCTION,
+    findings: Findings | None = None,
+    seconds: float | None = None,
+    most: int | None = None,
+) -> Findings:
+    """Play plans, counting those in which every fault struck, until they, the time or the number is used up."""
+    findings = findings or Findings()
+    deadline = None if seconds is None else time.monotonic() + seconds
+    with quiet():
+        for played, plan in enumerate(plans):
+            if (deadline and time.monotonic() > deadline) or played == most:
+                break
+            simulation = play(plan, sinks, schedule, variant)
+            if simulation.struck == len(plan):
+                findings.add(Case(plan, sinks, schedule), verdict(simulation, plan))
+    return findings

@@ -1,0 +1,118 @@
+"""What must hold at the end of every history (early, duplicate and mixed rows are seen as they are published)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from epochsink.errors import WentBack
+from simulation.driver import PASSING, parse_offsets
+
+if TYPE_CHECKING:
+    from simulation.plans import Plan
+    from simulation.simulation import Simulation
+    from simulation.world import Row
+
+
+def check(simulation: Simulation) -> None:
+    """Flag every anomaly of the end state."""
+    for sink in simulation.sinks:
+        rows = visible(simulation, sink)
+        _check_rows(simulation, sink, rows)
+        seen = {(row.query, row.source) for row in rows}
+        if sink == "F" and simulation.loud is not None:
+            # a row that a later one of its key has replaced is not missing
+            seen |= {(row.query, at) for row in rows for at in range(row.source % 2, row.source, 2)}
+        missing = _wanted(simulation, sink) - seen
+        if simulation.loud is None:
+            if missing:
+                simulation.flag(f"LOST {sink}")
+        else:
+            _check_recoverable(simulation, sink, missing)
+    if simulation.loud is None and simulation.query == "query-1":
+        _check_leftovers(simulation)
+
+
+def _wanted(simulation: Simulation, sink: str) -> set[tuple[str, int]]:
+    """Return what has to be visible: all rows, or where each epoch updates both keys, the last ones."""
+    total = simulation.source_rows
+    if sink == "F" and simulation.loud is not None:
+        total = simulation.decided_rows()
+    first = max(0, total - 2) if sink == "F" else 0
+    return {(simulation.query, at) for at in range(first, total)}
+
+
+def visible(simulation: Simulation, sink: str) -> list[Row]:
+    """Return what a reader of a sink sees."""
+    if sink in "EF":
+        return [row for _, row in simulation.world.search[sink].documents.values()]
+    return list(simulation.world.readers.visible.get(sink, {}).values())
+
+
+def _check_rows(simulation: Simulation, sink: str, rows: list[Row]) -> None:
+    readers = simulation.world.readers
+    if any(row.attempt.startswith("loser") for row in rows):
+        simulation.flag(f"ABORTED READ {sink}")
+    if sink not in "EF":
+        return
+    if any(count > 1 for count in Counter((row.query, row.source) for row in rows).values()):
+        simulation.flag(f"DUPLICATE {sink}")
+    attempts: dict[tuple[str, int], set[str]] = {}
+    for row in rows:
+        attempts.setdefault((row.query, row.epoch), set()).add(row.attempt)
+    if any(len(some) > 1 for some in attempts.values()) and not readers.went_back:
+        simulation.flag(f"MIXED ATTEMPTS {sink}")
+    stale = any(row.query != simulation.query for row in rows)
+    if sink == "F" and stale and simulation.loud is None:
+        simulation.flag("SWALLOWED F")
+
+
+def _check_recoverable(simulation: Simulation, sink: str, missing: set[tuple[str, int]]) -> None:
+    """Flag what is decided, not visible, and does not exist anywhere else: the query stopped with an error."""
+    world = simulation.world
+    offsets = {int(name): parse_offsets(data) for name, data in world.files.get("offsets", {}).items()}
+    kept: set[tuple[str, int]] = set()
+    for folder in world.spool.values():
+        kept |= {(row.query, row.source) for rows in folder.values() for row in rows}
+    for transaction in world.kafka.transactions.values():
+        if transaction.state == "Ongoing" and sink == "K":
+            kept |= {(row.query, row.source) for row in transaction.rows}
+    if sink in "PS":
+        target = world.postgres[sink]
+        kept |= {(row.query, row.source) for one in target.prepared.values() for row in one.rows}
+        kept |= {
+            (row.query, row.source) for table in target.staging.values() for rows in table.values() for row in rows
+        }
+    for query, source in missing:
+        number = next((n for n, (start, end) in offsets.items() if start <= source < end), None)
+        committed = number is not None and str(number) in world.files.get("commits", {})
+        if (query, number) in world.readers.decided and committed and (query, source) not in kept:
+            simulation.flag(f"UNRECOVERABLE {sink}")
+
+
+def _check_leftovers(simulation: Simulation) -> None:
+    world = simulation.world
+    if any(transaction.state == "Ongoing" for transaction in world.kafka.transactions.values()):
+        simulation.flag("ORPHAN K: an open transaction pins readers")
+    for sink, target in world.postgres.items():
+        if target.prepared:
+            simulation.flag(f"ORPHAN {sink}: prepared transactions")
+        if target.staging:
+            simulation.flag(f"ORPHAN {sink}: staging tables")
+    if world.spool:
+        simulation.flag("ORPHAN spool")
+
+
+def verdict(simulation: Simulation, plan: Plan) -> list[str]:
+    """Return the violations of a history, among them errors that its plan does not excuse."""
+    found = list(simulation.anomalies)
+    restored = any(fault[0] == "restore" for _, fault in plan)
+    if simulation.loud is not None:
+        excused = restored and (isinstance(simulation.loud, WentBack) or "offsets" in str(simulation.loud))
+        if not excused:
+            found.append(f"LOUD {type(simulation.loud).__name__}: {simulation.loud}")
+    if any(
+        isinstance(p.failure, PASSING) for p in simulation.processes if simulation.healthy and p is simulation.active
+    ):
+        found.append("STUCK: the healthy run failed")
+    return found

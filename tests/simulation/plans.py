@@ -1,0 +1,83 @@
+"""Fault plans: which fault strikes at which global step.
+
+A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
+
+    before, after            the process crashes before or after the step
+    err                      the step is not carried out and raises
+    lost                     the step is carried out and its reply is lost
+    delay k                  the step raises, and is carried out k steps later, whoever runs then
+    twice k                  the step is carried out, and once more k steps later
+    pause k z                the driver stops for k steps; a second one starts; then the first goes on, z steps alone
+    stall k                  one thread of the driver stops for k steps
+    timeout                  Kafka aborts every open transaction
+    rollback                 a DBA rolls every prepared transaction back
+    loser n back             a losing task attempt (number n) of the epoch ``back`` before the running one prepares
+    restore k offsets ledger all drivers die; the checkpoint is restored to the copy made after commits/k: commits
+                             alone or offsets too; the ledger kept (0), as in the copy (1), without later epochs (2)
+    newck                    all drivers die; a new checkpoint on the same targets
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Fault = tuple[Any, ...]
+Plan = tuple[tuple[int, Fault], ...]
+
+SINKS = ("F", "K", "P", "S", "E", "KP", "KPE", "KSE")
+SIMPLE: tuple[Fault, ...] = (("before",), ("after",), ("err",), ("lost",), ("timeout",), ("rollback",), ("newck",))
+LOSERS: tuple[Fault, ...] = (("loser", 0, 0), ("loser", 1, 0), ("loser", 0, 1), ("loser", 0, 2))
+RESTORES: tuple[Fault, ...] = tuple(
+    ("restore", k, offsets, ledger) for k in (0, 1) for offsets in (0, 1) for ledger in (0, 1, 2)
+)
+
+
+def kinds(
+    pauses: Sequence[int], resumes: Sequence[int], delays: Sequence[int], stalls: Sequence[int]
+) -> tuple[Fault, ...]:
+    """Return every fault with the given lengths, in steps."""
+    timed: list[Fault] = [("delay", k) for k in delays] + [("twice", k) for k in delays]
+    timed += [("stall", k) for k in stalls]
+    timed += [("pause", k, z) for k in pauses for z in resumes]
+    return (*SIMPLE, *LOSERS, *RESTORES, *timed)
+
+
+QUICK = kinds(pauses=(9, 20, 36, 60, 999), resumes=(2, 6, 999), delays=(2, 12, 50), stalls=(6, 25))
+"""What CI runs at every step."""
+MEDIUM = kinds(
+    pauses=(4, 7, 9, 11, 13, 15, 17, 20, 24, 30, 36, 44, 52, 60, 70, 90, 999),
+    resumes=(1, 2, 4, 8, 999),
+    delays=(1, 2, 4, 8, 16, 32, 64, 128),
+    stalls=(2, 5, 10, 20, 40),
+)
+"""What random plans and the search for a mutant's death choose from."""
+FULL = kinds(
+    pauses=(*range(3, 50), 55, 60, 70, 80, 90, 120, 999),
+    resumes=(1, 2, 3, 4, 5, 6, 8, 12, 999),
+    delays=(1, 2, 4, 8, 16, 32, 64, 128),
+    stalls=(2, 5, 10, 20, 40),
+)
+"""What ``make prove`` runs at every step."""
+
+
+def one_fault(steps: int, faults: Sequence[Fault]) -> Iterator[Plan]:
+    """Yield every plan with one fault."""
+    for step in range(1, steps + 1):
+        for fault in faults:
+            yield ((step, fault),)
+
+
+def at_random(seed: int, steps: int, depth: int, faults: Sequence[Fault]) -> Iterator[Plan]:
+    """Yield plans with ``depth`` faults for ever, each kind of fault as likely as any other."""
+    choose = random.Random(seed)
+    by_name: dict[str, list[Fault]] = {}
+    for fault in faults:
+        by_name.setdefault(fault[0], []).append(fault)
+    names = sorted(by_name)
+    while True:
+        plan = [(choose.randint(1, steps), choose.choice(by_name[choose.choice(names)])) for _ in range(depth)]
+        yield tuple(sorted(plan))

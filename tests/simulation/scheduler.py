@@ -1,0 +1,323 @@
+"""The deterministic scheduler: it interleaves the threads of the drivers step by step, and applies a plan's faults.
+
+Each thread of a simulated driver is a greenlet. It hands an `Operation` (an I/O step) or a `Wait` to the scheduler,
+which runs one of them at a time and counts steps. Time is that count: there is no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from greenlet import getcurrent, greenlet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from simulation.plans import Fault, Plan
+
+Answer = TypeVar("Answer")
+
+MOST_TURNS = 6000
+MOST_DRIVERS = 9
+AT_STEP = ("before", "after", "err", "lost", "delay", "twice")
+
+
+class Killed(BaseException):
+    """The simulated process is gone: nothing of it runs on."""
+
+
+@dataclass(slots=True)
+class Operation:
+    """An I/O step that a thread wants to make."""
+
+    name: str
+    apply: Callable[[], Any]
+    reads: bool
+
+
+@dataclass(slots=True)
+class Wait:
+    """A thread waits for a condition within its own process."""
+
+    ready: Callable[[], bool]
+
+
+class Thread:
+    """One thread of a driver. ``request`` is what it waits for; None when it has ended."""
+
+    def __init__(self, name: str, body: Callable[[], None], ended: Callable[[BaseException | None], None]) -> None:
+        self.name = name
+        self.request: Operation | Wait | None = Wait(lambda: True)
+        self.stalled_until = 0
+        self._ended = ended
+        self._greenlet = greenlet(self._run)
+        self._body = body
+
+    def _run(self, _: object = None) -> tuple[str, BaseException | None]:
+        try:
+            self._body()
+        except Killed:
+            return ("killed", None)
+        except BaseException as failure:  # noqa: BLE001 - whatever ends a thread ends the driver
+            return ("ended", failure)
+        return ("ended", None)
+
+    def resume(self, answer: object) -> None:
+        """Let the thread run to its next request."""
+        self._take(self._greenlet.switch(answer))
+
+    def throw(self, error: BaseException) -> None:
+        """Let the thread's request raise."""
+        self._take(self._greenlet.throw(error))
+
+    def kill(self) -> None:
+        """End the thread without a goodbye."""
+        self.request = None
+        if not self._greenlet:
+            return
+        while not self._greenlet.dead:
+            self._greenlet.throw(Killed())
+
+    def _take(self, request: Operation | Wait | tuple[str, BaseException | None]) -> None:
+        if isinstance(request, tuple):
+            self.request = None
+            if request[0] == "ended":
+                self._ended(request[1])
+        else:
+            self.request = request
+
+
+class Condition:
+    """A `threading.Condition` between greenlets: only waiting hands over, so that holding it needs no lock."""
+
+    def __enter__(self) -> bool:
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait; with a time limit, one turn passes and the caller looks again."""
+        if timeout is None:
+            wait(predicate)
+        return predicate()
+
+    def notify_all(self) -> None:
+        """Do nothing: the scheduler asks the predicates."""
+
+
+def wait(ready: Callable[[], bool]) -> None:
+    """Suspend the calling thread until a condition holds."""
+    parent: Any = getcurrent().parent
+    parent.switch(Wait(ready))
+
+
+class Process:
+    """What the scheduler knows of a driver's process."""
+
+    number: int
+    threads: list[Thread]
+    dead = ""
+    """"" while it runs; else "crash", "error" (to be started again), "done" or "loud" (stopped for the operator)."""
+    paused_until = 0
+    alone_for = 0
+
+    def kill(self) -> None:
+        """Crash."""
+        self.dead = self.dead or "crash"
+        for thread in self.threads:
+            thread.kill()
+
+
+class Scheduler:
+    """Runs processes under a plan. A subclass says how a driver starts and what the world-wide faults do."""
+
+    def __init__(self, plan: Plan, schedule: int) -> None:
+        self.plan: dict[int, list[Fault]] = {}
+        for number, fault in plan:
+            self.plan.setdefault(number, []).append(fault)
+        self.schedule = schedule
+        self.now = 0
+        self.struck = 0
+        self.healthy = False
+        self.trace: list[str] | None = None
+        self.loud: BaseException | None = None
+        self.processes: list[Any] = []
+        self.active: Any = None
+        self._due: list[tuple[int, Operation]] = []
+        self._burst: tuple[Any, int] | None = None
+        self._turn = 0
+
+    # ---- for subclasses
+
+    def start_driver(self) -> None:
+        """Start a fresh process and make it the active one."""
+        raise NotImplementedError
+
+    def strike(self, process: Any, fault: Fault) -> bool:
+        """Apply a world-wide fault; return whether it had an effect. Killing processes ends the turn."""
+        raise NotImplementedError
+
+    def stuck(self, why: str) -> None:
+        """Note that nothing moves any more."""
+        raise NotImplementedError
+
+    # ---- steps
+
+    def step(self, name: str, apply: Callable[[], Answer], *, reads: bool = False) -> Answer:
+        """Make one I/O step (see `simulation.steps.Stepper`)."""
+        parent: Any = getcurrent().parent
+        if parent is None:
+            return apply()
+        answer: Answer = parent.switch(Operation(name, apply, reads))
+        return answer
+
+    def note(self, line: str) -> None:
+        """Add a line to the trace."""
+        if self.trace is not None:
+            self.trace.append(line)
+
+    def deliver(self, *, everything: bool = False) -> None:
+        """Carry out delayed requests that are due."""
+        for item in [item for item in self._due if everything or item[0] <= self.now]:
+            self._due.remove(item)
+            self.note(f"        late delivery of {item[1].name} -> {item[1].apply()}")
+
+    # ---- the loop
+
+    def run(self) -> None:
+        """Run until every process has ended, starting again those that ended with a passing error."""
+        for _ in range(MOST_TURNS):
+            self._resume_paused()
+            if self.active is None or (self.active.dead in ("crash", "error") and self.loud is None):
+                if len(self.processes) > MOST_DRIVERS:
+                    return self.stuck("restarts")
+                self.start_driver()
+                continue
+            chosen = self._choose()
+            if chosen is None:
+                return None
+            process, thread = chosen
+            if thread is None:
+                continue
+            if isinstance(thread.request, Wait):
+                thread.resume(None)
+            else:
+                self._execute(process, thread)
+        return self.stuck("steps")
+
+    def _resume_paused(self) -> None:
+        for process in self.processes:
+            over = self.now >= process.paused_until or self.active.dead in ("done", "loud")
+            if process.paused_until and not process.dead and over:
+                process.paused_until = 0
+                self._burst = (process, self.now + process.alone_for)
+                self.note(f"        driver {process.number} goes on, {process.alone_for} steps alone")
+
+    def _choose(self) -> tuple[Any, Thread | None] | None:
+        """Return whose turn it is; (_, None) to look again, None if nothing is left to run."""
+        living = [
+            (process, thread)
+            for process in self.processes
+            if not process.dead and not process.paused_until
+            for thread in process.threads
+            if thread.request is not None
+        ]
+        ready = [pair for pair in living if self._is_ready(pair[1])]
+        if not ready:
+            return self._nothing_ready([thread for _, thread in living])
+        if self._burst:
+            process, until = self._burst
+            alone = [pair for pair in ready if pair[0] is process]
+            if self.now < until and alone:
+                ready = alone
+            else:
+                self._burst = None
+        if self.schedule == 0:
+            self._turn += 1
+            return ready[self._turn % len(ready)]
+        first = "stream" if self.schedule == 1 else "watcher"
+        return next((pair for pair in ready if pair[1].name == first), ready[0])
+
+    def _is_ready(self, thread: Thread) -> bool:
+        request = thread.request
+        return thread.stalled_until <= self.now and (not isinstance(request, Wait) or request.ready())
+
+    def _nothing_ready(self, living: list[Thread]) -> tuple[Any, Thread | None] | None:
+        stalled = [thread for thread in living if thread.stalled_until > self.now]
+        paused = [process for process in self.processes if process.paused_until and not process.dead]
+        for thread in stalled:
+            thread.stalled_until = 0
+        if not stalled:
+            for process in paused:
+                process.paused_until = max(1, self.now)
+        if stalled or paused:
+            # nothing else moves, so their time has come
+            return (None, None)
+        if living:
+            self.stuck("deadlock")
+        return None
+
+    def _execute(self, process: Any, thread: Thread) -> None:
+        operation: Any = thread.request
+        self.now += 1
+        self.deliver()
+        faults = () if self.healthy else self.plan.get(self.now, ())
+        if faults and self._strike_around(process, thread, operation, faults):
+            return
+        fault = next((fault for fault in faults if fault[0] in AT_STEP), None)
+        if fault is None:
+            answer = operation.apply()
+            if self.trace is not None:
+                self._note_step(process, thread, operation, str(answer)[:90])
+            thread.resume(answer)
+        else:
+            self._strike_step(process, thread, operation, fault)
+
+    def _note_step(self, process: Any, thread: Thread, operation: Operation, what: str) -> None:
+        self.note(f"{self.now:4} driver {process.number} {thread.name}: {operation.name} -> {what}")
+
+    def _strike_around(self, process: Any, thread: Thread, operation: Operation, faults: Any) -> bool:
+        """Apply the faults that do not concern the step itself; return whether the step must wait or is gone."""
+        for fault in faults:
+            if fault[0] == "pause":
+                if process is not self.active or process.paused_until:
+                    continue
+                self.struck += 1
+                process.paused_until, process.alone_for = self.now + fault[1], fault[2]
+                self.note(f"{self.now:4} driver {process.number} PAUSED before {operation.name}")
+                self.start_driver()
+                return True
+            if fault[0] == "stall":
+                self.struck += 1
+                thread.stalled_until = self.now + fault[1]
+                self.note(f"{self.now:4} driver {process.number} {thread.name} STALLED before {operation.name}")
+                return True
+            if fault[0] not in AT_STEP and self.strike(process, fault):
+                self.struck += 1
+                if process.dead:
+                    return True
+        return False
+
+    def _strike_step(self, process: Any, thread: Thread, operation: Operation, fault: Fault) -> None:
+        kind = fault[0]
+        if operation.reads and kind not in ("before", "err"):
+            # nothing changes by reading: these are covered by "before" and "err" at this or the next step
+            thread.resume(operation.apply())
+            return
+        self.struck += 1
+        if kind in ("after", "lost", "twice"):
+            answer = operation.apply()
+            self._note_step(process, thread, operation, f"{str(answer)[:60]} and then {fault}")
+        else:
+            answer = None
+            self._note_step(process, thread, operation, f"not carried out: {fault}")
+        if kind in ("delay", "twice"):
+            self._due.append((self.now + fault[1], operation))
+        if kind in ("before", "after"):
+            process.kill()
+        elif kind == "twice":
+            thread.resume(answer)
+        else:
+            thread.throw(OSError(f"{operation.name}: outcome unknown"))

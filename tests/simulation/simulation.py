@@ -1,0 +1,189 @@
+"""One simulated history: a world, its drivers, a fault plan, then a healthy run, then the verdict."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+
+from epochsink.ledger import FOLDER
+from simulation import invariants
+from simulation.driver import PRODUCTION, SLOTS, Driver, Variant, parse_offsets
+from simulation.scheduler import Scheduler
+from simulation.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from simulation.plans import Fault, Plan
+
+EPOCHS = 3
+HEALTHY_FROM = 10**6
+
+Folders = dict[str, dict[str, bytes]]
+
+
+class Simulation(Scheduler):
+    """A query of three epochs over some sinks, run under a plan."""
+
+    def __init__(self, plan: Plan, sinks: str, schedule: int = 0, variant: Variant = PRODUCTION) -> None:
+        super().__init__(plan, schedule)
+        self.sinks = sinks
+        self.variant = variant
+        self.world = World(sinks)
+        self.query = "query-1"
+        self.source_rows = EPOCHS * SLOTS
+        self.catching_up = 0
+        self.attempts = 0
+        self.commits_made = 0
+        self.blames_zombies = True
+        self.steps_before_healing = 0
+        self.copies: dict[int, Folders] = {}
+        self._restored_to = HEALTHY_FROM
+
+    @property
+    def anomalies(self) -> list[str]:
+        """Return every violation found."""
+        return self.world.readers.anomalies
+
+    def flag(self, anomaly: str) -> None:
+        """Remember a violation."""
+        self.world.readers.flag(anomaly)
+
+    def stuck(self, why: str) -> None:
+        """Remember that nothing moved any more."""
+        self.flag(f"STUCK {why}")
+
+    def start_driver(self) -> None:
+        """Start a fresh process."""
+        self.note(f"        --- driver {len(self.processes)} starts")
+        self.active = Driver(self, len(self.processes))
+        self.processes.append(self.active)
+
+    def decided(self, number: int) -> None:
+        """Take note of a commits file: readers may see the epoch from now on."""
+        self.commits_made += 1
+        self.world.readers.decided.add((self.query, number))
+        self.copies[number] = copied(self.world.files)
+
+    def decided_rows(self) -> int:
+        """Return how many source rows the checkpoint's newest decided epoch reaches to."""
+        files = self.world.files
+        newest = max(map(int, files.get("commits", {})), default=-1)
+        return parse_offsets(files["offsets"][str(newest)])[1] if newest >= 0 else 0
+
+    # ---- world-wide faults
+
+    def strike(self, process: Driver, fault: Fault) -> bool:
+        """Apply a fault."""
+        kind, *numbers = fault
+        if kind == "timeout":
+            self.note("        Kafka: open transactions time out")
+            return self.world.kafka.time_out()
+        if kind == "rollback":
+            self.note("        a DBA rolls back what is prepared")
+            struck = [target.roll_back_all() for target in self.world.postgres.values()]
+            return any(struck)
+        if kind == "loser":
+            self.note(f"        a losing task attempt {numbers}")
+            return process.lose_a_task(*numbers)
+        if kind == "newck":
+            return self._new_checkpoint()
+        return self._restore(*numbers)
+
+    def _kill_all(self) -> None:
+        for process in self.processes:
+            process.kill()
+
+    def _new_checkpoint(self) -> bool:
+        if self.query != "query-1":
+            return False
+        self.note("        all drivers die; a new checkpoint on the same targets")
+        self._kill_all()
+        self.query, self.catching_up = "query-2", 1
+        self.world.files.clear()
+        self.copies.clear()
+        return True
+
+    def _restore(self, number: int, offsets: int, ledger: int) -> bool:
+        copy = self.copies.get(number)
+        # forward into an abandoned timeline is beyond what can be told apart
+        if copy is None or number > self._restored_to:
+            return False
+        files = self.world.files
+        if files["commits"].keys() == copy["commits"].keys() and not offsets:
+            return False
+        self.note(f"        all drivers die; restored: commits<={number} offsets={offsets} ledger={ledger}")
+        self._kill_all()
+        self._restored_to = number
+        self.world.readers.went_back = True
+        files["commits"] = dict(copy["commits"])
+        if offsets:
+            files["offsets"] = dict(copy["offsets"])
+            self.catching_up = 1
+        if ledger == 1:
+            files[FOLDER] = dict(copy[FOLDER])
+        if ledger == 2:
+            files[FOLDER] = without_later_epochs(files[FOLDER], number)
+        return True
+
+    # ---- a whole history
+
+    def play(self) -> None:
+        """Run under the plan, then without faults, and check."""
+        with counted_uuids():
+            self.start_driver()
+            self.run()
+            self.steps_before_healing = self.now
+            if self.loud is None and not self.anomalies:
+                self._recover_healthily()
+            for process in self.processes:
+                process.kill()
+        invariants.check(self)
+
+    def _recover_healthily(self) -> None:
+        self.deliver(everything=True)
+        self.now += HEALTHY_FROM
+        self.healthy = True
+        # one more batch, so that foreachBatch runs, whatever the faults have left
+        self.source_rows += SLOTS
+        self.note("        --- healthy run")
+        self.start_driver()
+        self.run()
+        if self.active.dead not in ("done", "loud"):
+            self.flag(f"STUCK after healing: {self.active.dead}")
+
+
+def copied(files: Folders) -> Folders:
+    """Return a copy of a checkpoint folder."""
+    return {folder: dict(content) for folder, content in files.items()}
+
+
+def without_later_epochs(ledger: dict[str, bytes], newest: int) -> dict[str, bytes]:
+    """Return a ledger from which somebody has removed the entries of epochs above one."""
+    kept = [data for _, data in sorted(ledger.items()) if json.loads(data).get("epoch", -1) <= newest]
+    return {f"{i:020d}": data for i, data in enumerate(kept)}
+
+
+@contextmanager
+def counted_uuids() -> Iterator[None]:
+    """Make every uuid4 the next number, so that a plan always plays the same way."""
+    real, count = uuid.uuid4, iter(range(1, HEALTHY_FROM))
+    uuid.uuid4 = lambda: SimpleNamespace(hex=f"{next(count):032x}")  # type: ignore[assignment,return-value]
+    try:
+        yield
+    finally:
+        uuid.uuid4 = real
+
+
+def play(
+    plan: Plan, sinks: str, schedule: int = 0, variant: Variant = PRODUCTION, *, trace: bool = False
+) -> Simulation:
+    """Play one plan and return the history with its verdict."""
+    simulation = Simulation(plan, sinks, schedule, variant)
+    if trace:
+        simulation.trace = []
+    simulation.play()
+    return simulation

@@ -1,0 +1,155 @@
+"""The in-memory checkpoint folder and spool, each call a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from epochsink.errors import SpoolMissing
+from epochsink.ledger import FOLDER, History, Ledger
+from epochsink.protocol import Epoch, Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from simulation.steps import Stepper
+    from simulation.world import Row, World
+
+Folders = dict[str, dict[str, bytes]]
+
+
+class MemoryFiles:
+    """`epochsink.files.Files` in memory. While ``quiet``, reading is not a step of its own."""
+
+    def __init__(self, folders: Folders, step: Stepper) -> None:
+        self._folders = folders
+        self.step = step
+        self.quiet = False
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Make a file unless it exists."""
+        folder, _, plain = name.rpartition("/")
+
+        def apply() -> bool:
+            files = self._folders.setdefault(folder, {})
+            if plain in files:
+                return False
+            files[plain] = data
+            return True
+
+        return self.step(f"create {name}", apply)
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes."""
+        folder, _, plain = name.rpartition("/")
+        if self.quiet:
+            return self._folders.get(folder, {}).get(plain)
+        return self.step(f"read {name}", lambda: self._folders.get(folder, {}).get(plain), reads=True)
+
+    def exists(self, name: str) -> bool:
+        """Return whether a file exists."""
+        folder, _, plain = name.rpartition("/")
+        if self.quiet:
+            return plain in self._folders.get(folder, {})
+        return self.step(f"exists {name}", lambda: plain in self._folders.get(folder, {}), reads=True)
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder."""
+        if self.quiet:
+            return list(self._folders.get(folder, {}))
+        return self.step(f"names {folder}", lambda: list(self._folders.get(folder, {})), reads=True)
+
+    def remove(self, name: str) -> None:
+        """Delete a file."""
+        folder, _, plain = name.rpartition("/")
+        self.step(f"remove {name}", lambda: self._folders.get(folder, {}).pop(plain, None))
+
+
+class QuickLedger(Ledger):
+    """The production ledger; only, reading on to the newest entry is one step, not one for each file."""
+
+    def read(self) -> History:
+        """Read on."""
+        files: Any = self._files
+        if files.quiet:
+            return super().read()
+        files.step(f"read {FOLDER}", lambda: None, reads=True)
+        files.quiet = True
+        try:
+            return super().read()
+        finally:
+            files.quiet = False
+
+
+class MemorySpool:
+    """`epochsink.protocol.SpoolKeeper` in memory, and the tasks' side of it."""
+
+    def __init__(self, world: World, step: Stepper) -> None:
+        self._world = world
+        self._step = step
+
+    def make(self, query_id: str, epoch: Epoch) -> None:
+        """Make an attempt's folder."""
+        key = (query_id, epoch.number, epoch.attempt)
+        self._step(f"spool make {epoch.number}", lambda: self._world.spool.setdefault(key, {}))
+
+    def write(self, query_id: str, epoch: Epoch, name: str, rows: list[Row]) -> None:
+        """Spool one task's rows of one sink; OSError if the folder is gone."""
+        key = (query_id, epoch.number, epoch.attempt)
+
+        def apply() -> bool:
+            folder = self._world.spool.get(key)
+            if folder is None:
+                return False
+            folder[name] = rows
+            return True
+
+        if not self._step(f"spool write {epoch.number} {name}", apply):
+            raise FileNotFoundError(f"the spool's folder of epoch {epoch.number} is gone")
+
+    def rows(self, identity: Identity, epoch: Epoch, tasks: Sequence[str]) -> MemoryRows:
+        """Return what accepted tasks have spooled."""
+        return MemoryRows(self._world, self._step, identity, epoch, tuple(tasks))
+
+    def drop(self, query_id: str, epoch: Epoch) -> None:
+        """Remove an attempt's folder."""
+        key = (query_id, epoch.number, epoch.attempt)
+        self._step(f"spool drop {epoch.number}", lambda: self._world.spool.pop(key, None))
+
+    def attempts(self, query_id: str) -> list[Epoch]:
+        """List the folders."""
+        return self._step(
+            "spool list",
+            lambda: [Epoch(number, attempt) for owner, number, attempt in self._world.spool if owner == query_id],
+            reads=True,
+        )
+
+
+class MemoryRows:
+    """`epochsink.protocol.Rows`, of `Row` tuples instead of record batches."""
+
+    def __init__(
+        self, world: World, step: Stepper, identity: Identity, epoch: Epoch, accepted: tuple[str, ...]
+    ) -> None:
+        self._world = world
+        self._step = step
+        self._identity = identity
+        self._key = (identity.query_id, epoch.number, epoch.attempt)
+        self._accepted = accepted
+
+    def tasks(self) -> Sequence[str]:
+        """Return the accepted tasks."""
+        return self._accepted
+
+    def read(self, task: str) -> Iterator[Any]:
+        """Yield a task's rows."""
+        name = spool_name(self._identity.sink, task)
+        key = self._key
+        rows = self._step(f"spool read {key[1]}", lambda: self._world.spool.get(key, {}).get(name), reads=True)
+        if rows is None:
+            raise SpoolMissing(f"no spool of epoch {key[1]}")
+        yield from rows
+
+
+def spool_name(sink: str, task: str) -> str:
+    """Return the name of a task's file in the spool."""
+    return f"{sink}-{task}"

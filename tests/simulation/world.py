@@ -1,0 +1,289 @@
+"""What readers see, and the three targets with the semantics that matter for exactly-once.
+
+No I/O steps and no faults here: `simulation.ports` turns each method into a step, `simulation.scheduler` applies
+faults to the steps. Every method returns its answer and never raises: a delayed request has nobody to raise to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from epochsink.naming import PreparedName, TransactionalId
+
+
+class Row(NamedTuple):
+    """One source row as one attempt at one epoch has written it."""
+
+    query: str
+    epoch: int
+    source: int
+    attempt: str
+
+
+@dataclass(slots=True)
+class Readers:
+    """What has become visible, and every anomaly seen while it did. ``decided`` is what Spark has decided."""
+
+    decided: set[tuple[str, int]] = field(default_factory=set)
+    visible: dict[str, dict[tuple[str, int], Row]] = field(default_factory=dict)
+    anomalies: list[str] = field(default_factory=list)
+    went_back: bool = False
+    _attempts: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def flag(self, anomaly: str) -> None:
+        """Remember an anomaly once."""
+        if anomaly not in self.anomalies:
+            self.anomalies.append(anomaly)
+
+    def publish(self, sink: str, rows: list[Row]) -> None:
+        """Show rows to the readers of a sink that appends."""
+        seen = self.visible.setdefault(sink, {})
+        for row in rows:
+            if (row.query, row.epoch) not in self.decided:
+                self.flag(f"EARLY {sink}")
+            if (row.query, row.source) in seen:
+                self.flag(f"DUPLICATE {sink}")
+            seen[row.query, row.source] = row
+            if self._attempts.setdefault((row.query, row.epoch), row.attempt) != row.attempt and not self.went_back:
+                self.flag(f"MIXED ATTEMPTS {sink}")
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A Kafka transactional id's state: producer epoch, transaction state, rows, and the marker it carries."""
+
+    epoch: int = 0
+    state: str = "Empty"
+    rows: list[Row] = field(default_factory=list)
+    marker: tuple[str, int, int] | None = None
+
+
+@dataclass(slots=True)
+class Kafka:
+    """Transactional ids with producer epochs; offsets of marker groups by (identity key, slot)."""
+
+    readers: Readers
+    transactions: dict[str, Transaction] = field(default_factory=dict)
+    markers: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def initialise(self, name: str) -> int:
+        """Fence every earlier producer of an id, aborting what it left open; return the new producer epoch."""
+        transaction = self.transactions.setdefault(name, Transaction())
+        transaction.epoch += 1
+        transaction.state, transaction.rows, transaction.marker = "Empty", [], None
+        return transaction.epoch
+
+    def send(self, name: str, epoch: int, rows: list[Row], marker: tuple[str, int, int] | None) -> str:
+        """Add rows, and a marker (identity key, slot, epoch number), to the open transaction."""
+        transaction = self.transactions[name]
+        if transaction.epoch != epoch:
+            return "FENCED"
+        transaction.state = "Ongoing"
+        # sequence numbers: a produce request that arrives twice is one
+        transaction.rows += [row for row in rows if row not in transaction.rows]
+        transaction.marker = marker
+        return "OK"
+
+    def end(self, name: str, epoch: int, *, commit: bool) -> str:
+        """End a transaction: OK, FENCED (the producer epoch moved on) or INVALID (it is in another state)."""
+        transaction = self.transactions.get(name)
+        if transaction is None or transaction.epoch != epoch:
+            return "FENCED"
+        if transaction.state != "Ongoing":
+            return "INVALID"
+        self._complete(transaction, commit=commit)
+        return "OK"
+
+    def _complete(self, transaction: Transaction, *, commit: bool) -> None:
+        # a commit and a time-out both bump the producer epoch, so that the epoch alone does not tell them apart
+        transaction.epoch += 1
+        transaction.state = "CompleteCommit" if commit else "CompleteAbort"
+        if not commit:
+            return
+        self.readers.publish("K", transaction.rows)
+        if transaction.marker is not None:
+            key, slot, number = transaction.marker
+            self.markers[key, slot] = max(self.markers.get((key, slot), -1), number)
+
+    def describe(self, name: str) -> tuple[int, str]:
+        """Return producer epoch and state of an id."""
+        transaction = self.transactions.get(name) or Transaction()
+        return transaction.epoch, transaction.state
+
+    def ongoing(self, key: str, generation: int) -> list[tuple[str, int]]:
+        """Return (id, producer epoch) of the open transactions of an identity, up to a generation."""
+        found = []
+        for name, transaction in self.transactions.items():
+            parsed = TransactionalId.parse(name)
+            if transaction.state == "Ongoing" and parsed and parsed.key == key and parsed.generation <= generation:
+                found.append((name, transaction.epoch))
+        return found
+
+    def marker(self, key: str, slot: int) -> int:
+        """Return the newest epoch committed for a slot, -1 if none."""
+        return self.markers.get((key, slot), -1)
+
+    def newest(self, key: str) -> int:
+        """Return the newest epoch committed for any slot, -1 if none."""
+        return max((number for (owner, _), number in self.markers.items() if owner == key), default=-1)
+
+    def time_out(self) -> bool:
+        """Abort every open transaction, as the coordinator does at transaction.timeout.ms; return whether any was."""
+        expired = [one for one in self.transactions.values() if one.state == "Ongoing"]
+        for transaction in expired:
+            self._complete(transaction, commit=False)
+        return bool(expired)
+
+
+class PreparedRows(NamedTuple):
+    """A prepared PostgreSQL transaction: the marker row that it inserts, with its attempt, and its rows."""
+
+    marker: tuple[str, int]
+    attempt: str
+    rows: list[Row]
+
+
+class Staged(NamedTuple):
+    """Names a staging table: identity key, generation that made it, attempt."""
+
+    key: str
+    generation: int
+    attempt: str
+
+
+@dataclass(slots=True)
+class Postgres:
+    """Staging tables, prepared transactions by gid, and marker rows: (identity key, epoch) -> attempt."""
+
+    readers: Readers
+    sink: str
+    staging: dict[Staged, dict[str, list[Row]]] = field(default_factory=dict)
+    prepared: dict[str, PreparedRows] = field(default_factory=dict)
+    markers: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def stage(self, table: Staged, task: str, rows: list[Row]) -> str:
+        """COPY a task's rows into a staging table, making it if it does not exist."""
+        self.staging.setdefault(table, {})[task] = rows
+        return "OK"
+
+    def staged_rows(self, table: Staged, tasks: list[str]) -> list[Row] | None:
+        """Return the rows of some tasks, None if the table or a task's rows are gone."""
+        stored = self.staging.get(table, {})
+        if any(task not in stored for task in tasks):
+            return None
+        return [row for task in tasks for row in stored[task]]
+
+    def prepare(self, gid: str, prepared: PreparedRows) -> str:
+        """PREPARE TRANSACTION: OK, or the SQLSTATE of what stands in the way."""
+        if gid in self.prepared:
+            return "42710"
+        if prepared.marker in self.markers:
+            return "23505"
+        if any(other.marker == prepared.marker for other in self.prepared.values()):
+            return "55P03"
+        self.prepared[gid] = prepared
+        return "OK"
+
+    def commit_prepared(self, gid: str) -> str:
+        """COMMIT PREPARED: OK or 42704 (no such gid, for whatever reason)."""
+        transaction = self.prepared.pop(gid, None)
+        if transaction is None:
+            return "42704"
+        self.readers.publish(self.sink, transaction.rows)
+        self.markers[transaction.marker] = transaction.attempt
+        return "OK"
+
+    def rollback_prepared(self, gid: str) -> str:
+        """ROLLBACK PREPARED: OK or 42704."""
+        return "42704" if self.prepared.pop(gid, None) is None else "OK"
+
+    def merge(self, table: Staged, tasks: list[str], marker: tuple[str, int], attempt: str) -> str:
+        """Merge staged rows and the marker in one transaction: OK, 23505 (marker exists) or NOROWS."""
+        if marker in self.markers:
+            return "23505"
+        rows = self.staged_rows(table, tasks)
+        if rows is None:
+            return "NOROWS"
+        self.readers.publish(self.sink, rows)
+        self.markers[marker] = attempt
+        return "OK"
+
+    def drop_staging(self, table: Staged) -> str:
+        """DROP TABLE IF EXISTS."""
+        self.staging.pop(table, None)
+        return "OK"
+
+    def staging_of(self, key: str, generation: int) -> list[Staged]:
+        """Return the staging tables of an identity, up to a generation."""
+        return [table for table in self.staging if table.key == key and table.generation <= generation]
+
+    def prepared_of(self, key: str, generation: int) -> list[str]:
+        """Return the gids of an identity, up to a generation."""
+        names = {gid: PreparedName.parse(gid) for gid in self.prepared}
+        return [gid for gid, name in names.items() if name and name.key == key and name.generation <= generation]
+
+    def marker(self, key: str, number: int) -> str | None:
+        """Return the attempt in an epoch's marker row, None if there is no such row."""
+        return self.markers.get((key, number))
+
+    def newest(self, key: str) -> int:
+        """Return the newest epoch with a marker row, -1 if none."""
+        return max((number for owner, number in self.markers if owner == key), default=-1)
+
+    def roll_back_all(self) -> bool:
+        """Roll back every prepared transaction, as a DBA might; return whether there was any."""
+        found = bool(self.prepared)
+        self.prepared.clear()
+        return found
+
+
+@dataclass(slots=True)
+class Elasticsearch:
+    """Documents by ``_id`` with external versions (external_gte), and marker documents by identity key."""
+
+    readers: Readers
+    sink: str
+    keyed: bool
+    documents: dict[str, tuple[int, Row]] = field(default_factory=dict)
+    markers: dict[str, int] = field(default_factory=dict)
+    bases: int = 0
+
+    def bulk(self, version: int, documents: list[tuple[str, Row]]) -> str:
+        """Index whole documents; one with a newer version stays as it is (409)."""
+        for name, row in documents:
+            if (row.query, row.epoch) not in self.readers.decided:
+                self.readers.flag(f"EARLY {self.sink}")
+            old = self.documents.get(name)
+            if old and not self.keyed and old[1].query != row.query:
+                self.readers.flag(f"OVERWRITTEN {self.sink}")
+            if old is None or version >= old[0]:
+                self.documents[name] = (version, row)
+        return "OK"
+
+    def mark(self, key: str, number: int) -> str:
+        """Write the marker document; its version is the epoch, so that it never goes back."""
+        self.markers[key] = max(self.markers.get(key, -1), number)
+        return "OK"
+
+    def newest(self, key: str) -> int:
+        """Return the epoch in the marker document, -1 if there is none."""
+        return self.markers.get(key, -1)
+
+    def new_base(self) -> int:
+        """Return a base for versions above whatever the index holds, like a clock: each one above all before it."""
+        highest = max((version for version, _ in self.documents.values()), default=0)
+        self.bases = max(self.bases, highest // 100) + 1
+        return 100 * self.bases
+
+
+class World:
+    """Everything outside the drivers' processes: it survives their crashes."""
+
+    def __init__(self, sinks: str) -> None:
+        self.readers = Readers()
+        self.files: dict[str, dict[str, bytes]] = {}
+        self.spool: dict[tuple[str, int, str], dict[str, list[Row]]] = {}
+        self.kafka = Kafka(self.readers)
+        self.postgres = {name: Postgres(self.readers, name) for name in sinks if name in "PS"}
+        self.search = {name: Elasticsearch(self.readers, name, name == "F") for name in sinks if name in "EF"}
