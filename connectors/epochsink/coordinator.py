@@ -81,16 +81,28 @@ class Coordinator:
 
         To be called once, before the first batch. Raises `WentBack`, `Fenced`, `OutcomeUnknown`.
         """
-        reach("coordinator.take.before")
-        self._take()
-        reach("coordinator.take.after")
-        history = self._ledger.verify()
-        self._refuse_other_stories(history)
+        history = self._take_over()
         for prepared in history.pending:
             if self._checkpoint.is_decided(prepared.epoch):
                 self._commit(prepared.epoch)
         self._sweep()
         reach("coordinator.recover.after")
+
+    def abort_leftovers(self) -> None:
+        """Take the ledger, compare the stories, and abort what nobody recorded; commits nothing.
+
+        For an operator, in place of `recover`. Raises `WentBack`, `Fenced`.
+        """
+        self._take_over()
+        self._sweep()
+
+    def _take_over(self) -> History:
+        reach("coordinator.take.before")
+        self._take()
+        reach("coordinator.take.after")
+        history = self._ledger.verify()
+        self._refuse_other_stories(history)
+        return history
 
     def _take(self) -> None:
         # in this order: what is decided by now is recorded by the time that the ledger is read

@@ -49,8 +49,8 @@ class ExactlyOnce:
             raise ConfigurationError("sinks={} is empty", way_out="give at least one sink, e.g. Postgres(...)")
         self.checkpoint = checkpoint
         self.sinks = dict(sinks)
-        self._spool_place = spool
-        self._join_running = join_running
+        self.spool = spool
+        self.join_running = join_running
         self._lock = threading.RLock()
         self._run: Run | None = None
 
@@ -141,8 +141,8 @@ class ExactlyOnce:
             )
 
     def _make_run(self, files: Files, location: str, query_id: str) -> Run:
-        spool = Spool(self._spool_place) if self._spool_place is not None else Spool.beside(location)
-        return Run(sinks=self.sinks, files=files, spool=spool, query_id=query_id, join_running=self._join_running)
+        spool = Spool(self.spool) if self.spool is not None else Spool.beside(location)
+        return Run(sinks=self.sinks, files=files, spool=spool, query_id=query_id, join_running=self.join_running)
 
 
 class ExactlyOnceQuery(StreamingQuery):

@@ -73,6 +73,12 @@ class Spool:
         found = (re.fullmatch(_ATTEMPT, info.base_name) for info in filesystem.get_file_info(selector))
         return [Epoch(int(name[1]), name[2]) for name in found if name]
 
+    def size(self, query_id: str, epoch: Epoch) -> int:
+        """Return how many bytes an attempt at an epoch has spooled; 0 if it has no folder."""
+        filesystem, root = self._open()
+        selector = fs.FileSelector(f"{root}/{_folder(query_id, epoch)}", allow_not_found=True)
+        return sum(info.size or 0 for info in filesystem.get_file_info(selector))
+
     def _remove(self, folder: str) -> None:
         filesystem, root = self._open()
         try:
