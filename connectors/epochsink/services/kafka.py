@@ -45,7 +45,11 @@ class LocalKafka(LocalService, KafkaService):
     def _prepare(self) -> None:
         self._choose_port()
         identity = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        command = [*self._java("-Xmx128m"), "kafka.tools.StorageTool", "format"]
+        command = [
+            *self._java("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
+            "kafka.tools.StorageTool",
+            "format",
+        ]
         done = subprocess.run(
             # "--cluster-id=" in one word: an id may begin with a dash
             [*command, f"--cluster-id={identity}", "--config", str(self._write_properties())],
