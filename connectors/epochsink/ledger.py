@@ -149,7 +149,7 @@ class History:
         old = self.epochs.get(resolved.epoch)
         if old is not None:
             shares = {sink: share for sink, share in old.shares.items() if sink != resolved.sink}
-            self.epochs[resolved.epoch] = replace(old, shares=shares)
+            self.epochs[resolved.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
 
 
 class Ledger:
