@@ -26,9 +26,18 @@ class Checkpoint:
         self._files = files
 
     def query_id(self) -> str | None:
-        """Return the query id, or None where no query has ever started on this checkpoint."""
+        """Return the query id, or None where no query has ever started on this checkpoint.
+
+        Raises `EpochsinkError` if the file ``metadata`` cannot be understood.
+        """
         data = self._files.read("metadata")
-        return None if data is None else str(json.loads(data)["id"])
+        try:
+            return None if data is None else str(json.loads(data)["id"])
+        except (ValueError, KeyError, TypeError) as broken:
+            raise EpochsinkError(
+                f"the file 'metadata' of the checkpoint, which holds the query's id, cannot be read: {broken}",
+                way_out="restore it from a copy of this very checkpoint: a query with another id is another query",
+            ) from broken
 
     def has_commit(self, epoch: int) -> bool:
         """Return whether ``commits/<epoch>`` stands, whole. An empty file is a torn write, not a decision."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
@@ -84,27 +85,45 @@ class StreamExecution:
 
     def is_alive(self) -> bool:
         """Return whether the stream thread lives: the query's state says stopped before that."""
-        return bool(self._thread.isAlive())
+        try:
+            return bool(self._thread.isAlive())
+        except (Py4JNetworkError, OSError):
+            # the JVM is gone, and the thread with it
+            return False
+
+    def is_active(self) -> bool:
+        """Return whether nobody has stopped the query so far."""
+        try:
+            return bool(self._java.isActive())
+        except (Py4JNetworkError, OSError):
+            return False
+
+    def interrupt(self) -> None:
+        """Interrupt the stream thread, which Spark takes for a failure of the query as long as nobody stopped it."""
+        self._thread.interrupt()
 
     def stop(self) -> None:
         """Stop the query."""
         self._java.stop()
 
-    def refuse_async_progress(self) -> None:
-        """Raise `UnsupportedQuery` where commits/N is not the decision on epoch N."""
+    def checkpoint(self) -> str:
+        """Return the checkpoint folder that the query uses."""
+        return str(self._java.resolvedCheckpointRoot())
+
+    def refuse_unlike(self, location: str, used: str) -> None:
+        """Raise where commits/N at ``location`` is not the decision on epoch N.
+
+        `ConfigurationError` if the query uses another checkpoint, `UnsupportedQuery` for async progress tracking.
+        """
+        if used != location:
+            raise ConfigurationError(
+                f"the query's checkpointLocation is {used}, and ExactlyOnce was given {location}",
+                way_out='set .option("checkpointLocation", sink.checkpoint)',
+            )
         kind = str(self._java.getClass().getSimpleName())
         if kind != "MicroBatchExecution":
             raise UnsupportedQuery(
                 f"this query runs as {kind}, in which a re-run epoch may get other offsets than the run before",
                 way_out="remove the options asyncProgressTrackingEnabled and "
                 "_asyncProgressTrackingOverrideSinkSupportCheck, and use a processing-time or availableNow trigger",
-            )
-
-    def refuse_other_checkpoint(self, location: str, query_id: str | None) -> None:
-        """Raise `ConfigurationError` if the query does not run on the checkpoint at ``location``."""
-        if query_id != self.query_id:
-            raise ConfigurationError(
-                f"the query's checkpointLocation is {self._java.resolvedCheckpointRoot()}, and ExactlyOnce was "
-                f"given {location}",
-                way_out='set .option("checkpointLocation", sink.checkpoint)',
             )

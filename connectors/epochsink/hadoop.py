@@ -6,6 +6,7 @@ processes and takes fifty times as long.
 
 from __future__ import annotations
 
+import os
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,16 +33,27 @@ def open_checkpoint(session: SparkSession, checkpoint: str) -> tuple[Files, str]
     try:
         path = jvm.org.apache.hadoop.fs.Path(checkpoint)
         system = path.getFileSystem(java.sessionState().newHadoopConf())
-        uri = path.makeQualified(system.getUri(), system.getWorkingDirectory()).toUri()
+        qualified = path.makeQualified(system.getUri(), system.getWorkingDirectory())
+        usable = not system.exists(qualified) or system.getFileStatus(qualified).isDirectory()
     except Py4JError as unusable:
         raise ConfigurationError(
             f"checkpoint={checkpoint!r} cannot be used: {_first_line(unusable)}",
             way_out="give a folder that Spark itself can use as checkpointLocation; for an object store, add its "
             "Hadoop connector to spark.jars.packages",
         ) from unusable
-    if uri.getScheme() == "file":
-        return LocalFiles(Path(uri.getPath())), uri.getPath()
-    return HadoopFiles(session, uri.toString()), uri.toString()
+    if not usable:
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} is a file", way_out="give a folder, which may not exist yet"
+        )
+    if qualified.toUri().getScheme() != "file":
+        return HadoopFiles(session, qualified.toString()), str(qualified.toString())
+    local = Path(qualified.toUri().getPath())
+    if local.exists() and not os.access(local, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} may not be written by user id {os.geteuid()}",
+            way_out="let this user write the folder, or give another",
+        )
+    return LocalFiles(local), str(local)
 
 
 class HadoopFiles:

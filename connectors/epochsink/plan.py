@@ -63,6 +63,20 @@ def row_schemas(frame: DataFrame, sinks: Mapping[str, Sink]) -> dict[str, pa.Sch
     return schemas
 
 
+def refuse_bad_plan(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> None:
+    """Raise `ConfigurationError`, which names the sink, for a pass that Spark cannot plan; no data moves."""
+    for name, sink in sinks.items():
+        try:
+            one_pass({name: sink}, schemas).apply(frame, 1)
+        except PySparkException as refused:
+            raise ConfigurationError(
+                f"sink '{name}': Spark refuses the SQL of its options: {refused}",
+                way_out=f"correct select=, where=, delete_when= and key=; the stream's columns are: "
+                f"{', '.join(frame.columns)}",
+            ) from refused
+    one_pass(sinks, schemas).apply(frame, 1)
+
+
 def _refuse_duplicates(name: str, columns: Sequence[str]) -> None:
     twice = sorted({column for column in columns if columns.count(column) > 1})
     if twice:
@@ -77,8 +91,9 @@ def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> One
     rows, inputs = [], []
     for index, (name, sink) in enumerate(sinks.items()):
         row = f"{ROW}{index}"
-        struct = f"struct({', '.join(sink.select)})"
-        rows.append(f"{struct} AS {row}" if sink.where is None else f"IF({sink.where}, {struct}, NULL) AS {row}")
+        # a line each, so that a comment in one ends with it
+        struct = "struct(" + "\n, ".join(sink.select) + "\n)"
+        rows.append(f"{struct} AS {row}" if sink.where is None else f"IF({sink.where}\n, {struct}, NULL) AS {row}")
         columns = ", ".join(sink.columns(row, schemas[name]))
         inputs.append(
             f"struct({columns}) AS sink_{index}"
@@ -90,7 +105,7 @@ def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> One
 
 def _any_of(predicates: Sequence[str | None]) -> str | None:
     """Return what lets a row in that some sink wants; None if one wants them all."""
-    given = [f"({predicate})" for predicate in predicates if predicate is not None]
+    given = [f"({predicate}\n)" for predicate in predicates if predicate is not None]
     return " OR ".join(given) if len(given) == len(predicates) else None
 
 

@@ -5,17 +5,12 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import re
 import uuid
 import weakref
 from typing import TYPE_CHECKING, Final
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-
 from epochsink.checkpoint import Checkpoint
 from epochsink.coordinator import Coordinator, Plan
-from epochsink.errors import EpochsinkError, PrepareFailed
 from epochsink.files import LocalFiles
 from epochsink.ledger import Ledger
 from epochsink.plan import OnePass, one_pass, row_schemas
@@ -30,21 +25,13 @@ if TYPE_CHECKING:
     from epochsink.execution import StreamExecution
     from epochsink.files import Files
     from epochsink.protocol import Committable, Epoch, Sink
-    from epochsink.spool import Spool
+    from epochsink.spool import NoSpool, Spool
 
 _log = logging.getLogger("epochsink")
 
 LOCAL_POLL_SECONDS: Final = 0.005
 REMOTE_POLL_SECONDS: Final = 0.05
 """How often the commit log is looked at while an epoch is pending: a system call, or a request to a store."""
-
-
-INTERRUPTED: Final = "java.lang.InterruptedException"
-INTERRUPTION: Final = re.compile(r"java\.lang\.InterruptedException|InterruptedIOException|ClosedByInterruptException")
-
-
-class StreamInterrupted(Exception):
-    """The query was stopped while it prepared an epoch, which the next start runs again."""
 
 
 class Run:
@@ -54,9 +41,10 @@ class Run:
     """
 
     def __init__(
-        self, *, sinks: Mapping[str, Sink], files: Files, spool: Spool, query_id: str, join_running: bool
+        self, *, sinks: Mapping[str, Sink], files: Files, spool: Spool | NoSpool, query_id: str, join_running: bool
     ) -> None:
         self._sinks = sinks
+        self._query_id = query_id
         self._poll_seconds = LOCAL_POLL_SECONDS if isinstance(files, LocalFiles) else REMOTE_POLL_SECONDS
         self._committers = {name: sink.committer() for name, sink in sinks.items()}
         self._spool = spool
@@ -74,31 +62,35 @@ class Run:
         )
         self._coordinator.recover()
 
-    def belongs_to(self, execution: StreamExecution) -> bool:
-        """Whether this run was recovered for, or is already bound to, an execution."""
-        return self._execution is None or self._execution.run_id == execution.run_id
+    def serves(self, execution: StreamExecution) -> bool:
+        """Whether this run is bound to an execution."""
+        return self._execution is not None and self._execution.run_id == execution.run_id
+
+    def awaits(self, execution: StreamExecution) -> bool:
+        """Whether this run was recovered for the query of an execution, and is not bound yet."""
+        return self._execution is None and self._query_id == execution.query_id
 
     def bind(self, execution: StreamExecution) -> None:
         """Start watching an execution's commits; once."""
-        if self._watcher is None:
-            execution.refuse_async_progress()
-            self._execution = execution
-            self._watcher = Watcher(self._coordinator, self, self._poll_seconds)
-            self._watcher.start()
-            _flush_at_exit(self._watcher)
+        self._execution = execution
+        self._watcher = Watcher(self._coordinator, self, self._poll_seconds)
+        self._watcher.start()
+        _flush_at_exit(self._watcher)
 
-    def ended(self) -> bool:
-        """Whether the query has ended and the last commits with it."""
+    def ends(self) -> bool:
+        """Whether the query has ended; if so, waits for the last commits."""
+        if self._watcher is not None and self._watcher.is_alive() and not self.is_alive():
+            self._watcher.join()
         return self._watcher is None or not self._watcher.is_alive()
 
     def join(self) -> None:
         """Wait for the last commits; raises what stopped them."""
         if self._watcher is not None:
             self._watcher.join()
-            if self._watcher.failure is not None:
-                raise self._watcher.failure
             for committer in self._committers.values():
                 committer.close()
+            if self._watcher.failure is not None:
+                raise self._watcher.failure
 
     def settled(self) -> None:
         """Wait until no epoch is pending."""
@@ -112,6 +104,11 @@ class Run:
         """Whether foreachBatch runs now."""
         return self._in_batch
 
+    def interrupt(self) -> None:
+        """Make the query fail."""
+        if self._execution is not None:
+            self._execution.interrupt()
+
     def stop(self) -> None:
         """End the query."""
         if self._execution is not None:
@@ -122,10 +119,6 @@ class Run:
         self._in_batch = True
         try:
             self._prepare(frame, number)
-        except (Py4JJavaError, PySparkException) as failure:
-            brief = _brief(failure, number)
-            _log.info("epoch %d failed in Spark; nothing of it became visible", number, exc_info=failure)
-            raise brief from None
         finally:
             self._in_batch = False
 
@@ -159,27 +152,6 @@ class Run:
         if key not in self._plans:
             self._plans[key] = one_pass(self._sinks, row_schemas(frame, self._sinks))
         return self._plans[key]
-
-
-def _brief(failure: Py4JJavaError | PySparkException, number: int) -> Exception:
-    """Return a short exception that says what happened.
-
-    Spark matches the message of what foreachBatch raises with a regular expression whose recursion overflows
-    the stream thread's stack on a long one (a Java stack trace), so the long form goes to the log alone.
-    """
-    text = str(failure)
-    if INTERRUPTION.search(text):
-        # in these words, Spark knows that its own stop() was the cause
-        return StreamInterrupted(f"py4j.protocol.Py4JJavaError: An error occurred while calling {INTERRUPTED}")
-    known = EpochsinkError.from_text(text)
-    if known is not None:
-        return known
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("\tat ", "  File "))]
-    return PrepareFailed(
-        f"epoch {number}: Spark could not run the batch's plan: {' | '.join(lines[:4])[:1000]}",
-        way_out="nothing of the epoch became visible, and it is run again at the next start; the whole trace is in "
-        "the driver's log",
-    )
 
 
 def _flush_at_exit(watcher: Watcher) -> None:

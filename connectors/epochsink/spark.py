@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlparse
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from epochsink.checkpoint import Checkpoint
 from epochsink.errors import CheckFailed, ConfigurationError
 from epochsink.execution import StreamExecution, frame_of, handle_of, refuse_connect
+from epochsink.failures import told_to_spark
 from epochsink.hadoop import open_checkpoint
-from epochsink.plan import one_pass, row_schemas
+from epochsink.plan import refuse_bad_plan, row_schemas
 from epochsink.run import Run
-from epochsink.spool import Spool
+from epochsink.spool import NoSpool, Spool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,8 +48,8 @@ class ExactlyOnce:
                 f"checkpoint={checkpoint!r} is no folder's path or URI",
                 way_out="give the query's checkpointLocation, e.g. checkpoint='s3a://lake/checkpoints/orders'",
             )
-        if not sinks:
-            raise ConfigurationError("sinks={} is empty", way_out="give at least one sink, e.g. Postgres(...)")
+        _refuse_bad_sinks(sinks)
+        _refuse_bad_spool(spool)
         self.checkpoint = checkpoint
         self.sinks = dict(sinks)
         self.spool = spool
@@ -65,9 +68,12 @@ class ExactlyOnce:
         self.check(frame)
         self.recover(frame.sparkSession)
         query = writer.foreachBatch(self).option("checkpointLocation", self.checkpoint).start()
-        handle = ExactlyOnceQuery(query, self)
-        self._adopt(frame.sparkSession, StreamExecution.of_query(query))
-        return handle
+        try:
+            self._adopt(frame.sparkSession, StreamExecution.of_query(query))
+        except BaseException:
+            query.stop()
+            raise
+        return ExactlyOnceQuery(query, self)
 
     def check(self, frame: DataFrame) -> None:
         """Compare configuration and the stream's columns with the live targets; no row moves.
@@ -85,7 +91,9 @@ class ExactlyOnce:
                 committer.close()
         if findings:
             raise CheckFailed.of(findings)
-        one_pass(self.sinks, schemas)
+        refuse_bad_plan(frame, self.sinks, schemas)
+        _, location = open_checkpoint(frame.sparkSession, self.checkpoint)
+        self._spool_of(location)
 
     def recover(self, session: SparkSession) -> None:
         """Commit what the last run of the query decided and did not get to commit, and abort its leftovers.
@@ -104,7 +112,9 @@ class ExactlyOnce:
         """Prepare one epoch: what Spark calls for each micro-batch."""
         refuse_connect(frame.sparkSession)
         session = frame.sparkSession
-        self._adopt(session, StreamExecution.of_batch(session)).foreach_batch(frame, epoch)
+        execution = StreamExecution.of_batch(session)
+        with told_to_spark(epoch, execution):
+            self._adopt(session, execution).foreach_batch(frame, epoch)
 
     def await_committed(self) -> None:
         """Wait until the query's watcher has ended; raises what stopped it.
@@ -125,24 +135,42 @@ class ExactlyOnce:
         """Return the run of this execution of the query, made by `recover` or now."""
         with self._lock:
             run = self._run
-            if run is None or not run.belongs_to(execution):
+            if run is not None and run.serves(execution):
+                return run
+            files, location = open_checkpoint(session, self.checkpoint)
+            _, used = open_checkpoint(session, execution.checkpoint())
+            execution.refuse_unlike(location, used)
+            if run is None or not run.awaits(execution):
                 self._refuse_active()
-                files, location = open_checkpoint(session, self.checkpoint)
-                execution.refuse_other_checkpoint(location, Checkpoint(files).query_id())
                 run = self._run = self._make_run(files, location, execution.query_id)
             run.bind(execution)
             return run
 
     def _refuse_active(self) -> None:
-        if self._run is not None and not self._run.ended():
+        if self._run is not None and not self._run.ends():
             raise ConfigurationError(
                 f"this ExactlyOnce already serves a running query on checkpoint {self.checkpoint}",
                 way_out="stop that query first, or make an ExactlyOnce with a checkpoint of its own for the other",
             )
 
     def _make_run(self, files: Files, location: str, query_id: str) -> Run:
+        return Run(
+            sinks=self.sinks,
+            files=files,
+            spool=self._spool_of(location),
+            query_id=query_id,
+            join_running=self.join_running,
+        )
+
+    def _spool_of(self, location: str) -> Spool | NoSpool:
         spool = Spool(self.spool) if self.spool is not None else Spool.beside(location)
-        return Run(sinks=self.sinks, files=files, spool=spool, query_id=query_id, join_running=self.join_running)
+        try:
+            spool.check()
+        except ConfigurationError:
+            if any(sink.spool for sink in self.sinks.values()):
+                raise
+            return NoSpool()
+        return spool
 
 
 class ExactlyOnceQuery(StreamingQuery):
@@ -175,3 +203,26 @@ class ExactlyOnceQuery(StreamingQuery):
         """Stop the query, and wait until its decided epochs are visible."""
         super().stop()
         self._owner.await_committed()
+
+
+def _refuse_bad_sinks(sinks: Mapping[str, Sink]) -> None:
+    if not sinks:
+        raise ConfigurationError("sinks={} is empty", way_out="give at least one sink, e.g. Postgres(...)")
+    for name, sink in sinks.items():
+        if not name or not isinstance(name, str):
+            raise ConfigurationError(
+                f"sinks has the name {name!r}, which is no text", way_out="name each sink, e.g. sinks={'table': ...}"
+            )
+        if not callable(getattr(sink, "committer", None)):
+            raise ConfigurationError(
+                f"sinks[{name!r}] is a {type(sink).__name__}, which is no sink",
+                way_out="give Kafka(...), Postgres(...), Elasticsearch(...) or an object of epochsink.protocol.Sink",
+            )
+
+
+def _refuse_bad_spool(spool: str | None) -> None:
+    if spool is not None and not (urlparse(spool).scheme or Path(spool).is_absolute()):
+        raise ConfigurationError(
+            f"spool={spool!r} is a relative path, another place for the driver than for each executor",
+            way_out="give an absolute path or a URI that driver and executors share",
+        )

@@ -43,6 +43,10 @@ class Spool:
         """Return the spool inside a checkpoint folder, given as a path or URI of any Hadoop file system."""
         return cls(f"{checkpoint.rstrip('/')}/epochsink/spool")
 
+    def check(self) -> None:
+        """Raise `ConfigurationError` if pyarrow has no file system for this place."""
+        self._open()
+
     def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
         """Open the file of one sink and task attempt."""
         filesystem, root = self._open()
@@ -88,6 +92,47 @@ class Spool:
 
     def _open(self) -> tuple[fs.FileSystem, str]:
         return _filesystem(self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class NoSpool:
+    """Stands for the spool where no sink wants one, at a place that pyarrow could not open."""
+
+    def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
+        """Raise AssertionError: no sink asks."""
+        raise AssertionError((task, schema))
+
+    def rows(self, identity: Identity, epoch: Epoch, tasks: Sequence[str]) -> UnspooledRows:
+        """Return rows that cannot be read."""
+        return UnspooledRows(identity, epoch, tuple(tasks))
+
+    def make(self, query_id: str, epoch: Epoch) -> None:
+        """Do nothing."""
+
+    def drop(self, query_id: str, epoch: Epoch) -> None:
+        """Do nothing."""
+
+    def attempts(self, query_id: str) -> list[Epoch]:
+        """Return none."""
+        del query_id
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class UnspooledRows:
+    """The rows of one sink in one recorded epoch, of which no copy was kept."""
+
+    identity: Identity
+    epoch: Epoch
+    accepted: tuple[str, ...]
+
+    def tasks(self) -> Sequence[str]:
+        """Return the uuids of the accepted tasks that had rows."""
+        return self.accepted
+
+    def read(self, task: str) -> Iterator[pa.RecordBatch]:
+        """Raise `SpoolMissing`."""
+        raise _missing(self.identity, self.epoch, task, "spool=False")
 
 
 class SpoolWriter:
@@ -137,12 +182,15 @@ class SpooledRows:
             with filesystem.open_input_stream(path) as source, pa.ipc.open_stream(source) as stream:
                 yield from stream
         except (FileNotFoundError, pa.ArrowInvalid) as gone:
-            raise SpoolMissing(
-                f"the spool of epoch {self.epoch.number}, sink '{self.identity.sink}', task {task} cannot be "
-                f"read: {gone}",
-                way_out="if spool=False was set, or the folder was cleaned, this copy is gone: see "
-                "'epochsink status', then 'epochsink resolve'",
-            ) from gone
+            raise _missing(self.identity, self.epoch, task, gone) from gone
+
+
+def _missing(identity: Identity, epoch: Epoch, task: str, why: object) -> SpoolMissing:
+    return SpoolMissing(
+        f"the spool of epoch {epoch.number}, sink '{identity.sink}', task {task} cannot be read: {why}",
+        way_out="if spool=False was set, or the folder was cleaned, this copy is gone: see "
+        "'epochsink status', then 'epochsink resolve'",
+    )
 
 
 _ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"

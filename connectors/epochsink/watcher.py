@@ -18,8 +18,10 @@ _log = logging.getLogger("epochsink")
 
 LIVENESS_SECONDS: Final = 0.25
 """How often the stream thread is asked whether it lives."""
-GRACE_SECONDS: Final = 5.0
-"""How long after a failed commit a batch may come and raise the failure before the query is stopped."""
+TIDY_SECONDS: Final = 10.0
+"""How often an idle stream looks for what losing tasks have left."""
+GRACE_SECONDS: Final = 2.0
+"""How long after a failed commit a batch may come and raise the failure before an idle query is made to fail."""
 EXIT_SECONDS: Final = 30.0
 """How long the interpreter's exit waits for a decided epoch's commit."""
 
@@ -32,6 +34,9 @@ class Stream(Protocol):
 
     def is_in_batch(self) -> bool:
         """Return whether foreachBatch runs now, and so will see a failure."""
+
+    def interrupt(self) -> None:
+        """Make the query fail, so that whoever waits for it learns of it."""
 
     def stop(self) -> None:
         """End the query."""
@@ -53,11 +58,13 @@ class Watcher(threading.Thread):
             self._watch()
             self._coordinator.raise_failure()
             self._coordinator.drain()
+            self._coordinator.tidy()
         except BaseException as failure:  # noqa: BLE001 - whatever it is, the stream has to learn it
             self._give_up(failure)
 
     def _watch(self) -> None:
         look_again = 0.0
+        tidy_next = time.monotonic() + TIDY_SECONDS
         while True:
             if time.monotonic() >= look_again:
                 if not self._stream.is_alive():
@@ -65,6 +72,9 @@ class Watcher(threading.Thread):
                 look_again = time.monotonic() + LIVENESS_SECONDS
             if self._coordinator.commit_decided():
                 self._coordinator.wait_pending(LIVENESS_SECONDS)
+                if time.monotonic() >= tidy_next:
+                    self._coordinator.tidy()
+                    tidy_next = time.monotonic() + TIDY_SECONDS
             else:
                 time.sleep(self._poll_seconds)
 
@@ -72,11 +82,18 @@ class Watcher(threading.Thread):
         self.failure = failure
         self._coordinator.fail(failure)
         _log.error("epochsink stops the query: %s", failure)
+        if self._outlives_grace():
+            self._stream.interrupt()
+            if self._outlives_grace():
+                self._stream.stop()
+
+    def _outlives_grace(self) -> bool:
         deadline = time.monotonic() + GRACE_SECONDS
-        while self._stream.is_alive() and (self._stream.is_in_batch() or time.monotonic() < deadline):
+        while alive := self._stream.is_alive():
+            if not self._stream.is_in_batch() and time.monotonic() > deadline:
+                break
             time.sleep(LIVENESS_SECONDS)
-        if self._stream.is_alive():
-            self._stream.stop()
+        return alive
 
     def flush(self) -> None:
         """Wait, at the interpreter's exit, until nothing decided is pending."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from epochsink.protocol import Committable, Epoch, Identity, Sink, SinkWriter
-    from epochsink.spool import Spool, SpoolWriter
+    from epochsink.spool import NoSpool, Spool, SpoolWriter
 
 ANSWER: Final = "sink string, task string, slot int, committable string"
 """Schema of a task's answer, as Spark DDL: the sink's name, the task's uuid, and what it prepared (JSON)."""
@@ -39,7 +39,7 @@ class WriteJob:
     epoch: Epoch
     sinks: Mapping[str, Sink]
     identities: Mapping[str, Identity]
-    spool: Spool
+    spool: Spool | NoSpool
 
     def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition into every sink; yield what was prepared, in one record batch."""

@@ -1,0 +1,98 @@
+"""One local Spark session for all tests, and what small streams on it are made of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from epochsink.services import spark_packages
+from streams import Stream
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+TESTS = Path(__file__).parent
+JVM_SECONDS = 30
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let PySpark leave the sockets of `collect` to the garbage collector, as it does."""
+    config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+
+
+def spark_settings(folder: Path) -> dict[str, str]:
+    """Return the settings of a session for tests, with all its files below `folder`.
+
+    `viewfs://mounted/tree` is `folder/tree` seen through a file system that is not `file:`.
+    """
+    (folder / "tree").mkdir(exist_ok=True)
+    return {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.jars": ",".join(str(jar) for jar in spark_packages()),
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.hadoop.fs.viewfs.mounttable.mounted.link./tree": (folder / "tree").as_uri(),
+    }
+
+
+def start_session(master: str, settings: Mapping[str, str]) -> SparkSession:
+    """Start the process's Spark session."""
+    builder: Any = SparkSession.builder
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session: SparkSession = builder.master(master).appName("epochsink-tests").getOrCreate()
+    session.sparkContext.setLogLevel("OFF")
+    return session
+
+
+def end_session(session: SparkSession) -> None:
+    """Stop the session and its JVM, a child of this process."""
+    gateway: Any = session.sparkContext._gateway
+    process = gateway.proc
+    session.stop()
+    gateway.shutdown()
+    process.stdin.close()
+    try:
+        process.wait(JVM_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(JVM_SECONDS)
+
+
+@pytest.fixture(scope="session")
+def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the session's files; `tree` in it is mounted as viewfs://mounted/tree."""
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_folder: Path) -> Iterator[SparkSession]:
+    """Return the session of all tests: local[2], with Kafka's source and PostgreSQL's JDBC driver. Do not stop it."""
+    # workers of Python import the sinks of the tests from here
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    session = start_session("local[2]", spark_settings(spark_folder))
+    yield session
+    end_session(session)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
+    """Return a stream of small files with a checkpoint of its own; its queries are stopped at the end."""
+    made = Stream(spark, tmp_path)
+    yield made
+    for query in spark.streams.active:
+        query.stop()
+    made.end()
