@@ -2,18 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import gc
+import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from epochsink.errors import PrepareFailed, SpoolMissing
 from epochsink.kafka import Kafka
-from epochsink.protocol import COMMITTED
-from kafka_kit import NO_ROWS, Reader, create_topic, epoch, identity, prepare_and_die, task
+from epochsink.kafka.committer import KafkaCommitter
+from epochsink.naming import identity_key, marker_group
+from epochsink.protocol import COMMITTED, Outcome
+from kafka_kit import (
+    NO_ROWS,
+    ListRows,
+    Reader,
+    admin,
+    create_topic,
+    epoch,
+    identity,
+    prepare,
+    prepare_and_die,
+    read_all,
+    rows,
+    task,
+    wait_for,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epochsink.protocol import SinkCommitter
+    from epochsink.protocol import Identity
     from epochsink.services import KafkaService
     from fix_services import FreshName
 
@@ -28,12 +50,18 @@ def config(kafka: KafkaService, topic: str) -> Kafka:
     return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
 
 
-@pytest.fixture
-def committer(config: Kafka) -> Iterator[SinkCommitter]:
-    made = config.committer()
-    made.open(identity())
-    yield made
-    made.close()
+@contextlib.contextmanager
+def committing(config: Kafka, who: Identity) -> Iterator[KafkaCommitter]:
+    committer = KafkaCommitter(config)
+    committer.open(who)
+    try:
+        yield committer
+    finally:
+        committer.close()
+
+
+def native_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
 
 
 def test_rows_of_a_task_that_died_after_prepare_appear_at_commit_and_not_before(
@@ -42,16 +70,252 @@ def test_rows_of_a_task_that_died_after_prepare_appear_at_commit_and_not_before(
     who, at = identity(), epoch(7)
     settings = {"bootstrap_servers": kafka.bootstrap_servers, "topic": topic}
     part = prepare_and_die(settings, task(who, at), "one", "two", "three")
-    committer = config.committer()
-    committer.open(who)
-    try:
-        with Reader(kafka.bootstrap_servers, topic) as reader:
-            assert committer.vote(at, [part], NO_ROWS) == [part]
-            assert committer.newest() is None
-            assert reader.poll(1) == []
-            assert committer.commit(at, part, NO_ROWS) == COMMITTED
-            reader.until(3)
-            assert reader.values() == ["one", "three", "two"]
+    with committing(config, who) as committer, Reader(kafka.bootstrap_servers, topic) as reader:
+        assert committer.vote(at, [part], NO_ROWS) == [part]
+        assert committer.newest() is None
+        assert reader.poll(1) == []
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        reader.until(3)
+        assert reader.values() == ["one", "three", "two"]
         assert committer.newest() == 7
-    finally:
-        committer.close()
+
+
+def test_a_commit_may_be_repeated_by_anybody_and_shows_the_rows_once(
+    kafka: KafkaService, topic: str, config: Kafka
+) -> None:
+    who, at = identity(), epoch(0)
+    part = prepare(config, task(who, at), rows("a", "b"))
+    for _ in range(2):
+        with committing(config, who) as committer:
+            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+    assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_each_slot_is_committed_on_its_own(kafka: KafkaService, topic: str, config: Kafka) -> None:
+    who, at = identity(), epoch(5)
+    first = prepare(config, task(who, at, slot=0), rows("a"))
+    second = prepare(config, task(who, at, slot=1), rows("b"))
+    with committing(config, who) as committer:
+        assert committer.vote(at, [first, second], NO_ROWS) == [first, second]
+        assert committer.commit(at, second, NO_ROWS) == COMMITTED
+        assert committer._markers.of_slot(0, committer._cluster.deadline()) is None
+        assert committer._markers.of_slot(1, committer._cluster.deadline()) == 5
+        assert committer.commit(at, first, NO_ROWS) == COMMITTED
+    assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_neither_dropping_nor_collecting_a_writer_ends_its_transaction_or_keeps_its_threads(config: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    threads = native_threads()
+    parts = []
+    for slot in range(3):
+        writer = config.writer(task(who, at, slot))
+        writer.write(rows("a"))
+        parts.append(writer.prepare())
+    unprepared = config.writer(task(who, at, 9))
+    unprepared.write(rows("never prepared"))
+    del writer, unprepared
+    gc.collect()
+    wait_for(lambda: native_threads() <= threads, "the producers' threads end")
+    with committing(config, who) as committer:
+        assert committer.vote(at, parts, NO_ROWS) == parts
+
+
+def test_an_aborted_attempt_is_never_seen_and_holds_no_reader_back(
+    kafka: KafkaService, topic: str, config: Kafka
+) -> None:
+    who, at = identity(), epoch(0)
+    part = prepare(config, task(who, at), rows("aborted"))
+    after = prepare(config, task(identity(), at), rows("after"))
+    with committing(config, who) as committer:
+        committer.abort(at, [part])
+        committer.abort(at, [part])
+        assert committer.commit(at, after, NO_ROWS) == COMMITTED
+        assert read_all(kafka.bootstrap_servers, topic, 1) == ["after"]
+        assert committer.commit(at, part, NO_ROWS).outcome is Outcome.ABORTED
+
+
+def test_a_writer_that_gives_up_aborts_its_rows(kafka: KafkaService, topic: str, config: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    writer = config.writer(task(who, at))
+    writer.write(rows(*["given up"] * 1000))
+    writer.abort()
+    part = prepare(config, task(identity(), at), rows("after"))
+    with committing(config, who) as committer:
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert committer.sweep([]) == []
+    assert read_all(kafka.bootstrap_servers, topic, 1) == ["after"]
+
+
+def test_the_vote_refuses_a_transaction_that_a_later_attempt_has_fenced(config: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    name = uuid.uuid4().hex
+    part = prepare(config, task(who, at, name=name), rows("winner"))
+    prepare(config, task(who, at, name=name), rows("zombie"))
+    with committing(config, who) as committer, pytest.raises(PrepareFailed, match="another attempt"):
+        committer.vote(at, [part], NO_ROWS)
+
+
+def test_a_zombie_that_uses_a_recorded_id_again_costs_a_replay_and_no_row(
+    kafka: KafkaService, topic: str, config: Kafka
+) -> None:
+    who, at = identity(), epoch(4)
+    name = uuid.uuid4().hex
+    batches = [rows("a", "b"), rows("c")]
+    part = prepare(config, task(who, at, name=name), *batches)
+    prepare(config, task(who, epoch(6), name=name), rows("zombie"))
+    spool = ListRows({name: batches})
+    with committing(config, who) as committer:
+        verdict = committer.commit(at, part, spool)
+        assert verdict.outcome is Outcome.ABORTED, verdict
+        assert part["transactional_id"] in verdict.evidence
+        replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
+        assert replayed["task"] == part["task"]
+        assert replayed["rows"] == 3
+        assert committer.commit(at, replayed, spool) == COMMITTED
+        assert committer.commit(at, part, spool) == COMMITTED, "the marker tells that its rows are there"
+        committer.sweep([])
+    assert read_all(kafka.bootstrap_servers, topic, 3) == ["a", "b", "c"]
+
+
+def test_an_id_that_has_moved_on_after_the_commit_is_known_by_its_marker(
+    kafka: KafkaService, topic: str, config: Kafka
+) -> None:
+    who, at = identity(), epoch(4)
+    name = uuid.uuid4().hex
+    part = prepare(config, task(who, at, name=name), rows("a"))
+    with committing(config, who) as committer:
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        later = prepare(config, task(who, epoch(6), name=name), rows("b"))
+        assert later["transactional_id"] == part["transactional_id"]
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        committer.abort(epoch(6), [later])
+    assert read_all(kafka.bootstrap_servers, topic, 1) == ["a"]
+
+
+def test_a_marker_that_may_have_expired_proves_nothing(kafka: KafkaService, config: Kafka) -> None:
+    who, at = identity(), epoch(4)
+    name = uuid.uuid4().hex
+    part = prepare(config, task(who, at, name=name), rows("a"))
+    with committing(config, who) as committer:
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        later = prepare(config, task(who, epoch(6), name=name), rows("b"))
+        committer.abort(epoch(6), [later])
+        with admin(kafka.bootstrap_servers) as client:
+            client.delete_groups([marker_group(identity_key(who), 0)])
+        verdict = committer.commit(at, part | {"prepared_at": part["prepared_at"] - 8 * 86_400}, NO_ROWS)
+        assert verdict.outcome is Outcome.UNKNOWN
+        assert "offsets.retention.minutes" in verdict.evidence
+
+
+def test_an_id_that_the_broker_has_forgotten_is_judged_by_the_marker_alone(config: Kafka) -> None:
+    who, at = identity(), epoch(4)
+    part = prepare(config, task(who, at), rows("a"))
+    forgotten = part | {"transactional_id": f"{part['transactional_id']}9"}
+    with committing(config, who) as committer:
+        assert committer.commit(at, forgotten, NO_ROWS).outcome is Outcome.UNKNOWN
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert committer.commit(at, forgotten, NO_ROWS) == COMMITTED
+        assert committer.commit(epoch(6), forgotten, NO_ROWS).outcome is Outcome.ABORTED
+
+
+def test_the_sweep_aborts_orphans_so_that_readers_get_on_and_keeps_what_is_recorded(
+    kafka: KafkaService, topic: str, config: Kafka
+) -> None:
+    who, at = identity(generation=2), epoch(0)
+    orphan = prepare(config, task(identity(1, query_id=who.query_id), at), rows("orphan"))
+    recorded = prepare(config, task(who, at, slot=1), rows("recorded"))
+    newer = prepare(config, task(identity(3, query_id=who.query_id), at), rows("of a newer driver"))
+    foreign = prepare(config, task(identity(), at), rows("foreign"))
+    with committing(config, who) as committer:
+        [line] = committer.sweep([recorded])
+        assert orphan["transactional_id"] in line
+        assert committer.sweep([recorded]) == []
+        assert committer.vote(at, [recorded, newer, foreign], NO_ROWS) == [recorded, newer, foreign]
+        for part in (recorded, newer, foreign):
+            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+    assert read_all(kafka.bootstrap_servers, topic, 3) == ["foreign", "of a newer driver", "recorded"]
+
+
+def test_the_sweep_aborts_a_zombie_under_a_recorded_id(config: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    name = uuid.uuid4().hex
+    recorded = prepare(config, task(who, at, name=name), rows("recorded"))
+    prepare(config, task(who, at, name=name), rows("zombie"))
+    with committing(config, who) as committer:
+        assert len(committer.sweep([recorded])) == 1
+        assert committer.commit(at, recorded, NO_ROWS).outcome is Outcome.ABORTED
+
+
+def test_the_sweep_leaves_a_replay_alone_that_is_not_recorded_yet(config: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    part = prepare(config, task(who, at, name="ab" * 16), rows("a"))
+    spool = ListRows({"ab" * 16: [rows("a")]})
+    with committing(config, who) as committer:
+        committer.abort(at, [part])
+        replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
+        assert committer.sweep([]) == []
+        assert committer.commit(at, replayed, spool) == COMMITTED
+    with committing(config, who) as another:
+        assert another.commit(at, replayed, spool) == COMMITTED
+
+
+def test_a_replay_needs_all_rows_in_the_spool(config: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    part = prepare(config, task(who, at), rows("a", "b"))
+    with committing(config, who) as committer:
+        committer.abort(at, [part])
+        with pytest.raises(SpoolMissing):
+            committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
+        with pytest.raises(SpoolMissing, match="holds 1 rows, and 2 were prepared"):
+            committer.replay(at, part, ListRows({part["task"]: [rows("a")]}), uuid.uuid4().hex)
+        assert committer.sweep([]) == [], "what the failed replay had begun is aborted"
+
+
+def test_without_a_spool_no_id_is_ever_used_again(config: Kafka) -> None:
+    unspooled = dataclasses.replace(config, spool=False)
+    who, at = identity(), epoch(0)
+    name = uuid.uuid4().hex
+    part = prepare(unspooled, task(who, at, name=name), rows("a"))
+    assert part["transactional_id"].endswith(name)
+    zombie = prepare(unspooled, task(who, at), rows("zombie"))
+    with committing(unspooled, who) as committer:
+        assert committer.vote(at, [part], NO_ROWS) == [part]
+        assert committer.sweep([part]) != []
+        assert zombie["transactional_id"] != part["transactional_id"]
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+
+
+def test_newest_is_the_largest_epoch_of_all_slots_ever_used(config: Kafka) -> None:
+    who = identity()
+    with committing(config, who) as committer:
+        for number, slot in ((3, 11), (5, 2), (4, 0)):
+            at = epoch(number)
+            part = prepare(config, task(who, at, slot), rows("a"))
+            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        pending = prepare(config, task(who, epoch(9), 2), rows("not committed"))
+        assert committer.newest() == 5
+        committer.abort(epoch(9), [pending])
+    with committing(config, identity()) as stranger:
+        assert stranger.newest() is None
+
+
+def test_the_next_epoch_may_be_open_while_the_last_one_is_committed(
+    kafka: KafkaService, topic: str, config: Kafka
+) -> None:
+    who, at, then = identity(), epoch(0), epoch(1)
+    name = uuid.uuid4().hex
+    part = prepare(config, task(who, at, name=name), rows("a"))
+    following = prepare(config, task(who, then, name=name), rows("b"))
+    with committing(config, who) as committer:
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert committer.newest() == 0
+        assert committer.commit(then, following, NO_ROWS) == COMMITTED
+        assert committer.newest() == 1
+    assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_found_fixes_the_brokers_cap_of_transaction_timeouts(config: Kafka) -> None:
+    with committing(config, identity()) as committer:
+        assert committer.found() == {"transaction_timeout": 900.0}

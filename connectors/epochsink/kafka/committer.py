@@ -107,10 +107,16 @@ class KafkaCommitter:
             for batch in itertools.chain([first], batches):
                 writer.write(batch)
             replayed = writer.prepare()
-            self._expect_all_rows(epoch, part, replayed)
         except BaseException:
             writer.abort()
             raise
+        if replayed["rows"] != part["rows"]:
+            self.abort(epoch, [replayed])
+            raise SpoolMissing(
+                f"epoch {epoch.number}: the spool of task {part['task']} holds {replayed['rows']} rows, and "
+                f"{part['rows']} were prepared",
+                way_out=_RESOLVE,
+            )
         return replayed
 
     def abort(self, epoch: Epoch, written: Sequence[Committable]) -> None:
@@ -219,14 +225,6 @@ class KafkaCommitter:
                 f"epoch {epoch.number}: {transaction.transactional_id} was never recorded, and it is committed",
                 way_out="somebody else commits transactions of this checkpoint: see that only one driver runs on it, "
                 "then compare the topic with the source",
-            )
-
-    def _expect_all_rows(self, epoch: Epoch, part: Committable, replayed: Committable) -> None:
-        if replayed["rows"] != part["rows"]:
-            raise SpoolMissing(
-                f"epoch {epoch.number}: the spool of task {part['task']} holds {replayed['rows']} rows, and "
-                f"{part['rows']} were prepared",
-                way_out=_RESOLVE,
             )
 
     def _ours(self, name: str) -> bool:

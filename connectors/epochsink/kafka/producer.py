@@ -37,6 +37,7 @@ _UNKNOWN_PARTITION: Final = -190
 _LEADER_NOT_AVAILABLE: Final = 5
 _TOO_LARGE: Final = 10
 _PURGE_ALL: Final = 0x3
+_ABORT_SECONDS: Final = 5.0
 _STATISTICS_MS: Final = 50
 """The producer's id and epoch are told only by librdkafka's statistics; this is the longest wait for them."""
 
@@ -113,7 +114,7 @@ class TransactionalProducer:
         self._trouble: NativeError | None = None
         self._undelivered: DeliveryFailed | None = None
         self._size_sum = self._count = 0
-        self._client = self._connectable(
+        self._native = self._connectable(
             _DEFAULTS
             | {"delivery.timeout.ms": str(min(120_000, transaction_timeout_ms))}
             | dict(options)
@@ -124,10 +125,10 @@ class TransactionalProducer:
                 "transaction.timeout.ms": str(transaction_timeout_ms),
             }
         )
-        self._events: int = self._rdkafka.queue_get_main(self._client)
-        self._rdkafka.set_log_queue(self._client, None)
+        self._events: int = self._rdkafka.queue_get_main(self._native)
+        self._rdkafka.set_log_queue(self._native, None)
         # its threads must not outlive this object; destroying it leaves the transaction open
-        self._release = weakref.finalize(self, _destroy, self._rdkafka, self._client, self._events, self._topics)
+        self._release = weakref.finalize(self, _destroy, self._rdkafka, self._native, self._events, self._topics)
 
     def _connectable(self, options: Mapping[str, str]) -> int:
         conf = configure(self._rdkafka, options)
@@ -140,6 +141,13 @@ class TransactionalProducer:
             self._rdkafka.conf_destroy(conf)
             raise ConfigurationError(f"options: librdkafka refuses them: {reason.value.decode(errors='replace')}")
         return client
+
+    @property
+    def _client(self) -> int:
+        """The handle; librdkafka would crash the process if it were used after its release."""
+        if not self._release.alive:
+            raise RuntimeError("this producer has been released")
+        return self._native
 
     # ---- the transaction's life
 
@@ -193,7 +201,10 @@ class TransactionalProducer:
         self._release()
 
     def abort(self) -> None:
-        """Throw away what is queued, abort the transaction and release. To be called at most once."""
+        """Throw away what is queued, abort the transaction and release. Does nothing once released."""
+        if not self._release.alive:
+            return
+        self._timeout = min(self._timeout, _ABORT_SECONDS)
         try:
             self._rdkafka.purge(self._client, _PURGE_ALL)
             deadline = time.monotonic() + self._timeout

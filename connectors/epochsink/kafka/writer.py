@@ -91,7 +91,10 @@ class KafkaWriter:
         }
 
     def abort(self) -> None:
-        """Abort the transaction if the cluster lets us; else the driver's sweep or the broker's time-out does."""
+        """Abort the transaction if the cluster lets us; else the driver's sweep or the broker's time-out does.
+
+        What is prepared already stays: only the driver knows whether it is recorded.
+        """
         try:
             self._producer.abort()
         except NativeError as failure:
