@@ -159,9 +159,18 @@ class Ledger:
     raise OSError, after which an append may or may not have happened: the next driver reads it.
     """
 
-    def __init__(self, files: Files, driver: str) -> None:
+    def __init__(
+        self,
+        files: Files,
+        driver: str,
+        *,
+        retained_epochs: int = RETAINED_EPOCHS,
+        trimmed_at_once: int = TRIMMED_AT_ONCE,
+    ) -> None:
         self._files = files
         self._driver = driver
+        self._retained_epochs = retained_epochs
+        self._trimmed_at_once = trimmed_at_once
         self._entries: dict[int, Entry] = {}
         self._end = 0
 
@@ -228,13 +237,13 @@ class Ledger:
         history = self.verify()
         entries = self._entries.copy()
         takes = [number for number, entry in entries.items() if isinstance(entry, Take)]
-        if history.owner is not None and self._end - max(takes) > RETAINED_EPOCHS:
+        if history.owner is not None and self._end - max(takes) > self._retained_epochs:
             self.append(history.owner)
-        retained = set(sorted(history.done)[-RETAINED_EPOCHS:]) | (history.epochs.keys() - history.done)
+        retained = set(sorted(history.done)[-self._retained_epochs :]) | (history.epochs.keys() - history.done)
         first = min(entries)
         needed = min((number for number, entry in entries.items() if _epoch_of(entry) in retained), default=first)
         keep = max((number for number in takes if number <= needed), default=first)
-        if keep - first < TRIMMED_AT_ONCE:
+        if keep - first < self._trimmed_at_once:
             return
         for number in range(first, keep):
             self._files.remove(_name(number))

@@ -80,6 +80,17 @@ class QuickLedger(Ledger):
             files.quiet = False
 
 
+class StepwiseLedger(Ledger):
+    """The production ledger, every file that it reads a step."""
+
+
+class TrimmingLedger(QuickLedger):
+    """Retains one done epoch, and trims whenever there is anything to trim."""
+
+    def __init__(self, files: MemoryFiles, driver: str) -> None:
+        super().__init__(files, driver, retained_epochs=1, trimmed_at_once=1)
+
+
 class MemorySpool:
     """`epochsink.protocol.SpoolKeeper` in memory, and the tasks' side of it."""
 

@@ -66,6 +66,7 @@ class Kafka:
     readers: Readers
     transactions: dict[str, Transaction] = field(default_factory=dict)
     markers: dict[tuple[str, int], int] = field(default_factory=dict)
+    bumps_on_commit: bool = True
 
     def initialise(self, name: str) -> int:
         """Fence every earlier producer of an id, aborting what it left open; return the new producer epoch."""
@@ -97,7 +98,7 @@ class Kafka:
 
     def _complete(self, transaction: Transaction, *, commit: bool) -> None:
         # a commit and a time-out both bump the producer epoch, so that the epoch alone does not tell them apart
-        transaction.epoch += 1
+        transaction.epoch += 1 if self.bumps_on_commit or not commit else 0
         transaction.state = "CompleteCommit" if commit else "CompleteAbort"
         if not commit:
             return

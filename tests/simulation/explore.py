@@ -1,0 +1,78 @@
+"""Explores fault plans for as long as one likes: ``python tests/simulation/explore.py --seconds 600``.
+
+First every plan with one fault for every set of sinks and every schedule, then plans with two and more faults at random
+until the time is over. Prints the seed, the plans and the violations; ends with status 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from simulation import plans
+from simulation.explorer import Findings, explore, steps_of
+
+
+def main() -> int:
+    """Run; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="time for all of it")
+    parser.add_argument("--seed", type=int, default=None, help="of the random plans")
+    parser.add_argument("--sinks", default=",".join(plans.SINKS), help="sets of sinks, with commas between")
+    parser.add_argument(
+        "--faults", choices=["quick", "medium", "full"], default="medium", help="grid of one-fault plans"
+    )
+    parser.add_argument("--only-random", action="store_true", help="leave the plans with one fault out")
+    chosen = parser.parse_args()
+    seed = random.SystemRandom().randrange(10**6) if chosen.seed is None else chosen.seed
+    deadline = time.monotonic() + chosen.seconds
+    grid = {"quick": plans.QUICK, "medium": plans.MEDIUM, "full": plans.FULL}[chosen.faults]
+    print(f"seed {seed}", flush=True)
+    findings = Findings()
+    pairs = list(itertools.product(chosen.sinks.split(","), (0, 1, 2)))
+    if not chosen.only_random:
+        one_fault(pairs, grid, deadline, findings)
+    at_random(pairs, seed, deadline, findings)
+    print(findings.report())
+    return 1 if findings.violations else 0
+
+
+def one_fault(pairs: list[tuple[str, int]], grid: tuple[plans.Fault, ...], deadline: float, findings: Findings) -> None:
+    """Play every plan with one fault."""
+    for sinks, schedule in pairs:
+        before = findings.plans
+        every = plans.one_fault(steps_of(sinks, schedule), grid)
+        explore(every, sinks, schedule, findings=findings, seconds=max(0.0, deadline - time.monotonic()))
+        tell(f"one fault, {sinks}, schedule {schedule}", before, findings)
+
+
+def at_random(pairs: list[tuple[str, int]], seed: int, deadline: float, findings: Findings) -> None:
+    """Play random plans with two to five faults in turns, until the time is over."""
+    sources = {
+        (sinks, schedule, depth): plans.at_random(seed, steps_of(sinks, schedule) + 25 * depth, depth, plans.MEDIUM)
+        for sinks, schedule in pairs
+        for depth in (2, 2, 2, 3, 4, 5)
+    }
+    while time.monotonic() < deadline:
+        for (sinks, schedule, depth), source in sources.items():
+            if time.monotonic() >= deadline:
+                break
+            before = findings.plans
+            explore(source, sinks, schedule, findings=findings, most=2000 if depth == 2 else 300)
+            tell(f"{depth} faults, {sinks}, schedule {schedule}", before, findings)
+
+
+def tell(what: str, before: int, findings: Findings) -> None:
+    """Print one line of progress."""
+    violations = sum(findings.violations.values())
+    print(f"{what}: {findings.plans - before} plans; {findings.plans} in all, {violations} violations", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""The production coordinator under fault plans: nothing lost, doubled, early, mixed or left over, whatever strikes."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from simulation import plans
+from simulation.driver import Variant
+from simulation.explorer import Findings, explore, steps_of
+from simulation.storage import StepwiseLedger, TrimmingLedger
+
+STEPWISE = Variant(ledger=StepwiseLedger)
+TRIMMING = Variant(ledger=TrimmingLedger)
+
+
+def expect_none(findings: Findings, at_least: int) -> None:
+    """Fail with the first case of each violation; fail, too, if hardly any plan struck."""
+    assert not findings.violations, findings.report()
+    assert findings.plans >= at_least, f"only {findings.plans} plans struck"
+
+
+@pytest.mark.parametrize("sinks", plans.SINKS)
+def test_every_plan_with_one_fault(sinks: str) -> None:
+    """Every fault at every step, the threads in turn."""
+    expect_none(explore(plans.one_fault(steps_of(sinks, 0), plans.QUICK), sinks, 0), 2000)
+
+
+@pytest.mark.parametrize("schedule", [1, 2])
+@pytest.mark.parametrize("sinks", plans.SINKS)
+def test_one_fault_with_a_thread_that_goes_first(sinks: str, schedule: int) -> None:
+    """A fifth of the faults, with the stream or the watcher always ahead of the other."""
+    some = itertools.islice(plans.one_fault(steps_of(sinks, schedule), plans.QUICK), schedule, None, 5)
+    expect_none(explore(some, sinks, schedule), 400)
+
+
+@pytest.mark.parametrize("sinks", plans.SINKS)
+def test_two_faults_at_random(sinks: str) -> None:
+    """A seeded share of all plans with two faults."""
+    seed = 1_000 + plans.SINKS.index(sinks)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    random = plans.at_random(seed, steps_of(sinks, 0) + 25, 2, plans.MEDIUM)
+    expect_none(explore(random, sinks, 0, most=900), 400)
+
+
+@pytest.mark.parametrize("sinks", ["KPE", "KSE"])
+@pytest.mark.parametrize("depth", [3, 4, 5])
+def test_deeper_plans_at_random(sinks: str, depth: int) -> None:
+    """A few plans with more faults."""
+    seed = 2_000 + depth
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    random = plans.at_random(seed, steps_of(sinks, 0) + 50, depth, plans.MEDIUM)
+    expect_none(explore(random, sinks, 0, most=250), 40)
+
+
+@pytest.mark.parametrize("sinks", ["K", "P"])
+def test_prepared_part_lost_while_its_driver_is_paused(sinks: str) -> None:
+    """Sweep on purpose: time-out or rollback, then a pause with a second driver, then the first goes on."""
+    loss = ("timeout",) if sinks == "K" else ("rollback",)
+    sweep = (
+        ((first, loss), (first + gap, ("pause", pause, alone)))
+        for first in range(24, 60)
+        for gap in range(1, 14)
+        for pause in (9, 24, 40)
+        for alone in (3, 999)
+    )
+    expect_none(explore(sweep, sinks, 0), 600)
+
+
+@pytest.mark.parametrize("sinks", ["K", "S"])
+def test_reply_lost_around_a_losing_task(sinks: str) -> None:
+    """Sweep on purpose: a reply is lost, and a losing task attempt prepares before or after."""
+    sweep = (
+        tuple(sorted([(lost, ("lost",)), (loser, fault)]))
+        for lost in range(20, 70)
+        for loser in range(lost - 12, lost + 24)
+        for fault in (("loser", 0, 0), ("loser", 0, 1), ("loser", 1, 0))
+    )
+    expect_none(explore(sweep, sinks, 0), 1000)
+
+
+@pytest.mark.parametrize("sinks", ["K", "S"])
+def test_two_threads_within_one_reading_of_the_ledger(sinks: str) -> None:
+    """With each file that the ledger reads a step of its own, a share of the faults."""
+    steps = steps_of(sinks, 0, STEPWISE)
+    for schedule in (0, 1, 2):
+        some = itertools.islice(plans.one_fault(steps, plans.QUICK), schedule, None, 10)
+        expect_none(explore(some, sinks, schedule, variant=STEPWISE), 300)
+
+
+@pytest.mark.parametrize("sinks", ["K", "S"])
+def test_faults_while_the_ledger_is_trimmed(sinks: str) -> None:
+    """With a ledger that trims at every epoch, a driver paused across the trim among the faults."""
+    steps = steps_of(sinks, 0, TRIMMING)
+    some = itertools.islice(plans.one_fault(steps, plans.QUICK), 0, None, 4)
+    # an older copy is not recognised once its epochs are trimmed, so no copies are restored here
+    without_copies = (plan for plan in some if plan[0][1][0] != "restore")
+    expect_none(explore(without_copies, sinks, 0, variant=TRIMMING), 600)
