@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 @contextmanager
 def session() -> Iterator[SparkSession]:
     """Yield the Spark session that all benchmarks use: two cores, everything else at its default."""
+    # the workers' Python has to be the one that has this package
+    os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
         SparkSession.builder.master("local[2]")
         .appName("epochsink benchmarks")
