@@ -205,13 +205,14 @@ class HistoryLog:
 
     def write_input(self, run: str, source: pa.Table) -> None:
         """Say which source rows a run has to deliver (`epochsink.testing.rows.SOURCE_SCHEMA`)."""
-        self.write("input", run=run, file=self._keep(source))
+        self.write("input", run=run, file=self.keep(source))
 
-    def write_read(self, target: str, began: float, ended: float, rows: pa.Table, *, final: bool = False) -> None:
-        """Keep what a reader saw between two moments."""
-        self.write("read", target=target, began=began, ended=ended, file=self._keep(rows), final=final)
+    def write_read(self, target: str, began: float, ended: float, file: str, *, final: bool = False) -> None:
+        """Say what a reader saw between two moments: rows that `keep` has kept under a name."""
+        self.write("read", target=target, began=began, ended=ended, file=file, final=final)
 
-    def _keep(self, rows: pa.Table) -> str:
+    def keep(self, rows: pa.Table) -> str:
+        """Keep rows beside the history; return their file's name."""
         name = f"{uuid.uuid4().hex}.arrow"
         with pa.ipc.new_file(str(self.folder / name), rows.schema) as file:
             file.write_table(rows)

@@ -1,0 +1,72 @@
+"""Reads an Elasticsearch index."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from elastic_transport import ApiError, TransportError
+from elasticsearch import Elasticsearch, NotFoundError
+
+from epochsink.testing.readers.reader import Unreachable
+from epochsink.testing.rows import SCHEMA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PAGE: Final = 10_000
+_KEEP_ALIVE: Final = "2m"
+
+
+class ElasticsearchReader:
+    """Reads an index after a refresh, page by page in one point in time. ``options`` are the client's."""
+
+    def __init__(self, url: str, index: str, **options: Any) -> None:
+        self._url = url
+        self._index = index
+        self._options = {"request_timeout": 30, **options}
+        self._client: Elasticsearch | None = None
+
+    def read(self) -> pa.Table:
+        """Return every document's proof columns; none while the index does not exist."""
+        try:
+            documents = list(self._documents())
+        except NotFoundError:
+            return SCHEMA.empty_table()
+        except (TransportError, ApiError) as failure:
+            raise Unreachable(str(failure)) from failure
+        columns = {field.name: pa.array([one.get(field.name) for one in documents], field.type) for field in SCHEMA}
+        return pa.table(columns, schema=SCHEMA)
+
+    def leftovers(self) -> list[tuple[str, str]]:
+        """Return nothing: an index holds nothing that is invisible."""
+        return []
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _documents(self) -> Iterator[dict[str, Any]]:
+        client = self._client = self._client or Elasticsearch(self._url, **self._options)
+        client.indices.refresh(index=self._index)
+        point = client.open_point_in_time(index=self._index, keep_alive=_KEEP_ALIVE)["id"]
+        hits: list[dict[str, Any]] = []
+        try:
+            while True:
+                found = client.search(
+                    pit={"id": point, "keep_alive": _KEEP_ALIVE},
+                    size=_PAGE,
+                    sort=[{"_shard_doc": "asc"}],
+                    search_after=hits[-1]["sort"] if hits else None,
+                    source_includes=SCHEMA.names,
+                    query={"exists": {"field": "src_off"}},
+                    track_total_hits=False,
+                )
+                hits = found["hits"]["hits"]
+                yield from (hit["_source"] for hit in hits)
+                if len(hits) < _PAGE:
+                    return
+        finally:
+            client.close_point_in_time(id=point)

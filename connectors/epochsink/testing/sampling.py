@@ -1,0 +1,110 @@
+"""Reads a target again and again while faults happen, and once more when everything has come to rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from epochsink.testing.readers import Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from epochsink.testing.history import HistoryLog, Target
+    from epochsink.testing.readers import Reader
+
+PAUSE_SECONDS: Final = 0.05
+
+Result = TypeVar("Result")
+
+
+class Sampler(threading.Thread):
+    """One reader's thread. ``look`` is called before and after each read (see `epochsink.testing.watch`).
+
+    Of consecutive reads that saw the same, the first and the last are written: what holds of both held in between.
+    """
+
+    def __init__(self, target: Target, reader: Reader, log: HistoryLog, look: Callable[[], None]) -> None:
+        super().__init__(name=f"reads {target.name}", daemon=True)
+        self._target = target
+        self._reader = reader
+        self._log = log
+        self._look = look
+        self._ended = threading.Event()
+        self._rows: pa.Table | None = None
+        self._file = ""
+        self._repeated: tuple[float, float] | None = None
+        self.failure: BaseException | None = None
+        self.unreachable = 0
+
+    def run(self) -> None:
+        """Read until `finish`."""
+        try:
+            while not self._ended.wait(PAUSE_SECONDS):
+                try:
+                    self._sample()
+                except Unreachable:
+                    self.unreachable += 1
+        except BaseException as failure:  # noqa: BLE001 - raised by `finish`
+            self.failure = failure
+
+    def _sample(self, *, final: bool = False) -> None:
+        self._look()
+        began = time.monotonic()
+        rows = self._reader.read()
+        ended = time.monotonic()
+        self._look()
+        if self._rows is not None and rows.equals(self._rows) and not final:
+            self._repeated = (began, ended)
+            return
+        self._write_repeated()
+        self._rows, self._file = rows, self._log.keep(rows)
+        self._log.write_read(self._target.name, began, ended, self._file, final=final)
+
+    def _write_repeated(self) -> None:
+        if self._repeated is not None:
+            self._log.write_read(self._target.name, *self._repeated, self._file)
+            self._repeated = None
+
+    def finish(self, seconds: float) -> None:
+        """End the thread, wait for the target to come to rest, then read once more and write what is left over.
+
+        Raises what ended the thread, and `Unreachable` if the target cannot be read within ``seconds``.
+        """
+        self.stop()
+        if self.failure is not None:
+            raise self.failure
+        deadline = time.monotonic() + seconds
+        try:
+            for kind, what in self._rest(deadline):
+                self._log.write("leftover", target=self._target.name, kind=kind, what=what)
+            self._until(deadline, lambda: self._sample(final=True))
+        finally:
+            self._reader.close()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self.ident is not None:
+            self.join()
+
+    def _rest(self, deadline: float) -> list[tuple[str, str]]:
+        """Return what is still left over when nothing is, or at the deadline."""
+        while True:
+            found = self._until(deadline, self._reader.leftovers)
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(PAUSE_SECONDS)
+
+    @staticmethod
+    def _until(deadline: float, attempt: Callable[[], Result]) -> Result:
+        while True:
+            try:
+                return attempt()
+            except Unreachable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE_SECONDS)
