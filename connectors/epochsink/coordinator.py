@@ -275,7 +275,7 @@ class Coordinator:
                 return False
             if verdict.outcome is Outcome.UNKNOWN:
                 raise stories.unknown_outcome(number, name, verdict.evidence)
-            with self._handover.alone():
+            with self._handover.alone(), self._if_ours():
                 reach("coordinator.replay.before")
                 replayed = self._sinks[name].replay(epoch, parts[index], rows, uuid.uuid4().hex)
                 reach("coordinator.replay.prepared")

@@ -33,13 +33,13 @@ def main() -> int:
     seed = random.SystemRandom().randrange(10**6) if chosen.seed is None else chosen.seed
     deadline = time.monotonic() + chosen.seconds
     grid = {"quick": plans.QUICK, "medium": plans.MEDIUM, "full": plans.FULL}[chosen.faults]
-    print(f"seed {seed}", flush=True)
+    say(f"seed {seed}")
     findings = Findings()
     pairs = list(itertools.product(chosen.sinks.split(","), (0, 1, 2)))
     if not chosen.only_random:
         one_fault(pairs, grid, deadline, findings)
     at_random(pairs, seed, deadline, findings)
-    print(findings.report())
+    say(findings.report())
     return 1 if findings.violations else 0
 
 
@@ -71,7 +71,13 @@ def at_random(pairs: list[tuple[str, int]], seed: int, deadline: float, findings
 def tell(what: str, before: int, findings: Findings) -> None:
     """Print one line of progress."""
     violations = sum(findings.violations.values())
-    print(f"{what}: {findings.plans - before} plans; {findings.plans} in all, {violations} violations", flush=True)
+    say(f"{what}: {findings.plans - before} plans; {findings.plans} in all, {violations} violations")
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

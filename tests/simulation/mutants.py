@@ -1,7 +1,7 @@
 """Mutants: the protocol with one part taken away, or one rule broken. Each must lose, double or pin rows in some plan.
 
-A mutant is a small subclass of the production's class, or of a port. ``MUTANTS`` names for each the plan that is known to
-kill it; the unmutated code (``control``) has to pass the same plan.
+A mutant is a small subclass of the production's class, or of a port. ``MUTANTS`` names for each the plan that is known
+to kill it; the unmutated code (``control``) has to pass the same plan.
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.checkpoint import Checkpoint
 from epochsink.coordinator import Coordinator, Plan
-from epochsink.errors import EpochsinkError
 from epochsink.ledger import Entry, History, Prepared, Replay, _encode, _name
 from epochsink.naming import PreparedName
 from epochsink.protocol import COMMITTED, Committable, Epoch, Rows, Task, Verdict
 from simulation.driver import PRODUCTION, Variant
-from simulation.explorer import Case
 from simulation.ports import (
     ABORTED,
     KafkaPort,
@@ -34,6 +32,8 @@ from simulation.world import PreparedRows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from epochsink.errors import EpochsinkError
+    from simulation.explorer import Case
     from simulation.world import Row
 
 # ---- the ledger
@@ -99,7 +99,7 @@ class LaterOriginsWin(QuickLedger):
                 )
             return history
 
-        self.read = without_origins  # type: ignore[method-assign]
+        self.read = without_origins  # type: ignore[method-assign,unused-ignore]
         try:
             return take(query_id, origins, joined)
         finally:
@@ -327,7 +327,7 @@ class KafkaOldBroker(KafkaPort):
 class KafkaReusesProducer(KafkaOldBroker):
     """Keeps a producer for the next transaction."""
 
-    def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:
+    def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:  # noqa: ARG002 - the mutation
         name = f"reused-{task.identity.generation}-{task.slot}"
         return KafkaTask(self, name, task)
 

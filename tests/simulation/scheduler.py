@@ -184,6 +184,10 @@ class Scheduler:
             self._due.remove(item)
             self.note(f"        late delivery of {item[1].name} -> {item[1].apply()}")
 
+    def forget_due(self, *names: str) -> None:
+        """Forget delayed requests whose names begin so: a client that is gone sends them no more."""
+        self._due = [item for item in self._due if not item[1].name.startswith(names)]
+
     # ---- the loop
 
     def run(self) -> None:

@@ -94,8 +94,10 @@ class Simulation(Scheduler):
         return self._restore(*numbers)
 
     def _kill_all(self) -> None:
+        """Kill every driver, and wait until the file system has carried out what they asked of it."""
         for process in self.processes:
             process.kill()
+        self.forget_due("create", "remove", "SPARK", "spool")
 
     def _new_checkpoint(self) -> bool:
         if self.query != "query-1":
@@ -103,7 +105,7 @@ class Simulation(Scheduler):
         self.note("        all drivers die; a new checkpoint on the same targets")
         self._kill_all()
         self.query, self.catching_up = "query-2", 1
-        self.world.files.clear()
+        self.world.files = {}
         self.copies.clear()
         return True
 
