@@ -1,0 +1,5 @@
+"""PostgreSQL as a destination."""
+
+from epochsink.postgres.config import Postgres
+
+__all__ = ["Postgres"]

@@ -1,0 +1,70 @@
+"""What the target is, read from the server's catalog in one query."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epochsink.postgres.relation import Relation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.postgres.server import Connection
+
+_TARGET = """
+SELECT n.nspname, c.relname, c.relkind::text,
+       a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, NULL),
+       b.typreceive::text, e.typreceive::text, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
+       a.attnotnull OR t.typnotnull, a.atthasdef OR t.typdefault IS NOT NULL,
+       a.attidentity::text, a.attgenerated::text,
+       current_setting('max_prepared_transactions')::int
+FROM pg_catalog.pg_class c
+JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+JOIN pg_catalog.pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+LEFT JOIN pg_catalog.pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
+WHERE c.oid = to_regclass(%s)
+ORDER BY a.attnum
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of the target.
+
+    ``receive`` is the server's function that reads the type's binary form, of a domain its base type's;
+    ``element`` that of an array's elements. ``modifier`` is the type modifier (-1: none).
+    """
+
+    name: str
+    declared: str
+    bare_type: str
+    receive: str
+    element: str | None
+    modifier: int
+    not_null: bool
+    has_default: bool
+    identity: str
+    generated: str
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The live target table and the server's limit for prepared transactions."""
+
+    relation: Relation
+    kind: str
+    columns: Mapping[str, Column]
+    max_prepared_transactions: int
+
+
+def read_target(connection: Connection, relation: Relation) -> Target | None:
+    """Return the table as it is now, or None if this user sees none of that name."""
+    rows = connection.execute(_TARGET, [str(relation)]).fetchall()
+    if not rows:
+        return None
+    schema, name, kind = rows[0][:3]
+    columns = {row[3]: Column(*row[3:13]) for row in rows}
+    return Target(Relation(schema, name), kind, columns, rows[0][13])

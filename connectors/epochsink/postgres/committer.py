@@ -1,0 +1,271 @@
+"""Phase 2 in the driver: vote, commit, replay, abort, sweep."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import errors
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from epochsink.errors import EpochsinkError, PrepareFailed, RowsRejected, WentBack
+from epochsink.faults import reach
+from epochsink.naming import PreparedName, identity_key
+from epochsink.postgres import marker as marker_table
+from epochsink.postgres import sweeping
+from epochsink.postgres.check import check
+from epochsink.postgres.failures import describe, failure, is_disconnected, is_passing, translated
+from epochsink.postgres.marker import WHOLE, Marker
+from epochsink.postgres.merging import Merge, merge, verify
+from epochsink.postgres.relation import Relation
+from epochsink.postgres.sessions import Session, SessionName
+from epochsink.postgres.transaction import commit, commit_prepared, prepare, transaction
+from epochsink.postgres.writer import make_writer, prepared_part
+from epochsink.protocol import COMMITTED, Epoch, Outcome, Task, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+
+    from epochsink.postgres.config import Postgres
+    from epochsink.postgres.server import Connection
+    from epochsink.protocol import Committable, Identity, Rows
+
+_log = logging.getLogger(__name__)
+
+PATIENCE: Final = 30.0
+"""Seconds for which a commit that meets a passing failure is repeated before its outcome is called unknown."""
+
+_AGAIN: Final = (errors.ObjectInUse, errors.LockNotAvailable, errors.DeadlockDetected, errors.SerializationFailure)
+_PURGE_EVERY: Final = 100
+
+
+class PostgresCommitter:
+    """The driver's side of one PostgreSQL sink: two sessions, one for each of the coordinator's threads.
+
+    ``commit_mode`` says, after `check`, how epochs wait for the decision: "prepared" or "staged".
+    """
+
+    def __init__(self, sink: Postgres, patience: float = PATIENCE) -> None:
+        self._sink = sink
+        self._patience = patience
+        self._voting = Session(sink.server, "epochsink")
+        self._settling = Session(sink.server, "epochsink")
+        self.commit_mode: str | None = None
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        """Compare configuration, row and live table; create the marker table. Return the findings."""
+        findings, self.commit_mode = check(self._sink, self._voting, schema)
+        if self.commit_mode is not None:
+            _log.info("%s: commit=%r, epochs are %s", self._sink.relation, self._sink.commit, self.commit_mode)
+        return findings
+
+    def found(self) -> dict[str, Any]:
+        """Return nothing: all that matters is in the target."""
+        return {}
+
+    def open(self, identity: Identity) -> None:
+        """Learn who this sink is."""
+        self.close()
+        self._identity = identity
+        self._key = identity_key(identity)
+        self._marker = Marker(self._sink.marker_schema, self._key)
+        name = str(SessionName(self._key, identity.generation))
+        self._voting = Session(self._sink.server, name)
+        self._settling = Session(self._sink.server, name)
+
+    def close(self) -> None:
+        """Release both sessions."""
+        self._voting.close()
+        self._settling.close()
+
+    def newest(self) -> int | None:
+        """Return the newest epoch whose marker is committed. Raises `EpochsinkError`."""
+        with translated(f"reading the marker of {self._sink.relation}"):
+            return self._marker.newest(self._voting.connection(self._patience))
+
+    # ---- phase 1
+
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002 - the protocol's signature
+        """Verify what the tasks wrote; where the epoch is one part, merge and prepare it."""
+        with translated(f"preparing epoch {epoch.number} of {self._sink.relation}"):
+            connection = self._voting.connection(self._patience)
+            if all("gid" in part for part in written):
+                return self._vote_tasks(connection, epoch, written)
+            return [self._merge_tasks(connection, epoch, written)]
+
+    def _vote_tasks(self, connection: Connection, epoch: Epoch, written: Sequence[Committable]) -> list[Committable]:
+        other = self._marker.other_attempt(connection, epoch.number, [epoch.attempt])
+        if other is not None:
+            raise self._went_back(epoch, other)
+        prepared = sweeping.prepared_gids(connection, self._key)
+        missing = [part["gid"] for part in written if part["gid"] not in prepared]
+        if missing:
+            raise PrepareFailed(
+                f"prepared transaction(s) {', '.join(missing)} are not in pg_prepared_xacts",
+                way_out="somebody rolled them back; Spark runs the epoch again when the query restarts",
+            )
+        return list(written)
+
+    def _merge_tasks(self, connection: Connection, epoch: Epoch, written: Sequence[Committable]) -> Committable:
+        """Return the one part that stands for an epoch whose rows are staged."""
+        agreed = {json.dumps([part["table"], part["logged"], part["merge"]], sort_keys=True) for part in written}
+        if len(agreed) != 1:
+            raise PrepareFailed(
+                f"the tasks of epoch {epoch.number} saw different tables or server settings: {sorted(agreed)}",
+                way_out="the table or the server changed meanwhile; Spark runs the epoch again",
+            )
+        first = written[0]
+        tasks, count = [part["task"] for part in written], sum(part["rows"] for part in written)
+        plan, table = Merge.from_json(first["merge"]), self._staging(first)
+        if first["logged"]:
+            verify(connection, plan, table, tasks, count)
+            return {
+                "attempt": epoch.attempt,
+                "tasks": tasks,
+                "rows": count,
+                "table": table.name,
+                "merge": first["merge"],
+            }
+        gid = PreparedName(self._key, self._identity.generation, epoch.number, epoch.attempt)
+        with transaction(connection):
+            self._mark_whole(connection, epoch, epoch.attempt)
+            merge(connection, plan, table, tasks, count)
+            reach("postgres.merged")
+            prepare(connection, gid)
+        reach("postgres.prepared")
+        return prepared_part(gid, count, tasks, table.name)
+
+    def _mark_whole(self, connection: Connection, epoch: Epoch, attempt: str) -> None:
+        try:
+            self._marker.insert(connection, self._identity, epoch.number, WHOLE, attempt)
+        except errors.UniqueViolation as applied:
+            raise self._went_back(epoch, applied.diag.message_detail or "") from applied
+
+    def _went_back(self, epoch: Epoch, evidence: str) -> WentBack:
+        return WentBack(
+            f"epoch {epoch.number} is already applied to {self._sink.relation}, by another attempt: {evidence}",
+            way_out="an older copy of the checkpoint was restored: put the newer one back, or start a new checkpoint",
+        )
+
+    # ---- phase 2
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's signature
+        """Commit a prepared transaction, or merge staged rows; repeated for `PATIENCE` seconds where that may help."""
+        act = self._commit_prepared if "gid" in part else self._commit_staged
+        again = Retrying(
+            retry=retry_if_exception(_is_worth_repeating),
+            stop=stop_after_delay(self._patience),
+            wait=wait_random_exponential(0.05, 2.0),
+            reraise=True,
+        )
+        try:
+            return again(act, epoch, part)
+        except (errors.IntegrityError, errors.DataError) as refused:
+            raise failure(refused, f"merging epoch {epoch.number} into {self._sink.relation}") from refused
+        except psycopg.Error as error:
+            return Verdict(Outcome.UNKNOWN, f"{self._sink.server.database}: {describe(error)}")
+
+    def _commit_prepared(self, epoch: Epoch, part: Committable) -> Verdict:
+        connection = self._settling.connection()
+        try:
+            commit_prepared(connection, part["gid"])
+        except errors.UndefinedObject:
+            name = PreparedName.parse(part["gid"])
+            return self._ask_marker(connection, epoch, part, name.part if name else WHOLE)
+        reach("postgres.committed")
+        return COMMITTED
+
+    def _ask_marker(self, connection: Connection, epoch: Epoch, part: Committable, name: str) -> Verdict:
+        applied_by = self._marker.attempt(connection, epoch.number, name)
+        if applied_by == part["attempt"]:
+            return COMMITTED
+        if applied_by is None:
+            return Verdict(Outcome.ABORTED, f"{part.get('gid', part.get('table'))} is gone and the marker is absent")
+        return Verdict(
+            Outcome.UNKNOWN,
+            f"the marker says that attempt {applied_by} applied epoch {epoch.number}, and the ledger records attempt "
+            f"{part['attempt']}",
+        )
+
+    def _commit_staged(self, epoch: Epoch, part: Committable) -> Verdict:
+        connection = self._settling.connection()
+        table = self._staging(part)
+        try:
+            with transaction(connection):
+                self._marker.insert(connection, self._identity, epoch.number, WHOLE, part["attempt"])
+                if not sweeping.exists(connection, table):
+                    raise PrepareFailed(f"staging table {table} is gone")
+                merge(connection, Merge.from_json(part["merge"]), table, part["tasks"], part["rows"])
+                reach("postgres.merged")
+                commit(connection)
+        except errors.UniqueViolation as refused:
+            if refused.diag.table_name != marker_table.TABLE:
+                raise
+            return self._ask_marker(connection, epoch, part, WHOLE)
+        except RowsRejected:
+            raise
+        except PrepareFailed as gone:
+            return Verdict(Outcome.ABORTED, f"{gone.message}, and the marker is absent")
+        reach("postgres.committed")
+        return COMMITTED
+
+    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+        """Copy the spooled rows again and prepare them as ``attempt``."""
+        name = PreparedName.parse(part.get("gid", ""))
+        atomic = name is None or name.part == WHOLE
+        again = Epoch(epoch.number, attempt)
+        written = [self._rewrite(task, again, rows, atomic=atomic) for task in part["tasks"]]
+        if not atomic:
+            return written[0]
+        with translated(f"preparing epoch {epoch.number} of {self._sink.relation} again"):
+            return self._merge_tasks(self._settling.connection(self._patience), again, written)
+
+    def _rewrite(self, uuid: str, epoch: Epoch, rows: Rows, *, atomic: bool) -> Committable:
+        writer = make_writer(self._sink, Task(self._identity, epoch, 0, uuid), atomic=atomic)
+        try:
+            for batch in rows.read(uuid):
+                writer.write(batch)
+            return writer.prepare()
+        except BaseException:
+            writer.abort()
+            raise
+
+    # ---- clearing away
+
+    def abort(self, epoch: Epoch, written: Sequence[Committable]) -> None:  # noqa: ARG002 - all of an attempt is found by its name
+        """Roll back and drop whatever carries the attempt's name. Raises `EpochsinkError`."""
+        with translated(f"aborting attempt {epoch.attempt} at epoch {epoch.number}"):
+            self._sweeper(self._voting.connection(self._patience)).end_attempt(epoch.attempt)
+
+    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+        """End sessions, prepared transactions and staging tables that ``keep`` does not name."""
+        with translated(f"sweeping leftovers of {self._sink.relation}"):
+            return self._sweeper(self._voting.connection(self._patience)).end_all(keep)
+
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Drop the epoch's staging table, and now and then markers that nobody will ask for."""
+        tables = {part["table"] for part in parts if "table" in part}
+        try:
+            connection = self._settling.connection()
+            sweeper = self._sweeper(connection)
+            for table in sorted(tables):
+                sweeper.drop(table)
+            if epoch.number % _PURGE_EVERY == 0:
+                self._marker.purge(connection, epoch.number)
+        except psycopg.Error as error:
+            _log.warning("leftovers of epoch %d stay for the next sweep: %s", epoch.number, describe(error))
+
+    def _sweeper(self, connection: Connection) -> sweeping.Sweeper:
+        return sweeping.Sweeper(connection, self._sink.marker_schema, self._key, self._identity.generation)
+
+    def _staging(self, part: Committable) -> Relation:
+        return Relation(self._sink.marker_schema, part["table"])
+
+
+def _is_worth_repeating(error: BaseException) -> bool:
+    return isinstance(error, _AGAIN) or is_disconnected(error) or is_passing(error)

@@ -1,0 +1,72 @@
+"""Binary COPY straight from Arrow: no Python object for any row, and a bounded share of memory."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, Final
+
+import pgpq
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from epochsink.postgres.server import Connection
+    from epochsink.postgres.types import Encoding
+
+CHUNK_BYTES: Final = 4 << 20
+"""How much Arrow data is encoded at a time; the encoded form is about as large."""
+
+
+class CopyIn:
+    """One ``COPY ... FROM STDIN`` from the first batch to the last. Raises `psycopg.Error`, `pyarrow.ArrowInvalid`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        relation: sql.Identifier,
+        encodings: Sequence[Encoding],
+        constants: Sequence[pa.Scalar],
+    ) -> None:
+        """Begin to copy columns ``encodings``, of which the last ones have the values ``constants`` in every row."""
+        self._encodings = encodings
+        self._constants = constants
+        self._schema = pa.schema([encoding.field for encoding in encodings])
+        builders = {encoding.field.name: encoding.builder() for encoding in encodings}
+        self._encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(self._schema, builders)
+        names = sql.SQL(", ").join(sql.Identifier(name) for name in self._schema.names)
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(relation, names)
+        self._cursor = connection.cursor()
+        self._stack = ExitStack()
+        self._copy = self._stack.enter_context(self._cursor.copy(statement))
+        self._copy.write(self._encoder.write_header())
+        self.sent = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send a batch whose columns are the encodings', without the constants."""
+        for piece in _pieces(batch):
+            given = zip(self._encodings, piece.columns, strict=False)
+            arrays = [encoding.convert(column) for encoding, column in given]
+            arrays += [pa.repeat(value, piece.num_rows) for value in self._constants]
+            self._copy.write(self._encoder.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema)))
+            self.sent += piece.num_rows
+
+    def finish(self) -> int:
+        """End the COPY; return how many rows the server counted."""
+        self._copy.write(self._encoder.finish())
+        self._stack.close()
+        return self._cursor.rowcount
+
+    def cancel(self) -> None:
+        """Give the COPY up, if it has not ended."""
+        with suppress(psycopg.Error):
+            given_up = psycopg.OperationalError("the task gave up")
+            self._stack.__exit__(type(given_up), given_up, None)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    rows = max(1, batch.num_rows * CHUNK_BYTES // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)

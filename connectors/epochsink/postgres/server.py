@@ -1,0 +1,143 @@
+"""The server that a sink connects to: options checked, secrets masked, sessions opened."""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+from psycopg import conninfo, pq
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+
+from epochsink.errors import ConfigurationError
+from epochsink.postgres.failures import is_passing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+# A peer that has vanished is noticed within half a minute, whatever the system's defaults are.
+DEFAULTS: Final = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "30000",
+}
+OURS: Final = ("application_name", "fallback_application_name", "client_encoding", "replication")
+MASK: Final = "********"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Server:
+    """libpq's connection parameters. Crosses to the executors; its text form shows no secret."""
+
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    lock_timeout: float = 60.0
+
+    @classmethod
+    def parse(cls, dsn: str, options: Mapping[str, Any], lock_timeout: float) -> Server:
+        """Merge ``dsn`` (URL or key=value) with libpq options, the latter winning. No I/O.
+
+        Raises `ConfigurationError`; its text never quotes the dsn, which may hold a password.
+        """
+        for name in options:
+            _known(name)
+        try:
+            given = conninfo.conninfo_to_dict(dsn, **options)
+        except psycopg.ProgrammingError:
+            raise ConfigurationError(
+                "dsn= cannot be parsed (not shown, it may hold a password)",
+                way_out="write postgresql://user@host:5432/database or 'host=... dbname=...'; percent-encode "
+                "special characters in URLs, or give the password as password=",
+            ) from None
+        parameters = {name: str(value) for name, value in given.items() if value is not None}
+        for name in OURS:
+            if name in parameters:
+                raise ConfigurationError(
+                    f"{name}={parameters[name]!r} is set, and epochsink sets it itself",
+                    way_out=f"leave {name} out; sessions are named epochsink:... in pg_stat_activity",
+                )
+        _refuse_plaintext(parameters)
+        return cls(DEFAULTS | parameters, lock_timeout)
+
+    def connect(self, application: str, patience: float = 0.0) -> Connection:
+        """Open a session in autocommit mode, in UTC, named ``application``.
+
+        For ``patience`` seconds a server that does not answer yet, or has no free slot, is tried again.
+        Raises `psycopg.OperationalError`.
+        """
+        again = Retrying(
+            retry=retry_if_exception(is_passing),
+            stop=stop_after_delay(patience),
+            wait=wait_random_exponential(0.1, 2.0),
+            reraise=True,
+        )
+        return again(self._connect, application)
+
+    def _connect(self, application: str) -> Connection:
+        connection = psycopg.connect(
+            **self.parameters,  # type: ignore[arg-type] # libpq's names are checked by `parse`
+            application_name=application,
+            client_encoding="UTF8",
+            autocommit=True,
+            prepare_threshold=None,
+        )
+        # UTC, because an instant that goes into a column without time zone is stored as UTC.
+        connection.execute(f"SET TimeZone = 'UTC'; SET lock_timeout = {int(self.lock_timeout * 1000)}")
+        return connection
+
+    @property
+    def database(self) -> str:
+        """Where it connects to, for messages."""
+        host = self.parameters.get("host") or self.parameters.get("hostaddr") or "the local socket"
+        port = self.parameters.get("port", "5432")
+        return f"database {self.parameters.get('dbname', '(default)')!r} at {host}:{port}"
+
+    def __repr__(self) -> str:
+        secret = secret_options()
+        shown = ((name, value) for name, value in self.parameters.items() if DEFAULTS.get(name) != value)
+        return " ".join(f"{name}={MASK if name in secret else value}" for name, value in shown)
+
+
+def secret_options() -> frozenset[str]:
+    """Return the libpq options that hold secrets, as libpq itself marks them."""
+    marked = {option.keyword.decode() for option in pq.Conninfo.get_defaults() if option.dispchar == b"*"}
+    return frozenset(marked | {"scram_client_key", "scram_server_key"})
+
+
+def _known(name: str) -> None:
+    known = [option.keyword.decode() for option in pq.Conninfo.get_defaults()]
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, 1)
+    raise ConfigurationError(
+        f"{name}= is neither an option of Postgres() nor a connection parameter of libpq",
+        way_out=f"did you mean {near[0]}=?" if near else "see 'Parameter Key Words' in PostgreSQL's libpq manual",
+    )
+
+
+def _refuse_plaintext(parameters: Mapping[str, str]) -> None:
+    if "sslmode" in parameters:
+        return
+    hosts = parameters.get("hostaddr") or parameters.get("host") or os.environ.get("PGHOST", "")
+    remote = [host for host in hosts.split(",") if not _is_local(host)]
+    if remote:
+        raise ConfigurationError(
+            f"host {remote[0]!r} is not this machine and no sslmode is given: libpq would fall back to plaintext "
+            "and send credentials and rows over it",
+            way_out="give sslmode='verify-full' and sslrootcert=; or sslmode='disable' if you mean plaintext",
+        )
+
+
+def _is_local(host: str) -> bool:
+    if not host or host.startswith(("/", "@")) or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

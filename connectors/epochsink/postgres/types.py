@@ -1,0 +1,213 @@
+"""From Arrow to PostgreSQL: which pairs of types lose nothing, and how they are encoded.
+
+A binary COPY has no casts: what is sent has to be what the column's receive function reads. So each pair is
+decided by that function. What has no binary form in Arrow (inet, interval, uuid[], ...) is staged as text and
+cast by the merge; a COPY straight into the target cannot take it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pgpq
+import pyarrow as pa
+import pyarrow.compute as pc
+from pgpq import encoders
+from pgpq import schema as pgpq_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epochsink.postgres.catalog import Column
+
+_INTEGERS: Final = {"int2recv": pa.int16(), "int4recv": pa.int32(), "int8recv": pa.int64()}
+_FLOATS: Final = {"float4recv": pa.float32(), "float8recv": pa.float64()}
+_TEXTS: Final = frozenset(
+    {"textrecv", "varcharrecv", "bpcharrecv", "citextrecv", "enum_recv", "json_recv", "xml_recv", "namerecv"}
+)
+_SPARK_TYPES: Final = {
+    "int2recv": "SMALLINT",
+    "int4recv": "INT",
+    "int8recv": "BIGINT",
+    "float4recv": "FLOAT",
+    "float8recv": "DOUBLE",
+    "numeric_recv": "DECIMAL(38,10)",
+    "boolrecv": "BOOLEAN",
+    "bytearecv": "BINARY",
+    "date_recv": "DATE",
+    "timestamp_recv": "TIMESTAMP_NTZ",
+    "timestamptz_recv": "TIMESTAMP",
+}
+# Strings are not parsed into types that Spark has itself: there the cast belongs, where it can be tested.
+_HAVE_ARROW_TYPES: Final = frozenset(_SPARK_TYPES)
+_MANTISSA: Final = {pa.float32(): 16, pa.float64(): 32}
+_BIGINT_DIGITS: Final = 19
+_UUID_DIGITS: Final = 32
+
+
+class Mismatch(Exception):  # noqa: N818 - becomes a finding, never leaves the package
+    """A pair of types that would lose or refuse values; the text says the rule and the way out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """How one column of the row is sent.
+
+    ``convert`` turns the row's array into one of ``field``'s type. ``staged_as`` is the type of the staging
+    column where it differs from the target's, which the merge then casts to ``cast_to``.
+    """
+
+    field: pa.Field
+    convert: Callable[[pa.Array], pa.Array]
+    staged_as: str | None = None
+    cast_to: str | None = None
+    is_jsonb: bool = False
+
+    def builder(self) -> Any:
+        """Return pgpq's encoder for it."""
+        if not self.is_jsonb:
+            return pgpq.ArrowToPostgresBinaryEncoder.infer_encoder(self.field)
+        large = pa.types.is_large_string(self.field.type)
+        kind = encoders.LargeStringEncoderBuilder if large else encoders.StringEncoderBuilder
+        return kind.new_with_output(self.field, pgpq_schema.Jsonb())
+
+
+def row_encoding(name: str, data: pa.DataType) -> Encoding:
+    """Return the encoding of a column of our own, which has the natural type on both sides."""
+    return Encoding(pa.field(name, data), _as_is)
+
+
+def encoding(field: pa.Field, column: Column) -> Encoding:
+    """Return how values of ``field`` go into ``column``. Raises `Mismatch`."""
+    data, receive = field.type, column.receive
+    if receive == "array_recv" and pa.types.is_list(data):
+        return _array(field, column)
+    if _is_string(data):
+        return _string(field, column)
+    if receive == "uuid_recv" and _is_binary(data):
+        return _sent(field, data)
+    target = _binary_target(data, column, receive)
+    if target is None:
+        raise Mismatch(_refusal(field, column))
+    return _sent(field, target)
+
+
+def _binary_target(data: pa.DataType, column: Column, receive: str) -> pa.DataType | None:
+    """Return the Arrow type whose encoding ``receive`` reads, if ``data`` goes into it without loss."""
+    integer = pa.types.is_signed_integer(data)
+    if receive in _INTEGERS:
+        return _INTEGERS[receive] if integer and data.bit_width <= _INTEGERS[receive].bit_width else None
+    if receive in _FLOATS:
+        wanted = _FLOATS[receive]
+        exact = integer and data.bit_width <= _MANTISSA[wanted]
+        return wanted if exact or (pa.types.is_floating(data) and data.bit_width <= wanted.bit_width) else None
+    if receive == "numeric_recv":
+        return _numeric(data, column.modifier)
+    if receive == "boolrecv":
+        return data if pa.types.is_boolean(data) else None
+    if receive == "bytearecv":
+        return data if _is_binary(data) else None
+    if receive == "date_recv":
+        return data if pa.types.is_date32(data) else None
+    if pa.types.is_timestamp(data):
+        return _timestamp(data, receive)
+    return None
+
+
+def _numeric(data: pa.DataType, modifier: int) -> pa.DataType | None:
+    if pa.types.is_signed_integer(data):
+        return pa.decimal128(_BIGINT_DIGITS, 0) if _scale(modifier) >= 0 else None
+    return data if pa.types.is_decimal(data) and data.scale <= _scale(modifier) else None
+
+
+def _scale(modifier: int) -> int:
+    """Return the scale of numeric(precision, scale): 11 bits, signed; no limit without a modifier."""
+    if modifier < 0:
+        return 1 << 14
+    return (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
+
+
+def _timestamp(data: pa.DataType, receive: str) -> pa.DataType | None:
+    if receive == "timestamptz_recv" and data.tz is not None:
+        return pa.timestamp("us", "UTC")
+    return pa.timestamp("us") if receive == "timestamp_recv" else None
+
+
+def _string(field: pa.Field, column: Column) -> Encoding:
+    if column.receive in _TEXTS:
+        return _sent(field, field.type)
+    if column.receive == "jsonb_recv":
+        return Encoding(field, _as_is, is_jsonb=True)
+    if column.receive == "uuid_recv":
+        return Encoding(pa.field(field.name, pa.binary(16)), _uuids)
+    if column.receive in _HAVE_ARROW_TYPES:
+        raise Mismatch(_refusal(field, column))
+    return Encoding(field, _as_is, "text", column.bare_type)
+
+
+def _array(field: pa.Field, column: Column) -> Encoding:
+    element, inner = column.element or "", field.type.value_type
+    if _is_string(inner) and element not in _HAVE_ARROW_TYPES:
+        exact = element == "textrecv"
+        return Encoding(field, _as_is) if exact else Encoding(field, _as_is, "text[]", column.bare_type)
+    target = _binary_target(inner, column, element)
+    if target is None:
+        raise Mismatch(_refusal(field, column))
+    if element == "timestamptz_recv":
+        # The encoder writes the oid of timestamp into the array; the session's time zone makes the cast exact.
+        return Encoding(field, _as_is, "timestamp[]", column.bare_type)
+    return _sent(field, pa.list_(pa.field("item", target)))
+
+
+def _sent(field: pa.Field, target: pa.DataType) -> Encoding:
+    if field.type == target:
+        return Encoding(field, _as_is)
+    return Encoding(pa.field(field.name, target), partial(pc.cast, target_type=target))
+
+
+def _as_is(array: pa.Array) -> pa.Array:
+    return array
+
+
+def _uuids(array: pa.Array) -> pa.Array:
+    """Turn uuids as text (hyphens and braces allowed) into their 16 bytes. Raises `pyarrow.ArrowInvalid`."""
+    digits = pc.replace_substring_regex(pc.cast(array, pa.string()), "[-{}]", "")
+    good = pc.fill_null(pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$"), fill_value=True)
+    if not pc.all(good, min_count=0).as_py():
+        raise pa.ArrowInvalid(f"{array.filter(pc.invert(good))[0].as_py()!r} is no uuid")
+    text = pc.cast(pc.fill_null(digits, "0" * _UUID_DIGITS), pa.binary(_UUID_DIGITS))
+    codes = np.frombuffer(text.buffers()[1], np.uint8)[text.offset * _UUID_DIGITS :][: len(text) * _UUID_DIGITS]
+    nibbles = np.where(codes > ord("9"), (codes & ord("_")) - ord("A") + 10, codes - ord("0")).astype(np.uint8)
+    packed = pa.py_buffer((nibbles[0::2] << 4 | nibbles[1::2]).tobytes())
+    made = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_UUID_DIGITS // 2), len(array), [None, packed])
+    return pc.if_else(pc.is_valid(array), made, pa.scalar(None, made.type))
+
+
+def _refusal(field: pa.Field, column: Column) -> str:
+    way_out = f"cast it in select=, for example CAST({field.name} AS {_spark_type(column)}) AS {field.name}"
+    if pa.types.is_timestamp(field.type) and field.type.tz is None and column.receive == "timestamptz_recv":
+        rule = "a timestamp without time zone is no instant"
+    elif pa.types.is_decimal(field.type) and column.receive == "numeric_recv":
+        rule = f"digits behind the point would be rounded away (scale {field.type.scale} > {_scale(column.modifier)})"
+    elif pa.types.is_null(field.type):
+        rule = "a column without a type is only ever null"
+    else:
+        rule = "one does not go into the other without loss"
+    return f"{field.type} from Spark into {column.declared}: {rule}; {way_out}, or change the column's type"
+
+
+def _spark_type(column: Column) -> str:
+    if column.receive == "numeric_recv" and column.modifier >= 0:
+        return f"DECIMAL({(column.modifier - 4) >> 16 & 0xFFFF},{max(_scale(column.modifier), 0)})"
+    return _SPARK_TYPES.get(column.receive, "STRING")
+
+
+def _is_string(data: pa.DataType) -> bool:
+    return bool(pa.types.is_string(data) or pa.types.is_large_string(data))
+
+
+def _is_binary(data: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(data) or pa.types.is_large_binary(data) or pa.types.is_fixed_size_binary(data))

@@ -1,0 +1,193 @@
+"""Phase 1 on the executors: one COPY for each task, into staging or straight into the target."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import pyarrow as pa
+
+from epochsink.errors import PrepareFailed
+from epochsink.faults import reach
+from epochsink.naming import PreparedName, identity_key, staging_table
+from epochsink.postgres.catalog import read_target
+from epochsink.postgres.copying import CopyIn
+from epochsink.postgres.failures import translated
+from epochsink.postgres.fit import fit
+from epochsink.postgres.marker import Marker
+from epochsink.postgres.merging import Merge, merge
+from epochsink.postgres.relation import Relation
+from epochsink.postgres.sessions import SessionName
+from epochsink.postgres.staging import DELETED, TAG_ENCODING, Staging, tag
+from epochsink.postgres.transaction import commit, prepare, transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.postgres.catalog import Target
+    from epochsink.postgres.config import Postgres
+    from epochsink.postgres.types import Encoding
+    from epochsink.protocol import Committable, Task
+
+CONNECT_PATIENCE: Final = 20.0
+"""Seconds for which a task waits for a server that restarts or has no free slot."""
+
+
+def make_writer(sink: Postgres, task: Task, *, atomic: bool) -> CopyWriter:
+    """Return the writer of one task attempt, connected. Raises `PrepareFailed`."""
+    if atomic:
+        return StagingWriter(sink, task)
+    return MergingWriter(sink, task) if sink.key else DirectWriter(sink, task)
+
+
+class CopyWriter:
+    """What the writers share: one session, one COPY that begins with the first batch."""
+
+    def __init__(self, sink: Postgres, task: Task) -> None:
+        self._sink = sink
+        self._task = task
+        self._key = identity_key(task.identity)
+        self._copy: CopyIn | None = None
+        name = SessionName(self._key, task.identity.generation, task.epoch.attempt)
+        with translated(f"connecting to {sink.server.database}"):
+            self._connection = sink.server.connect(str(name), CONNECT_PATIENCE)
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Send a record batch with at least one row. Raises `RowsRejected`, `PrepareFailed`."""
+        with translated(self._doing("copying")):
+            if self._copy is None:
+                self._copy = self._begin(batch.schema)
+            self._copy.write(batch)
+
+    def prepare(self) -> Committable:
+        """Make what was written durable and invisible. Raises `RowsRejected`, `PrepareFailed`."""
+        try:
+            with translated(self._doing("preparing")):
+                rows = self._finish_copy()
+                reach("postgres.copied")
+                return self._prepare(rows)
+        finally:
+            self._connection.close()
+
+    def abort(self) -> None:
+        """Let go of everything that is not yet durable."""
+        if self._copy is not None:
+            self._copy.cancel()
+        with suppress(psycopg.Error):
+            self._connection.close()
+
+    def _begin(self, schema: pa.Schema) -> CopyIn:
+        raise NotImplementedError
+
+    def _prepare(self, rows: int) -> Committable:
+        raise NotImplementedError
+
+    def _finish_copy(self) -> int:
+        if self._copy is None:
+            raise PrepareFailed("prepare() without a row: a task without rows makes no writer")
+        rows = self._copy.finish()
+        if rows != self._copy.sent:
+            raise PrepareFailed(
+                f"the server took {rows} of {self._copy.sent} rows",
+                way_out=f"see whether a rule or trigger of {self._sink.relation} swallows rows",
+            )
+        return rows
+
+    def _fit(self, schema: pa.Schema) -> tuple[Target, list[Encoding]]:
+        target = read_target(self._connection, self._sink.relation)
+        if target is None:
+            raise PrepareFailed(
+                f"table {self._sink.relation} does not exist or is not visible to this user",
+                way_out="it was dropped or renamed while the query ran: create it again, then restart the query",
+            )
+        encodings, findings = fit(schema, target)
+        if findings:
+            raise PrepareFailed("; ".join(findings), way_out="restart the query, which checks the table anew")
+        return target, encodings
+
+    def _doing(self, verb: str) -> str:
+        return f"{verb} rows of epoch {self._task.epoch.number}, slot {self._task.slot}, for {self._sink.relation}"
+
+    def _gid(self) -> PreparedName:
+        identity, epoch = self._task.identity, self._task.epoch
+        return PreparedName(self._key, identity.generation, epoch.number, epoch.attempt, self._task.uuid)
+
+    def _mark(self) -> None:
+        marker = Marker(self._sink.marker_schema, self._key)
+        epoch = self._task.epoch
+        marker.insert(self._connection, self._task.identity, epoch.number, self._task.uuid, epoch.attempt)
+
+
+class StagingWriter(CopyWriter):
+    """Copies into the attempt's staging table and commits that; the driver merges."""
+
+    _merge: Merge
+    _staging: Staging
+
+    def _begin(self, schema: pa.Schema) -> CopyIn:
+        target, encodings = self._fit(schema)
+        table = Relation(self._sink.marker_schema, staging_table(self._key, self._task.epoch.attempt))
+        self._staging = Staging(table, self._sink.mode(target.max_prepared_transactions) == "staged")
+        self._merge = _merge_of(self._sink, target, encodings)
+        if not self._staging.logged:
+            # A crash that loses unlogged rows, or their commit, fails the vote. It need not be waited for.
+            self._connection.execute("SET synchronous_commit = off")
+        columns = [*encodings, TAG_ENCODING]
+        note = f"epochsink generation {self._task.identity.generation} epoch {self._task.epoch.number}"
+        self._staging.ensure(self._connection, target.relation, columns, note)
+        self._connection.execute("BEGIN")
+        return CopyIn(self._connection, table.quoted, columns, [pa.scalar(tag(self._task.uuid), pa.int64())])
+
+    def _prepare(self, rows: int) -> Committable:
+        commit(self._connection)
+        return {
+            "table": self._staging.relation.name,
+            "logged": self._staging.logged,
+            "task": self._task.uuid,
+            "rows": rows,
+            "merge": self._merge.to_json(),
+        }
+
+
+class MergingWriter(StagingWriter):
+    """Merges its own rows from staging into the target, in a transaction of its own that it prepares."""
+
+    def _prepare(self, rows: int) -> Committable:
+        super()._prepare(rows)
+        self._connection.execute("RESET synchronous_commit")
+        with transaction(self._connection):
+            self._mark()
+            merge(self._connection, self._merge, self._staging.relation, [self._task.uuid], rows)
+            reach("postgres.merged")
+            prepare(self._connection, self._gid())
+        reach("postgres.prepared")
+        return prepared_part(self._gid(), rows, [self._task.uuid], self._staging.relation.name)
+
+
+class DirectWriter(CopyWriter):
+    """Copies straight into the target, in a transaction of its own that it prepares."""
+
+    def _begin(self, schema: pa.Schema) -> CopyIn:
+        target, encodings = self._fit(schema)
+        self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        return CopyIn(self._connection, target.relation.quoted, encodings, [])
+
+    def _prepare(self, rows: int) -> Committable:
+        self._mark()
+        prepare(self._connection, self._gid())
+        reach("postgres.prepared")
+        return prepared_part(self._gid(), rows, [self._task.uuid], None)
+
+
+def prepared_part(gid: PreparedName, rows: int, tasks: Sequence[str], table: str | None) -> Committable:
+    """Return the committable of a prepared transaction."""
+    part: dict[str, Any] = {"gid": str(gid), "attempt": gid.attempt, "tasks": list(tasks), "rows": rows}
+    return part if table is None else part | {"table": table}
+
+
+def _merge_of(sink: Postgres, target: Target, encodings: Sequence[Encoding]) -> Merge:
+    names = [encoding.field.name for encoding in encodings if encoding.field.name != DELETED]
+    casts = {encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None}
+    deletes = sink.delete_when is not None
+    return Merge(target.relation, names, casts, sink.key, sink.order_by, deletes)
