@@ -182,6 +182,8 @@ class FolderCommitter:
         del rows
         self._log("commit", f"{epoch.number} {part['file']} {time.time_ns()}")
         self._sink.faults.hold("commit")
+        if self._sink.faults.strike("commit-waits"):
+            time.sleep(2)
         if self._sink.faults.strike("commit-unknown"):
             return Verdict(Outcome.UNKNOWN, "the server did not answer within 1 s")
         prepared, visible = self._place("prepared") / part["file"], self._place("visible") / part["file"]

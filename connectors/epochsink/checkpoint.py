@@ -61,12 +61,31 @@ class Checkpoint:
         try:
             version, header, *sources = (data or b"").decode().splitlines()
             watermark = json.loads(header).get("batchWatermarkMs", 0)
+            offsets = [json.loads(source) for source in sources]
         except ValueError as broken:
             raise EpochsinkError(
                 f"offsets/{epoch} of the checkpoint is missing or cannot be read ({broken})",
                 way_out="the checkpoint is damaged: restore it from a copy, then start again",
             ) from broken
-        return hashlib.sha256(json.dumps([version, watermark, sources]).encode()).hexdigest()
+        listed = [self._files_listed(index, offset) for index, offset in enumerate(offsets)]
+        return hashlib.sha256(json.dumps([version, watermark, sources, listed]).encode()).hexdigest()
+
+    def _files_listed(self, source: int, offset: object) -> list[str]:
+        """Return the files that a file source took at an offset, which is a mere number of an entry in its own log."""
+        number = offset.get("logOffset") if isinstance(offset, dict) else None
+        if not isinstance(number, int):
+            return []
+        folder = f"sources/{source}"
+        data = self._files.read(f"{folder}/{number}")
+        if data is None:
+            data = self._files.read(f"{folder}/{self._compacted(folder, number)}.compact")
+        entries = [json.loads(line) for line in (data or b"").decode().splitlines()[1:]]
+        return sorted(str(entry["path"]) for entry in entries if entry["batchId"] == number)
+
+    def _compacted(self, folder: str, number: int) -> int:
+        """Return which compact file of a source's log holds an entry, of which there is no file of its own."""
+        stems = [name.removesuffix(".compact") for name in self._files.names(folder) if name.endswith(".compact")]
+        return min((int(stem) for stem in stems if stem.isdigit() and int(stem) >= number), default=number)
 
     def _committed(self) -> list[int]:
         return [int(name) for name in self._files.names("commits") if name.isdigit()]

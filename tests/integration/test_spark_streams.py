@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pytest
+
+from epochsink.errors import ConfigurationError
+from folder_sink import FolderSink
 from streams import wait_until
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from streams import Stream
 
 
@@ -21,3 +26,149 @@ def test_all_rows_are_visible_when_await_termination_returns(stream: Stream) -> 
     assert stream.committed() == stream.done() == [0, 1, 2]
     assert stream.sink.prepared() == []
     assert list((stream.checkpoint / "epochsink" / "spool").glob("*/*")) == []
+
+
+def test_nothing_is_visible_before_the_checkpoint_has_decided(stream: Stream) -> None:
+    """Every commit call of an epoch comes after the file commits/N."""
+    for first in (0, 10):
+        stream.put(range(first, first + 10))
+    stream.run()
+    for call in stream.sink.calls("commit"):
+        epoch, _, at = call.split()
+        assert (stream.checkpoint / "commits" / epoch).stat().st_mtime_ns <= int(at)
+
+
+def test_process_all_available_waits_until_the_rows_are_visible(stream: Stream) -> None:
+    once = stream.exactly_once()
+    query = stream.start_endless(once)
+    for first in (0, 10):
+        stream.put(range(first, first + 10))
+        query.processAllAvailable()
+        assert stream.sink.values() == list(range(first + 10))
+    query.stop()
+
+
+def test_stop_waits_for_a_decided_epoch_whose_commit_is_slow(stream: Stream) -> None:
+    """The stream thread has ended long before: stop() returns when the rows are there."""
+    stream.sink.faults.arm("commit-waits")
+    stream.put(range(10))
+    query = stream.start_endless(stream.exactly_once())
+    wait_until(stream.committed, "commits/0")
+    query.stop()
+    assert stream.sink.values() == list(range(10))
+
+
+def test_stop_in_the_middle_of_a_batch_leaves_nothing_of_it(stream: Stream) -> None:
+    """The query ends without an error, the epoch's rows come once, at the next start."""
+    once = stream.exactly_once()
+    stream.put(range(10))
+    stream.run(once)
+    stream.sink.faults.arm("write")
+    stream.put(range(10, 20))
+    query = stream.start_endless(once)
+    wait_until(lambda: stream.sink.faults.reached("write"), "a task writes")
+    query.stop()
+    assert query.exception() is None
+    assert stream.sink.values() == list(range(10))
+    stream.sink.faults.disarm("write")
+    stream.run(once)
+    assert stream.sink.values() == list(range(20))
+    assert stream.sink.prepared() == []
+
+
+def test_one_object_serves_one_query_after_another(stream: Stream) -> None:
+    """In one process, with a generation of its own for each run."""
+    once = stream.exactly_once()
+    for run in range(3):
+        stream.put(range(run * 10, run * 10 + 10))
+        stream.run(once)
+    assert stream.sink.values() == list(range(30))
+    takes = [entry["generation"] for entry in stream.ledger() if entry["entry"] == "take"]
+    assert takes == sorted(set(takes))
+    assert stream.committed() == stream.done() == [0, 1, 2]
+
+
+def test_one_object_refuses_a_second_query_while_the_first_runs(stream: Stream) -> None:
+    once = stream.exactly_once()
+    query = stream.start_endless(once)
+    with pytest.raises(ConfigurationError, match="already serves a running query"):
+        stream.start(once)
+    stream.put(range(5))
+    query.processAllAvailable()
+    query.stop()
+    assert stream.sink.values() == list(range(5))
+
+
+def test_a_foreach_batch_made_by_hand_is_the_same(stream: Stream) -> None:
+    """Started twice in a row: the second start waits for the first one's last commits."""
+    once = stream.exactly_once()
+    for run in range(3):
+        stream.put(range(run * 10, run * 10 + 10))
+        stream.by_hand(once).awaitTermination()
+    once.await_committed()
+    assert stream.sink.values() == list(range(30))
+    assert stream.committed() == stream.done() == [0, 1, 2]
+
+
+def test_an_endless_query_by_hand_is_committed_after_its_stop(stream: Stream) -> None:
+    once = stream.exactly_once()
+    stream.put(range(10))
+    query = stream.by_hand(once, endless=True)
+    wait_until(stream.committed, "commits/0")
+    query.stop()
+    once.await_committed()
+    assert stream.sink.values() == list(range(10))
+
+
+def test_each_sink_gets_its_own_rows_and_columns_in_one_pass(stream: Stream) -> None:
+    """Rows that nobody wants go nowhere; comments in SQL end where they end."""
+    low = FolderSink(str(stream.folder / "low"), select=["id", "id * 2 AS twice -- doubled"], where="id < 5 -- small")
+    high = FolderSink(str(stream.folder / "high"), select=["*"], where="id >= 8", delete_when="id % 2 = 0")
+    stream.put(range(12))
+    stream.run(stream.exactly_once({"low": low, "high": high}))
+    assert [(row["id"], row["twice"]) for row in low.rows()] == [(i, 2 * i) for i in range(5)]
+    assert sorted((row["id"], row["word"], row["deleted"]) for row in high.rows()) == [
+        (i, f"word {i}", i % 2 == 0) for i in range(8, 12)
+    ]
+
+
+def test_an_epoch_without_rows_is_recorded_and_nothing_is_written(stream: Stream) -> None:
+    """For one sink or for all: else the commit log would run ahead of the ledger."""
+    some = FolderSink(str(stream.folder / "some"), where="id < 5")
+    none = FolderSink(str(stream.folder / "none"), where="id < 0")
+    stream.put(range(10))
+    stream.put(range(10, 20))
+    stream.run(stream.exactly_once({"some": some, "none": none}))
+    assert some.values() == list(range(5))
+    assert none.rows() == []
+    assert stream.committed() == stream.done() == [0, 1]
+    assert len(some.calls("vote")) == 1
+    assert none.calls("vote") == []
+
+
+def test_rows_of_one_key_meet_in_one_task_where_a_sink_asks_for_it(stream: Stream) -> None:
+    sink = replace(stream.sink, distribute_by=("id % 3",))
+    for first in (0, 30):
+        stream.put(range(first, first + 30))
+    frame = stream.frame().repartition(4)
+    stream.run(stream.exactly_once({"folder": sink}), frame)
+    assert sink.values() == list(range(60))
+    seen: dict[tuple[str, int], set[str]] = {}
+    for path in Path(sink.folder).glob("visible/*/*.arrow"):
+        with pa.OSFile(str(path), "rb") as source, pa.ipc.open_stream(source) as rows:
+            for row in rows.read_all().to_pylist():
+                seen.setdefault((path.name.partition("-")[0], row["id"] % 3), set()).add(path.name)
+    assert len(seen) == 6
+    assert all(len(files) == 1 for files in seen.values())
+
+
+def test_a_sink_without_spool_leaves_no_copy(stream: Stream) -> None:
+    sink = replace(stream.sink, spool=False)
+    sink.faults.arm("commit")
+    stream.put(range(10))
+    query = stream.start(stream.exactly_once({"folder": sink}))
+    wait_until(lambda: sink.faults.reached("commit"), "the commit begins")
+    assert list((stream.checkpoint / "epochsink" / "spool").rglob("*.arrow")) == []
+    sink.faults.disarm("commit")
+    query.awaitTermination()
+    assert sink.values() == list(range(10))
