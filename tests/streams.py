@@ -36,10 +36,12 @@ class Stream:
         self.checkpoint = folder / "checkpoint"
         self.sink = FolderSink(str(folder / "sink"))
         self._made: list[ExactlyOnce] = []
+        self._files = 0
 
     def put(self, ids: Iterable[int]) -> None:
         """Add one input file, which makes one epoch; a row's timestamp is its id in seconds."""
-        number = len(list(self.input.iterdir()))
+        number = self._files
+        self._files += 1
         rows = [
             json.dumps({"id": i, "word": f"word {i}", "at": f"1970-01-01T00:{i // 60:02}:{i % 60:02}Z"}) for i in ids
         ]
@@ -101,12 +103,33 @@ class Stream:
         (self.checkpoint / "commits" / str(epoch)).unlink()
         (self.checkpoint / "commits" / f".{epoch}.crc").unlink(missing_ok=True)
 
+    def forget_offsets(self, epoch: int) -> None:
+        """Remove offsets/N, and what the file source noted for it."""
+        for folder in (self.checkpoint / "offsets", self.checkpoint / "sources" / "0"):
+            (folder / str(epoch)).unlink()
+            (folder / f".{epoch}.crc").unlink(missing_ok=True)
+
     def end(self) -> None:
         """Wait until every watcher has ended."""
         for once in self._made:
             run = once._run
             if run is not None:
                 wait_until(run.ends, "the watcher ends")
+
+
+class Boom(Exception):
+    """Raised by `raising_after`."""
+
+
+def raising_after(once: ExactlyOnce, epoch: int) -> Callable[[DataFrame, int], None]:
+    """Return a foreachBatch that fails once an epoch is recorded, so that Spark never decides it."""
+
+    def batch(frame: DataFrame, number: int) -> None:
+        once(frame, number)
+        if number == epoch:
+            raise Boom(f"after epoch {epoch}")
+
+    return batch
 
 
 def wait_until(condition: Callable[[], object], what: str) -> None:

@@ -1,0 +1,299 @@
+"""What a start makes of what the last run left: commit, adopt, or stop loudly before any row moves."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from epochsink.errors import ConfigurationError, Fenced, OutcomeUnknown, WentBack
+from folder_sink import FolderSink
+from streams import Stream, raising_after, wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def three_epochs(stream: Stream) -> None:
+    for first in (0, 10, 20):
+        stream.put(range(first, first + 10))
+    stream.run()
+
+
+def with_an_undecided_epoch(stream: Stream) -> None:
+    """Epochs 0 and 1 are done, 2 is recorded, and commits/2 was never written."""
+    for first in (0, 10, 20):
+        stream.put(range(first, first + 10))
+    once = stream.exactly_once()
+    with pytest.raises(StreamingQueryException, match="Boom"):
+        stream.by_hand(raising_after(once, 2)).awaitTermination()
+    once.await_committed()
+    assert stream.committed() == stream.done() == [0, 1]
+    assert stream.sink.values() == list(range(20))
+
+
+def test_a_start_commits_a_decided_epoch_even_if_no_batch_ever_comes(stream: Stream) -> None:
+    stream.sink.faults.arm("commit-unknown")
+    stream.put(range(10))
+    with pytest.raises(OutcomeUnknown, match="did not answer within 1 s"):
+        stream.run()
+    assert stream.committed() == [0]
+    assert stream.sink.rows() == []
+    query = stream.start_endless(stream.exactly_once())
+    assert stream.sink.values() == list(range(10))
+    assert stream.done() == [0]
+    query.stop()
+
+
+def test_recover_by_hand_commits_it_too(stream: Stream) -> None:
+    """For a foreachBatch made by hand: nothing calls us before the first batch."""
+    stream.sink.faults.arm("commit-unknown")
+    stream.put(range(10))
+    with pytest.raises(OutcomeUnknown):
+        stream.run()
+    once = stream.exactly_once()
+    once.recover(stream.spark)
+    assert stream.sink.values() == list(range(10))
+    stream.put(range(10, 20))
+    stream.by_hand(once).awaitTermination()
+    once.await_committed()
+    assert stream.sink.values() == list(range(20))
+
+
+def test_a_recorded_undecided_epoch_is_adopted(stream: Stream) -> None:
+    """The recorded attempt stands: the plan runs for its state, nothing is written again."""
+    with_an_undecided_epoch(stream)
+    recorded = next(entry for entry in stream.ledger() if entry["entry"] == "prepared" and entry["epoch"] == 2)
+    stream.put(range(30, 40))
+    stream.run()
+    assert stream.sink.values() == list(range(40))
+    assert {row["attempt"] for row in stream.sink.rows() if row["epoch"] == 2} == {recorded["attempt"]}
+    assert stream.sink.calls("vote") == ["0", "1", "2", "3"]
+    assert stream.done() == [0, 1, 2, 3]
+
+
+def test_an_adopted_epoch_may_be_interrupted_again(stream: Stream) -> None:
+    with_an_undecided_epoch(stream)
+    once = stream.exactly_once()
+    with pytest.raises(StreamingQueryException, match="Boom"):
+        stream.by_hand(raising_after(once, 2)).awaitTermination()
+    once.await_committed()
+    assert stream.sink.values() == list(range(20))
+    stream.run()
+    assert stream.sink.values() == list(range(30))
+    assert stream.sink.calls("vote") == ["0", "1", "2"]
+
+
+def test_a_restored_checkpoint_with_the_same_input_writes_nothing_twice(stream: Stream) -> None:
+    """commits/2 is gone, epoch 2 is done: Spark runs it again."""
+    three_epochs(stream)
+    stream.forget_commit(2)
+    stream.put(range(30, 40))
+    stream.run()
+    assert stream.sink.values() == list(range(40))
+    assert stream.sink.calls("vote") == ["0", "1", "2", "3"]
+
+
+def test_a_checkpoint_restored_from_an_older_copy_writes_nothing_twice(stream: Stream) -> None:
+    """The last two epochs are planned anew, and get the same files."""
+    three_epochs(stream)
+    for epoch in (1, 2):
+        stream.forget_commit(epoch)
+        stream.forget_offsets(epoch)
+    stream.run()
+    assert stream.committed() == [0, 1, 2]
+    assert stream.sink.values() == list(range(30))
+    assert stream.sink.calls("vote") == ["0", "1", "2"]
+
+
+def test_a_restored_checkpoint_with_other_input_is_refused(stream: Stream) -> None:
+    """A file source's offset is a mere number: the files behind it have changed."""
+    three_epochs(stream)
+    stream.forget_commit(2)
+    stream.forget_offsets(2)
+    (stream.input / "000002.json").unlink()
+    stream.put(range(100, 110))
+    with pytest.raises(StreamingQueryException, match="epoch 2 is recorded with other offsets"):
+        stream.run()
+    assert stream.sink.values() == list(range(30))
+
+
+def test_other_numbers_in_the_offsets_are_refused(stream: Stream) -> None:
+    three_epochs(stream)
+    stream.forget_commit(2)
+    offsets = stream.checkpoint / "offsets" / "2"
+    offsets.write_text(offsets.read_text().replace('"logOffset":2', '"logOffset":1'))
+    (stream.checkpoint / "offsets" / ".2.crc").unlink()
+    with pytest.raises(StreamingQueryException, match="epoch 2 is recorded with other offsets"):
+        stream.run()
+    assert stream.sink.values() == list(range(30))
+
+
+def test_commits_newer_than_the_ledger_are_refused(stream: Stream) -> None:
+    """The folder epochsink/ comes from an older copy than the rest."""
+    three_epochs(stream)
+    entries = sorted((stream.checkpoint / "epochsink" / "ledger").glob("[0-9]*"))
+    for entry in entries[-2:]:
+        entry.unlink()
+    with pytest.raises(WentBack, match=r"decided epochs up to 2 .* up to 1: the ledger is the older copy"):
+        stream.run()
+
+
+def test_a_target_newer_than_the_ledger_is_refused(stream: Stream) -> None:
+    """The whole checkpoint comes from an older copy: what it would write next, the target already has."""
+    three_epochs(stream)
+    older = stream.folder / "older"
+    shutil.copytree(stream.checkpoint, older)
+    stream.put(range(30, 40))
+    stream.run()
+    shutil.rmtree(stream.checkpoint)
+    older.rename(stream.checkpoint)
+    with pytest.raises(WentBack, match="sink 'folder' already holds epoch 3"):
+        stream.run()
+    assert stream.sink.values() == list(range(40))
+
+
+def test_the_ledger_of_another_query_is_refused(stream: Stream, tmp_path_factory: pytest.TempPathFactory) -> None:
+    three_epochs(stream)
+    other = Stream(stream.spark, tmp_path_factory.mktemp("other"))
+    other.put(range(10))
+    other.run()
+    shutil.rmtree(other.checkpoint / "epochsink")
+    shutil.copytree(stream.checkpoint / "epochsink", other.checkpoint / "epochsink")
+    with pytest.raises(WentBack, match="the ledger in this checkpoint belongs to query id"):
+        other.run()
+
+
+def test_a_deleted_metadata_file_is_refused(stream: Stream) -> None:
+    """Spark would go on with a new query id and the old numbers."""
+    three_epochs(stream)
+    (stream.checkpoint / "metadata").unlink()
+    (stream.checkpoint / ".metadata.crc").unlink()
+    stream.put(range(30, 40))
+    with pytest.raises(WentBack, match="the ledger in this checkpoint belongs to query id"):
+        stream.run()
+    assert stream.sink.values() == list(range(30))
+
+
+def test_a_new_checkpoint_on_the_old_target_swallows_nothing(stream: Stream) -> None:
+    """Its epoch 0 is never taken for the old one's: the same input comes once more, as asked for."""
+    three_epochs(stream)
+    shutil.rmtree(stream.checkpoint)
+    stream.run()
+    assert stream.sink.values() == sorted([*range(30), *range(30)])
+
+
+def plain_first(stream: Stream) -> list[int]:
+    seen: list[int] = []
+
+    def append(frame: DataFrame, epoch: int) -> None:
+        seen.extend(row["id"] for row in frame.collect())
+        assert epoch == 0
+
+    stream.put(range(10))
+    stream.by_hand(append).awaitTermination()
+    return seen
+
+
+def test_commits_without_a_ledger_are_refused(stream: Stream) -> None:
+    plain_first(stream)
+    stream.put(range(10, 20))
+    with pytest.raises(WentBack, match=r"join_running=True"):
+        stream.run()
+    assert stream.sink.rows() == []
+
+
+def test_join_running_adds_epochsink_to_a_running_pipeline(stream: Stream) -> None:
+    seen = plain_first(stream)
+    stream.put(range(10, 20))
+    stream.run(stream.exactly_once(join_running=True))
+    stream.put(range(20, 30))
+    stream.run()
+    assert sorted(seen) == list(range(10))
+    assert stream.sink.values() == list(range(10, 30))
+
+
+def test_a_sink_added_between_runs_gets_the_epochs_from_then_on(stream: Stream) -> None:
+    with_an_undecided_epoch(stream)
+    added = FolderSink(str(stream.folder / "added"))
+    stream.put(range(30, 40))
+    stream.run(stream.exactly_once({"folder": stream.sink, "added": added}))
+    assert stream.sink.values() == list(range(40))
+    assert added.values() == list(range(30, 40))
+
+
+def test_a_sink_may_be_removed_when_it_owes_nothing(stream: Stream) -> None:
+    other = FolderSink(str(stream.folder / "other"))
+    stream.put(range(10))
+    stream.run(stream.exactly_once({"folder": stream.sink, "other": other}))
+    stream.put(range(10, 20))
+    stream.run()
+    stream.put(range(20, 30))
+    stream.run(stream.exactly_once({"folder": stream.sink, "other": other}))
+    assert stream.sink.values() == list(range(30))
+    assert other.values() == [*range(10), *range(20, 30)]
+
+
+def test_a_removed_sink_with_a_pending_epoch_is_refused(stream: Stream) -> None:
+    """With the way out: start once more with it."""
+    other = FolderSink(str(stream.folder / "other"))
+    other.faults.arm("commit-unknown")
+    both: dict[str, Any] = {"folder": stream.sink, "other": other}
+    stream.put(range(10))
+    with pytest.raises(OutcomeUnknown):
+        stream.run(stream.exactly_once(both))
+    with pytest.raises(ConfigurationError, match="sink 'other', which this query no longer has") as refused:
+        stream.run()
+    assert "start once more with the sink 'other'" in refused.value.way_out
+    stream.run(stream.exactly_once(both))
+    assert other.values() == stream.sink.values() == list(range(10))
+
+
+def test_an_older_driver_is_fenced(stream: Stream) -> None:
+    """It records nothing more, and what it prepared is ended by the newer one."""
+    older = stream.exactly_once()
+    stream.put(range(10))
+    query = stream.start_endless(older)
+    query.processAllAvailable()
+    stream.sink.faults.arm("write")
+    stream.put(range(10, 20))
+    wait_until(lambda: stream.sink.faults.reached("write"), "a task writes")
+    newer = stream.exactly_once()
+    newer.recover(stream.spark)
+    stream.sink.faults.disarm("write")
+    with pytest.raises(Fenced, match="another driver has taken over this checkpoint"):
+        query.awaitTermination()
+    assert stream.sink.values() == list(range(10))
+    stream.run(newer)
+    assert stream.sink.values() == list(range(20))
+    assert stream.sink.prepared() == []
+
+
+def test_what_a_target_lost_is_prepared_again_from_the_spool(stream: Stream) -> None:
+    stream.sink.faults.arm("commit")
+    stream.put(range(10))
+    query = stream.start(stream.exactly_once())
+    wait_until(lambda: stream.sink.faults.reached("commit"), "the commit begins")
+    for path in (stream.folder / "sink" / "prepared").glob("*/*"):
+        path.unlink()
+    stream.sink.faults.disarm("commit")
+    query.awaitTermination()
+    assert stream.sink.calls("replay") == ["0"]
+    assert stream.sink.values() == list(range(10))
+
+
+def test_without_spool_a_lost_epoch_stops_the_query_and_says_so(stream: Stream) -> None:
+    sink = replace(stream.sink, spool=False)
+    sink.faults.arm("commit")
+    stream.put(range(10))
+    query = stream.start(stream.exactly_once({"folder": sink}))
+    wait_until(lambda: sink.faults.reached("commit"), "the commit begins")
+    for path in (stream.folder / "sink" / "prepared").glob("*/*"):
+        path.unlink()
+    sink.faults.disarm("commit")
+    with pytest.raises(Exception, match="the spool of epoch 0") as stopped:
+        query.awaitTermination()
+    assert "epochsink resolve" in str(stopped.value)
