@@ -13,8 +13,11 @@ if TYPE_CHECKING:
     from epochsink.postgres.server import Connection
 
 _TARGET = """
-SELECT n.nspname, c.relname, c.relkind::text,
+SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
        a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, NULL),
+       coalesce(' COLLATE ' || (SELECT format('%%I.%%I', cn.nspname, co.collname) FROM pg_catalog.pg_collation co
+         JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace
+         WHERE co.oid = a.attcollation AND a.attcollation <> t.typcollation), ''),
        b.typreceive::text, e.typreceive::text, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
        a.attnotnull OR t.typnotnull, a.atthasdef OR t.typdefault IS NOT NULL,
        a.attidentity::text, a.attgenerated::text,
@@ -34,6 +37,7 @@ ORDER BY a.attnum
 class Column:
     """One column of the target.
 
+    ``declared`` is its type with its modifier, ``bare_type`` without, ``collation`` a COLLATE clause or nothing.
     ``receive`` is the server's function that reads the type's binary form, of a domain its base type's;
     ``element`` that of an array's elements. ``modifier`` is the type modifier (-1: none).
     """
@@ -41,6 +45,7 @@ class Column:
     name: str
     declared: str
     bare_type: str
+    collation: str
     receive: str
     element: str | None
     modifier: int
@@ -49,6 +54,11 @@ class Column:
     identity: str
     generated: str
 
+    @property
+    def definition(self) -> str:
+        """Return its type as SQL for a table of ours."""
+        return self.declared + self.collation
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -56,6 +66,7 @@ class Target:
 
     relation: Relation
     kind: str
+    persistence: str
     columns: Mapping[str, Column]
     max_prepared_transactions: int
 
@@ -65,6 +76,12 @@ def read_target(connection: Connection, relation: Relation) -> Target | None:
     rows = connection.execute(_TARGET, [str(relation)]).fetchall()
     if not rows:
         return None
-    schema, name, kind = rows[0][:3]
-    columns = {row[3]: Column(*row[3:13]) for row in rows}
-    return Target(Relation(schema, name), kind, columns, rows[0][13])
+    schema, name, kind, persistence = rows[0][:4]
+    columns = {row[4]: Column(*row[4:15]) for row in rows}
+    return Target(Relation(schema, name), kind, persistence, columns, rows[0][15])
+
+
+def max_prepared_transactions(connection: Connection) -> int:
+    """Return the server's limit; 0 means that it prepares none. Raises `psycopg.Error`."""
+    row = connection.execute("SELECT current_setting('max_prepared_transactions')::int").fetchone()
+    return int(row[0]) if row else 0

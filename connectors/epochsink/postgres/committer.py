@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import errors
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from epochsink.errors import EpochsinkError, PrepareFailed, RowsRejected, WentBack
+from epochsink.errors import PrepareFailed, RowsRejected, WentBack
 from epochsink.faults import reach
 from epochsink.naming import PreparedName, identity_key
 from epochsink.postgres import marker as marker_table
 from epochsink.postgres import sweeping
-from epochsink.postgres.check import check
+from epochsink.postgres.catalog import max_prepared_transactions
+from epochsink.postgres.check import check, unreachable
 from epochsink.postgres.failures import describe, failure, is_disconnected, is_passing, translated
+from epochsink.postgres.fit import writer_schema
 from epochsink.postgres.marker import WHOLE, Marker
 from epochsink.postgres.merging import Merge, merge, verify
 from epochsink.postgres.relation import Relation
@@ -27,7 +28,7 @@ from epochsink.postgres.writer import make_writer, prepared_part
 from epochsink.protocol import COMMITTED, Epoch, Outcome, Task, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
 
@@ -59,9 +60,13 @@ class PostgresCommitter:
 
     def check(self, schema: pa.Schema) -> list[str]:
         """Compare configuration, row and live table; create the marker table. Return the findings."""
-        findings, self.commit_mode = check(self._sink, self._voting, schema)
-        if self.commit_mode is not None:
-            _log.info("%s: commit=%r, epochs are %s", self._sink.relation, self._sink.commit, self.commit_mode)
+        try:
+            connection = self._voting.connection()
+            findings = check(self._sink, connection, writer_schema(schema, deletes=self._sink.delete_when is not None))
+            self.commit_mode = self._sink.mode(max_prepared_transactions(connection))
+        except psycopg.OperationalError as error:
+            return [unreachable(self._sink, error)]
+        _log.info("%s: commit=%r, epochs are %s", self._sink.relation, self._sink.commit, self.commit_mode)
         return findings
 
     def found(self) -> dict[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Final, Literal
 
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.committer import PostgresCommitter
+from epochsink.postgres.fit import is_nested
 from epochsink.postgres.relation import Relation, identifier
 from epochsink.postgres.server import Server
 from epochsink.postgres.staging import DELETED, RESERVED
@@ -19,9 +17,9 @@ from epochsink.postgres.writer import make_writer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epochsink.protocol import SinkCommitter, SinkWriter, Task
+    import pyarrow as pa
 
-_log = logging.getLogger(__name__)
+    from epochsink.protocol import SinkCommitter, SinkWriter, Task
 
 _COMMITS: Final = ("auto", "prepared", "staged")
 Commit = Literal["auto", "prepared", "staged"]
@@ -123,7 +121,7 @@ class Postgres:
         return _quoted(column)
 
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
-        """Return the row's columns, structs and maps as JSON text, and whether to delete. Raises `ConfigurationError`."""
+        """Return the row's columns, structs and maps as JSON, and whether to delete. Raises `ConfigurationError`."""
         for name in RESERVED:
             if name in schema.names:
                 raise ConfigurationError(
@@ -154,21 +152,9 @@ class Postgres:
         return f"Postgres({self.server!r}, table={self.relation}{key}, atomic={self.atomic}, commit={self.commit!r})"
 
 
-def writer_schema(sink: Postgres, row: pa.Schema) -> pa.Schema:
-    """Return the schema that writers get for rows of schema ``row``: what `Postgres.columns` makes of it."""
-    fields = [pa.field(field.name, pa.string()) if _is_nested(field.type) else field for field in row]
-    return pa.schema(fields if sink.delete_when is None else [*fields, pa.field(DELETED, pa.bool_())])
-
-
 def _rendered(row: str, field: pa.Field) -> str:
     name = _quoted(field.name)
-    return f"to_json({row}.{name}) AS {name}" if _is_nested(field.type) else f"{row}.{name} AS {name}"
-
-
-def _is_nested(data: pa.DataType) -> bool:
-    if pa.types.is_list(data) or pa.types.is_large_list(data):
-        return _is_nested(data.value_type) or bool(pa.types.is_list(data.value_type))
-    return bool(pa.types.is_struct(data) or pa.types.is_map(data))
+    return f"to_json({row}.{name}) AS {name}" if is_nested(field.type) else f"{row}.{name} AS {name}"
 
 
 def _quoted(name: str) -> str:

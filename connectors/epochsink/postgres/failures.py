@@ -46,7 +46,7 @@ _WAYS_OUT: Final[dict[type[psycopg.Error], str]] = {
     errors.FeatureNotSupported: "what the table does (NOTIFY in a trigger, foreign or temporary tables) does not go "
     "into a prepared transaction: use commit='staged'",
     errors.DiskFull: "free disk space on the server",
-    errors.ReadOnlySqlTransaction: "connect to the primary: target_session_attrs='read-write' picks it from several hosts",
+    errors.ReadOnlySqlTransaction: "connect to the primary; with several hosts, target_session_attrs='read-write'",
 }
 
 

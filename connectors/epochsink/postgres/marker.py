@@ -70,7 +70,7 @@ class Marker:
     def _fetch(self, connection: Connection, query: str, *values: object) -> object:
         """Return the one value asked for; None if there is no row, or no marker table yet."""
         try:
-            row = connection.execute(sql.SQL(query).format(self._table), [self._key, *values]).fetchone()  # type: ignore[arg-type] # literals above
+            row = connection.execute(sql.SQL(query).format(self._table), [self._key, *values]).fetchone()
         except (errors.UndefinedTable, errors.InvalidSchemaName):
             return None
         return row[0] if row else None
@@ -80,7 +80,7 @@ def create(connection: Connection, schema: str) -> None:
     """Create the schema and the marker table where they do not exist. Raises `psycopg.Error`."""
     for exists, statement in (("to_regnamespace", schema_ddl(schema)), ("to_regclass", table_ddl(schema))):
         name = sql.Identifier(schema) if exists == "to_regnamespace" else sql.Identifier(schema, TABLE)
-        query = sql.SQL("SELECT {}(%s) IS NULL").format(sql.SQL(exists))  # type: ignore[arg-type] # one of two literals
+        query = sql.SQL("SELECT {}(%s) IS NULL").format(sql.SQL(exists))
         missing = connection.execute(query, [name.as_string(connection)]).fetchone()
         if missing and missing[0]:
             try:

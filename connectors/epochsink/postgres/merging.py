@@ -144,7 +144,7 @@ def _upsert(plan: Merge, source: sql.Composable) -> sql.Composed:
 def _source(plan: Merge, staging: Relation, tasks: Sequence[str]) -> sql.Composed:
     """Return the accepted rows with the target's types; flattened by the planner, so it costs nothing."""
     columns = [
-        sql.SQL("{0}::{1} AS {0}").format(sql.Identifier(name), sql.SQL(plan.casts[name]))  # type: ignore[arg-type] # from format_type()
+        sql.SQL("{0}::{1} AS {0}").format(sql.Identifier(name), sql.SQL(plan.casts[name]))
         if name in plan.casts
         else sql.Identifier(name)
         for name in plan.columns
@@ -157,7 +157,7 @@ def _source(plan: Merge, staging: Relation, tasks: Sequence[str]) -> sql.Compose
 
 
 def _latest(plan: Merge, source: sql.Composable) -> sql.Composed:
-    order = [sql.SQL("({}) DESC NULLS LAST").format(sql.SQL(expression)) for expression in plan.order_by]  # type: ignore[arg-type] # SQL by contract
+    order = [sql.SQL("({}) DESC NULLS LAST").format(sql.SQL(expression)) for expression in plan.order_by]
     return sql.SQL("(SELECT DISTINCT ON ({key}) * FROM {source} ORDER BY {key}, {order}) AS latest_of_key").format(
         key=_names(plan.key), source=source, order=sql.SQL(", ").join(order)
     )

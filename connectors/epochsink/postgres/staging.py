@@ -7,21 +7,19 @@ crash. Its comment names the generation that made it.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from psycopg import errors, sql
+from psycopg import sql
 
 from epochsink.postgres.types import row_encoding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from epochsink.postgres.relation import Relation
     from epochsink.postgres.server import Connection
-    from epochsink.postgres.types import Encoding
 
 TAG: Final = "epochsink_task"
 DELETED: Final = "epochsink_delete"
@@ -43,35 +41,26 @@ class Staging:
     relation: Relation
     logged: bool
 
-    def ensure(self, connection: Connection, target: Relation, encodings: Sequence[Encoding], note: str) -> None:
-        """Create the table if no other task has. Raises `psycopg.Error`."""
+    def ensure(self, connection: Connection, columns: Mapping[str, str], note: str) -> None:
+        """Create the table, of columns with their SQL types, if no other task has. Raises `psycopg.Error`."""
         name = self.relation.quoted
-        found = connection.execute("SELECT to_regclass(%s)", [name.as_string(connection)]).fetchone()
+        found = connection.execute("SELECT to_regclass(%s)", [str(self.relation)]).fetchone()
         if found and found[0]:
             return
-        columns = sql.SQL(", ").join(_column(encoding) for encoding in encodings)
+        definitions = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind)) for column, kind in columns.items()
+        )
         # The lock lets one task create while the others wait: CREATE ... IF NOT EXISTS alone fails in races.
         connection.execute(
             sql.SQL(
                 "SELECT pg_advisory_xact_lock({lock}); "
-                "CREATE {kind} TABLE IF NOT EXISTS {name} AS SELECT {columns} FROM {target} WITH NO DATA; "
+                "CREATE {kind} TABLE IF NOT EXISTS {name} ({definitions}) WITH (autovacuum_enabled = false); "
                 "COMMENT ON TABLE {name} IS {note}"
             ).format(
                 lock=sql.Literal(tag(self.relation.name[-32:])),
                 kind=sql.SQL("" if self.logged else "UNLOGGED"),
                 name=name,
-                columns=columns,
-                target=target.quoted,
+                definitions=definitions,
                 note=sql.Literal(note),
             )
         )
-
-
-def _column(encoding: Encoding) -> sql.Composed:
-    name = sql.Identifier(encoding.field.name)
-    if encoding.field.name in RESERVED:
-        kind = "boolean" if encoding.field.name == DELETED else "bigint"
-        return sql.SQL("NULL::{} AS {}").format(sql.SQL(kind), name)
-    if encoding.staged_as is None:
-        return sql.SQL("{}").format(name)
-    return sql.SQL("NULL::{} AS {}").format(sql.SQL(encoding.staged_as), name)  # type: ignore[arg-type] # text, text[] or timestamp[]

@@ -80,7 +80,8 @@ def _no_room(connection: Connection) -> PrepareFailed:
             way_out="set it to at least 10 and restart the server, or use commit='staged' or 'auto' with atomic=True",
         )
     return PrepareFailed(
-        f"all of the server's max_prepared_transactions = {limit} are used: {ours} by epochsink, {used - ours} by others",
+        f"all of the server's max_prepared_transactions = {limit} are used: {ours} by epochsink, {used - ours} by "
+        "others",
         way_out="raise max_prepared_transactions (needs a restart): an atomic sink needs 2, one with atomic=False "
         "2 for each task; or end what others have left: SELECT * FROM pg_prepared_xacts",
         limit=limit,

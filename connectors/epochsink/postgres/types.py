@@ -23,6 +23,15 @@ if TYPE_CHECKING:
 
     from epochsink.postgres.catalog import Column
 
+
+def _is_string(data: pa.DataType) -> bool:
+    return bool(pa.types.is_string(data) or pa.types.is_large_string(data))
+
+
+def _is_binary(data: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(data) or pa.types.is_large_binary(data) or pa.types.is_fixed_size_binary(data))
+
+
 _INTEGERS: Final = {"int2recv": pa.int16(), "int4recv": pa.int32(), "int8recv": pa.int64()}
 _FLOATS: Final = {"float4recv": pa.float32(), "float8recv": pa.float64()}
 _TEXTS: Final = frozenset(
@@ -43,12 +52,14 @@ _SPARK_TYPES: Final = {
 }
 # Strings are not parsed into types that Spark has itself: there the cast belongs, where it can be tested.
 _HAVE_ARROW_TYPES: Final = frozenset(_SPARK_TYPES)
+_SAME: Final = {"boolrecv": pa.types.is_boolean, "bytearecv": _is_binary, "date_recv": pa.types.is_date32}
+# integers of so many bits are exact in a float, of Spark's widths 8, 16, 32, 64
 _MANTISSA: Final = {pa.float32(): 16, pa.float64(): 32}
 _BIGINT_DIGITS: Final = 19
 _UUID_DIGITS: Final = 32
 
 
-class Mismatch(Exception):  # noqa: N818 - becomes a finding, never leaves the package
+class Mismatch(Exception):
     """A pair of types that would lose or refuse values; the text says the rule and the way out."""
 
 
@@ -97,24 +108,22 @@ def encoding(field: pa.Field, column: Column) -> Encoding:
 
 def _binary_target(data: pa.DataType, column: Column, receive: str) -> pa.DataType | None:
     """Return the Arrow type whose encoding ``receive`` reads, if ``data`` goes into it without loss."""
-    integer = pa.types.is_signed_integer(data)
-    if receive in _INTEGERS:
-        return _INTEGERS[receive] if integer and data.bit_width <= _INTEGERS[receive].bit_width else None
-    if receive in _FLOATS:
-        wanted = _FLOATS[receive]
-        exact = integer and data.bit_width <= _MANTISSA[wanted]
-        return wanted if exact or (pa.types.is_floating(data) and data.bit_width <= wanted.bit_width) else None
+    if receive in _INTEGERS or receive in _FLOATS:
+        return _number(data, receive)
     if receive == "numeric_recv":
         return _numeric(data, column.modifier)
-    if receive == "boolrecv":
-        return data if pa.types.is_boolean(data) else None
-    if receive == "bytearecv":
-        return data if _is_binary(data) else None
-    if receive == "date_recv":
-        return data if pa.types.is_date32(data) else None
     if pa.types.is_timestamp(data):
         return _timestamp(data, receive)
-    return None
+    is_same = _SAME.get(receive)
+    return data if is_same is not None and is_same(data) else None
+
+
+def _number(data: pa.DataType, receive: str) -> pa.DataType | None:
+    wanted = _INTEGERS.get(receive) or _FLOATS[receive]
+    if pa.types.is_floating(data):
+        return wanted if receive in _FLOATS and data.bit_width <= wanted.bit_width else None
+    bits = _MANTISSA.get(wanted, wanted.bit_width)
+    return wanted if pa.types.is_signed_integer(data) and data.bit_width <= bits else None
 
 
 def _numeric(data: pa.DataType, modifier: int) -> pa.DataType | None:
@@ -203,11 +212,3 @@ def _spark_type(column: Column) -> str:
     if column.receive == "numeric_recv" and column.modifier >= 0:
         return f"DECIMAL({(column.modifier - 4) >> 16 & 0xFFFF},{max(_scale(column.modifier), 0)})"
     return _SPARK_TYPES.get(column.receive, "STRING")
-
-
-def _is_string(data: pa.DataType) -> bool:
-    return bool(pa.types.is_string(data) or pa.types.is_large_string(data))
-
-
-def _is_binary(data: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(data) or pa.types.is_large_binary(data) or pa.types.is_fixed_size_binary(data))

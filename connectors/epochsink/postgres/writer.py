@@ -19,7 +19,7 @@ from epochsink.postgres.marker import Marker
 from epochsink.postgres.merging import Merge, merge
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.sessions import SessionName
-from epochsink.postgres.staging import DELETED, TAG_ENCODING, Staging, tag
+from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, tag
 from epochsink.postgres.transaction import commit, prepare, transaction
 
 if TYPE_CHECKING:
@@ -94,14 +94,14 @@ class CopyWriter:
             )
         return rows
 
-    def _fit(self, schema: pa.Schema) -> tuple[Target, list[Encoding]]:
+    def _fit(self, schema: pa.Schema, *, direct: bool) -> tuple[Target, list[Encoding]]:
         target = read_target(self._connection, self._sink.relation)
         if target is None:
             raise PrepareFailed(
                 f"table {self._sink.relation} does not exist or is not visible to this user",
                 way_out="it was dropped or renamed while the query ran: create it again, then restart the query",
             )
-        encodings, findings = fit(schema, target)
+        encodings, findings = fit(schema, target, direct=direct)
         if findings:
             raise PrepareFailed("; ".join(findings), way_out="restart the query, which checks the table anew")
         return target, encodings
@@ -126,18 +126,19 @@ class StagingWriter(CopyWriter):
     _staging: Staging
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        target, encodings = self._fit(schema)
+        target, encodings = self._fit(schema, direct=False)
         table = Relation(self._sink.marker_schema, staging_table(self._key, self._task.epoch.attempt))
         self._staging = Staging(table, self._sink.mode(target.max_prepared_transactions) == "staged")
         self._merge = _merge_of(self._sink, target, encodings)
         if not self._staging.logged:
             # A crash that loses unlogged rows, or their commit, fails the vote. It need not be waited for.
             self._connection.execute("SET synchronous_commit = off")
-        columns = [*encodings, TAG_ENCODING]
         note = f"epochsink generation {self._task.identity.generation} epoch {self._task.epoch.number}"
-        self._staging.ensure(self._connection, target.relation, columns, note)
+        self._staging.ensure(self._connection, _definitions(target, encodings), note)
         self._connection.execute("BEGIN")
-        return CopyIn(self._connection, table.quoted, columns, [pa.scalar(tag(self._task.uuid), pa.int64())])
+        return CopyIn(
+            self._connection, table.quoted, [*encodings, TAG_ENCODING], [pa.scalar(tag(self._task.uuid), pa.int64())]
+        )
 
     def _prepare(self, rows: int) -> Committable:
         commit(self._connection)
@@ -169,7 +170,7 @@ class DirectWriter(CopyWriter):
     """Copies straight into the target, in a transaction of its own that it prepares."""
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        target, encodings = self._fit(schema)
+        target, encodings = self._fit(schema, direct=True)
         self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
         return CopyIn(self._connection, target.relation.quoted, encodings, [])
 
@@ -184,6 +185,14 @@ def prepared_part(gid: PreparedName, rows: int, tasks: Sequence[str], table: str
     """Return the committable of a prepared transaction."""
     part: dict[str, Any] = {"gid": str(gid), "attempt": gid.attempt, "tasks": list(tasks), "rows": rows}
     return part if table is None else part | {"table": table}
+
+
+def _definitions(target: Target, encodings: Sequence[Encoding]) -> dict[str, str]:
+    """Return the staging table's columns with their types: the target's, where binary COPY can send them."""
+    types = {encoding.field.name: encoding.staged_as for encoding in encodings if encoding.field.name != DELETED}
+    columns = {name: staged or target.columns[name].definition for name, staged in types.items()}
+    ours = {TAG: "bigint"} if len(columns) == len(encodings) else {TAG: "bigint", DELETED: "boolean"}
+    return columns | ours
 
 
 def _merge_of(sink: Postgres, target: Target, encodings: Sequence[Encoding]) -> Merge:
