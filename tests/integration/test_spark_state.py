@@ -1,0 +1,103 @@
+"""Stateful queries: state and rows stay right when an epoch is adopted, restored or retried."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from streams import raising_after
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from streams import Stream
+
+STATE = "org.apache.spark.sql.execution.streaming.state"
+PROVIDERS = {"hdfs": f"{STATE}.HDFSBackedStateStoreProvider", "rocksdb": f"{STATE}.RocksDBStateStoreProvider"}
+
+
+@pytest.fixture(params=PROVIDERS)
+def state_store(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
+    """Run the test's queries on each of Spark's state stores."""
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS[request.param])
+    yield
+    spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
+
+
+def interrupted_after(stream: Stream, epoch: int, make: Callable[[], DataFrame]) -> None:
+    """Run until an epoch is recorded, and let Spark never decide it."""
+    once = stream.exactly_once()
+    writer = make().writeStream.foreachBatch(raising_after(once, epoch)).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="Boom"):
+        writer.option("checkpointLocation", str(stream.checkpoint)).start().awaitTermination()
+    once.await_committed()
+
+
+def put_four(stream: Stream) -> None:
+    # windows of 10 s: each file closes those before its last row
+    for first in (0, 15, 30, 45):
+        stream.put(range(first, first + 15))
+
+
+def windows(stream: Stream) -> DataFrame:
+    counted = stream.frame().withWatermark("at", "0 seconds").groupBy(F.window("at", "10 seconds")).count()
+    return counted.selectExpr("unix_timestamp(window.start) AS id", "count AS rows")
+
+
+@pytest.mark.usefixtures("state_store")
+def test_windows_are_right_when_an_epoch_with_state_is_adopted(stream: Stream) -> None:
+    """The adopted epoch's plan runs for its state: without that, later windows would miss its rows."""
+    put_four(stream)
+    interrupted_after(stream, 2, lambda: windows(stream))
+    stream.put(range(60, 75))
+    stream.run(frame=windows(stream))
+    assert [(row["id"], row["rows"]) for row in sorted(stream.sink.rows(), key=lambda row: row["id"])] == [
+        (start, 10) for start in range(0, 70, 10)
+    ]
+    assert stream.committed() == stream.done()
+
+
+@pytest.mark.usefixtures("state_store")
+def test_duplicates_stay_dropped_when_a_checkpoint_is_restored(stream: Stream) -> None:
+    """commits/2 is gone and epoch 2 done: it runs for its state, and its rows are known to later epochs."""
+    for first in (0, 5, 10):
+        stream.put(range(first, first + 10))
+    stream.run(frame=stream.frame().dropDuplicates(["id"]))
+    stream.forget_commit(2)
+    stream.put(range(15, 25))
+    stream.run(frame=stream.frame().dropDuplicates(["id"]))
+    assert stream.sink.values() == list(range(25))
+
+
+def joined(stream: Stream) -> DataFrame:
+    left = stream.frame().withWatermark("at", "30 seconds")
+    right = stream.frame().withWatermark("at", "30 seconds").selectExpr("id + 15 AS id", "at AS seen", "id AS other")
+    return left.join(right, "id").select("id", "other")
+
+
+def test_a_join_of_two_streams_is_right_when_an_epoch_is_adopted(stream: Stream) -> None:
+    """Each row meets one of the file before, kept in state."""
+    put_four(stream)
+    interrupted_after(stream, 1, lambda: joined(stream))
+    stream.run(frame=joined(stream))
+    assert [(row["id"], row["other"]) for row in sorted(stream.sink.rows(), key=lambda row: row["id"])] == [
+        (number, number - 15) for number in range(15, 60)
+    ]
+
+
+def test_updated_counts_are_right_after_a_failed_write(stream: Stream) -> None:
+    """Output mode update: an epoch whose task failed runs again from the state before it."""
+    put_four(stream)
+    stream.sink.faults.arm("write-breaks")
+    frame = stream.frame().groupBy(F.expr("id % 2 AS id")).count()
+    with pytest.raises(StreamingQueryException, match="the disk is on fire"):
+        stream.run(frame=frame, mode="update")
+    stream.run(frame=stream.frame().groupBy(F.expr("id % 2 AS id")).count(), mode="update")
+    newest = {row["id"]: row["count"] for row in stream.sink.rows() if row["epoch"] == 3}
+    assert newest == {0: 30, 1: 30}
+    assert len(stream.sink.rows()) == 8
