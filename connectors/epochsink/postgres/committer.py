@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import errors
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import (
+    Retrying,
+    retry_if_exception,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
-from epochsink.errors import PrepareFailed, RowsRejected, WentBack
+from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, WentBack
 from epochsink.faults import reach
 from epochsink.naming import PreparedName, identity_key
 from epochsink.postgres import marker as marker_table
@@ -22,7 +29,7 @@ from epochsink.postgres.fit import writer_schema
 from epochsink.postgres.marker import WHOLE, Marker
 from epochsink.postgres.merging import Merge, merge, verify
 from epochsink.postgres.relation import Relation
-from epochsink.postgres.sessions import Session, SessionName
+from epochsink.postgres.sessions import Session, SessionName, deadline
 from epochsink.postgres.transaction import commit, commit_prepared, prepare, transaction
 from epochsink.postgres.writer import make_writer, prepared_part
 from epochsink.protocol import COMMITTED, Epoch, Outcome, Task, Verdict
@@ -42,6 +49,7 @@ PATIENCE: Final = 30.0
 """Seconds for which a commit that meets a passing failure is repeated before its outcome is called unknown."""
 
 _AGAIN: Final = (errors.ObjectInUse, errors.LockNotAvailable, errors.DeadlockDetected, errors.SerializationFailure)
+_DEADLOCK_TURNS: Final = 3
 _PURGE_EVERY: Final = 100
 
 
@@ -70,11 +78,17 @@ class PostgresCommitter:
         return findings
 
     def found(self) -> dict[str, Any]:
-        """Return nothing: all that matters is in the target."""
-        return {}
+        """Return where the markers are: looked for elsewhere, an applied epoch would be taken for a lost one."""
+        return {"schema": self._sink.marker_schema}
 
     def open(self, identity: Identity) -> None:
-        """Learn who this sink is."""
+        """Learn who this sink is. Raises `ConfigurationError` if its markers are in another schema."""
+        schema = identity.origin.get("schema", self._sink.marker_schema)
+        if schema != self._sink.marker_schema:
+            raise ConfigurationError(
+                f"schema_for_markers={self._sink.marker_schema!r}, and this checkpoint's markers are in {schema!r}",
+                way_out=f"keep schema_for_markers={schema!r}; another schema needs a new checkpoint",
+            )
         self.close()
         self._identity = identity
         self._key = identity_key(identity)
@@ -101,7 +115,7 @@ class PostgresCommitter:
             connection = self._voting.connection(self._patience)
             if all("gid" in part for part in written):
                 return self._vote_tasks(connection, epoch, written)
-            return [self._merge_tasks(connection, epoch, written)]
+            return [_repeat_deadlocks()(self._merge_tasks, connection, epoch, written)]
 
     def _vote_tasks(self, connection: Connection, epoch: Epoch, written: Sequence[Committable]) -> list[Committable]:
         other = self._marker.other_attempt(connection, epoch.number, [epoch.attempt])
@@ -137,6 +151,8 @@ class PostgresCommitter:
                 "merge": first["merge"],
             }
         gid = PreparedName(self._key, self._identity.generation, epoch.number, epoch.attempt)
+        if str(gid) in sweeping.prepared_gids(connection, self._key):
+            return prepared_part(gid, count, tasks, table.name)
         with transaction(connection):
             self._mark_whole(connection, epoch, epoch.attempt)
             merge(connection, plan, table, tasks, count)
@@ -178,7 +194,8 @@ class PostgresCommitter:
     def _commit_prepared(self, epoch: Epoch, part: Committable) -> Verdict:
         connection = self._settling.connection()
         try:
-            commit_prepared(connection, part["gid"])
+            with deadline(connection, self._patience):
+                commit_prepared(connection, part["gid"])
         except errors.UndefinedObject:
             name = PreparedName.parse(part["gid"])
             return self._ask_marker(connection, epoch, part, name.part if name else WHOLE)
@@ -270,6 +287,15 @@ class PostgresCommitter:
 
     def _staging(self, part: Committable) -> Relation:
         return Relation(self._sink.marker_schema, part["table"])
+
+
+def _repeat_deadlocks() -> Retrying:
+    return Retrying(
+        retry=retry_if_exception_type((errors.DeadlockDetected, errors.SerializationFailure)),
+        stop=stop_after_attempt(_DEADLOCK_TURNS),
+        wait=wait_random_exponential(0.05, 1.0),
+        reraise=True,
+    )
 
 
 def _is_worth_repeating(error: BaseException) -> bool:

@@ -45,6 +45,8 @@ _WAYS_OUT: Final[dict[type[psycopg.Error], str]] = {
     errors.InvalidAuthorizationSpecification: "allow this user and host in pg_hba.conf, or give another user",
     errors.FeatureNotSupported: "what the table does (NOTIFY in a trigger, foreign or temporary tables) does not go "
     "into a prepared transaction: use commit='staged'",
+    errors.QueryCanceled: "a statement_timeout cancelled it: raise it for this user, or give "
+    "options='-c statement_timeout=0'",
     errors.DiskFull: "free disk space on the server",
     errors.ReadOnlySqlTransaction: "connect to the primary; with several hosts, target_session_attrs='read-write'",
 }

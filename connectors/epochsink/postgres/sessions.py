@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from contextlib import suppress
+import socket
+import threading
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
@@ -12,9 +15,12 @@ import psycopg
 from epochsink.naming import PREFIX
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from epochsink.postgres.server import Connection, Server
 
 DRIVER: Final = "driver"
+PING_SECONDS: Final = 5.0
 _ATTEMPT_DIGITS: Final = 16  # the whole name has to fit into PostgreSQL's 63 bytes
 
 
@@ -57,8 +63,9 @@ class Session:
         """Return a live connection outside any transaction. Raises `psycopg.OperationalError`."""
         if self._connection is not None:
             try:
-                self._connection.rollback()
-                self._connection.execute("SELECT 1")
+                with deadline(self._connection, PING_SECONDS):
+                    self._connection.rollback()
+                    self._connection.execute("SELECT 1")
             except psycopg.Error:
                 self.close()
         if self._connection is None:
@@ -71,3 +78,25 @@ class Session:
             with suppress(psycopg.Error):
                 self._connection.close()
             self._connection = None
+
+
+@contextmanager
+def deadline(connection: Connection, seconds: float) -> Iterator[None]:
+    """Cut the connection if the body takes longer: a server that is frozen keeps its side open for ever.
+
+    The body then raises `psycopg.OperationalError`, as for any connection that is lost.
+    """
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:
+        timer = threading.Timer(seconds, _cut, [line])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def _cut(line: socket.socket) -> None:
+    with suppress(OSError):  # the server may have closed it at the same moment
+        line.shutdown(socket.SHUT_RDWR)

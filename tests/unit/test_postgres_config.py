@@ -1,0 +1,175 @@
+"""What Postgres() accepts, refuses, hides and hands to Spark, all without a server."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from epochsink.errors import ConfigurationError
+from epochsink.postgres import Postgres
+from epochsink.postgres.fit import writer_schema
+
+LOCAL = "postgresql://app@127.0.0.1/shop"
+SECRET = "c4nary-p%40ss"
+ROW = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("odd`name", pa.string()),
+        ("tags", pa.list_(pa.string())),
+        ("lines", pa.list_(pa.struct([("n", pa.int32())]))),
+        ("who", pa.struct([("n", pa.string())])),
+        ("extra", pa.map_(pa.string(), pa.string())),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"table": "a.b.c"}, "3 parts"),
+        ({"table": ""}, "no identifier"),
+        ({"table": ("s", "x\x00y")}, "no identifier"),
+        ({"table": "t" * 64}, "64 bytes"),
+        ({"table": "t", "key": "é" * 32}, "64 bytes"),
+        ({"table": "t", "schema_for_markers": ""}, "schema_for_markers="),
+        ({"table": "t", "commit": "later"}, "commit='later'"),
+        ({"table": "t", "atomic": False, "commit": "staged"}, "atomic=False with commit='staged'"),
+        ({"table": "t", "order_by": "v"}, "order_by= is given without key="),
+        ({"table": "t", "delete_when": "gone"}, "delete_when= is given without key="),
+        ({"table": "t", "lock_timeout": 0}, "lock_timeout=0"),
+        ({"table": "t", "sslmod": "require"}, "did you mean sslmode=?"),
+        ({"table": "t", "application_name": "me"}, "epochsink sets it itself"),
+    ],
+)
+def test_a_senseless_option_is_refused_with_its_value_and_a_way_out(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Postgres(LOCAL, **options)
+    assert says in str(caught.value)
+    assert caught.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("table", "quoted"),
+    [
+        ("orders", '"orders"'),
+        ("Sales.Orders 2024", '"Sales"."Orders 2024"'),
+        (("my.schema", "my.table"), '"my.schema"."my.table"'),
+        ('x"; drop table y;--', '"x""; drop table y;--"'),
+        ("t" * 63, '"' + "t" * 63 + '"'),
+    ],
+)
+def test_table_names_are_literal_and_always_quoted(table: str | tuple[str, ...], quoted: str) -> None:
+    assert str(Postgres(LOCAL, table=table).relation) == quoted
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://app:{SECRET}@127.0.0.1/shop",
+        f"host=127.0.0.1 password={SECRET}",
+        "host=127.0.0.1",
+    ],
+)
+def test_the_text_form_masks_secrets(dsn: str) -> None:
+    """Also those given by name, and those of TLS keys."""
+    sink = Postgres(dsn, table="t", sslpassword=SECRET, **({} if "pass" in dsn or "@" in dsn else {"password": SECRET}))
+    for text in (repr(sink), str(sink), repr(sink.server), f"{sink.server}", sink.server.database):
+        assert SECRET not in text
+        assert "c4nary" not in text
+    assert "********" in repr(sink)
+    assert "127.0.0.1" in repr(sink)
+
+
+def test_a_dsn_that_cannot_be_parsed_is_not_quoted() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Postgres(f"postgresql://app:{SECRET}#@[::1/shop", table="t")
+    assert "c4nary" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("where", ["host=db.example.org", "postgresql://10.1.2.3/x", "host=localhost,db.example.org"])
+def test_another_host_needs_an_explicit_sslmode(where: str) -> None:
+    with pytest.raises(ConfigurationError, match="no sslmode is given"):
+        Postgres(where, table="t", password=SECRET)
+    Postgres(where, table="t", password=SECRET, sslmode="verify-full")
+
+
+@pytest.mark.parametrize("where", ["", "host=/run/postgresql", "host=localhost", "host=127.1.2.3", "hostaddr=::1"])
+def test_this_machine_needs_none(where: str) -> None:
+    Postgres(where, table="t", password=SECRET)
+
+
+def test_it_crosses_to_executors() -> None:
+    sink = Postgres(LOCAL, table="t", key=["a", "b"], order_by="v", delete_when="gone", password=SECRET)
+    assert pickle.loads(pickle.dumps(sink)) == sink
+
+
+def test_options_cannot_be_changed_afterwards() -> None:
+    with pytest.raises(AttributeError):
+        Postgres(LOCAL, table="t").table = "u"  # type: ignore[attr-defined]
+
+
+def test_columns_quote_names_and_turn_structs_and_maps_into_json() -> None:
+    assert Postgres(LOCAL, table="t").columns("r", ROW) == [
+        "r.`id` AS `id`",
+        "r.`odd``name` AS `odd``name`",
+        "r.`tags` AS `tags`",
+        "to_json(r.`lines`) AS `lines`",
+        "to_json(r.`who`) AS `who`",
+        "to_json(r.`extra`) AS `extra`",
+    ]
+
+
+def test_a_delete_that_is_null_is_none() -> None:
+    sink = Postgres(LOCAL, table="t", key="id", delete_when="op = 'd'")
+    assert sink.columns("r", pa.schema([("id", pa.int64())])) == [
+        "r.`id` AS `id`",
+        "coalesce(op = 'd', false) AS `epochsink_delete`",
+    ]
+
+
+def test_the_writers_schema_is_what_the_columns_make() -> None:
+    made = writer_schema(ROW, deletes=True)
+    assert made.names == [*ROW.names, "epochsink_delete"]
+    assert [made.field(name).type for name in ("tags", "lines", "who")] == [
+        pa.list_(pa.string()),
+        pa.string(),
+        pa.string(),
+    ]
+
+
+def test_a_column_named_as_one_of_ours_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="epochsink_task"):
+        Postgres(LOCAL, table="t").columns("r", pa.schema([("epochsink_task", pa.int64())]))
+
+
+@pytest.mark.parametrize(
+    ("select", "spread"),
+    [
+        ("*", ("`id`", "`tenant`")),
+        (["order_id AS id", "*"], ("order_id", "`tenant`")),
+        (["upper(x as string) as `id`", "t  As  tenant"], ("upper(x as string)", "t ")),
+    ],
+)
+def test_tasks_that_merge_on_their_own_never_share_a_key(select: Any, spread: tuple[str, ...]) -> None:
+    """Rows are spread by the expressions that make the key, wherever the row takes them from."""
+    sink = Postgres(LOCAL, table="t", key=["id", "tenant"], atomic=False, select=select)
+    assert [expression.strip() for expression in sink.distribute_by] == [one.strip() for one in spread]
+    assert Postgres(LOCAL, table="t", key=["id", "tenant"], select=select).distribute_by == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "limit", "mode"),
+    [
+        ({}, 64, "prepared"),
+        ({}, 0, "staged"),
+        ({"atomic": False}, 0, "prepared"),
+        ({"commit": "staged"}, 64, "staged"),
+        ({"commit": "prepared"}, 0, "prepared"),
+    ],
+)
+def test_auto_picks_by_what_the_server_can(options: dict[str, Any], limit: int, mode: str) -> None:
+    assert Postgres(LOCAL, table="t", **options).mode(limit) == mode

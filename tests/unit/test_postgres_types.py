@@ -1,0 +1,117 @@
+"""Which Arrow types go into which columns: what loses values is a finding, never a surprise."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from epochsink.postgres.catalog import Column
+from epochsink.postgres.types import Mismatch, encoding
+
+UTC = pa.timestamp("us", "UTC")
+NAIVE = pa.timestamp("us")
+
+
+def column(receive: str, *, element: str | None = None, modifier: int = -1, declared: str = "thing") -> Column:
+    return Column("c", declared, declared, "", receive, element, modifier, False, False, "", "")  # noqa: FBT003 - a row of the catalog
+
+
+def numeric(precision: int, scale: int) -> Column:
+    return column("numeric_recv", modifier=(precision << 16 | scale & 0x7FF) + 4, declared=f"numeric({precision},{scale})")
+
+
+@pytest.mark.parametrize(
+    ("given", "receive", "sent"),
+    [
+        (pa.int8(), "int2recv", pa.int16()),
+        (pa.int32(), "int8recv", pa.int64()),
+        (pa.int64(), "int8recv", pa.int64()),
+        (pa.float32(), "float8recv", pa.float64()),
+        (pa.int32(), "float8recv", pa.float64()),
+        (pa.int64(), "numeric_recv", pa.decimal128(19, 0)),
+        (pa.decimal128(38, 18), "numeric_recv", pa.decimal128(38, 18)),
+        (pa.string(), "varcharrecv", pa.string()),
+        (pa.large_string(), "textrecv", pa.large_string()),
+        (pa.string(), "enum_recv", pa.string()),
+        (pa.string(), "jsonb_recv", pa.string()),
+        (pa.string(), "uuid_recv", pa.binary(16)),
+        (pa.binary(), "bytearecv", pa.binary()),
+        (pa.date32(), "date_recv", pa.date32()),
+        (UTC, "timestamptz_recv", UTC),
+        (pa.timestamp("us", "Asia/Tokyo"), "timestamptz_recv", UTC),
+        (UTC, "timestamp_recv", NAIVE),
+        (NAIVE, "timestamp_recv", NAIVE),
+    ],
+)
+def test_what_loses_nothing_is_sent_as_the_column_reads_it(given: pa.DataType, receive: str, sent: pa.DataType) -> None:
+    chosen = encoding(pa.field("c", given), column(receive))
+    assert chosen.field.type == sent
+    assert chosen.staged_as is None
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "says"),
+    [
+        (pa.int64(), column("int4recv", declared="integer"), "CAST(c AS INT)"),
+        (pa.int64(), column("float8recv"), "CAST(c AS DOUBLE)"),
+        (pa.float64(), column("float4recv"), "CAST(c AS FLOAT)"),
+        (pa.float64(), column("int8recv"), "CAST(c AS BIGINT)"),
+        (pa.string(), column("int8recv"), "CAST(c AS BIGINT)"),
+        (pa.string(), column("date_recv"), "CAST(c AS DATE)"),
+        (pa.string(), column("boolrecv"), "CAST(c AS BOOLEAN)"),
+        (pa.decimal128(10, 4), numeric(12, 2), "scale 4 > 2"),
+        (pa.decimal128(10, 2), numeric(12, 2 - 4), "scale 2 > -2"),
+        (pa.float64(), numeric(12, 2), "CAST(c AS DECIMAL(12,2))"),
+        (NAIVE, column("timestamptz_recv"), "no instant"),
+        (pa.date32(), column("timestamp_recv"), "CAST(c AS TIMESTAMP_NTZ)"),
+        (pa.null(), column("textrecv"), "only ever null"),
+        (pa.int64(), column("textrecv"), "CAST(c AS STRING)"),
+        (pa.binary(), column("textrecv"), "CAST(c AS STRING)"),
+        (pa.list_(pa.int64()), column("array_recv", element="int4recv"), "without loss"),
+        (pa.list_(pa.string()), column("textrecv"), "without loss"),
+        (pa.duration("us"), column("interval_recv"), "without loss"),
+    ],
+)
+def test_what_would_lose_values_is_refused_with_the_cast_to_write(given: pa.DataType, target: Column, says: str) -> None:
+    with pytest.raises(Mismatch) as caught:
+        encoding(pa.field("c", given), target)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "target", "staged_as"),
+    [
+        (pa.string(), column("inet_recv", declared="inet"), "text"),
+        (pa.list_(pa.string()), column("array_recv", element="uuid_recv", declared="uuid[]"), "text[]"),
+        (pa.list_(pa.string()), column("array_recv", element="varcharrecv", declared="varchar[]"), "text[]"),
+        (pa.list_(UTC), column("array_recv", element="timestamptz_recv", declared="timestamptz[]"), "timestamp[]"),
+    ],
+)
+def test_what_has_no_binary_form_is_staged_and_cast(given: pa.DataType, target: Column, staged_as: str) -> None:
+    chosen = encoding(pa.field("c", given), target)
+    assert (chosen.staged_as, chosen.cast_to) == (staged_as, target.bare_type)
+
+
+@pytest.mark.parametrize("form", [str, lambda u: u.hex, lambda u: u.hex.upper(), lambda u: "{" + str(u) + "}"])
+def test_uuids_become_their_bytes_in_every_form_that_postgresql_reads(form: Any) -> None:
+    known = [uuid.UUID(int=0), uuid.UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6"), uuid.UUID(int=2**128 - 1)]
+    texts = pa.array([form(known[0]), "cut off", None, *map(form, known)])[2:]
+    made = encoding(pa.field("c", pa.string()), column("uuid_recv")).convert(texts)
+    assert made.to_pylist() == [None, *(one.bytes for one in known)]
+
+
+@pytest.mark.parametrize("wrong", ["", "xyz", "f81d4fae-7dec-11d0-a765-00a0c91e6bfg", "0" * 33])
+def test_a_text_that_is_no_uuid_is_named(wrong: str) -> None:
+    chosen = encoding(pa.field("c", pa.string()), column("uuid_recv"))
+    with pytest.raises(pa.ArrowInvalid, match="is no uuid") as caught:
+        chosen.convert(pa.array([None, wrong]))
+    assert repr(wrong) in str(caught.value)
+
+
+def test_an_empty_array_of_uuids_stays_empty() -> None:
+    chosen = encoding(pa.field("c", pa.string()), column("uuid_recv"))
+    assert len(chosen.convert(pa.array([], pa.string()))) == 0
+    assert chosen.convert(pa.array([None], pa.string())).to_pylist() == [None]
