@@ -14,7 +14,7 @@ from kafka_kit import create_topic, epoch, identity, prepare, rows, task
 
 if TYPE_CHECKING:
     from epochsink.services import KafkaService
-    from fix_services import FreshName, PrivateKafka
+    from fix_services import FreshName
 
 
 def config_for(kafka: KafkaService, topic: str | None, **settings: Any) -> Kafka:
@@ -102,21 +102,3 @@ def test_an_unreachable_broker_fails_the_task_within_the_timeout() -> None:
     assert "127.0.0.1:1" in str(found)
     assert "Connection refused" in str(found)
     assert time.monotonic() - began < 10
-
-
-def test_rows_that_the_broker_does_not_take_in_time_are_not_passed_over(
-    private_kafka: PrivateKafka, fresh_topic: FreshName
-) -> None:
-    broker = private_kafka()
-    topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    config = config_for(broker, topic, options={"delivery.timeout.ms": 2_000, "socket.timeout.ms": 1_000})
-    writer = config.writer(task(identity(), epoch(0)))
-    writer.write(rows("a"))
-    broker.pause()
-    try:
-        writer.write(rows("b"))
-        with pytest.raises(PrepareFailed, match="was not delivered"):
-            writer.prepare()
-        writer.abort()
-    finally:
-        broker.resume()

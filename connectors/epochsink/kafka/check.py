@@ -31,6 +31,7 @@ log = logging.getLogger("epochsink.kafka")
 PROBE_ID: Final = f"{PREFIX}.check"
 """The transactional id with which rights and the transaction timeout are tried out. Its transactions stay empty."""
 
+_PROBE_TIMEOUT_MS: Final = 10_000
 _UNKNOWN_TOPIC: Final = 3
 _TOPIC_RIGHTS: Final = {
     "WRITE": "the rows cannot be written",
@@ -68,7 +69,26 @@ def _columns(config: Kafka, schema: pa.Schema) -> list[str]:
 
 
 def _cluster(config: Kafka, cluster: Cluster) -> list[str]:
-    return _version(cluster) or _producing(config, cluster)
+    # the producing client says at once what is wrong with credentials or rights
+    return _producing(config) or _version(cluster) or _transaction_timeout(config, cluster)
+
+
+def _producing(config: Kafka) -> list[str]:
+    """Try what a task does: connect with the producing client and get a producer id under our prefix."""
+    try:
+        probe = TransactionalProducer(
+            config.options, PROBE_ID, _PROBE_TIMEOUT_MS, config.timeout, config.bootstrap_servers
+        )
+        try:
+            probe.begin()
+        finally:
+            probe.release()
+    except ConfigurationError as wrong:
+        return [f"{wrong.message}; {wrong.way_out}"]
+    except NativeError as failure:
+        refused = refusals.error(failure, f"no transaction could be begun at {config.bootstrap_servers}")
+        return [f"{refused.message}; {refused.way_out}"]
+    return []
 
 
 def _version(cluster: Cluster) -> list[str]:
@@ -82,30 +102,15 @@ def _version(cluster: Cluster) -> list[str]:
     return []
 
 
-def _producing(config: Kafka, cluster: Cluster) -> list[str]:
-    """Try what a task does: connect with the producing client and get a producer id under our prefix."""
+def _transaction_timeout(config: Kafka, cluster: Cluster) -> list[str]:
     cap = transaction_timeout_cap(cluster)
-    if cap is not None and (config.transaction_timeout or 0) > cap:
-        finding = (
-            f"transaction_timeout = {config.transaction_timeout:g} s is above the brokers' "
-            f"transaction.max.timeout.ms = {cap * 1000:.0f}; set it to at most {cap:g}, or raise the brokers' setting"
-        )
-        return [finding]
-    timeout = config.transaction_timeout or cap or 60.0
-    try:
-        probe = TransactionalProducer(
-            config.options, PROBE_ID, round(timeout * 1000), config.timeout, config.bootstrap_servers
-        )
-        try:
-            probe.begin()
-        finally:
-            probe.release()
-    except ConfigurationError as wrong:
-        return [f"{wrong.message}; {wrong.way_out}"]
-    except NativeError as failure:
-        refused = refusals.error(failure, f"no transaction could be begun at {config.bootstrap_servers}")
-        return [f"{refused.message}; {refused.way_out}"]
-    return []
+    if cap is None or (config.transaction_timeout or 0) <= cap:
+        return []
+    finding = (
+        f"transaction_timeout = {config.transaction_timeout:g} s is above the brokers' "
+        f"transaction.max.timeout.ms = {cap * 1000:.0f}; set it to at most {cap:g}, or raise the brokers' setting"
+    )
+    return [finding]
 
 
 def _topic(config: Kafka, cluster: Cluster) -> list[str]:

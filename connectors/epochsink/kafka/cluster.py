@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 
+from epochsink.kafka import silence
 from epochsink.kafka.options import for_kafka_python
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ class Cluster:
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str], timeout: float) -> None:
         self._servers = [server.strip() for server in bootstrap_servers.split(",")]
         self._settings = for_kafka_python(options)
+        silence.add(options)
         self._admin: KafkaAdminClient | None = None
         self._connecting = threading.Lock()
         self._coordinators: dict[tuple[int, str], int] = {}
@@ -65,6 +67,8 @@ class Cluster:
             "request_timeout_ms": min(30_000, milliseconds),
             "retry_backoff_ms": 50,
             "reconnect_backoff_max_ms": 1000,
+            "socket_connection_setup_timeout_ms": min(10_000, milliseconds),
+            "socket_connection_setup_timeout_max_ms": min(10_000, milliseconds),
         }
         try:
             return _Admin(
@@ -157,7 +161,13 @@ class Cluster:
 
 
 class _Admin(KafkaAdminClient):  # type: ignore[misc] # kafka-python has no types
-    """Leaves no threads behind when it cannot connect."""
+    """Leaves no threads behind when it cannot connect, and lets the time to connect be set."""
+
+    DEFAULT_CONFIG: ClassVar[dict[str, Any]] = {
+        **KafkaAdminClient.DEFAULT_CONFIG,
+        "socket_connection_setup_timeout_ms": 10_000,
+        "socket_connection_setup_timeout_max_ms": 30_000,
+    }
 
     def __init__(self, **settings: Any) -> None:
         try:

@@ -37,6 +37,7 @@ _UNKNOWN_PARTITION: Final = -190
 _LEADER_NOT_AVAILABLE: Final = 5
 _TOO_LARGE: Final = 10
 _PURGE_ALL: Final = 0x3
+_PURGED: Final = (-152, -151)
 _ABORT_SECONDS: Final = 5.0
 _STATISTICS_MS: Final = 50
 """The producer's id and epoch are told only by librdkafka's statistics; this is the longest wait for them."""
@@ -170,18 +171,7 @@ class TransactionalProducer:
 
         It also is the check that the transaction has not been fenced or failed in the meantime.
         """
-        rdkafka = self._rdkafka
-        offsets = rdkafka.topic_partition_list_new(1)
-        rdkafka.topic_partition_list_add(offsets, topic.encode(), 0)
-        rdkafka.topic_partition_list_set_offset(offsets, topic.encode(), 0, offset)
-        metadata = rdkafka.consumer_group_metadata_new(group.encode())
-        try:
-            self._until_done(
-                lambda ms: rdkafka.send_offsets_to_transaction(self._client, offsets, metadata, ms), slice_ms=5_000
-            )
-        finally:
-            rdkafka.consumer_group_metadata_destroy(metadata)
-            rdkafka.topic_partition_list_destroy(offsets)
+        self._until_done(lambda ms: self._send_offset(group, topic, offset, ms), slice_ms=5_000)
 
     def identity(self) -> tuple[int, int]:
         """Return (producer id, producer epoch), with which any process can end the transaction."""
@@ -354,6 +344,19 @@ class TransactionalProducer:
         self._serve(0)
         self._raise_undelivered()
 
+    def _send_offset(self, group: str, topic: str, offset: int, wait_ms: int) -> int | None:
+        rdkafka = self._rdkafka
+        offsets = rdkafka.topic_partition_list_new(1)
+        rdkafka.topic_partition_list_add(offsets, topic.encode(), 0)
+        rdkafka.topic_partition_list_set_offset(offsets, topic.encode(), 0, offset)
+        metadata = rdkafka.consumer_group_metadata_new(group.encode())
+        try:
+            error: int | None = rdkafka.send_offsets_to_transaction(self._client, offsets, metadata, wait_ms)
+        finally:
+            rdkafka.consumer_group_metadata_destroy(metadata)
+            rdkafka.topic_partition_list_destroy(offsets)
+        return error
+
     def _until_done(self, call: Callable[[int], int | None], slice_ms: int = 500) -> None:
         """Repeat a call while it times out, watching for errors that no waiting mends."""
         deadline = time.monotonic() + self._timeout
@@ -380,8 +383,12 @@ class TransactionalProducer:
             raise self._trouble
 
     def _raise_undelivered(self) -> None:
-        if self._undelivered is not None:
-            raise self._undelivered
+        if self._undelivered is None:
+            return
+        if self._undelivered.code in _PURGED:
+            # librdkafka gave the rows up because the transaction failed: any call on it tells why
+            self._rdkafka.check(self._send_offset("epochsink", next(iter(self._topics)), 0, 1_000))
+        raise self._undelivered
 
     # ---- events
 

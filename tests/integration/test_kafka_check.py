@@ -1,0 +1,103 @@
+"""Findings before the first row moves, each with its way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from epochsink.kafka import Kafka, NewTopic
+from epochsink.kafka.committer import KafkaCommitter
+from kafka_kit import admin, create_topic
+
+if TYPE_CHECKING:
+    from epochsink.services import KafkaService
+    from fix_services import FreshName
+
+ORDERS = pa.schema([("order_id", pa.int64()), ("amount", pa.float64())])
+
+
+def findings(kafka: KafkaService, topic: str | None, schema: pa.Schema = ORDERS, **settings: Any) -> list[str]:
+    config = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, **({"timeout": 10} | settings))
+    committer = KafkaCommitter(config)
+    try:
+        return committer.check(schema)
+    finally:
+        committer.close()
+
+
+def test_a_fitting_topic_has_no_findings(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    assert findings(kafka, topic, key="order_id") == []
+    assert findings(kafka, topic, transaction_timeout=900) == []
+
+
+def test_a_missing_topic_is_named(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = fresh_topic()
+    [finding] = findings(kafka, topic)
+    assert f"topic '{topic}' does not exist" in finding
+    assert "create_topic=" in finding
+
+
+def test_a_missing_topic_is_created_as_said_and_then_left_alone(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = fresh_topic()
+    how = NewTopic(partitions=5, replication=1, config={"cleanup.policy": "compact"})
+    assert findings(kafka, topic, key="order_id", create_topic=how) == []
+    assert findings(kafka, topic, key="order_id", create_topic=NewTopic(partitions=9)) == []
+    with admin(kafka.bootstrap_servers) as client:
+        [described] = client.describe_topics([topic])
+    assert len(described["partitions"]) == 5
+
+
+@pytest.mark.parametrize(
+    "how", [NewTopic(replication=7), NewTopic(partitions=0), NewTopic(config={"no.such.setting": "1"})], ids=str
+)
+def test_a_topic_that_cannot_be_created_so_is_named(kafka: KafkaService, fresh_topic: FreshName, how: NewTopic) -> None:
+    topic = fresh_topic()
+    [finding] = findings(kafka, topic, create_topic=how)
+    assert f"topic '{topic}' could not be created" in finding
+
+
+def test_more_in_sync_replicas_than_replicas_is_named(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), min_insync_replicas="2")
+    [finding] = findings(kafka, topic)
+    assert "min.insync.replicas = 2 and 1 replica(s)" in finding
+
+
+def test_a_client_limit_above_the_topics_is_named(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), max_message_bytes="5000")
+    [finding] = findings(kafka, topic, options={"message.max.bytes": 6000})
+    assert "message.max.bytes = 6000" in finding
+    assert "max.message.bytes = 5000" in finding
+
+
+def test_a_compacted_topic_asks_for_a_key(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), cleanup_policy="compact,delete")
+    [finding] = findings(kafka, topic)
+    assert "takes only rows with a key" in finding
+    assert findings(kafka, topic, key="order_id") == []
+    assert findings(kafka, topic, pa.schema([("key", pa.string()), ("value", pa.string())])) == []
+
+
+def test_a_transaction_timeout_above_the_cap_is_named_with_the_cap(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    [finding] = findings(kafka, topic, transaction_timeout=901)
+    assert "transaction_timeout = 901 s" in finding
+    assert "transaction.max.timeout.ms = 900000" in finding
+
+
+def test_wrong_types_are_found_together_with_what_else_is_wrong(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    wrong = pa.schema([("key", pa.int64()), ("value", pa.string())])
+    [finding] = findings(kafka, fresh_topic(), wrong)
+    assert "column 'key' is of type int64" in finding
+    [finding] = findings(kafka, None)
+    assert "no topic is set" in finding
+
+
+def test_an_unreachable_cluster_is_one_finding() -> None:
+    committer = KafkaCommitter(Kafka(bootstrap_servers="127.0.0.1:1", topic="t", timeout=2))
+    [finding] = committer.check(ORDERS)
+    committer.close()
+    assert "127.0.0.1:1" in finding
+    assert "Connection refused" in finding

@@ -1,0 +1,159 @@
+"""Brokers that are down between prepare and commit, and transactions that their broker has given up."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epochsink.errors import PrepareFailed
+from epochsink.kafka import Kafka
+from epochsink.kafka.committer import KafkaCommitter
+from epochsink.protocol import COMMITTED, Outcome
+from kafka_kit import (
+    NO_ROWS,
+    ListRows,
+    create_topic,
+    epoch,
+    identity,
+    prepare,
+    prepare_and_die,
+    read_all,
+    rows,
+    task,
+    wait_for,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from epochsink.services import KafkaService
+    from fix_services import FreshName
+
+
+@pytest.fixture(scope="module")
+def breakable(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]:
+    """Start a broker to kill and pause; it looks often for transactions that are over time."""
+    with make_kafka({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}) as service:
+        yield service
+
+
+@pytest.fixture
+def broker(breakable: KafkaService) -> Iterator[KafkaService]:
+    yield breakable
+    breakable.resume()
+    breakable.start()
+
+
+def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=2, timeout=30)
+    who, at = identity(), epoch(8)
+    name = uuid.uuid4().hex
+    spool = ListRows({name: [rows("a", "b"), rows("c")]})
+    part = prepare(config, task(who, at, name=name), *spool.read(name))
+
+    committer = KafkaCommitter(config)
+    committer.open(who)
+    try:
+        wait_for(lambda: not committer._transactions.open_ids("", committer._cluster.deadline()), "it times out")
+        with pytest.raises(PrepareFailed, match=r"(Prepare|Complete)Abort"):
+            committer.vote(at, [part], spool)
+        verdict = committer.commit(at, part, spool)
+        assert verdict.outcome is Outcome.ABORTED, verdict
+        replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
+        assert committer.commit(at, replayed, spool) == COMMITTED
+    finally:
+        committer.close()
+    assert read_all(broker.bootstrap_servers, topic, 3) == ["a", "b", "c"]
+
+
+def test_a_broker_killed_between_prepare_and_commit_still_commits_all(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    settings = {"bootstrap_servers": broker.bootstrap_servers, "topic": topic}
+    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=90)
+    who, at = identity(), epoch(0)
+    first = prepare(config, task(who, at, slot=0), rows("c"))
+    second = prepare_and_die(settings, task(who, at, slot=1), "a", "b")
+
+    committer = KafkaCommitter(config)
+    committer.open(who)
+    try:
+        assert committer.vote(at, [first, second], NO_ROWS) == [first, second]
+        assert committer.commit(at, first, NO_ROWS) == COMMITTED
+        broker.kill()
+        restart = threading.Thread(target=broker.start)
+        restart.start()
+        # asked while nobody answers: the commit itself waits for the broker
+        assert committer.commit(at, second, NO_ROWS) == COMMITTED
+        restart.join()
+        assert committer.commit(at, first, NO_ROWS) == COMMITTED
+        assert read_all(broker.bootstrap_servers, topic, 3) == ["a", "b", "c"]
+        assert committer.newest() == 0
+    finally:
+        committer.close()
+
+
+def test_a_broker_that_does_not_answer_leaves_the_outcome_unknown_and_the_vote_refused(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=30)
+    who, at = identity(), epoch(0)
+    part = prepare(config, task(who, at), rows("a"))
+    committer = KafkaCommitter(dataclasses.replace(config, timeout=2))
+    committer.open(who)
+    try:
+        assert committer.newest() is None
+        broker.pause()
+        assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN
+        with pytest.raises(PrepareFailed, match="could not be asked"):
+            committer.vote(at, [part], NO_ROWS)
+        committer.abort(epoch(2), [part | {"producer_epoch": part["producer_epoch"] + 7}])
+        broker.resume()
+        wait_for(lambda: committer.commit(at, part, NO_ROWS) == COMMITTED, "the broker answers again")
+    finally:
+        committer.close()
+    assert read_all(broker.bootstrap_servers, topic, 1) == ["a"]
+
+
+def test_rows_that_the_broker_does_not_take_in_time_are_not_passed_over(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    short = {"delivery.timeout.ms": 2_000, "socket.timeout.ms": 1_000}
+    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=30, options=short)
+    writer = config.writer(task(identity(), epoch(0)))
+    writer.write(rows("a"))
+    broker.pause()
+    writer.write(rows("b"))
+    with pytest.raises(PrepareFailed, match="was not delivered"):
+        writer.prepare()
+    writer.abort()
+
+
+def test_a_task_rides_out_a_broker_that_is_killed_and_comes_back(broker: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=60)
+    who, at = identity(), epoch(0)
+    writer = config.writer(task(who, at))
+    expected = [str(number) for number in range(20_000)]
+    writer.write(rows(*expected[:10_000]))
+    broker.kill()
+    writer.write(rows(*expected[10_000:]))
+    broker.start()
+    part = writer.prepare()
+    committer = KafkaCommitter(config)
+    committer.open(who)
+    try:
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+    finally:
+        committer.close()
+    assert read_all(broker.bootstrap_servers, topic, 20_000) == sorted(expected)

@@ -1,0 +1,249 @@
+"""SASL and TLS reach both clients, rights are checked, and no secret shows anywhere."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, KafkaAdminClient, ResourcePattern
+from kafka.admin import ResourceType as Kind
+
+from epochsink.errors import PrepareFailed
+from epochsink.kafka import Kafka, NewTopic
+from epochsink.kafka.committer import KafkaCommitter
+from epochsink.kafka.options import for_kafka_python, normalise
+from epochsink.protocol import COMMITTED
+from kafka_kit import NO_ROWS, Reader, epoch, identity, prepare, rows, task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from epochsink.services import KafkaService
+
+SECRETS = {user: f"canary-{user}-s3cr3t" for user in ("admin", "writer", "stranger")}
+KEY_PASSWORD = "canary-key-s3cr3t"
+MECHANISM = "PLAIN"
+TOPIC = "guarded"
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an authority, the broker's certificate, a client's with an encrypted key, and a stranger's authority."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)  # noqa: S607 - the PATH's
+
+    for name in ("authority", "stranger"):
+        openssl("req", "-x509", "-newkey", "rsa:2048", "-noenc", "-days", "2", "-subj", f"/CN={name}",
+                "-keyout", f"{name}.key", "-out", f"{name}.pem")  # fmt: skip
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    for name in ("broker", "client"):
+        openssl("req", "-newkey", "rsa:2048", "-noenc", "-subj", f"/CN={name}",
+                "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "authority.pem", "-CAkey", "authority.key", "-days", "2",
+                "-CAcreateserial", "-extfile", "names", "-out", f"{name}.pem")  # fmt: skip
+    openssl("pkcs8", "-topk8", "-in", "client.key", "-passout", f"pass:{KEY_PASSWORD}", "-out", "client.encrypted.key")
+    (folder / "keystore.pem").write_text((folder / "broker.key").read_text() + (folder / "broker.pem").read_text())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def guarded(make_kafka: Callable[..., KafkaService], certificates: Path) -> Iterator[KafkaService]:
+    """Start a broker that takes SASL over TLS only, wants a client's certificate, and has an authorizer."""
+    users = " ".join(f'user_{user}="{password}"' for user, password in SECRETS.items())
+    login = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    settings = {
+        "listeners": "SASL_SSL://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
+        "advertised.listeners": "SASL_SSL://127.0.0.1:{port}",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,SASL_SSL:SASL_SSL",
+        "inter.broker.listener.name": "SASL_SSL",
+        "sasl.enabled.mechanisms": MECHANISM,
+        "sasl.mechanism.inter.broker.protocol": MECHANISM,
+        "listener.name.sasl_ssl.plain.sasl.jaas.config": (
+            f'{login} required username="admin" password="{SECRETS["admin"]}" {users};'
+        ),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(certificates / "keystore.pem"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(certificates / "authority.pem"),
+        "ssl.client.auth": "required",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:admin;User:ANONYMOUS",
+    }
+    with make_kafka(settings) as service:
+        with_admin(service, certificates, allow_writer)
+        yield service
+
+
+def options(certificates: Path, user: str = "writer", **changed: Any) -> dict[str, Any]:
+    given = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": MECHANISM,
+        "sasl.username": user,
+        "sasl.password": SECRETS[user],
+        "ssl.ca.location": str(certificates / "authority.pem"),
+        "ssl.certificate.location": str(certificates / "client.pem"),
+        "ssl.key.location": str(certificates / "client.encrypted.key"),
+        "ssl.key.password": KEY_PASSWORD,
+    }
+    return given | {name.replace("_", "."): value for name, value in changed.items()}
+
+
+def with_admin(service: KafkaService, certificates: Path, act: Callable[[KafkaAdminClient], None]) -> None:
+    known = normalise(options(certificates, "admin"), service.bootstrap_servers, allow_plaintext_credentials=False)
+    client = KafkaAdminClient(bootstrap_servers=service.bootstrap_servers, **for_kafka_python(known))
+    try:
+        act(client)
+    finally:
+        client.close()
+
+
+def allow_writer(client: KafkaAdminClient) -> None:
+    """Give the user "writer" what the documentation asks for, and "stranger" only the right to see the topic."""
+    client.create_topics({TOPIC: {"num_partitions": 2, "replication_factor": 1}}, wait_for_metadata=True)
+    prefixed, literal = ACLResourcePatternType.PREFIXED, ACLResourcePatternType.LITERAL
+    rights = [
+        ("writer", ACLOperation.WRITE, ResourcePattern(Kind.TOPIC, TOPIC, literal)),
+        ("writer", ACLOperation.READ, ResourcePattern(Kind.TOPIC, TOPIC, literal)),
+        ("writer", ACLOperation.WRITE, ResourcePattern(Kind.TRANSACTIONAL_ID, "epochsink.", prefixed)),
+        ("writer", ACLOperation.READ, ResourcePattern(Kind.GROUP, "epochsink.", prefixed)),
+        ("stranger", ACLOperation.DESCRIBE, ResourcePattern(Kind.TOPIC, TOPIC, literal)),
+    ]
+    for user, operation, resource in rights:
+        client.create_acls([ACL(f"User:{user}", "*", operation, ACLPermissionType.ALLOW, resource)])
+
+
+@pytest.fixture
+def committer_for() -> Iterator[Callable[[Kafka], KafkaCommitter]]:
+    made: list[KafkaCommitter] = []
+
+    def make(config: Kafka) -> KafkaCommitter:
+        made.append(KafkaCommitter(config))
+        made[-1].open(identity())
+        return made[-1]
+
+    yield make
+    for committer in made:
+        committer.close()
+
+
+SCHEMA = rows("a").schema
+
+
+def test_an_epoch_passes_through_sasl_over_tls_with_the_documented_rights(
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+) -> None:
+    config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=30, options=options(certificates))
+    committer = committer_for(config)
+    who, at = identity(), epoch(0)
+    committer.open(who)
+    assert committer.check(SCHEMA) == []
+    part = prepare(config, task(who, at), rows("a", "b"))
+    orphan = prepare(config, task(who, at, slot=1), rows("orphan"))
+    assert committer.vote(at, [part], NO_ROWS) == [part]
+    assert len(committer.sweep([part])) == 1
+    assert committer.commit(at, part, NO_ROWS) == COMMITTED
+    assert committer.newest() == 0
+    assert committer.commit(at, orphan, NO_ROWS) != COMMITTED
+    with Reader(guarded.bootstrap_servers, TOPIC, **options(certificates, "admin")) as reader:
+        reader.until(2)
+        assert reader.values() == ["a", "b"]
+
+
+def test_a_refused_password_is_named_at_once_by_both_clients(
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+) -> None:
+    wrong = options(certificates, sasl_password="canary-wrong-s3cr3t")
+    config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=30, options=wrong)
+    began = time.monotonic()
+    with pytest.raises(PrepareFailed) as raised:
+        prepare(config, task(identity(), epoch(0)), rows("a"))
+    assert "sasl.password" in str(raised.value)
+    [finding] = committer_for(config).check(SCHEMA)
+    assert "uthentication" in finding
+    assert "sasl.password" in finding
+    assert "s3cr3t" not in f"{raised.value!r} {raised.value} {finding}"
+    assert time.monotonic() - began < 25
+
+
+def test_a_broker_that_cannot_be_verified_gets_no_password(
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+) -> None:
+    wrong = options(certificates, ssl_ca_location=str(certificates / "stranger.pem"))
+    config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=5, options=wrong)
+    with pytest.raises(PrepareFailed, match=r"ssl\.ca\.location"):
+        prepare(config, task(identity(), epoch(0)), rows("a"))
+    [finding] = committer_for(config).check(SCHEMA)
+    assert "certificates" in finding
+
+
+def test_missing_rights_are_named_before_any_row_moves(
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+) -> None:
+    config = Kafka(
+        bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=10, options=options(certificates, "stranger")
+    )
+    [finding] = committer_for(config).check(SCHEMA)
+    assert "transactional ids with the prefix 'epochsink.'" in finding
+    with pytest.raises(PrepareFailed, match="transactional ids with the prefix"):
+        prepare(config, task(identity(), epoch(0)), rows("a"))
+
+
+def test_missing_rights_on_topic_and_groups_are_named(
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+) -> None:
+    def allow(client: KafkaAdminClient) -> None:
+        ids = ResourcePattern(Kind.TRANSACTIONAL_ID, "epochsink.", ACLResourcePatternType.PREFIXED)
+        client.create_acls([ACL("User:stranger", "*", ACLOperation.WRITE, ACLPermissionType.ALLOW, ids)])
+
+    config = Kafka(
+        bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=10, options=options(certificates, "stranger")
+    )
+    with_admin(guarded, certificates, allow)
+    found = "\n".join(committer_for(config).check(SCHEMA))
+    assert f"no right to WRITE on topic '{TOPIC}'" in found
+    assert f"no right to READ on topic '{TOPIC}'" in found
+    with pytest.raises(PrepareFailed, match="allow the user WRITE"):
+        prepare(config, task(identity(), epoch(0)), rows("a"))
+
+
+def test_a_topic_that_may_not_be_created_is_a_finding(
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+) -> None:
+    config = Kafka(
+        bootstrap_servers=guarded.bootstrap_servers,
+        topic="not-there",
+        timeout=10,
+        options=options(certificates),
+        create_topic=NewTopic(),
+    )
+    found = committer_for(config).check(SCHEMA)
+    assert len(found) == 1
+    assert "'not-there'" in found[0]
+
+
+def test_no_secret_shows_in_logs_reprs_or_what_is_recorded(
+    guarded: KafkaService,
+    certificates: Path,
+    committer_for: Callable[[Kafka], KafkaCommitter],
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=30, options=options(certificates))
+    config = pickle.loads(pickle.dumps(config))  # noqa: S301 - as it crosses to the executors
+    committer = committer_for(config)
+    committer.check(SCHEMA)
+    part = prepare(config, task(identity(), epoch(0)), rows("a"))
+    committer.abort(epoch(0), [part])
+    printed = "".join(capfd.readouterr())
+    shown = f"{config} {config!r} {config.options} {part} {committer.found()} {caplog.text} {printed}"
+    assert "SaslHandshakeRequest" in caplog.text, "the log is deep enough to have shown it"
+    assert "s3cr3t" not in shown
+    assert config.options["sasl.password"] == SECRETS["writer"], "and yet it crosses"
