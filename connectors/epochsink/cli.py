@@ -150,12 +150,16 @@ def _confirm(*, yes: bool) -> None:
         typer.confirm("Go on?", abort=True)
 
 
+class _Echo(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(record.getMessage())
+
+
 @contextmanager
 def _log_on_console() -> Iterator[None]:
     """Print what the package logs: it says what was done to ledger and targets."""
     log = logging.getLogger("epochsink")
-    handler = logging.StreamHandler(typer.get_text_stream("stdout"))
-    handler.setFormatter(logging.Formatter("%(message)s"))
+    handler = _Echo()
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -1,0 +1,425 @@
+"""What an operator types, on checkpoints made by hand and sinks on plain folders."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from checkpoint_kit import CheckpointKit
+from epochsink.cli import app
+from epochsink.errors import Fenced
+from folder_sink import FolderSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from typer.testing import Result
+
+MODULE = "operators_sinks"
+
+
+@pytest.fixture
+def sinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, FolderSink]]:
+    """Two sinks, which a module in the current folder names."""
+    made = {name: FolderSink(str(tmp_path / name)) for name in ("table", "search")}
+    (tmp_path / f"{MODULE}.py").write_text(
+        "from folder_sink import FolderSink\n"
+        "from epochsink import ExactlyOnce\n"
+        f"SINKS = {{name: FolderSink(f'{tmp_path}/{{name}}') for name in ('table', 'search')}}\n"
+        "TABLE = {'table': SINKS['table']}\n"
+        f"sink = ExactlyOnce(checkpoint='{tmp_path}/checkpoint', sinks=SINKS)\n"
+        f"elsewhere = ExactlyOnce(checkpoint='{tmp_path}/elsewhere', sinks=SINKS)\n"
+        "number = 7\n"
+        "empty = {}\n"
+        "wrong = {'table': 7}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    yield made
+    sys.modules.pop(MODULE, None)
+
+
+@pytest.fixture
+def kit(tmp_path: Path, sinks: dict[str, FolderSink]) -> CheckpointKit:
+    """Return a checkpoint with both sinks."""
+    return CheckpointKit(tmp_path / "checkpoint", sinks)
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Result]:
+    """Run the command line where no JVM can start; the first answer that is not given is a refusal."""
+    monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def invoke(verb: str, *arguments: str, answer: str = "") -> Result:
+        return CliRunner().invoke(app, [verb, str(tmp_path / "checkpoint"), *arguments], input=answer)
+
+    return invoke
+
+
+def rows(*ids: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(ids, pa.int64())})
+
+
+def both(*ids: int) -> dict[str, pa.RecordBatch]:
+    return {"table": rows(*ids), "search": rows(*ids)}
+
+
+def said(result: Result) -> str:
+    """Return what was printed in one line, so that a terminal's width does not matter."""
+    return " ".join(result.output.split())
+
+
+# ---- status
+
+
+def test_status_tells_how_far_each_epoch_has_come(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.run(0, both(1, 2))
+    kit.record(1, {"table": rows(3)})
+    kit.decide(1)
+    result = run("status", "--json")
+    found = json.loads(result.output)
+    assert (result.exit_code, found["query_id"], found["generation"]) == (0, kit.query_id, 1)
+    assert found["sinks"] == ["search", "table"]
+    assert (found["newest_recorded"], found["newest_decided"]) == (1, 1)
+    assert [(epoch["epoch"], epoch["state"], epoch["parts"]) for epoch in found["epochs"]] == [
+        (0, "done", {"table": 1, "search": 1}),
+        (1, "decided", {"table": 1}),
+    ]
+    assert found["epochs"][0]["spooled_bytes"] == 0 < found["epochs"][1]["spooled_bytes"]
+    assert "epoch 1 is decided and not yet committed" in found["advice"][0]
+
+
+def test_status_prints_a_table(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.run(0, both(1))
+    kit.record(1, {"table": rows(3)})
+    kit.write(2, {"table": rows(4)})
+    result = run("status")
+    assert result.exit_code == 0
+    for text in ("recorded, not decided", "done", "1 part(s)", "no rows", kit.query_id, "not recorded: under way"):
+        assert text in said(result)
+
+
+def test_status_lists_every_pending_epoch_and_as_many_done_ones_as_asked_for(
+    kit: CheckpointKit, run: Callable[..., Result]
+) -> None:
+    for number in range(4):
+        kit.run(number, both(number))
+    kit.record(4, both(4))
+    assert said(run("status", "--epochs", "3")).count("done") == 2
+    assert "recorded, not decided" in said(run("status", "--epochs", "0"))
+
+
+def test_status_says_that_a_ledger_is_an_older_copy(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.run(0, both(1))
+    kit.decide(5)
+    assert "the ledger is an older copy" in said(run("status"))
+
+
+def test_status_of_a_query_without_ledger(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    shutil.rmtree(kit.root / "epochsink")
+    result = run("status")
+    assert result.exit_code == 0
+    assert "no ledger" in said(result)
+
+
+def test_status_does_not_take_the_ledger(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    run("status")
+    kit.run(0, both(1))
+
+
+# ---- errors
+
+
+def test_errors_are_one_block_without_traceback(tmp_path: Path, run: Callable[..., Result]) -> None:
+    result = run("status")
+    assert result.exit_code == 1
+    assert said(result).startswith(f"error: {tmp_path}/checkpoint is no checkpoint of a streaming query")
+    assert "Way out: " in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_corrupt_ledger_is_named(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    (kit.root / "epochsink" / "ledger" / f"{0:020d}").write_text("{")
+    result = run("status")
+    assert result.exit_code == 1
+    assert "ledger entry 0" in said(result)
+
+
+@pytest.mark.parametrize(
+    ("reference", "complaint"),
+    [
+        ("operators_sinks", "is not of the form module:attribute"),
+        ("no_such_module:sink", "importing no_such_module failed: ModuleNotFoundError"),
+        (f"{MODULE}:absent", "there is no 'absent'"),
+        (f"{MODULE}:number", "names a int"),
+        (f"{MODULE}:empty", "is empty"),
+        (f"{MODULE}:wrong", "'table' is no name of a sink"),
+        (f"{MODULE}:elsewhere", "the sinks belong to checkpoint"),
+    ],
+)
+def test_a_wrong_reference_to_sinks_is_refused(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], reference: str, complaint: str
+) -> None:
+    if reference.endswith(":elsewhere"):
+        CheckpointKit(kit.root.parent / "elsewhere", sinks)
+    result = run("recover", "--sinks", reference, "--yes")
+    assert result.exit_code == 1
+    assert complaint in said(result)
+    kit.run(0, both(1))  # its driver still owns the ledger
+
+
+# ---- recover and abort
+
+
+@pytest.mark.parametrize("attribute", ["SINKS", "sink"])
+def test_recover_commits_what_is_decided_and_nothing_else(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], attribute: str
+) -> None:
+    kit.record(0, both(1, 2))
+    kit.decide(0)
+    kit.write(1, both(3))
+    result = run("recover", "--sinks", f"{MODULE}:{attribute}", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "committed epoch 0" in result.output
+    assert result.output.count("aborted what no recorded epoch names: 1-") == 2
+    for sink in sinks.values():
+        assert sink.values() == [1, 2]
+        assert sink.prepared() == []
+
+
+@pytest.mark.parametrize("verb", ["recover", "abort"])
+def test_an_undecided_epoch_stays_as_it_is_recorded(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], verb: str
+) -> None:
+    kit.record(0, both(1))
+    result = run(verb, "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "left epoch 0 as it is recorded" in result.output
+    for sink in sinks.values():
+        assert sink.values() == []
+        assert len(sink.prepared()) == 1
+
+
+def test_recover_fences_the_driver(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    assert run("recover", "--sinks", f"{MODULE}:SINKS", "--yes").exit_code == 0
+    with pytest.raises(Fenced):
+        kit.record(0, both(1))
+
+
+def test_nothing_is_done_without_a_yes(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    for verb in (["recover"], ["abort"], ["resolve", "0", "--sink", "table", "--as", "committed"]):
+        result = run(*verb, "--sinks", f"{MODULE}:SINKS", answer="n\n")
+        assert result.exit_code == 1
+        assert "Go on?" in result.output
+    assert kit.generation() == 1
+    assert sinks["table"].values() == []
+
+
+def test_recover_without_a_ledger_begins_none(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    shutil.rmtree(kit.root / "epochsink")
+    result = run("recover", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 1
+    assert "has no ledger" in said(result)
+    assert not (kit.root / "epochsink").exists()
+
+
+def test_recover_needs_the_sink_of_every_pending_epoch(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    result = run("recover", "--sinks", f"{MODULE}:TABLE", "--yes")
+    assert result.exit_code == 1
+    assert "not yet committed in sink 'search'" in said(result)
+
+
+def test_recover_does_not_let_a_sink_join(
+    tmp_path: Path, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit = CheckpointKit(tmp_path / "checkpoint", {"table": sinks["table"]})
+    result = run("recover", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert "sink 'search' has never been part of this query" in said(result)
+    owner = kit.history().owner
+    assert owner is not None
+    assert list(owner.origins) == ["table"]
+
+
+def test_abort_never_ends_a_recorded_epoch(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    kit.write(1, both(2))
+    result = run("abort", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "left epoch 0 as it is recorded" in result.output
+    for sink in sinks.values():
+        assert sink.values() == []
+        assert [name[0] for name in sink.prepared()] == ["0"]
+
+
+# ---- resolve
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["0", "--sink", "table", "--as", "committed"], "epoch 0 is done: every sink has committed it"),
+        (
+            ["1", "--sink", "mail", "--as", "committed"],
+            "has nothing pending in sink 'mail'; it has in 'table', 'search'",
+        ),
+        (["1", "--sink", "table", "--as", "replay"], "--as replay needs --sinks"),
+        (["1", "--sink", "search", "--as", "replay", "--sinks", f"{MODULE}:TABLE"], "--sinks has no sink 'search'"),
+        (["2", "--sink", "table", "--as", "discard"], "epoch 2 is not in the ledger"),
+    ],
+)
+def test_resolve_refuses_what_is_not_an_open_question(
+    kit: CheckpointKit, run: Callable[..., Result], arguments: list[str], complaint: str
+) -> None:
+    kit.run(0, both(1))
+    kit.record(1, both(2))
+    kit.decide(1)
+    result = run("resolve", *arguments, "--yes")
+    assert result.exit_code == 1
+    assert complaint in said(result)
+    assert kit.generation() == 1
+
+
+def test_resolve_refuses_an_undecided_epoch(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, both(1))
+    result = run("resolve", "0", "--sink", "table", "--as", "discard", "--yes")
+    assert result.exit_code == 1
+    assert "epoch 0 is recorded and not decided" in said(result)
+    assert kit.generation() == 1
+
+
+def test_resolve_as_committed_closes_one_sinks_share(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    first = run("resolve", "0", "--sink", "search", "--as", "committed", "--yes")
+    assert first.exit_code == 0, first.output
+    assert "the epoch is still pending in 'table'" in first.output
+    assert [list(prepared.shares) for prepared in kit.history().pending] == [["table"]]
+    second = run("resolve", "0", "--sink", "table", "--as", "committed", "--yes")
+    assert "epoch 0 is done" in second.output
+    assert kit.history().pending == []
+    assert kit.spool.attempts(kit.query_id) == []
+
+
+def test_the_rest_of_a_resolved_epoch_is_committed_at_the_next_start(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    """A sink that the query no longer has is resolved; then the others go on without it."""
+    kit.record(0, both(1))
+    kit.decide(0)
+    run("resolve", "0", "--sink", "search", "--as", "committed", "--yes")
+    result = run("recover", "--sinks", f"{MODULE}:TABLE", "--yes")
+    assert "committed epoch 0" in result.output
+    assert sinks["table"].values() == [1]
+    assert kit.history().done == {0}
+
+
+def test_what_the_target_holds_outweighs_the_word(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    result = run("resolve", "0", "--sink", "table", "--as", "replay", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "the target says committed" in result.output
+    assert sinks["table"].calls("replay") == []
+    assert sinks["table"].values() == sinks["search"].values() == [1]
+
+
+def test_committed_is_refused_where_the_target_says_that_it_is_gone(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    for path in (kit.root.parent / "table" / "prepared").glob("*/*"):
+        path.unlink()
+    result = run("resolve", "0", "--sink", "table", "--as", "committed", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 1
+    assert "so it is not committed" in said(result)
+    assert run("recover", "--sinks", f"{MODULE}:SINKS", "--yes").exit_code == 0
+    assert sinks["table"].values() == [1]
+
+
+def test_an_unknown_part_is_prepared_again_by_word(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1, 2))
+    kit.decide(0)
+    sinks["table"].faults.arm("commit-unknown")
+    result = run("resolve", "0", "--sink", "table", "--as", "replay", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "prepared again from the spool, and recorded" in result.output
+    assert "committed epoch 0" in result.output
+    assert sinks["table"].values() == [1, 2]
+    assert sinks["table"].prepared() == []
+
+
+def test_an_unknown_part_is_closed_by_word(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    sinks["table"].faults.arm("commit-unknown")
+    result = run("resolve", "0", "--sink", "table", "--as", "committed", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "recorded epoch 0, sink 'table' as committed, by your word" in result.output
+    assert sinks["search"].values() == [1]
+    assert kit.history().done == {0}
+
+
+def test_discarded_rows_are_kept_in_a_file(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1, 2))
+    kit.decide(0)
+    result = run("resolve", "0", "--sink", "table", "--as", "discard", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    file = kit.root.parent / "epoch-0-table.parquet"
+    assert f"write its 2 spooled rows to {file}" in said(result)
+    assert pq.read_table(file).to_pydict() == {"id": [1, 2]}
+    assert (sinks["table"].values(), sinks["search"].values()) == ([], [1, 2])
+    assert sinks["table"].prepared() == []
+
+
+def test_discarding_never_overwrites_a_file(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    (kit.root.parent / "epoch-0-table.parquet").write_text("precious")
+    result = run("resolve", "0", "--sink", "table", "--as", "discard", "--yes")
+    assert result.exit_code == 1
+    assert "exists already" in said(result)
+    assert kit.history().pending
+
+
+def test_discarding_says_that_rows_cannot_be_kept(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, {"table": rows(1)})
+    kit.decide(0)
+    shutil.rmtree(kit.root / "epochsink" / "spool")
+    result = run("resolve", "0", "--sink", "table", "--as", "discard", answer="y\n")
+    assert result.exit_code == 0, result.output
+    assert "THE ROWS CANNOT BE KEPT" in result.output
+    assert kit.history().done == {0}
+
+
+def test_resolve_fences_the_driver(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, {"table": rows(1)})
+    kit.decide(0)
+    assert run("resolve", "0", "--sink", "table", "--as", "committed", "--yes").exit_code == 0
+    with pytest.raises(Fenced):
+        kit.coordinator.commit_decided()
