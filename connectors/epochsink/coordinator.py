@@ -77,15 +77,16 @@ class Coordinator:
     # ---- step 0
 
     def recover(self) -> None:
-        """Take the ledger, compare the stories, commit what is decided, and abort what nobody recorded.
+        """Take the ledger, compare the stories, abort what nobody recorded, and commit what is decided.
 
         To be called once, before the first batch. Raises `WentBack`, `Fenced`, `OutcomeUnknown`.
         """
         history = self._take_over()
+        # first: what a superseded driver prepared again and could not record may hold locks that a commit needs
+        self._sweep()
         for prepared in history.pending:
             if self._checkpoint.is_decided(prepared.epoch):
                 self._commit(prepared.epoch)
-        self._sweep()
         reach("coordinator.recover.after")
 
     def abort_leftovers(self) -> None:
@@ -257,7 +258,7 @@ class Coordinator:
         reach("coordinator.done.before")
         self._ledger.append(Done(number))
         reach("coordinator.done.after")
-        self._clear(self._ledger.read().epochs[number])
+        self._clear(self._ledger.verify().epochs[number])
 
     def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
         """Commit one part, replaying it if the target has lost it; False if the epoch proves to be done."""
