@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
 from epochsink.execution import gateway_of, jvm_of
@@ -35,9 +36,9 @@ def open_checkpoint(session: SparkSession, checkpoint: str) -> tuple[Files, str]
         system = path.getFileSystem(java.sessionState().newHadoopConf())
         qualified = path.makeQualified(system.getUri(), system.getWorkingDirectory())
         usable = not system.exists(qualified) or system.getFileStatus(qualified).isDirectory()
-    except Py4JError as unusable:
+    except (Py4JError, PySparkException) as unusable:
         raise ConfigurationError(
-            f"checkpoint={checkpoint!r} cannot be used: {_first_line(unusable)}",
+            f"checkpoint={checkpoint!r} cannot be used: {first_line(unusable)}",
             way_out="give a folder that Spark itself can use as checkpointLocation; for an object store, add its "
             "Hadoop connector to spark.jars.packages",
         ) from unusable
@@ -135,14 +136,15 @@ class HadoopFiles:
 def _as_oserror() -> Iterator[None]:
     try:
         yield
-    except Py4JError as failure:
-        raise OSError(_first_line(failure)) from failure
+    except (Py4JError, PySparkException) as failure:
+        raise OSError(first_line(failure)) from failure
 
 
 def _is(failure: Py4JJavaError, name: str) -> bool:
     return str(failure.java_exception.getClass().getName()).endswith(name)
 
 
-def _first_line(failure: Py4JError) -> str:
+def first_line(failure: Py4JError | PySparkException) -> str:
+    """Return what Java said, without its stack trace."""
     cause = getattr(failure, "java_exception", None)
     return str(cause.toString() if cause is not None else failure).partition("\n")[0]

@@ -57,7 +57,7 @@ def row_schemas(frame: DataFrame, sinks: Mapping[str, Sink]) -> dict[str, pa.Sch
             raise ConfigurationError(
                 f"sink '{name}': Spark refuses its select={list(sink.select)!r}, where={sink.where!r}: {refused}",
                 way_out=f"the stream's columns are: {', '.join(frame.columns)}; cast types that Arrow lacks "
-                "(intervals, variants) to a string or number in select=",
+                "(intervals of months) to a string or number in select=",
             ) from refused
         _refuse_duplicates(name, selected.columns)
     return schemas

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlparse
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from epochsink.checkpoint import Checkpoint
 from epochsink.errors import CheckFailed, ConfigurationError
 from epochsink.execution import StreamExecution, frame_of, handle_of, refuse_connect
 from epochsink.failures import told_to_spark
-from epochsink.hadoop import open_checkpoint
+from epochsink.hadoop import first_line, open_checkpoint
 from epochsink.plan import refuse_bad_plan, row_schemas
 from epochsink.run import Run
 from epochsink.spool import NoSpool, Spool
@@ -67,7 +68,13 @@ class ExactlyOnce:
         frame = frame_of(writer)
         self.check(frame)
         self.recover(frame.sparkSession)
-        query = writer.foreachBatch(self).option("checkpointLocation", self.checkpoint).start()
+        try:
+            query = writer.foreachBatch(self).option("checkpointLocation", self.checkpoint).start()
+        except Py4JJavaError as refused:
+            raise ConfigurationError(
+                f"Spark does not start a query on checkpoint={self.checkpoint!r}: {first_line(refused)}",
+                way_out="give a folder that Spark can make and write",
+            ) from refused
         try:
             self._adopt(frame.sparkSession, StreamExecution.of_query(query))
         except BaseException:

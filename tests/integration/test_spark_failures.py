@@ -1,0 +1,153 @@
+"""A failing task, vote or commit: the query stops loudly with the sink's own error, and nothing is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from epochsink.errors import OutcomeUnknown
+
+if TYPE_CHECKING:
+    from streams import Stream
+
+
+def test_a_task_brings_the_sinks_own_error_to_the_driver(stream: Stream) -> None:
+    """Class, message and way out, in the StreamingQueryException."""
+    stream.sink.faults.arm("write-rejects")
+    stream.put(range(10))
+    with pytest.raises(StreamingQueryException) as failed:
+        stream.run()
+    text = str(failed.value)
+    assert "RowsRejected: value 7 of column id breaks the rule id < 7" in text
+    assert "Way out: filter it with where=" in text
+
+
+def test_an_error_that_no_sink_names_is_told_in_one_line(stream: Stream) -> None:
+    stream.sink.faults.arm("write-breaks")
+    stream.put(range(10))
+    with pytest.raises(StreamingQueryException) as failed:
+        stream.run()
+    assert "PrepareFailed: epoch 0 could not be prepared: RuntimeError: the disk is on fire" in str(failed.value)
+    stream.run()
+    assert stream.sink.values() == list(range(10))
+
+
+def test_an_error_in_the_streams_own_plan_is_told_in_one_line(stream: Stream) -> None:
+    stream.put(range(10))
+    with pytest.raises(StreamingQueryException) as failed:
+        stream.run(frame=stream.frame().selectExpr("id", "raise_error('row ' || id) AS broken"))
+    assert "epoch 0 could not be prepared" in str(failed.value)
+    assert "row 0" in str(failed.value)
+
+
+def test_what_a_failed_task_prepared_is_ended_at_once(stream: Stream) -> None:
+    stream.sink.faults.arm("prepare-breaks")
+    stream.put(range(10))
+    with pytest.raises(StreamingQueryException, match="the task failed after it had prepared"):
+        stream.run()
+    assert stream.sink.prepared() == []
+    stream.run()
+    assert stream.sink.values() == list(range(10))
+
+
+def test_a_vote_against_fails_the_epoch_and_leaves_nothing(stream: Stream) -> None:
+    stream.sink.faults.arm("vote-breaks")
+    stream.put(range(10))
+    with pytest.raises(StreamingQueryException, match="PrepareFailed: the sink votes no"):
+        stream.run()
+    assert stream.sink.prepared() == []
+    assert stream.committed() == []
+    stream.run()
+    assert stream.sink.values() == list(range(10))
+
+
+def test_a_lost_reply_stops_the_query_and_nothing_comes_twice(stream: Stream) -> None:
+    """The target has committed, and nobody knows: the next start finds out."""
+    stream.sink.faults.arm("commit-reply-lost")
+    stream.put(range(10))
+    with pytest.raises(
+        OutcomeUnknown, match=r"epoch 0 is decided, .* the connection broke after the request"
+    ) as stopped:
+        stream.run()
+    assert "committed at the next start" in stopped.value.way_out
+    assert stream.done() == []
+    stream.run()
+    assert stream.sink.values() == list(range(10))
+    assert stream.done() == [0]
+
+
+def test_an_unknown_outcome_stops_a_busy_query(stream: Stream) -> None:
+    """The next epochs are not recorded: at most one is pending."""
+    stream.sink.faults.arm("commit-unknown")
+    for first in range(0, 50, 10):
+        stream.put(range(first, first + 10))
+    query = stream.start_endless(stream.exactly_once())
+    with pytest.raises(OutcomeUnknown):
+        query.awaitTermination()
+    assert isinstance(query.exception(), StreamingQueryException)
+    assert "OutcomeUnknown" in str(query.exception())
+    assert [entry["epoch"] for entry in stream.ledger() if entry["entry"] == "prepared"] == [0]
+    stream.run()
+    assert stream.sink.values() == list(range(50))
+
+
+def test_an_unknown_outcome_stops_an_idle_query(stream: Stream) -> None:
+    """No batch comes that could raise the error: the query is made to fail."""
+    stream.sink.faults.arm("commit-unknown")
+    stream.put(range(10))
+    query = stream.start_endless(stream.exactly_once())
+    with pytest.raises(OutcomeUnknown):
+        query.awaitTermination()
+    assert not query.isActive
+    assert query.exception() is not None
+
+
+@pytest.mark.parametrize("files", [1, 5], ids=["idle", "busy"])
+def test_a_query_by_hand_fails_too(stream: Stream, files: int) -> None:
+    """Its own awaitTermination must not return as if all were well; await_committed names the reason."""
+    stream.sink.faults.arm("commit-unknown")
+    for first in range(files):
+        stream.put(range(first * 10, first * 10 + 10))
+    once = stream.exactly_once()
+    query = stream.by_hand(once, endless=True)
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination()
+    with pytest.raises(OutcomeUnknown):
+        once.await_committed()
+    once.recover(stream.spark)
+    stream.by_hand(once).awaitTermination()
+    once.await_committed()
+    assert stream.sink.values() == list(range(files * 10))
+
+
+def test_process_all_available_raises_what_made_a_commit_fail(stream: Stream) -> None:
+    query = stream.start_endless(stream.exactly_once())
+    stream.sink.faults.arm("commit-unknown")
+    stream.put(range(10))
+    with pytest.raises((OutcomeUnknown, StreamingQueryException)):
+        query.processAllAvailable()
+    with pytest.raises(OutcomeUnknown):
+        query.awaitTermination()
+
+
+def test_stop_raises_what_made_the_last_commit_fail(stream: Stream) -> None:
+    stream.sink.faults.arm("commit")
+    stream.sink.faults.arm("commit-unknown")
+    stream.put(range(10))
+    query = stream.start_endless(stream.exactly_once())
+    while not stream.sink.faults.reached("commit"):
+        assert not query.awaitTermination(1)
+    stream.sink.faults.disarm("commit")
+    with pytest.raises(OutcomeUnknown):
+        query.stop()
+
+
+def test_committers_are_closed_after_a_failure_too(stream: Stream) -> None:
+    stream.sink.faults.arm("commit-unknown")
+    stream.put(range(10))
+    with pytest.raises(OutcomeUnknown):
+        stream.run()
+    # one for the check, one for the run
+    assert len(stream.sink.calls("close")) == 2

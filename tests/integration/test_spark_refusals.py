@@ -1,0 +1,196 @@
+"""Bad input: each refused before any row moves, by an error that names the value, the rule and the way out."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from epochsink import ExactlyOnce
+from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, UnsupportedQuery
+from folder_sink import FolderSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+    from streams import Stream
+
+SINK = FolderSink("/nowhere")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"checkpoint": ""}, "checkpoint='' is no folder"),
+        ({"checkpoint": None}, "checkpoint=None is no folder"),
+        ({"sinks": {}}, "sinks={} is empty"),
+        ({"sinks": {"": SINK}}, "the name ''"),
+        ({"sinks": {7: SINK}}, "the name 7"),
+        ({"sinks": {"table": "postgresql://"}}, r"sinks\['table'\] is a str, which is no sink"),
+        ({"spool": "spool"}, "spool='spool' is a relative path"),
+    ],
+)
+def test_options_are_checked_when_the_object_is_made(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        ExactlyOnce(**{"checkpoint": "/tmp/checkpoint", "sinks": {"folder": SINK}, **options})  # noqa: S108 - not used
+    assert refused.value.way_out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"select": ["nope"]}, "nope"),
+        ({"select": ["id id id"]}, "id id id"),
+        ({"where": "nope > 1"}, "nope"),
+        ({"where": "id +"}, "id +"),
+        ({"where": "word || 'x'"}, "where"),
+        ({"delete_when": "nope"}, "nope"),
+        ({"distribute_by": ["nope"]}, "nope"),
+        ({"select": ["id", "word AS id"]}, "column name"),
+        ({"select": ["*", "id"]}, "column name"),
+    ],
+)
+def test_bad_sql_names_its_sink(stream: Stream, change: dict[str, Any], message: str) -> None:
+    sinks: Any = {"good": stream.sink, "bad": replace(stream.sink, **change)}
+    stream.put(range(10))
+    with pytest.raises(ConfigurationError, match="sink 'bad'") as refused:
+        stream.run(stream.exactly_once(sinks))
+    assert message in str(refused.value)
+    assert refused.value.way_out
+    assert not stream.checkpoint.exists()
+
+
+def test_every_finding_of_every_sink_comes_in_one_error(stream: Stream) -> None:
+    sinks: Any = {
+        "one": replace(stream.sink, findings=["table x does not exist: create it", "no key"]),
+        "two": replace(stream.sink, select=["id"], findings=["topic y does not exist"]),
+    }
+    with pytest.raises(CheckFailed) as refused:
+        stream.run(stream.exactly_once(sinks))
+    assert refused.value.facts["findings"] == [
+        "sink 'one': table x does not exist: create it (columns id, word, at)",
+        "sink 'one': no key (columns id, word, at)",
+        "sink 'two': topic y does not exist (columns id)",
+    ]
+    assert not stream.checkpoint.exists()
+
+
+def test_sinks_that_want_rows_spread_in_different_ways_are_refused(stream: Stream) -> None:
+    sinks: Any = {
+        "one": replace(stream.sink, distribute_by=["id"]),
+        "two": replace(stream.sink, distribute_by=["word"]),
+    }
+    with pytest.raises(ConfigurationError, match="'one' by id; 'two' by word"):
+        stream.run(stream.exactly_once(sinks))
+
+
+@pytest.mark.parametrize("place", ["nosuch://host/folder", "nosuch:/folder", "not a: uri"])
+def test_a_checkpoint_that_spark_has_no_file_system_for_is_refused(stream: Stream, place: str) -> None:
+    once = ExactlyOnce(checkpoint=place, sinks={"folder": stream.sink})
+    with pytest.raises(ConfigurationError, match="cannot be used") as refused:
+        stream.start(once)
+    assert place in str(refused.value)
+    assert "checkpointLocation" in refused.value.way_out
+
+
+def test_a_checkpoint_that_is_a_file_is_refused(stream: Stream) -> None:
+    stream.checkpoint.write_text("not a folder")
+    with pytest.raises(ConfigurationError, match="is a file"):
+        stream.run()
+
+
+def test_a_checkpoint_that_cannot_be_made_is_refused(stream: Stream) -> None:
+    once = ExactlyOnce(checkpoint="/proc/epochsink/checkpoint", sinks={"folder": stream.sink})
+    with pytest.raises(ConfigurationError, match="mkdir of file:/proc/epochsink/checkpoint failed"):
+        stream.start(once)
+
+
+def test_a_damaged_metadata_file_is_refused(stream: Stream) -> None:
+    stream.put(range(10))
+    stream.run()
+    (stream.checkpoint / "metadata").write_text("{")
+    with pytest.raises(EpochsinkError, match="the file 'metadata' of the checkpoint"):
+        stream.run()
+
+
+def test_another_checkpoint_by_hand_is_refused(stream: Stream, tmp_path: Path) -> None:
+    """Also a copy of the right one, which has the same query id, and after `recover`."""
+    stream.put(range(10))
+    stream.run()
+    stream.put(range(10, 20))
+    shutil.copytree(stream.checkpoint, tmp_path / "copy")
+    once = stream.exactly_once()
+    once.recover(stream.spark)
+    stream.checkpoint = tmp_path / "copy"
+    with pytest.raises(StreamingQueryException, match="ExactlyOnce was given"):
+        stream.by_hand(once).awaitTermination()
+    assert stream.sink.values() == list(range(10))
+
+
+def test_a_call_outside_of_a_query_is_refused(stream: Stream) -> None:
+    with pytest.raises(UnsupportedQuery, match="outside the foreachBatch of a running streaming query"):
+        stream.exactly_once()(stream.spark.range(3).toDF("id"), 0)
+
+
+def test_async_progress_tracking_is_refused(stream: Stream) -> None:
+    """Spark's own check is bypassed by an undocumented option: then offsets may change between runs."""
+    source = stream.spark.readStream.format("rate").load().selectExpr("value AS id")
+    writer = (
+        source.writeStream.option("asyncProgressTrackingEnabled", "true")
+        .option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
+        .trigger(processingTime="20 milliseconds")
+    )
+    with pytest.raises(UnsupportedQuery, match="AsyncProgressTrackingMicroBatchExecution"):
+        stream.exactly_once().start(writer)
+    assert stream.spark.streams.active == []
+    assert stream.sink.rows() == []
+
+
+def test_async_progress_tracking_by_hand_is_refused(stream: Stream) -> None:
+    source = stream.spark.readStream.format("rate").load().selectExpr("value AS id")
+    once = stream.exactly_once()
+    query = (
+        source.writeStream.foreachBatch(once)
+        .option("asyncProgressTrackingEnabled", "true")
+        .option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
+        .option("checkpointLocation", once.checkpoint)
+        .trigger(processingTime="20 milliseconds")
+        .start()
+    )
+    with pytest.raises(StreamingQueryException, match="AsyncProgressTrackingMicroBatchExecution"):
+        query.awaitTermination()
+    assert stream.sink.rows() == []
+
+
+def test_continuous_mode_is_refused_by_spark(stream: Stream) -> None:
+    source = stream.spark.readStream.format("rate").load().selectExpr("value AS id")
+    with pytest.raises(PySparkException, match=r"(?i)continuous"):
+        stream.exactly_once().start(source.writeStream.trigger(continuous="1 second"))
+
+
+class ConnectSession:
+    """Stands for a session of Spark Connect, whose client is not installed: no `SparkSession` of classic PySpark."""
+
+
+class ConnectFrame:
+    sparkSession = ConnectSession()  # noqa: N815 - Spark's name
+
+
+@pytest.mark.parametrize(
+    "use", [lambda once, frame: once(frame, 0), lambda once, frame: once.check(frame)], ids=["foreachBatch", "check"]
+)
+def test_spark_connect_is_refused(stream: Stream, use: Callable[[ExactlyOnce, DataFrame], None]) -> None:
+    with pytest.raises(UnsupportedQuery, match="Spark Connect"):
+        use(stream.exactly_once(), cast("DataFrame", ConnectFrame()))
+
+
+def test_types_without_an_arrow_name_are_refused(stream: Stream) -> None:
+    sink = replace(stream.sink, select=["id", "INTERVAL '1' YEAR AS v"])
+    with pytest.raises(ConfigurationError, match="sink 'folder'"):
+        stream.run(stream.exactly_once({"folder": sink}))
