@@ -1,0 +1,131 @@
+"""The examples and the README's pipeline run as they stand."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from epochsink.services import spark_packages
+
+if TYPE_CHECKING:
+    from epochsink.services import KafkaService, PostgresService
+
+ROOT = Path(__file__).parents[2]
+WATCH_TWO_EPOCHS = """
+import time
+deadline = time.monotonic() + 120
+while query.isActive and sum(p["numInputRows"] > 0 for p in query.recentProgress) < 2 and time.monotonic() < deadline:
+    time.sleep(0.1)
+query.stop()
+"""
+README_DSN = "postgresql://app@db.example/shop?sslmode=require"
+
+
+def run(script: Path, **environment: str) -> None:
+    """Run a script as a user would, with Spark's jars at hand."""
+    jars = ",".join(map(str, spark_packages()))
+    settings = "--master local[2] --conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
+    done = subprocess.run(
+        [sys.executable, script],
+        env={
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_SUBMIT_ARGS": f"{settings} --jars {jars} pyspark-shell",
+            **environment,
+        },
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+
+
+def rows(server: PostgresService, query: str) -> list[tuple[object, ...]]:
+    with psycopg.connect(server.dsn) as connection:
+        return connection.execute(query.encode()).fetchall()
+
+
+def execute(server: PostgresService, *statements: str) -> None:
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def test_kafka_to_postgres_keeps_a_table_of_the_newest_rows(
+    kafka: KafkaService, postgres: PostgresService, tmp_path: Path
+) -> None:
+    """Upserts take the newest row of a key, deletes remove it, and a second run adds only what came since."""
+    execute(
+        postgres,
+        "DROP TABLE IF EXISTS orders",
+        "CREATE TABLE orders (order_id bigint PRIMARY KEY, amount double precision, updated_at timestamptz)",
+    )
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic("orders", 2)])["orders"].result(30)
+    script = ROOT / "examples" / "kafka_to_postgres.py"
+    settings = {"KAFKA": kafka.bootstrap_servers, "DSN": postgres.dsn, "CHECKPOINT": str(tmp_path / "checkpoint")}
+
+    produce(kafka, [(1, "U", 1.0, 1), (2, "U", 2.0, 1), (2, "U", 2.5, 2), (3, "U", 3.0, 1), (3, "D", 0.0, 2)])
+    run(script, **settings)
+    assert rows(postgres, "SELECT order_id, amount FROM orders ORDER BY 1") == [(1, 1.0), (2, 2.5)]
+
+    produce(kafka, [(1, "D", 0.0, 3), (4, "U", 4.0, 3)])
+    run(script, **settings)
+    assert rows(postgres, "SELECT order_id, amount FROM orders ORDER BY 1") == [(2, 2.5), (4, 4.0)]
+
+
+def produce(kafka: KafkaService, changes: list[tuple[int, str, float, int]]) -> None:
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for order_id, op, amount, second in changes:
+        at = f"2026-01-01T00:00:{second:02d}Z"
+        row = {"order_id": order_id, "op": op, "amount": amount, "updated_at": at}
+        producer.produce("orders", key=str(order_id), value=json.dumps(row))
+    assert producer.flush(30) == 0
+
+
+def test_windowed_counts_of_a_stateful_query(postgres: PostgresService, tmp_path: Path) -> None:
+    """Two runs over growing input give the counts of all of it."""
+    execute(
+        postgres,
+        "DROP TABLE IF EXISTS clicks_per_minute",
+        "CREATE TABLE clicks_per_minute (minute timestamptz, page text, clicks bigint, PRIMARY KEY (minute, page))",
+    )
+    clicks = tmp_path / "clicks"
+    clicks.mkdir()
+    settings = {"INPUT": str(clicks), "DSN": postgres.dsn, "CHECKPOINT": str(tmp_path / "checkpoint")}
+    for number, seconds in enumerate(([1, 2, 61], [3, 62])):
+        lines = [json.dumps({"page": "/", "at": f"2026-01-01T00:{s // 60:02d}:{s % 60:02d}Z"}) for s in seconds]
+        (clicks / f"{number}.json").write_text("\n".join(lines))
+        run(ROOT / "examples" / "windowed_counts.py", **settings)
+    assert rows(postgres, "SELECT clicks FROM clicks_per_minute ORDER BY minute") == [(3,), (2,)]
+
+
+def test_the_pipeline_of_the_readme(postgres: PostgresService, tmp_path: Path) -> None:
+    """The first block of Python in the README runs, with its server and folder replaced."""
+    execute(
+        postgres,
+        "DROP TABLE IF EXISTS orders",
+        "CREATE TABLE orders (order_id bigint PRIMARY KEY, placed_at timestamptz)",
+    )
+    found = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert found is not None
+    block = found[1].replace(README_DSN, postgres.dsn).replace("/lake/checkpoints/orders", str(tmp_path / "checkpoint"))
+    assert postgres.dsn in block
+    script = tmp_path / "readme.py"
+    script.write_text(block.replace("query.awaitTermination(60)", WATCH_TWO_EPOCHS))
+    run(script)
+    count, highest = rows(postgres, "SELECT count(*), max(order_id) FROM orders")[0]
+    assert isinstance(count, int)
+    assert count > 0
+    assert highest == count - 1
