@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from epochsink import faults
-from epochsink.elasticsearch import duplicates, lines, marker, target
+from epochsink.elasticsearch import duplicates, lines, marker, probe, target
 from epochsink.elasticsearch.bulk import Poster, Refusal
 from epochsink.elasticsearch.deadletter import DeadLetters
 from epochsink.elasticsearch.writer import rejected
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _MOST_SHOWN: Final = 1000
 _TURNS: Final = 3
 
+LOOK_EVERY = 10.0
+"""Seconds after which a run looks whether it was overtaken: paused for long, it would write what is stale."""
+
 
 class Overtaken(Exception):
     """While this epoch was applied, another driver has applied it, or later ones."""
@@ -40,14 +44,18 @@ class Application:
         client: elasticsearch.Elasticsearch,
         sink: Elasticsearch,
         identity: Identity,
+        *,
         epoch: Epoch,
         part: Committable,
+        kept: marker.Marker | None,
     ) -> None:
         self._client = client
         self._sink = sink
         self._identity = identity
         self._epoch = epoch
         self._part = part
+        self._kept = kept
+        self._looked_at = time.monotonic()
         self._version = identity.origin["base"] + epoch.number
         self._poster = Poster(client, sink.index, sink.patience)
         self._rejected: list[Refusal] = []
@@ -67,12 +75,13 @@ class Application:
             # Before the marker: once that is written, nobody would come back to refresh.
             self._client.indices.refresh(index=self._sink.index)
         faults.reach("elasticsearch.marker.before")
-        marker.write(self._client, self._identity, self._epoch, reached.index, reached.uuid)
+        if not marker.write(self._client, self._identity, self._epoch, reached.index, reached.uuid):
+            raise Overtaken
 
     def _apply_to_one_index(self, rows: Rows) -> target.Target:
         """Apply all to the index that the name stands for, again if an alias has moved meanwhile."""
         for _ in range(_TURNS):
-            before = target.require_same(self._client, self._sink, self._identity)
+            before = target.require_same(self._client, self._sink, self._kept)
             self._apply(rows)
             after = target.require(self._client, self._sink.index)
             if (before.index, before.uuid) == (after.index, after.uuid):
@@ -104,7 +113,15 @@ class Application:
         for future in ended:
             self._judge(future.result())
             faults.reach("elasticsearch.bulk.between")
+        if time.monotonic() - self._looked_at > LOOK_EVERY:
+            self._stop_if_overtaken()
         return going_on
+
+    def _stop_if_overtaken(self) -> None:
+        self._looked_at = time.monotonic()
+        kept = marker.read(self._client, self._identity)
+        if kept is not None and kept.epoch >= self._epoch.number:
+            raise Overtaken
 
     def _requests(self, rows: Rows) -> Iterator[Request]:
         heads = lines.action_heads(version=self._version, version_type="external_gte")
@@ -146,18 +163,25 @@ class Application:
         if conflicts := [refusal for refusal in refusals if refusal.conflict]:
             self._judge_conflicts(conflicts)
         others = [refusal for refusal in refusals if not refusal.conflict]
-        if self._dead_letters is not None:
+        if others and self._dead_letters is not None:
+            self._refuse_unfit_index()
             self._dead_letters.keep(others, self._sink.patience)
             return
         self._rejected += others
         if len(self._rejected) >= _MOST_SHOWN:
             raise self._stopped()
 
+    def _refuse_unfit_index(self) -> None:
+        """Keep a fault of the index (a missing pipeline, say) from setting every document aside."""
+        if faults_of_index := probe.refused_by_index(self._poster):
+            raise RowsRejected(
+                f"the index {self._sink.index!r} refuses even an empty document: {faults_of_index[0].reason}",
+                way_out="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",
+            )
+
     def _judge_conflicts(self, conflicts: Sequence[Refusal]) -> None:
         """Accept conflicts with this sink's own later epochs; anybody else's newer version is an error."""
-        kept = marker.read(self._client, self._identity)
-        if kept is not None and kept.epoch >= self._epoch.number:
-            raise Overtaken
+        self._stop_if_overtaken()
         ids = [refusal.id for refusal in conflicts]
         found = self._client.mget(index=self._sink.index, ids=ids, source=False)["docs"]
         stored = {each["_id"]: each.get("_version") for each in found}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,6 +11,7 @@ from elastic_transport import TransportError
 
 from epochsink.elasticsearch.connection import CONFLICT, PASSING, TOO_LARGE, describe, is_passing
 from epochsink.elasticsearch.lines import Request, parse
+from epochsink.elasticsearch.patience import delays
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
@@ -20,11 +19,8 @@ if TYPE_CHECKING:
 
 _BAD_REQUEST: Final = 400
 _SERVER_ERROR: Final = 500
-_FIRST_DELAY: Final = 0.1
-_LONGEST_DELAY: Final = 5.0
 
-_OF_THE_INDEX: Final = frozenset({"index_closed_exception", "routing_missing_exception"})
-"""Errors of status 400 that say something about the index, not about the document."""
+_CLOSED: Final = "index_closed_exception"
 
 
 class GaveUp(Exception):
@@ -77,7 +73,7 @@ class Poster:
         Raises `GaveUp`, `Stopped`, and `RowsRejected` if the index takes no writes at all.
         """
         refusals: list[Refusal] = []
-        waits = self._waits()
+        waits = delays(self._patience)
         while len(request):
             try:
                 items = self._send(request)
@@ -90,7 +86,7 @@ class Poster:
                 continue
             passing = self._sort(request, items, refusals)
             if len(passing) < len(request):
-                waits = self._waits()
+                waits = delays(self._patience)
             request = request.pick(passing)
             if passing:
                 (failed,) = items[passing[0]].values()
@@ -135,13 +131,6 @@ class Poster:
         reason = f"{len(request.operation(0))} bytes are more than the server takes (http.max_content_length)"
         return [Refusal(document_id, source, TOO_LARGE, "content_too_long", reason)]
 
-    def _waits(self) -> Iterator[float]:
-        deadline = time.monotonic() + self._patience
-        delay = _FIRST_DELAY
-        while time.monotonic() + delay < deadline:
-            yield delay * random.uniform(0.5, 1)  # noqa: S311 - spreads retries, no secret
-            delay = min(2 * delay, _LONGEST_DELAY)
-
     def _wait(self, waits: Iterator[float], reason: str) -> None:
         delay = next(waits, None)
         if delay is None:
@@ -156,7 +145,7 @@ def _too_large(error: Exception) -> bool:
 
 def _is_about_the_document(answer: dict[str, Any]) -> bool:
     if answer["status"] == _BAD_REQUEST:
-        return answer["error"]["type"] not in _OF_THE_INDEX
+        return bool(answer["error"]["type"] != _CLOSED)
     return answer["status"] in {CONFLICT, TOO_LARGE}
 
 

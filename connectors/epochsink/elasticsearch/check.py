@@ -6,7 +6,6 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
-import pyarrow as pa
 from elastic_transport import TransportError
 
 from epochsink.elasticsearch import deadletter, marker, probe, target
@@ -16,6 +15,8 @@ from epochsink.elasticsearch.mapping import conflicts, from_schema
 from epochsink.errors import EpochsinkError, RowsRejected
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from epochsink.elasticsearch.config import Elasticsearch
 
 _SUPPORTED: Final = (8, 9)
@@ -90,7 +91,7 @@ def _version(client: elasticsearch.Elasticsearch) -> str | None:
 
 def _index(client: elasticsearch.Elasticsearch, sink: Elasticsearch, schema: pa.Schema) -> list[str]:
     try:
-        found = target.find(client, sink.index)
+        found = target.find(client, sink.index, "mappings")
     except RowsRejected as error:
         return [_sentence(error)]
     if found is None:
@@ -98,6 +99,7 @@ def _index(client: elasticsearch.Elasticsearch, sink: Elasticsearch, schema: pa.
             return [_sentence(target.missing(sink.index))]
         client.indices.create(index=sink.index, settings=_settings(sink), mappings=from_schema(schema))
         found = target.require(client, sink.index)
+        return [*_unfit_settings(found, sink), *_writable(client, sink.index)]
     return [*_unfit_settings(found, sink), *conflicts(schema, found.mapping), *_writable(client, sink.index)]
 
 
@@ -135,9 +137,8 @@ def _unfit_settings(found: target.Target, sink: Elasticsearch) -> list[str]:
 
 def _writable(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
     """Ask for a write that ends in a conflict: it needs the same privileges and an open index."""
-    asked = probe.request(pa.array(['"_id":"epochsink-probe"}']), pa.array(["{}"]))
     try:
-        refused = probe.refused(Poster(client, index, patience=10), asked)
+        refused = probe.refused_by_index(Poster(client, index, patience=10))
     except EpochsinkError as error:
         return [_sentence(error)]
     except GaveUp as error:

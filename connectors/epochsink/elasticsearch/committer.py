@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
+
+import elasticsearch
+from elastic_transport import TransportError
 
 from epochsink.elasticsearch import check, connection, duplicates, marker, target
 from epochsink.elasticsearch.apply import Application, Overtaken
 from epochsink.elasticsearch.bulk import GaveUp
+from epochsink.elasticsearch.patience import delays
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.protocol import COMMITTED, Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import elasticsearch
     import pyarrow as pa
 
     from epochsink.elasticsearch.config import Elasticsearch
@@ -55,45 +59,70 @@ class ElasticsearchCommitter:
 
     def newest(self) -> int | None:
         """Return the newest epoch that the marker says is applied."""
-        kept = self._marker()
+        with connection.explained(OutcomeUnknown, f"reading the marker in {marker.INDEX!r}"):
+            kept = marker.read(self._client, self._me)
         return None if kept is None else kept.epoch
 
     def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
         """Verify spool, target and ids. Raises `PrepareFailed`, `RowsRejected` or `WentBack`."""
-        self._check_epoch(epoch)
         tasks = list(rows.tasks())
         expected = {part["task"]: part["rows"] for part in written}
         if set(tasks) != set(expected):
             raise PrepareFailed(
                 f"the spool of epoch {epoch.number} holds tasks {tasks}, accepted were {sorted(expected)}"
             )
-        with connection.explained(PrepareFailed, f"asking whether index {self._sink.index!r} takes writes"):
-            target.require_same(self._client, self._sink, self._me)
+        with connection.explained(PrepareFailed, f"looking at index {self._sink.index!r} and its marker"):
+            kept = marker.read(self._client, self._me)
+            self._refuse_epoch(epoch, kept)
+            target.require_same(self._client, self._sink, kept)
             check.refuse_too_large(self._client, max(part["largest"] for part in written))
         total = sum(expected.values())
-        part: Committable = {"tasks": tasks, "rows": total, "replaced": 0}
-        if self._sink.key:
-            counted, part["replaced"] = duplicates.count(rows, tasks)
-            if counted != total:
-                raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, the tasks wrote {total}")
-            if part["replaced"]:
-                duplicates.survivors(rows, tasks, ranked=self._sink.order_by is not None)
-        return [part]
+        return [{"tasks": tasks, "rows": total, "replaced": self._replaced(epoch, rows, tasks, total)}]
+
+    def _replaced(self, epoch: Epoch, rows: Rows, tasks: Sequence[str], total: int) -> int:
+        """Return how many rows give way to a later one of their id. Raises `RowsRejected` if that is uncertain."""
+        if not self._sink.key:
+            return 0
+        counted, replaced = duplicates.count(rows, tasks)
+        if counted != total:
+            raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, the tasks wrote {total}")
+        if replaced:
+            duplicates.survivors(rows, tasks, ranked=self._sink.order_by is not None)
+        return replaced
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
-        """Apply the epoch's operations, then write its marker. Raises `RowsRejected`."""
-        if (verdict := self._applied(epoch)) is not None:
+        """Apply the epoch's operations, then write its marker. Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`."""
+        waits = delays(self._sink.patience)
+        while True:
+            try:
+                return self._commit(epoch, part, rows)
+            except (elasticsearch.ApiError, TransportError) as error:
+                said, way_out = connection.describe(error)
+                if not connection.is_passing(error):
+                    raise OutcomeUnknown(f"applying epoch {epoch.number} failed: {said}", way_out=way_out) from error
+                if (delay := next(waits, None)) is None:
+                    return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} may be applied in part; {said}: {way_out}")
+                time.sleep(delay)
+
+    def _commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+        kept = marker.read(self._client, self._me)
+        if (verdict := _told(kept, epoch)) is not None:
             return verdict
         try:
-            with connection.explained(OutcomeUnknown, f"applying epoch {epoch.number}"):
-                Application(self._client, self._sink, self._me, epoch, part).run(rows)
+            Application(self._client, self._sink, self._me, epoch=epoch, part=part, kept=kept).run(rows)
         except Overtaken:
-            return self._applied(epoch) or Verdict(Outcome.UNKNOWN, f"the marker of epoch {epoch.number} has vanished")
+            return _told(marker.read(self._client, self._me), epoch) or Verdict(
+                Outcome.UNKNOWN,
+                f"epoch {epoch.number} is applied, but its marker in {marker.INDEX!r} cannot be written: somebody has "
+                "deleted or changed that document",
+            )
         except SpoolMissing as error:
-            return self._applied(epoch) or Verdict(
+            kept = marker.read(self._client, self._me)
+            newest = "none" if kept is None else kept.epoch
+            return _told(kept, epoch) or Verdict(
                 Outcome.UNKNOWN,
                 f"the spool of epoch {epoch.number} is gone ({error.message}) and the marker in {marker.INDEX!r} says "
-                f"that epoch {self.newest()} is the newest applied to index {self._sink.index!r}",
+                f"that epoch {newest} is the newest applied to index {self._sink.index!r}",
             )
         except GaveUp as error:
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
@@ -119,12 +148,7 @@ class ElasticsearchCommitter:
             self._connected.close()
             self._connected = None
 
-    def _marker(self) -> marker.Marker | None:
-        with connection.explained(OutcomeUnknown, f"reading the marker in {marker.INDEX!r}"):
-            return marker.read(self._client, self._me)
-
-    def _check_epoch(self, epoch: Epoch) -> None:
-        kept = self._marker()
+    def _refuse_epoch(self, epoch: Epoch, kept: marker.Marker | None) -> None:
         if kept is not None and kept.epoch >= epoch.number:
             raise WentBack(
                 f"epoch {epoch.number} is about to be written, but index {self._sink.index!r} holds epoch {kept.epoch} "
@@ -137,15 +161,15 @@ class ElasticsearchCommitter:
                 way_out="start with a new checkpoint",
             )
 
-    def _applied(self, epoch: Epoch) -> Verdict | None:
-        """Say what the marker tells about an epoch; None if it is not yet applied."""
-        kept = self._marker()
-        if kept is None or kept.epoch < epoch.number:
-            return None
-        if kept.epoch == epoch.number and kept.attempt != epoch.attempt:
-            return Verdict(
-                Outcome.UNKNOWN,
-                f"the marker says that attempt {kept.attempt} of epoch {epoch.number} is applied to index "
-                f"{kept.index!r}; recorded is attempt {epoch.attempt}",
-            )
-        return COMMITTED
+
+def _told(kept: marker.Marker | None, epoch: Epoch) -> Verdict | None:
+    """Say what the marker tells about an epoch; None if it is not yet applied."""
+    if kept is None or kept.epoch < epoch.number:
+        return None
+    if kept.epoch == epoch.number and kept.attempt != epoch.attempt:
+        return Verdict(
+            Outcome.UNKNOWN,
+            f"the marker says that attempt {kept.attempt} of epoch {epoch.number} is applied to index "
+            f"{kept.index!r}; recorded is attempt {epoch.attempt}",
+        )
+    return COMMITTED

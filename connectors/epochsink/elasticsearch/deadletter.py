@@ -63,8 +63,6 @@ class DeadLetters:
 
     def keep(self, refusals: Sequence[Refusal], patience: float) -> None:
         """Write refused documents. Raises `GaveUp`, and `RowsRejected` if they are refused here too."""
-        if not refusals:
-            return
         for refusal in refusals:
             if refusal.status == TOO_LARGE:
                 raise RowsRejected(

@@ -38,14 +38,15 @@ def survivors(rows: Rows, tasks: Sequence[str], *, ranked: bool) -> npt.NDArray[
     table = _numbered(rows, tasks, ranked=ranked)
     if not ranked:
         _refuse_across_tasks(table)
-    by = [("rank", "ascending"), ("number", "ascending")] if ranked else [("number", "ascending")]
-    order = pc.sort_indices(table, sort_keys=by, null_placement="at_start").to_numpy()
+    keys = [("rank", "descending")] if ranked else []
+    # Best first: nulls are sorted to the end, whatever the direction.
+    order = pc.sort_indices(table, sort_keys=[*keys, ("number", "descending")]).to_numpy()
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     placed = table.append_column("place", pa.array(place))
-    last = placed.group_by("id").aggregate([("place", "max")])["place_max"].to_numpy()
+    best = placed.group_by("id").aggregate([("place", "min")])["place_min"].to_numpy()
     survives = np.zeros(len(order), np.bool_)
-    survives[order[last]] = True
+    survives[order[best]] = True
     return survives
 
 

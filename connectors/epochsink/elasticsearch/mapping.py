@@ -67,19 +67,22 @@ def _is_binary(kind: pa.DataType) -> bool:
     return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
 
 
-def conflicts(schema: Iterable[pa.Field], mapping: Mapping[str, Any], path: str = "") -> list[str]:
+def conflicts(
+    schema: Iterable[pa.Field], mapping: Mapping[str, Any], path: str = "", inherited: object = "true"
+) -> list[str]:
     """Return one sentence for each field whose documents the mapping would refuse or index with other values.
 
-    What depends on the values (a text that is or is not a date) is no conflict.
+    What depends on the values (a text that is or is not a date) is no conflict. Below an object, ``path`` is its name
+    and ``inherited`` what its parent says about fields that are not mapped.
     """
     found: list[str] = []
-    strict = mapping.get("dynamic") == "strict"
+    dynamic = mapping.get("dynamic", inherited)
     for field in schema:
         name = f"{path}{field.name}"
         mapped = _look_up(mapping, field.name)
         if mapped is not None:
-            found += _compare(name, field.type, mapped)
-        elif strict:
+            found += _compare(name, field.type, mapped, dynamic)
+        elif dynamic == "strict":
             found.append(
                 f"column {name!r} is not in the mapping, which is strict, so every document would be refused: "
                 "add the field to the mapping or leave the column out of select="
@@ -96,12 +99,12 @@ def _look_up(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     return _look_up(properties[head], rest) if dot and head in properties else None
 
 
-def _compare(name: str, kind: pa.DataType, mapped: Mapping[str, Any]) -> list[str]:
+def _compare(name: str, kind: pa.DataType, mapped: Mapping[str, Any], dynamic: object) -> list[str]:
     if (element := _element(kind)) is not None:
-        return _compare(name, element, mapped)
+        return _compare(name, element, mapped, dynamic)
     target = mapped.get("type", "object")
     if pa.types.is_struct(kind) and target in {"object", "nested"}:
-        return conflicts(kind.fields, mapped, f"{name}.")
+        return conflicts(kind.fields, mapped, f"{name}.", dynamic)
     reason = _reason(kind, target)
     return [f"column {name!r} is {kind}, the index maps it as {target}: {reason}"] if reason else []
 

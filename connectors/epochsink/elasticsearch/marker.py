@@ -79,9 +79,9 @@ def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | No
     return Marker(kept["epoch"], kept["attempt"], kept["index"], kept["index_uuid"])
 
 
-def write(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, index: str, index_uuid: str) -> None:
-    """Say that an epoch is applied. A marker that is newer already stays."""
-    client.options(ignore_status=CONFLICT).index(
+def write(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, index: str, index_uuid: str) -> bool:
+    """Say that an epoch is applied; False if a marker of a later epoch is there, which stays."""
+    answer = client.options(ignore_status=CONFLICT).index(
         index=INDEX,
         id=marker_document(identity_key(identity)),
         version=epoch.number,
@@ -97,3 +97,4 @@ def write(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch,
             "applied_at": int(time.time() * 1000),
         },
     )
+    return bool(answer.meta.status != CONFLICT)

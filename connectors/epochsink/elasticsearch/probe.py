@@ -9,22 +9,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
+
 from epochsink.elasticsearch.lines import action_heads, render
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from epochsink.elasticsearch.bulk import Poster, Refusal
     from epochsink.elasticsearch.lines import Request
 
-HEADS: Final = action_heads(if_seq_no=2**62, if_primary_term=1)
+_HEADS: Final = action_heads(if_seq_no=2**62, if_primary_term=1)
 
 
 def request(ids: pa.Array, sources: pa.Array) -> Request:
     """Return operations that are checked and never applied."""
-    return render(ids, sources, HEADS)
+    return render(ids, sources, _HEADS)
 
 
 def refused(poster: Poster, asked: Request) -> list[Refusal]:
     """Return what the server would refuse. Raises as `Poster.post` does."""
     return [refusal for refusal in poster.post(asked) if not refusal.conflict]
+
+
+def refused_by_index(poster: Poster) -> list[Refusal]:
+    """Return why the index would refuse even an empty document. Raises as `Poster.post` does."""
+    return refused(poster, request(pa.array(['"_id":"epochsink-probe"}']), pa.array(["{}"])))

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
 
-from epochsink.elasticsearch import marker
 from epochsink.errors import RowsRejected, WentBack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epochsink.elasticsearch.config import Elasticsearch
-    from epochsink.protocol import Identity
+    from epochsink.elasticsearch.marker import Marker
 
 
 _PER_INDEX: Final = "an _id is unique within one index only"
@@ -36,13 +35,15 @@ class Target:
         return self.name != self.index
 
 
-def find(client: elasticsearch.Elasticsearch, name: str) -> Target | None:
+def find(client: elasticsearch.Elasticsearch, name: str, *features: str) -> Target | None:
     """Return the one index that ``name`` stands for, None if there is none.
+
+    ``features`` beside its settings are "mappings".
 
     Raises `RowsRejected` for a data stream, an alias of several indices, and an alias that rolls over.
     """
     try:
-        found = client.indices.get(index=name, flat_settings=True).body
+        found = client.indices.get(index=name, flat_settings=True, features=["settings", *features]).body
     except elasticsearch.NotFoundError:
         return None
     if reason := _unfit(name, found):
@@ -87,10 +88,9 @@ def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def require_same(client: elasticsearch.Elasticsearch, sink: Elasticsearch, identity: Identity) -> Target:
-    """Return the sink's index. Raises `WentBack` if it was made anew since its newest epoch was applied."""
+def require_same(client: elasticsearch.Elasticsearch, sink: Elasticsearch, kept: Marker | None) -> Target:
+    """Return the sink's index. Raises `WentBack` if it was made anew since the epoch that its marker names."""
     found = require(client, sink.index)
-    kept = marker.read(client, identity)
     made_anew = kept is not None and kept.index == found.index and kept.index_uuid != found.uuid
     if kept is not None and made_anew and sink.accept_index != found.uuid:
         raise WentBack(

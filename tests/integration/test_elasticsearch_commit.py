@@ -1,0 +1,438 @@
+"""Applying epochs to a real server: once, twice, half, late, out of order, and through a bad network."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticsearch_rig import Answer, Lost, Proxy, Rig, Seen, keyless, refuse_some, rendered
+from epochsink import faults
+from epochsink.elasticsearch import Elasticsearch, apply, marker
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
+from epochsink.protocol import Epoch, Outcome, Task
+from epochsink.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from elasticsearch_rig import Document, Prepared
+    from epochsink.services import ElasticsearchService
+    from fix_services import FreshName
+
+
+@pytest.fixture
+def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
+    """Arguments of a sink with an id on an index of its own; small requests, so that each epoch has many."""
+    settings = {"number_of_shards": 2, "number_of_replicas": 0}
+    return {
+        "hosts": elasticsearch.url,
+        "index": fresh_index(),
+        "id": "id",
+        "delete_when": "gone",
+        "settings": settings,
+        "bulk_bytes": 500,
+        "patience": 20.0,
+    }
+
+
+@pytest.fixture
+def rig(options: dict[str, Any]) -> Iterator[Rig]:
+    made = Rig.joining(Elasticsearch(**options))
+    yield made
+    made.close()
+
+
+def numbered(first: int, last: int, **more: Any) -> list[Document]:
+    return [(f"d{number}", {"n": number, **more}) for number in range(first, last)]
+
+
+def behind(rig: Rig, proxy: Proxy, **changed: Any) -> Rig:
+    """Return the same sink, reaching the server through a proxy."""
+    sink = Elasticsearch(
+        proxy.url, index=rig.sink.index, id="id", delete_when="gone", **{"bulk_bytes": 500, "patience": 20, **changed}
+    )
+    return Rig(sink, rig.identity)
+
+
+def test_an_epoch_is_invisible_before_and_whole_after_its_commit(rig: Rig) -> None:
+    prepared = rig.prepare(0, [rendered(numbered(0, 50))], [rendered(numbered(50, 100)), rendered(numbered(100, 120))])
+    assert rig.stored() == {}
+    assert rig.committer.newest() is None
+    assert rig.commit(prepared).outcome is Outcome.COMMITTED
+    assert rig.stored() == dict(numbered(0, 120))
+    assert rig.committer.newest() == 0
+
+
+def test_applying_again_changes_nothing(rig: Rig) -> None:
+    prepared = rig.apply(0, [rendered(numbered(0, 60))])
+    versions = _versions(rig)
+    with closing(rig.another_driver()) as other:
+        assert other.commit(prepared).outcome is Outcome.COMMITTED
+    assert _versions(rig) == versions
+
+
+def test_applying_again_without_the_marker_changes_nothing_either(rig: Rig) -> None:
+    prepared = rig.apply(0, [rendered(numbered(0, 60))])
+    versions = _versions(rig)
+    _forget_marker(rig)
+    assert rig.commit(prepared).outcome is Outcome.COMMITTED
+    assert _versions(rig) == versions
+    assert rig.committer.newest() == 0
+
+
+def test_versions_are_base_plus_epoch(rig: Rig) -> None:
+    rig.apply(0, [rendered(numbered(0, 3))])
+    rig.apply(7, [rendered(numbered(1, 2))])
+    base = rig.identity.origin["base"]
+    assert _versions(rig) == {"d0": base, "d1": base + 7, "d2": base}
+
+
+@pytest.mark.parametrize(
+    "point", ["elasticsearch.bulk.between:1", "elasticsearch.bulk.between:5", "elasticsearch.marker.before"]
+)
+def test_another_process_finishes_what_a_killed_one_began(
+    rig: Rig, options: dict[str, Any], tmp_path: Path, point: str
+) -> None:
+    rig.apply(0, [rendered(numbered(0, 10, state="old"))])
+    changes: list[Document] = [*numbered(0, 91, state="new"), ("d3", None)]
+    prepared, order = _spooled(rig, options, tmp_path, 1, changes)
+    killed = _apply_in_a_process(order, point)
+    assert killed.returncode == -signal.SIGKILL
+    changed = sum(document.get("state") == "new" for document in rig.stored().values())
+    assert 0 < changed < 90 if "between" in point else changed == 90
+    assert rig.committer.newest() == 0
+    finished = _apply_in_a_process(order, None)
+    assert finished.stdout.strip() == "committed", finished.stderr
+    assert rig.stored() == {name: document for name, document in dict(changes).items() if document is not None}
+    assert rig.committer.newest() == prepared.number
+
+
+def test_a_stale_epoch_changes_nothing_and_counts_as_done(rig: Rig) -> None:
+    stale = rig.prepare(0, [rendered(numbered(0, 5, state="old"))])
+    rig.apply(1, [rendered(numbered(0, 5, state="new"))])
+    versions = _versions(rig)
+    assert rig.commit(stale).outcome is Outcome.COMMITTED
+    assert _versions(rig) == versions
+    assert {each["state"] for each in rig.stored().values()} == {"new"}
+
+
+def test_a_driver_overtaken_in_the_middle_leaves_what_is_newer(rig: Rig) -> None:
+    """Driver A has applied one request; driver B applies this epoch and the next; A goes on."""
+    first = rig.prepare(0, [rendered(numbered(0, 40, state="old"))])
+    second = _ahead(rig, 1, numbered(0, 40, state="new"))
+    overtaken = False
+
+    def behave(seen: Seen) -> None:
+        nonlocal overtaken
+        if seen.is_bulk and not overtaken and len(proxy.bulks) > 1:
+            overtaken = True
+            with closing(rig.another_driver()) as other:
+                assert other.commit(first).outcome is Outcome.COMMITTED
+                assert other.commit(second).outcome is Outcome.COMMITTED
+
+    with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, proxy, threads=1)) as slow:
+        assert slow.commit(first).outcome is Outcome.COMMITTED
+    assert overtaken
+    assert {each["state"] for each in rig.stored().values()} == {"new"}
+    assert rig.committer.newest() == 1
+
+
+def test_a_driver_that_slept_long_looks_before_it_goes_on_writing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise its stale documents would come back once the versions of the deleted ones are forgotten."""
+    first = rig.prepare(0, [rendered(numbered(0, 40))])
+    second = _ahead(rig, 1, [(name, None) for name, _ in numbered(0, 40)])
+    slept: list[int] = []
+
+    def sleep(point: str) -> None:
+        if point == "elasticsearch.bulk.between" and not slept:
+            slept.append(len(proxy.bulks))
+            with closing(rig.another_driver()) as other:
+                monkeypatch.undo()
+                assert other.commit(first).outcome is Outcome.COMMITTED
+                assert other.commit(second).outcome is Outcome.COMMITTED
+            monkeypatch.setattr(apply, "LOOK_EVERY", 0.0)
+
+    with Proxy(rig.sink.hosts[0], lambda _: None) as proxy, closing(behind(rig, proxy, threads=1)) as slow:
+        monkeypatch.setattr(faults, "reach", sleep)
+        assert slow.commit(first).outcome is Outcome.COMMITTED
+    assert slept
+    assert len(proxy.bulks) <= slept[0] + 2
+    assert rig.stored() == {}
+
+
+def test_a_server_that_is_away_for_a_moment_does_not_end_the_commit(rig: Rig) -> None:
+    """Not only bulk requests: each of the first requests finds nobody."""
+    prepared = rig.prepare(0, [rendered(numbered(0, 20))])
+    with (
+        Proxy(rig.sink.hosts[0], lambda _: Answer(503) if len(proxy.seen) < 10 else None) as proxy,
+        closing(behind(rig, proxy)) as slow,
+    ):
+        assert slow.commit(prepared).outcome is Outcome.COMMITTED
+    assert rig.stored() == dict(numbered(0, 20))
+
+
+def test_deleted_documents_stay_deleted_when_their_epoch_is_replayed(rig: Rig) -> None:
+    written = rig.apply(0, [rendered(numbered(0, 5))])
+    deleted = rig.apply(1, [rendered([("d1", None), ("d2", None), ("never", None)])])
+    assert rig.commit(written).outcome is Outcome.COMMITTED
+    _forget_marker(rig)
+    assert rig.commit(deleted).outcome is Outcome.COMMITTED
+    assert set(rig.stored()) == {"d0", "d3", "d4"}
+
+
+def test_a_deleted_document_can_come_back_in_a_later_epoch(rig: Rig) -> None:
+    rig.apply(0, [rendered(numbered(0, 2))])
+    rig.apply(1, [rendered([("d0", None)])])
+    rig.apply(2, [rendered([("d0", {"n": 9})])])
+    assert rig.stored() == {"d0": {"n": 9}, "d1": {"n": 1}}
+
+
+def test_a_new_checkpoint_loses_no_update_to_an_old_index(rig: Rig) -> None:
+    rig.apply(5000, [rendered(numbered(0, 5, state="old"))])
+    with closing(Rig.joining(rig.sink)) as new:
+        assert new.committer.newest() is None
+        new.apply(0, [rendered(numbered(0, 5, state="new"))])
+        assert {each["state"] for each in new.stored().values()} == {"new"}
+
+
+@pytest.mark.parametrize("version", [1, 1_795_000_000, 1_795_000_000_000, 1_795_000_000_000_000_000])
+def test_the_base_lies_above_counters_and_timestamps_used_as_versions(rig: Rig, version: int) -> None:
+    with closing(rig.sink.connect()) as client:
+        client.index(index=rig.sink.index, id="d0", document={"n": -1}, version=version, version_type="external")
+    rig.apply(0, [rendered(numbered(0, 1))])
+    assert rig.stored() == {"d0": {"n": 0}}
+
+
+def test_bases_differ_even_within_one_second(rig: Rig) -> None:
+    bases = [rig.committer.found()["base"] for _ in range(4)]
+    assert len({*bases, rig.identity.origin["base"]}) == 5
+    assert bases == sorted(bases)
+
+
+def test_a_newer_version_of_somebody_else_stops_and_names_the_document(rig: Rig) -> None:
+    with closing(Rig.joining(rig.sink)) as other:
+        other.apply(0, [rendered([("d1", {"n": 100}), ("d2", {"n": 101})])])
+        other.apply(1, [rendered([("d2", None)])])
+    prepared = rig.prepare(0, [rendered(numbered(0, 5))])
+    with pytest.raises(RowsRejected, match="written by somebody else") as caught:
+        rig.commit(prepared)
+    assert sorted(caught.value.facts["ids"]) == ["d1", "d2"]
+    assert rig.committer.newest() is None
+    assert rig.stored()["d1"] == {"n": 100}
+    assert "d2" not in rig.stored()
+
+
+def test_rows_without_a_key_are_not_duplicated_by_replays(options: dict[str, Any]) -> None:
+    del options["id"], options["delete_when"]
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        batches = [[keyless([{"n": 10 * task + row} for row in range(10)])] for task in range(3)]
+        prepared = rig.apply(0, *batches)
+        _forget_marker(rig)
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        rig.apply(1, *batches)
+        found = [each["n"] for each in rig.stored().values()]
+        assert sorted(found) == sorted([*range(10), *range(10, 20), *range(20, 30)] * 2)
+        with closing(Rig.joining(rig.sink)) as new_checkpoint:
+            new_checkpoint.apply(0, *batches)
+            assert len(new_checkpoint.stored()) == 90
+
+
+def test_the_last_row_of_an_id_in_an_epoch_wins(rig: Rig) -> None:
+    rig.apply(0, [rendered([("a", {"n": 1}), ("b", {"n": 2})]), rendered([("a", {"n": 3}), ("b", None)])])
+    assert rig.stored() == {"a": {"n": 3}}
+
+
+def test_an_id_in_two_tasks_is_refused_before_anything_is_visible(rig: Rig) -> None:
+    with pytest.raises(RowsRejected, match="order_by="):
+        rig.prepare(0, [rendered([("a", {"n": 1})])], [rendered([("a", {"n": 2})])])
+    assert rig.stored() == {}
+
+
+def test_order_by_decides_across_tasks(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(Elasticsearch(**options, order_by="at"))) as rig:
+        rig.apply(0, [rendered([("a", {"n": 1}), ("b", {"n": 2})], [9, 1])], [rendered([("a", {"n": 3})], [4])])
+        assert rig.stored() == {"a": {"n": 1}, "b": {"n": 2}}
+
+
+def test_without_its_spool_the_marker_tells_what_became_of_an_epoch(rig: Rig) -> None:
+    done = rig.apply(0, [rendered(numbered(0, 5))])
+    open_ = rig.prepare(1, [rendered(numbered(5, 9))])
+    assert rig.committer.commit(done.epoch, done.part, done.rows.gone()).outcome is Outcome.COMMITTED
+    verdict = rig.committer.commit(open_.epoch, open_.part, open_.rows.gone())
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "epoch 0 is the newest applied" in verdict.evidence
+    assert rig.committer.newest() == 0
+
+
+def test_a_marker_of_another_attempt_is_unknown(rig: Rig) -> None:
+    prepared = rig.apply(0, [rendered(numbered(0, 2))])
+    other = dataclasses.replace(prepared.epoch, attempt=uuid.uuid4().hex)
+    verdict = rig.committer.commit(other, prepared.part, prepared.rows)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert prepared.epoch.attempt in verdict.evidence
+
+
+def test_an_epoch_below_the_marker_is_not_written_again(rig: Rig) -> None:
+    rig.apply(3, [rendered(numbered(0, 2))])
+    with pytest.raises(WentBack, match="holds epoch 3"):
+        rig.prepare(3, [rendered(numbered(0, 2))])
+
+
+def test_a_spool_with_other_rows_than_recorded_is_not_called_committed(rig: Rig) -> None:
+    prepared = rig.prepare(0, [rendered(numbered(0, 5))])
+    with pytest.raises(OutcomeUnknown, match="holds 5 rows, recorded are 6"):
+        rig.committer.commit(prepared.epoch, {**prepared.part, "rows": 6}, prepared.rows)
+    assert rig.committer.newest() is None
+
+
+def test_a_vote_refuses_a_spool_that_lacks_a_task(rig: Rig) -> None:
+    prepared = rig.prepare(0, [rendered(numbered(0, 5))])
+    written = [{"task": uuid.uuid4().hex, "rows": 5, "largest": 10}]
+    with pytest.raises(PrepareFailed, match="accepted were"):
+        rig.committer.vote(prepared.epoch, written, prepared.rows)
+
+
+def test_through_a_storm_of_429_each_operation_is_applied_and_only_the_refused_are_sent_again(rig: Rig) -> None:
+    overloaded = {"status": 429, "error": {"type": "es_rejected_execution_exception", "reason": "full"}}
+    refused: set[str] = set()
+
+    def refuse(name: str) -> bool:
+        return name not in refused and int(name[1:]) % 3 == 0
+
+    def behave(seen: Seen) -> Answer | None:
+        if not seen.is_bulk:
+            return None
+        answer = refuse_some(proxy, seen, refuse, overloaded)
+        if "items" in seen.path:
+            refused.update(name for name in seen.ids if int(name[1:]) % 3 == 0)
+        return answer
+
+    with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, proxy)) as slow:
+        slow.apply(0, [rendered(numbered(0, 60))])
+        again = [seen.ids for seen in proxy.bulks if all(int(name[1:]) % 3 == 0 for name in seen.ids)]
+    assert rig.stored() == dict(numbered(0, 60))
+    assert len(refused) == 20
+    assert sorted(name for ids in again for name in ids) == sorted(refused)
+
+
+def test_a_lost_reply_is_no_lost_and_no_doubled_document(options: dict[str, Any]) -> None:
+    """The server applies every second request and its answer never arrives."""
+    del options["id"], options["delete_when"]
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+
+        def behave(seen: Seen) -> Lost | None:
+            return Lost() if seen.is_bulk and len(proxy.bulks) % 2 else None
+
+        with Proxy(options["hosts"], behave) as proxy:
+            sink = Elasticsearch(**{**options, "hosts": proxy.url})
+            with closing(Rig(sink, rig.identity)) as unlucky:
+                unlucky.apply(0, [keyless([{"n": number} for number in range(60)])])
+        assert sorted(each["n"] for each in rig.stored().values()) == list(range(60))
+
+
+def test_a_reply_that_comes_too_late_is_no_lost_document(rig: Rig) -> None:
+    def behave(seen: Seen) -> Answer | None:
+        if seen.is_bulk and len(proxy.bulks) == 1:
+            answer = proxy.forward(seen)
+            proxy.wake.wait(5)
+            return answer
+        return None
+
+    with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, proxy, request_timeout=0.5)) as slow:
+        slow.apply(0, [rendered(numbered(0, 20))])
+        proxy.wake.set()
+    assert rig.stored() == dict(numbered(0, 20))
+
+
+def test_without_any_success_the_epoch_stays_pending_and_can_be_applied_later(rig: Rig) -> None:
+    prepared = rig.prepare(0, [rendered(numbered(0, 20))])
+    with (
+        Proxy(rig.sink.hosts[0], lambda seen: Answer(503) if seen.is_bulk else None) as proxy,
+        closing(behind(rig, proxy, patience=0.5)) as slow,
+    ):
+        verdict = slow.commit(prepared)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "HTTP 503" in verdict.evidence
+    assert rig.committer.newest() is None
+    assert rig.commit(prepared).outcome is Outcome.COMMITTED
+    assert rig.stored() == dict(numbered(0, 20))
+
+
+def test_compressed_requests_are_applied(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(Elasticsearch(**options, http_compress=True))) as rig:
+        rig.apply(0, [rendered(numbered(0, 30))])
+        assert rig.stored() == dict(numbered(0, 30))
+
+
+def test_a_document_with_hostile_id_and_text_comes_back_as_it_went(rig: Rig) -> None:
+    hostile = 'x"}}\n{"delete":{"_id":"y"}}\r\n\u2028\\ü\t#?/%'
+    rig.apply(0, [rendered([(hostile, {"n": 1, "text": hostile}), ("y", {"n": 2})])])
+    assert rig.stored() == {hostile: {"n": 1, "text": hostile}, "y": {"n": 2}}
+
+
+def _versions(rig: Rig) -> dict[str, int]:
+    with closing(rig.sink.connect()) as client:
+        client.indices.refresh(index=rig.sink.index)
+        found = client.search(index=rig.sink.index, size=1000, version=True, seq_no_primary_term=False)
+        return {hit["_id"]: hit["_version"] for hit in found["hits"]["hits"]}
+
+
+def _forget_marker(rig: Rig) -> None:
+    with closing(rig.sink.connect()) as client:
+        client.indices.refresh(index=marker.INDEX)
+        query = {"term": {"query_id": rig.identity.query_id}}
+        (hit,) = client.search(index=marker.INDEX, query=query)["hits"]["hits"]
+        client.delete(index=marker.INDEX, id=hit["_id"], version=hit["_source"]["epoch"], version_type="external_gte")
+
+
+def _ahead(rig: Rig, number: int, documents: list[Document]) -> Prepared:
+    return rig.prepare(number, [rendered(documents)])
+
+
+def _spooled(
+    rig: Rig, options: dict[str, Any], folder: Path, number: int, documents: list[Document]
+) -> tuple[Epoch, dict[str, Any]]:
+    """Write an epoch of two tasks into a real spool; return it with the order for a process."""
+    epoch = Epoch(number, uuid.uuid4().hex)
+    spool = Spool(str(folder))
+    spool.make(rig.identity.query_id, epoch)
+    middle = len(documents) // 2
+    batches = {uuid.uuid4().hex: rendered(documents[:middle]), uuid.uuid4().hex: rendered(documents[middle:])}
+    if any(name in dict(documents[:middle]) for name, _ in documents[middle:]):
+        batches = {uuid.uuid4().hex: rendered(documents)}
+    written = []
+    for slot, (task, batch) in enumerate(batches.items()):
+        identified = Task(rig.identity, epoch, slot, task)
+        writer, file = rig.sink.writer(identified), spool.writer(identified, batch.schema)
+        file.write(batch)
+        writer.write(batch)
+        file.close()
+        written.append(writer.prepare())
+    (part,) = rig.committer.vote(epoch, written, spool.rows(rig.identity, epoch, list(batches)))
+    identity = {"query_id": rig.identity.query_id, "sink": rig.identity.sink, "origin": dict(rig.identity.origin)}
+    order = {"sink": options, "identity": identity, "epoch": dataclasses.asdict(epoch), "part": part}
+    return epoch, {**order, "spool": str(folder)}
+
+
+def _apply_in_a_process(order: dict[str, Any], crash: str | None) -> subprocess.CompletedProcess[str]:
+    program = Path(__file__).parents[1] / "elasticsearch_apply.py"
+    environment = {**os.environ, **({"EPOCHSINK_CRASH": crash} if crash else {})}
+    return subprocess.run(
+        [sys.executable, "-W", "error", str(program)],
+        input=json.dumps(order),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )

@@ -1,0 +1,289 @@
+"""What check() finds on a live server, what it creates, and what an index must be."""
+
+from __future__ import annotations
+
+import re
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from elasticsearch_rig import SCHEMA, Rig, rendered
+from epochsink.elasticsearch import Elasticsearch
+from epochsink.errors import RowsRejected, WentBack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import elasticsearch as vendor
+
+    from epochsink.services import ElasticsearchService
+    from fix_services import FreshName
+
+
+@pytest.fixture
+def name(fresh_index: FreshName) -> str:
+    return fresh_index()
+
+
+@pytest.fixture
+def sink(elasticsearch: ElasticsearchService, name: str) -> Elasticsearch:
+    return Elasticsearch(elasticsearch.url, index=name, id="id", settings={"number_of_replicas": 0})
+
+
+@pytest.fixture
+def client(sink: Elasticsearch) -> Iterator[vendor.Elasticsearch]:
+    with closing(sink.connect()) as connected:
+        yield connected
+
+
+def changed(sink: Elasticsearch, **options: Any) -> Elasticsearch:
+    return Elasticsearch(sink.hosts[0], **{"index": sink.index, "id": "id", **options})
+
+
+def check(sink: Elasticsearch, schema: pa.Schema = SCHEMA) -> list[str]:
+    with closing(sink.committer()) as committer:
+        return committer.check(schema)
+
+
+def test_a_missing_index_is_made_from_the_schema(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    assert check(sink) == []
+    made = client.indices.get(index=sink.index)[sink.index]
+    assert made["mappings"]["properties"] == {"id": {"type": "keyword"}, "n": {"type": "long"}, "at": {"type": "date"}}
+    assert made["settings"]["index"]["number_of_replicas"] == "0"
+    assert check(sink) == []
+
+
+def test_an_unknown_index_is_a_finding_with_creation_off(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    (finding,) = check(changed(sink, create_index=False))
+    assert f"the index '{sink.index}' does not exist" in finding
+    assert "create_index=True" in finding
+    assert not client.indices.exists(index=sink.index)
+
+
+def test_an_index_that_vanished_stops_the_commit_and_is_not_made_by_it(
+    sink: Elasticsearch, client: vendor.Elasticsearch
+) -> None:
+    with closing(Rig.joining(sink)) as rig:
+        prepared = rig.prepare(0, [rendered([("a", {"n": 1})])])
+        client.indices.delete(index=sink.index)
+        with pytest.raises(RowsRejected, match="does not exist"):
+            rig.commit(prepared)
+        assert not client.indices.exists(index=sink.index)
+        assert rig.committer.newest() is None
+
+
+def test_settings_that_cannot_be_are_a_finding(sink: Elasticsearch) -> None:
+    (finding,) = check(changed(sink, settings={"number_of_shards": 0}))
+    assert "number_of_shards" in finding
+
+
+def test_a_mapping_conflict_is_found_before_any_row(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    client.indices.create(index=sink.index, mappings={"properties": {"n": {"type": "date"}, "at": {"type": "long"}}})
+    (finding,) = check(sink)
+    assert "'at'" in finding
+    assert "long" in finding
+
+
+REFUSED: list[tuple[pa.DataType, object, str]] = [
+    (pa.string(), "text", "long"),
+    (pa.string(), "text", "boolean"),
+    (pa.int64(), 5, "boolean"),
+    (pa.int64(), 2**40, "integer"),
+    (pa.int64(), 5, "object"),
+    (pa.bool_(), True, "long"),
+    (pa.bool_(), True, "date"),
+    (pa.timestamp("us", tz="UTC"), "2026-11-21T10:00:00.123456Z", "long"),
+    (pa.struct([("x", pa.int64())]), {"x": 1}, "keyword"),
+]
+TAKEN: list[tuple[pa.DataType, object, str]] = [
+    (pa.string(), "2026-11-21", "date"),
+    (pa.string(), "127.0.0.1", "ip"),
+    (pa.int64(), 5, "keyword"),
+    (pa.int64(), 5, "date"),
+    (pa.int64(), 5, "double"),
+    (pa.bool_(), True, "keyword"),
+    (pa.timestamp("us", tz="UTC"), "2026-11-21T10:00:00.123456Z", "date_nanos"),
+    (pa.timestamp("us"), "2026-11-21T10:00:00.123456", "date"),
+    (pa.binary(), "aGk=", "binary"),
+    (pa.struct([("lat", pa.float64())]), {"lat": 1.5, "lon": 2}, "geo_point"),
+]
+
+
+def test_what_is_called_a_conflict_is_refused_by_the_server(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    fields = {f"f{number}": {"type": mapped} for number, (_, _, mapped) in enumerate(REFUSED)}
+    client.indices.create(index=sink.index, mappings={"properties": fields})
+    schema = pa.schema([(f"f{number}", kind) for number, (kind, _, _) in enumerate(REFUSED)])
+    assert [re.findall(r"'(f\d)'", finding) for finding in check(sink, schema)] == [[name] for name in fields]
+    with closing(Rig.joining(sink, pa.schema([]))) as rig:
+        documents = [(f"d{number}", {f"f{number}": value}) for number, (_, value, _) in enumerate(REFUSED)]
+        with pytest.raises(RowsRejected, match="document_parsing_exception") as caught:
+            rig.apply(0, [rendered(documents)])
+    assert caught.value.facts["ids"] == [name for name, _ in documents]
+
+
+def test_what_is_called_no_conflict_is_taken_by_the_server(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    fields = {f"f{number}": {"type": mapped} for number, (_, _, mapped) in enumerate(TAKEN)}
+    client.indices.create(index=sink.index, mappings={"properties": fields})
+    schema = pa.schema([(f"f{number}", kind) for number, (kind, _, _) in enumerate(TAKEN)])
+    with closing(Rig.joining(sink, schema)) as rig:
+        documents = [(f"d{number}", {f"f{number}": value}) for number, (_, value, _) in enumerate(TAKEN)]
+        rig.apply(0, [rendered(documents)])
+        assert rig.stored() == dict(documents)
+
+
+def test_a_closed_index_is_found_and_stops_a_commit_which_can_go_on_once_opened(
+    sink: Elasticsearch, client: vendor.Elasticsearch
+) -> None:
+    with closing(Rig.joining(sink)) as rig:
+        prepared = rig.prepare(0, [rendered([("a", {"n": 1})])])
+        client.indices.close(index=sink.index)
+        (finding,) = check(sink)
+        assert "index_closed_exception" in finding
+        with pytest.raises(RowsRejected, match=r"takes no writes.*index_closed_exception"):
+            rig.commit(prepared)
+        client.indices.open(index=sink.index)
+        rig.commit(prepared)
+        assert rig.stored() == {"a": {"n": 1}}
+
+
+@pytest.mark.parametrize("block", ["write", "read_only"])
+def test_a_read_only_index_is_found_and_stops_a_commit_which_can_go_on_once_lifted(
+    sink: Elasticsearch, client: vendor.Elasticsearch, block: str
+) -> None:
+    dead = changed(sink, on_rejected="dead_letter", dead_letter_index=f"{sink.index}_dead")
+    with closing(Rig.joining(dead)) as rig:
+        prepared = rig.prepare(0, [rendered([("a", {"n": 1})])])
+        client.indices.put_settings(index=sink.index, settings={f"index.blocks.{block}": True})
+        (finding,) = check(sink)
+        assert "cluster_block_exception" in finding
+        with pytest.raises(RowsRejected, match=r"takes no writes.*cluster_block_exception"):
+            rig.commit(prepared)
+        assert rig.stored(dead.dead_letter_index) == {}
+        client.indices.put_settings(index=sink.index, settings={f"index.blocks.{block}": None})
+        rig.commit(prepared)
+        assert rig.stored() == {"a": {"n": 1}}
+
+
+def test_an_alias_of_one_index_is_written_through(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    alias = f"{sink.index}_alias"
+    client.indices.create(index=sink.index, aliases={alias: {}})
+    with closing(Rig.joining(changed(sink, index=alias))) as rig:
+        rig.apply(0, [rendered([("a", {"n": 1})])])
+        assert rig.stored(sink.index) == {"a": {"n": 1}}
+
+
+def test_an_alias_of_several_indices_is_refused_with_the_reason(
+    sink: Elasticsearch, client: vendor.Elasticsearch
+) -> None:
+    alias = f"{sink.index}_alias"
+    client.indices.create(index=f"{sink.index}_1", aliases={alias: {}})
+    client.indices.create(index=f"{sink.index}_2", aliases={alias: {"is_write_index": True}})
+    (finding,) = check(changed(sink, index=alias))
+    assert "an _id is unique within one index only" in finding
+    assert f"{sink.index}_1, {sink.index}_2" in finding
+
+
+def test_an_alias_that_moves_during_a_commit_gets_the_whole_epoch(
+    sink: Elasticsearch, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alias, first, second = f"{sink.index}_alias", f"{sink.index}_1", f"{sink.index}_2"
+    client.indices.create(index=first, aliases={alias: {}})
+    client.indices.create(index=second)
+    moves = [{"remove": {"index": first, "alias": alias}}, {"add": {"index": second, "alias": alias}}]
+
+    def move(point: str) -> None:
+        if point == "elasticsearch.bulk.between" and moves:
+            client.indices.update_aliases(actions=list(moves))
+            moves.clear()
+
+    monkeypatch.setattr("epochsink.elasticsearch.apply.faults.reach", move)
+    with closing(Rig.joining(changed(sink, index=alias, bulk_bytes=200, threads=1))) as rig:
+        documents = [(str(number), {"n": number}) for number in range(20)]
+        rig.apply(0, [rendered(documents)])
+        assert not moves
+        assert rig.stored(second) == dict(documents)
+
+
+def test_an_index_made_anew_stops_until_it_is_accepted(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    with closing(Rig.joining(sink)) as rig:
+        rig.apply(0, [rendered([("a", {"n": 1})])])
+        client.indices.delete(index=sink.index)
+        assert check(sink) == []
+        with pytest.raises(WentBack, match="deleted and created again") as caught:
+            rig.prepare(1, [rendered([("b", {"n": 2})])])
+        uuid_now = client.indices.get(index=sink.index, flat_settings=True)[sink.index]["settings"]["index.uuid"]
+        assert f"accept_index='{uuid_now}'" in caught.value.way_out
+        with closing(Rig(changed(sink, accept_index=uuid_now), rig.identity)) as accepting:
+            accepting.apply(1, [rendered([("b", {"n": 2})])])
+        rig.apply(2, [rendered([("c", {"n": 3})])])
+        assert set(rig.stored()) == {"b", "c"}
+
+
+def test_deletes_need_gc_deletes_and_created_indices_have_it(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    deleting = changed(sink, delete_when="gone")
+    client.indices.create(index=sink.index)
+    (finding,) = check(deleting)
+    assert "index.gc_deletes=60s" in finding
+    assert "1h" in finding
+    client.indices.put_settings(index=sink.index, settings={"index.gc_deletes": "90m"})
+    assert check(deleting) == []
+    client.indices.delete(index=sink.index)
+    assert check(deleting) == []
+    made = client.indices.get_settings(index=sink.index, flat_settings=True)[sink.index]["settings"]
+    assert made["index.gc_deletes"] == "1h"
+
+
+def test_asynchronous_translogs_are_found(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    client.indices.create(index=sink.index, settings={"index.translog.durability": "async"})
+    (finding,) = check(sink)
+    assert "index.translog.durability=async" in finding
+
+
+def test_epoch_visibility_needs_an_index_that_is_not_refreshed_otherwise(
+    sink: Elasticsearch, client: vendor.Elasticsearch
+) -> None:
+    client.indices.create(index=sink.index)
+    (finding,) = check(changed(sink, epoch_visibility=True))
+    assert "index.refresh_interval=-1" in finding
+
+
+def test_with_epoch_visibility_searches_see_an_epoch_only_when_all_of_it_is_applied(
+    sink: Elasticsearch, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def look(point: str) -> None:
+        seen.append((point, client.count(index=sink.index)["count"]))
+
+    visible = changed(sink, epoch_visibility=True, bulk_bytes=200, threads=1)
+    with closing(Rig.joining(visible)) as rig:
+        rig.apply(0, [rendered([("old", {"n": 0})])])
+        monkeypatch.setattr("epochsink.elasticsearch.apply.faults.reach", look)
+        rig.apply(1, [rendered([(str(number), {"n": number}) for number in range(20)])])
+    between = [count for point, count in seen if point == "elasticsearch.bulk.between"]
+    assert len(between) > 3
+    assert set(between) == {1}
+    assert seen[-1] == ("elasticsearch.marker.before", 21)
+
+
+def test_refresh_makes_an_epoch_searchable_at_the_end_of_its_commit(
+    sink: Elasticsearch, client: vendor.Elasticsearch
+) -> None:
+    hidden = {"index.refresh_interval": "-1"}
+    with closing(Rig.joining(changed(sink, refresh=True, settings=hidden))) as rig:
+        rig.apply(0, [rendered([("a", {"n": 1})])])
+        assert client.count(index=sink.index)["count"] == 1
+
+
+def test_an_index_that_routes_by_something_else_is_found(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    client.indices.create(index=sink.index, mappings={"_routing": {"required": True}})
+    (finding,) = check(sink)
+    assert "routing is required" in finding
+
+
+def test_checking_writes_no_document(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    check(sink)
+    client.indices.refresh(index=sink.index)
+    assert client.count(index=sink.index)["count"] == 0

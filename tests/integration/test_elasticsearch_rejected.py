@@ -1,0 +1,219 @@
+"""Documents that the server refuses for good: the query stops, or they are set aside, and none is lost."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from elasticsearch_rig import SCHEMA, Answer, Proxy, Rig, Seen, rendered
+from epochsink.elasticsearch import Elasticsearch
+from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.protocol import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import elasticsearch as vendor
+
+    from elasticsearch_rig import Document
+    from epochsink.services import ElasticsearchService
+    from fix_services import FreshName
+
+GOOD: list[Document] = [(f"good{number}", {"n": number}) for number in range(8)]
+BAD: list[Document] = [("bad-number", {"n": "many"}), ("bad-date", {"at": "2026-13-45"})]
+
+
+@pytest.fixture
+def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
+    return {
+        "hosts": elasticsearch.url,
+        "index": fresh_index(),
+        "id": "id",
+        "settings": {"number_of_replicas": 0},
+        "bulk_bytes": 300,
+        "patience": 10,
+    }
+
+
+@pytest.fixture
+def client(options: dict[str, Any]) -> Iterator[vendor.Elasticsearch]:
+    with closing(Elasticsearch(options["hosts"], index="any").connect()) as connected:
+        yield connected
+
+
+def dead_lettered(options: dict[str, Any], **changed: Any) -> Elasticsearch:
+    dead = {"on_rejected": "dead_letter", "dead_letter_index": f"{options['index']}_dead"}
+    return Elasticsearch(**{**options, **dead, **changed})
+
+
+def test_a_malformed_date_and_number_stop_with_index_id_reason_and_way_out(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
+        with pytest.raises(RowsRejected) as caught:
+            rig.commit(prepared)
+        shown = str(caught.value)
+        assert options["index"] in shown
+        for each in ("bad-number", "bad-date", "2026-13-45", "failed to parse field [n]"):
+            assert each in shown
+        assert "stays pending" in shown
+        assert 'on_rejected="dead_letter"' in caught.value.way_out
+        assert rig.committer.newest() is None
+
+
+def test_a_stopped_epoch_goes_on_with_dead_letters_and_loses_nothing(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
+        with pytest.raises(RowsRejected):
+            rig.commit(prepared)
+    with closing(Rig.joining(dead_lettered(options))) as other, closing(Rig(other.sink, rig.identity)) as again:
+        assert again.commit(prepared).outcome is Outcome.COMMITTED
+        assert again.stored() == dict(GOOD)
+        assert len(again.stored(again.sink.dead_letter_index)) == len(BAD)
+
+
+def test_dead_letters_hold_reason_epoch_and_source(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(dead_lettered(options))) as rig:
+        prepared = rig.apply(4, [rendered([*GOOD, *BAD])])
+        letters = {each["id"]: each for each in rig.stored(rig.sink.dead_letter_index).values()}
+        assert rig.stored() == dict(GOOD)
+        assert set(letters) == {"bad-number", "bad-date"}
+        letter = letters["bad-date"]
+        assert letter["source"] == '{"at": "2026-13-45"}'
+        assert "2026-13-45" in letter["reason"]
+        assert (letter["index"], letter["status"]) == (options["index"], 400)
+        assert (letter["epoch"], letter["attempt"]) == (4, prepared.epoch.attempt)
+        assert (letter["query_id"], letter["sink"]) == (rig.identity.query_id, rig.identity.sink)
+        assert rig.committer.newest() == 4
+
+
+def test_dead_letters_are_written_once_however_often_the_epoch_is_applied(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Rig.joining(dead_lettered(options))) as rig:
+        prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
+        for point in ("elasticsearch.bulk.between", "elasticsearch.marker.before"):
+            _break_off_at(monkeypatch, point)
+            with pytest.raises(KeyboardInterrupt):
+                rig.commit(prepared)
+        monkeypatch.undo()
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert len(rig.stored(rig.sink.dead_letter_index)) == len(BAD)
+
+
+def test_a_document_accepted_by_a_later_run_is_no_dead_letter_any_more(
+    options: dict[str, Any], client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.indices.create(index=options["index"], mappings={"dynamic": "strict", "properties": {"n": {"type": "long"}}})
+    with closing(Rig.joining(dead_lettered(options), pa.schema([("n", pa.int64())]))) as rig:
+        prepared = rig.prepare(0, [rendered([*GOOD, ("late", {"new": 1}), ("bad", {"n": "x"})])])
+        _break_off_at(monkeypatch, "elasticsearch.marker.before")
+        with pytest.raises(KeyboardInterrupt):
+            rig.commit(prepared)
+        monkeypatch.undo()
+        assert len(rig.stored(rig.sink.dead_letter_index)) == 2
+        client.indices.put_mapping(index=options["index"], properties={"new": {"type": "long"}})
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert [each["id"] for each in rig.stored(rig.sink.dead_letter_index).values()] == ["bad"]
+        assert rig.stored()["late"] == {"new": 1}
+
+
+def test_a_dead_letter_index_that_refuses_stops_the_query(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    sink = dead_lettered(options)
+    client.indices.create(index=sink.dead_letter_index or "", mappings={"dynamic": "strict"})
+    with closing(sink.committer()) as committer:
+        assert committer.check(SCHEMA) == []
+    with closing(Rig.joining(sink)) as rig:
+        prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
+        with pytest.raises(RowsRejected, match="dead-letter index"):
+            rig.commit(prepared)
+        assert rig.committer.newest() is None
+
+
+def test_a_fault_of_the_index_sets_no_document_aside(options: dict[str, Any], client: vendor.Elasticsearch) -> None:
+    with closing(Rig.joining(dead_lettered(options))) as rig:
+        prepared = rig.prepare(0, [rendered(GOOD)])
+        client.indices.put_settings(index=options["index"], settings={"index.default_pipeline": "nowhere"})
+        with pytest.raises(RowsRejected, match=r"even an empty document.*nowhere"):
+            rig.commit(prepared)
+        assert rig.stored(rig.sink.dead_letter_index) == {}
+        client.indices.put_settings(index=options["index"], settings={"index.default_pipeline": None})
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert rig.stored() == dict(GOOD)
+
+
+def test_a_document_larger_than_the_server_takes_is_refused_before_the_checkpoint(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        with pytest.raises(RowsRejected, match=r"http\.max_content_length") as caught:
+            rig.prepare(0, [rendered([*GOOD, ("huge", {"text": "x" * 104_900_000})])])
+        assert "where=" in caught.value.way_out
+        assert rig.stored() == {}
+
+
+def test_a_document_too_large_for_a_proxy_stops_at_the_commit_and_is_never_dropped(options: dict[str, Any]) -> None:
+    def behave(seen: Seen) -> Answer | None:
+        return Answer(413) if seen.is_bulk and len(seen.body) > 400 else None
+
+    with Proxy(options["hosts"], behave) as proxy, closing(Rig.joining(dead_lettered(options, hosts=proxy.url))) as rig:
+        prepared = rig.prepare(0, [rendered([*GOOD, ("huge", {"text": "x" * 500})])])
+        with pytest.raises(RowsRejected, match="'huge' is too large"):
+            rig.commit(prepared)
+        proxy.behave = lambda _: None
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert "huge" in rig.stored()
+
+
+def test_a_term_too_long_for_a_keyword_is_set_aside_with_its_whole_source(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(dead_lettered(options))) as rig:
+        rig.apply(0, [rendered([*GOOD, ("long", {"id": "x" * 40_000})])])
+        (letter,) = rig.stored(rig.sink.dead_letter_index).values()
+        assert len(letter["source"]) > 40_000
+
+
+def test_validation_finds_refused_documents_before_the_checkpoint_and_writes_nothing(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(Elasticsearch(**options, validate=True))) as rig:
+        rig.apply(0, [rendered([("good0", {"n": -1})])])
+        with pytest.raises(RowsRejected, match="before the checkpoint") as caught:
+            rig.prepare(1, [rendered(GOOD), rendered(BAD)])
+        assert "bad-date" in str(caught.value)
+        assert "2026-13-45" in str(caught.value)
+        assert rig.stored() == {"good0": {"n": -1}}
+        prepared = rig.prepare(1, [rendered([*GOOD, ("gone", None)])])
+        assert rig.stored() == {"good0": {"n": -1}}
+        rig.commit(prepared)
+        assert rig.stored() == dict(GOOD)
+
+
+def test_validation_that_cannot_be_had_fails_the_task(options: dict[str, Any]) -> None:
+    def behave(seen: Seen) -> Answer | None:
+        return Answer(503) if seen.is_bulk and b"if_seq_no" in seen.body and b"good" in seen.body else None
+
+    changed = {**options, "validate": True, "patience": 0.4}
+    with Proxy(options["hosts"], behave) as proxy:
+        sink = Elasticsearch(**{**changed, "hosts": proxy.url})
+        with closing(Rig.joining(sink)) as rig, pytest.raises(PrepareFailed, match="could not validate"):
+            rig.prepare(0, [rendered(GOOD)])
+
+
+@pytest.mark.parametrize(("document_id", "shown"), [("", "''"), ("é" * 257, "éé")])
+def test_an_id_that_no_server_takes_is_refused_by_the_task(
+    options: dict[str, Any], document_id: str, shown: str
+) -> None:
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        with pytest.raises(RowsRejected, match="1 to 512 bytes") as caught:
+            rig.prepare(0, [rendered([*GOOD, (document_id, {"n": 1})])])
+        assert shown in caught.value.message
+        rig.apply(0, [rendered([("é" * 256, {"n": 1}), ('"' * 512, {"n": 2})])])
+        assert len(rig.stored()) == 2
+
+
+def _break_off_at(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    def reach(point: str) -> None:
+        if point == wanted:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("epochsink.elasticsearch.apply.faults.reach", reach)

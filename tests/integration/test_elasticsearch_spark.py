@@ -1,0 +1,154 @@
+"""The SQL in a real JVM: what Spark renders is what Elasticsearch stores."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from elasticsearch_rig import Rig
+from epochsink.elasticsearch import Elasticsearch
+from epochsink.errors import RowsRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from epochsink.services import ElasticsearchService
+    from fix_services import FreshName
+
+HOSTILE = 'x"}}\n{"delete":{"_id":"y"}}\r\n\u2028\\ü\t\x00'
+MOMENT = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)
+DDL = (
+    "id string, n bigint, amount decimal(20,3), at timestamp, local timestamp_ntz, day date, flag boolean, x double, "
+    "raw binary, tags array<string>, inner struct<a: int, b: string>, counts map<string, bigint>, nothing string"
+)
+ROW = {
+    "id": HOSTILE,
+    "n": 2**62,
+    "amount": Decimal("12345678901234567.890"),
+    "at": MOMENT,
+    "local": MOMENT.replace(tzinfo=None),
+    "day": date(2026, 11, 21),
+    "flag": True,
+    "x": 1.5,
+    "raw": b"\x00\xff",
+    "tags": [HOSTILE, "b"],
+    "inner": {"a": 1, "b": None},
+    "counts": {"k": 3},
+    "nothing": None,
+}
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    session = builder.config("spark.sql.session.timeZone", "Asia/Tokyo").getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def sink(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> Elasticsearch:
+    return Elasticsearch(elasticsearch.url, index=fresh_index(), id="id", settings={"number_of_replicas": 0})
+
+
+def changed(sink: Elasticsearch, **options: Any) -> Elasticsearch:
+    return Elasticsearch(sink.hosts[0], **{"index": sink.index, "settings": sink.settings, **options})
+
+
+def rows(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
+    return spark.createDataFrame([tuple({**ROW, **row}.values()) for row in rows], DDL)
+
+
+def rendered(frame: DataFrame, sink: Elasticsearch) -> Sequence[pa.RecordBatch]:
+    """Return what the writer of ``sink`` gets of a frame."""
+    selected = frame.selectExpr("*", f"struct({', '.join(sink.select)}) AS the_row")
+    made = selected.selectExpr(*sink.columns("the_row", schema_of(frame, sink)))
+    return list(made.toArrow().to_batches())
+
+
+def schema_of(frame: DataFrame, sink: Elasticsearch) -> pa.Schema:
+    return to_arrow_schema(frame.selectExpr(*sink.select).schema)
+
+
+def test_every_type_and_hostile_text_is_stored_as_it_was(spark: SparkSession, sink: Elasticsearch) -> None:
+    frame = rows(spark, {}, {"id": "plain"})
+    with closing(Rig.joining(sink, schema_of(frame, sink))) as rig:
+        rig.apply(0, rendered(frame, sink))
+        stored = rig.stored()
+    assert set(stored) == {HOSTILE, "plain"}
+    document = stored[HOSTILE]
+    assert document == {
+        "id": HOSTILE,
+        "n": 2**62,
+        "amount": pytest.approx(12345678901234567.890),
+        "flag": True,
+        "x": 1.5,
+        "at": "2026-11-21T10:00:00.123456Z",
+        "local": "2026-11-21T10:00:00.123456",
+        "day": "2026-11-21",
+        "raw": "AP8=",
+        "tags": [HOSTILE, "b"],
+        "inner": {"a": 1},
+        "counts": {"k": 3},
+    }
+
+
+def test_decimals_keep_every_digit(spark: SparkSession, sink: Elasticsearch) -> None:
+    (batch,) = rendered(rows(spark, {}), sink)
+    document = json.loads(batch["source"][0].as_py(), parse_float=Decimal)
+    assert document["amount"] == ROW["amount"]
+
+
+def test_ids_of_several_columns_cannot_be_confused(spark: SparkSession, sink: Elasticsearch) -> None:
+    several = changed(sink, id=["id", "inner.b"])
+    pairs = [("a", "bc"), ("ab", "c"), ('a"', '"'), ("a,", "b")]
+    frame = rows(spark, *({"id": first, "inner": {"a": 0, "b": second}} for first, second in pairs))
+    with closing(Rig.joining(several, schema_of(frame, several))) as rig:
+        rig.apply(0, rendered(frame, several))
+        assert {tuple(json.loads(document_id)) for document_id in rig.stored()} == set(pairs)
+
+
+@pytest.mark.parametrize("key", ["id", ["id", "n"]])
+def test_a_null_id_is_refused_and_never_made_up(spark: SparkSession, sink: Elasticsearch, key: str | list[str]) -> None:
+    keyed = changed(sink, id=key)
+    frame = rows(spark, {}, {"id": None})
+    with closing(Rig.joining(keyed, schema_of(frame, keyed))) as rig:
+        with pytest.raises(RowsRejected, match="_id None"):
+            rig.prepare(0, rendered(frame, keyed))
+        assert rig.stored() == {}
+
+
+def test_expressions_choose_rows_ids_deletes_and_the_newest(spark: SparkSession, sink: Elasticsearch) -> None:
+    chosen = changed(
+        sink, id="concat('order-', n)", select=["n", "upper(id) AS name"], delete_when="NOT flag", order_by="at"
+    )
+    later = MOMENT.replace(hour=11)
+    frame = rows(
+        spark,
+        {"n": 1, "id": "new", "at": later},
+        {"n": 1, "id": "old"},
+        {"n": 2, "id": "kept", "flag": None},
+        {"n": 3, "flag": False},
+    )
+    with closing(Rig.joining(chosen, schema_of(frame, chosen))) as rig:
+        rig.apply(0, rendered(rows(spark, {"n": 3}), chosen))
+        rig.apply(1, rendered(frame, chosen))
+        assert rig.stored() == {"order-1": {"n": 1, "name": "NEW"}, "order-2": {"n": 2, "name": "KEPT"}}
+
+
+def test_rows_without_a_key_are_rendered_without_one(spark: SparkSession, sink: Elasticsearch) -> None:
+    keyless = changed(sink, select=["n"])
+    frame = rows(spark, {"n": 1}, {"n": 2})
+    with closing(Rig.joining(keyless, schema_of(frame, keyless))) as rig:
+        rig.apply(0, rendered(frame, keyless))
+        assert sorted(each["n"] for each in rig.stored().values()) == [1, 2]

@@ -1,0 +1,150 @@
+"""What reaches the wire: credentials, compression, and the refusal of certificates."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shutil
+import ssl
+import subprocess
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from elasticsearch_rig import SCHEMA, Answer, Proxy, Seen
+from epochsink.elasticsearch import Elasticsearch
+from epochsink.errors import EpochsinkError
+from epochsink.protocol import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+CANARY = "canary-91c0"
+IDENTITY = Identity("query", "search", 1, {"base": 2**30})
+NO_MARKER = Answer(404, b'{"found":false}')
+
+
+def newest(url: str, **options: Any) -> int | None:
+    committer = Elasticsearch(url, index="orders", **options).committer()
+    committer.open(IDENTITY)
+    try:
+        return committer.newest()
+    finally:
+        committer.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "header"),
+    [
+        ({"api_key": "abc=="}, "ApiKey abc=="),
+        ({"api_key": ("id", "key")}, "ApiKey " + base64.b64encode(b"id:key").decode()),
+        ({"basic_auth": ("elastic", CANARY)}, "Basic " + base64.b64encode(f"elastic:{CANARY}".encode()).decode()),
+        ({"bearer_auth": "token"}, "Bearer token"),
+    ],
+)
+def test_credentials_reach_the_server(option: dict[str, Any], header: str) -> None:
+    with Proxy(None, lambda _: NO_MARKER) as server:
+        assert newest(server.url, **option) is None
+    assert {seen.headers["authorization"] for seen in server.seen} == {header}
+
+
+def test_other_options_reach_the_wire() -> None:
+    with Proxy(None, lambda _: NO_MARKER) as server:
+        newest(server.url, headers={"x-found": "yes"}, opaque_id="orders-query", http_compress=True)
+    assert server.seen[0].headers["x-found"] == "yes"
+    assert server.seen[0].headers["x-opaque-id"] == "orders-query"
+    assert "gzip" in server.seen[0].headers["accept-encoding"]
+
+
+def test_wrong_credentials_are_a_finding_that_hides_them() -> None:
+    refusal = json.dumps({"error": {"type": "security_exception", "reason": "unable to authenticate"}}).encode()
+    with Proxy(None, lambda _: Answer(401, refusal)) as server:
+        sink = Elasticsearch(server.url, index="orders", basic_auth=("elastic", CANARY))
+        committer = sink.committer()
+        (finding,) = committer.check(SCHEMA)
+        committer.close()
+    assert "unable to authenticate" in finding
+    assert "api_key= or basic_auth=" in finding
+    assert CANARY not in finding
+
+
+def test_errors_never_show_credentials() -> None:
+    with Proxy(None, lambda _: Answer(403)) as server, pytest.raises(EpochsinkError) as caught:
+        newest(server.url, basic_auth=("elastic", CANARY), headers={"x-token": CANARY})
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("version", "fine"), [("7.17.29", False), ("8.19.9", True), ("9.2.0", True), ("10.0.0", False)]
+)
+def test_the_major_version_is_checked(version: str, fine: bool) -> None:  # noqa: FBT001 - a table's column
+    def behave(seen: Seen) -> Answer:
+        if seen.path.startswith("/_nodes"):
+            return Answer(200, json.dumps({"nodes": {"n": {"version": version}}}).encode())
+        return Answer(403, b'{"error":{"type":"made_up","reason":"the end of this test"}}')
+
+    with Proxy(None, behave) as server:
+        committer = Elasticsearch(server.url, index="orders").committer()
+        (finding,) = committer.check(SCHEMA)
+        committer.close()
+    assert ("the end of this test" in finding) is fine
+    assert (f"the server is version {version}" in finding) is not fine
+
+
+def test_something_else_than_elasticsearch_is_named() -> None:
+    with Proxy(None, lambda _: Answer(200, b"{}", {"x-elastic-product": "Other"})) as server:
+        committer = Elasticsearch(server.url, index="orders").committer()
+        (finding,) = committer.check(SCHEMA)
+        committer.close()
+    assert "not Elasticsearch" in finding
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a certificate for 127.0.0.1, signed by itself, with its key in the same file."""
+    program = shutil.which("openssl")
+    assert program is not None, "these tests make a certificate with openssl"
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    subject = ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2"]
+    command = [program, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", str(path), "-out", f"{path}.crt"]
+    subprocess.run([*command, *subject], check=True, capture_output=True)
+    path.write_bytes(path.read_bytes() + path.with_name("server.pem.crt").read_bytes())
+    return path
+
+
+@pytest.fixture
+def tls_server(certificate: Path) -> Iterator[Proxy]:
+    proxy = Proxy(None, lambda _: NO_MARKER)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    proxy.server.socket = context.wrap_socket(proxy.server.socket, server_side=True)
+    with proxy:
+        yield proxy
+
+
+def test_an_unknown_certificate_is_refused_before_credentials_leave(tls_server: Proxy) -> None:
+    url = f"https://127.0.0.1:{tls_server.port}"
+    sink = Elasticsearch(url, index="orders", basic_auth=("elastic", CANARY))
+    committer = sink.committer()
+    (finding,) = committer.check(SCHEMA)
+    committer.close()
+    assert "certificate was refused" in finding
+    assert "ca_certs=" in finding
+    assert tls_server.seen == []
+
+
+def test_a_given_authority_is_trusted(tls_server: Proxy, certificate: Path) -> None:
+    url = f"https://127.0.0.1:{tls_server.port}"
+    assert newest(url, ca_certs=f"{certificate}.crt", basic_auth=("elastic", CANARY)) is None
+    assert tls_server.seen[0].headers["authorization"].startswith("Basic ")
+
+
+def test_a_given_fingerprint_is_trusted_and_another_refused(tls_server: Proxy, certificate: Path) -> None:
+    url = f"https://127.0.0.1:{tls_server.port}"
+    der = ssl.PEM_cert_to_DER_cert(certificate.with_name("server.pem.crt").read_text())
+    assert newest(url, ssl_assert_fingerprint=hashlib.sha256(der).hexdigest()) is None
+    with pytest.raises(EpochsinkError, match="certificate was refused"):
+        newest(url, ssl_assert_fingerprint="0" * 64)

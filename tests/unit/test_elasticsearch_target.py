@@ -1,0 +1,59 @@
+"""Indices that cannot be written by _id and version, as servers with all modules describe them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import elasticsearch
+import pytest
+
+from elasticsearch_rig import Answer, Proxy
+from epochsink.elasticsearch import target
+from epochsink.errors import RowsRejected
+
+
+def find(name: str, described: dict[str, Any]) -> target.Target | None:
+    with Proxy(None, lambda _: Answer(200, json.dumps(described).encode())) as server:
+        client = elasticsearch.Elasticsearch(server.url)
+        try:
+            return target.find(client, name)
+        finally:
+            client.close()
+
+
+def index(**more: Any) -> dict[str, Any]:
+    return {"aliases": {}, "mappings": {}, "settings": {"index.uuid": "u1", **more.pop("settings", {})}, **more}
+
+
+def test_an_index_is_found_with_its_uuid() -> None:
+    found = find("orders", {"orders": index()})
+    assert found is not None
+    assert (found.index, found.uuid, found.is_alias) == ("orders", "u1", False)
+
+
+def test_an_alias_is_found_with_its_index() -> None:
+    found = find("orders", {"orders-v2": index()})
+    assert found is not None
+    assert (found.index, found.is_alias) == ("orders-v2", True)
+
+
+@pytest.mark.parametrize(
+    ("described", "reason", "way_out"),
+    [
+        ({".ds-orders-000001": index(data_stream="orders")}, "is a data stream", "name an index"),
+        ({"orders-1": index(), "orders-2": index()}, "alias of 2 indices", "an alias of just one"),
+        (
+            {"orders-000007": index(settings={"index.lifecycle.rollover_alias": "orders"})},
+            "rolls over from 'orders-000007'",
+            "remove its setting index.lifecycle.rollover_alias",
+        ),
+        ({"orders": index(settings={"index.mode": "time_series"})}, "makes every _id itself", "a standard index"),
+    ],
+)
+def test_an_unfit_index_is_refused_with_reason_and_way_out(
+    described: dict[str, Any], reason: str, way_out: str
+) -> None:
+    with pytest.raises(RowsRejected, match=reason) as caught:
+        find("orders", described)
+    assert way_out in caught.value.way_out
