@@ -49,7 +49,11 @@ class EpochsinkError(Exception):
     def from_text(text: str) -> EpochsinkError | None:
         """Return the error that a text quotes (see `to_line`), or None."""
         for line in re.findall(re.escape(_LINE) + r"(\[.*\])", text):
-            name, message, way_out, facts = json.loads(line)
+            try:
+                name, message, way_out, facts = json.loads(line)
+            except ValueError:
+                # somebody's text that looks like ours
+                continue
             kind = next((kind for kind in _all_kinds(EpochsinkError) if kind.__name__ == name), None)
             if kind is not None:
                 return kind(message, way_out=way_out, **facts)

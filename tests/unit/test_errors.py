@@ -1,0 +1,67 @@
+"""Errors cross from executors to the driver: by pickle, and as a line of text."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from epochsink import errors
+from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, RowsRejected
+
+KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EpochsinkError)]
+AWKWARD = 'value "x"; drop table y;-- \n  breaks\tthe rule: ü \u2028 [1] \\n {"a": 1}'
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_survives_pickling(kind: type[EpochsinkError]) -> None:
+    error = kind(AWKWARD, way_out="do this", column="id", epoch=7)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - its own bytes
+    assert type(again) is kind
+    assert (again.message, again.way_out, again.facts) == (AWKWARD, "do this", {"column": "id", "epoch": 7})
+    assert str(again) == str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_found_again_in_a_text_that_quotes_it(kind: type[EpochsinkError]) -> None:
+    """Class, message, way out and facts; facts as text."""
+    line = kind(AWKWARD, way_out=AWKWARD, column=AWKWARD, epoch=7).to_line()
+    assert "\n" not in line
+    text = f'Traceback:\n  File "x.py", line 1\nepochsink.writejob.TaskFailed: {line}\n\n\tat java.lang.Thread.run()'
+    found = EpochsinkError.from_text(text)
+    assert type(found) is kind
+    assert (found.message, found.way_out, found.facts) == (AWKWARD, AWKWARD, {"column": AWKWARD, "epoch": "7"})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no error",
+        "epochsink-error: [",
+        "epochsink-error: []",
+        'epochsink-error: ["Unheard", "m", "", {}]',
+        "[1, 2]",
+    ],
+)
+def test_other_texts_hold_no_error(text: str) -> None:
+    assert EpochsinkError.from_text(text) is None
+
+
+def test_the_first_error_of_a_text_that_can_be_read_is_taken() -> None:
+    lines = ["epochsink-error: [broken]", RowsRejected("a").to_line(), ConfigurationError("b").to_line()]
+    found = EpochsinkError.from_text("\n".join(lines))
+    assert isinstance(found, RowsRejected)
+
+
+def test_the_way_out_ends_the_text() -> None:
+    assert str(EpochsinkError("wrong", way_out="do this")) == "wrong\n  Way out: do this"
+    assert str(EpochsinkError("wrong")) == "wrong"
+
+
+def test_a_failed_check_lists_every_finding() -> None:
+    error = CheckFailed.of(["first", "second"])
+    assert str(error) == "2 check(s) failed before any row moved:\n  - first\n  - second"
+    assert error.facts["findings"] == ["first", "second"]
+    assert isinstance(error, ValueError)

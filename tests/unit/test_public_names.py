@@ -1,0 +1,76 @@
+"""What `epochsink` promises by name, and what importing it asks for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import epochsink
+
+VENDORS = [
+    "confluent_kafka",
+    "kafka",
+    "psycopg",
+    "pgpq",
+    "elasticsearch",
+    "numpy",
+    "psutil",
+    "tenacity",
+    "platformdirs",
+]
+BLOCKED = f"""
+import sys
+from importlib.abc import MetaPathFinder
+
+class Block(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in {VENDORS!r}:
+            raise ImportError(f"{{name}} is blocked")
+
+sys.meta_path.insert(0, Block())
+"""
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize("name", epochsink.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(epochsink, name).__name__ == name
+
+
+def test_no_name_is_listed_twice_or_out_of_order() -> None:
+    assert epochsink.__all__ == sorted(set(epochsink.__all__))
+    assert set(epochsink.__all__) == set(epochsink._HOMES)
+
+
+def test_a_name_that_is_none_is_refused() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'Cassandra'"):
+        epochsink.Cassandra  # noqa: B018 - reading it is the test
+
+
+def test_the_machine_needs_no_vendors_client() -> None:
+    """Each destination's client is imported by who uses that destination."""
+    done = python(
+        f"{BLOCKED}\nimport epochsink, epochsink.coordinator, epochsink.watcher\nprint(epochsink.EpochsinkError)"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_importing_epochsink_imports_nothing_large() -> None:
+    done = python("import epochsink, sys\nprint([m for m in ('pyspark', 'pyarrow', 'pandas') if m in sys.modules])")
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("family", "vendors"),
+    [("kafka", ["confluent_kafka", "kafka"]), ("postgres", ["psycopg", "pgpq"]), ("elasticsearch", ["elasticsearch"])],
+)
+def test_a_missing_client_is_named(family: str, vendors: list[str]) -> None:
+    """Whoever uses a destination without its extra is told which module is missing."""
+    done = python(f"{BLOCKED}\nimport epochsink.{family}.committer")
+    assert done.returncode != 0
+    assert any(f"ImportError: {vendor} is blocked" in done.stderr for vendor in vendors)
