@@ -6,11 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from psycopg import sql
 
 from epochsink.protocol import Outcome
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
+
+    from epochsink.services import PostgresService
 
 MODES = [
     pytest.param({"commit": "prepared"}, id="prepared"),
@@ -62,3 +65,145 @@ def test_upsert_replaces_rows_of_the_same_key(
     driver.run(1, orders(2, 4, note="y"))
     assert pg_truth.rows(table) == [(1, "x1"), (2, "y2"), (3, "x3"), (4, "y4")]
     assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_of_several_rows_of_a_key_the_last_by_order_by_wins(
+    mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """And only those of the epoch are compared: a later epoch wins over an earlier one."""
+    driver = pg_driver(table, orders(1), key="id", order_by="note", **mode)
+    driver.run(0, [orders(1, note="b"), orders(1, 2, note="c"), orders(1, note="a")])
+    assert pg_truth.rows(table) == [(1, "c1"), (2, "c2")]
+    driver.run(1, orders(1, note="a"))
+    assert pg_truth.rows(table) == [(1, "a1"), (2, "c2")]
+
+
+def test_order_by_may_be_several_expressions_and_nulls_lose(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    driver = pg_driver(table, orders(1), key="id", order_by=["length(note)", "note"])
+    nothing = pa.record_batch({"id": pa.array([1], pa.int64()), "note": pa.array([None], pa.string())})
+    driver.run(0, [nothing, orders(1, note="b"), orders(1, note="aa"), orders(1, note="zz"), nothing])
+    assert pg_truth.rows(table) == [(1, "zz1")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_marked_for_deletion_take_their_key_away(
+    mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Whether the last row of the key is the delete or the insert decides; deleting what is not there is no error."""
+
+    def changes(*rows: tuple[int, str | None, bool]) -> pa.RecordBatch:
+        ids, notes, deleted = zip(*rows, strict=True)
+        arrays = [pa.array(ids, pa.int64()), pa.array(notes, pa.string()), pa.array(deleted)]
+        return pa.record_batch(arrays, ["id", "note", "epochsink_delete"])
+
+    driver = pg_driver(table, changes((1, "a", False)), key="id", order_by="note", delete_when="op = 'd'", **mode)
+    driver.run(0, changes((1, "a", False), (2, "a", False), (3, "a", False), (4, "z", True)))
+    assert pg_truth.rows(table) == [(1, "a"), (2, "a"), (3, "a")]
+    driver.run(1, changes((1, None, True), (2, "b", True), (2, "c", False), (3, "b", False), (3, "c", True)))
+    assert pg_truth.rows(table) == [(2, "c")]
+
+
+def test_a_table_of_key_columns_only_keeps_what_is_there(
+    pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    table = f"{pg_schema}.seen"
+    pg_truth.execute(f"CREATE TABLE {table} (a int, b int, PRIMARY KEY (a, b))")
+    rows = pa.record_batch({"b": pa.array([1, 2], pa.int32()), "a": pa.array([1, 1], pa.int32())})
+    driver = pg_driver(table, rows, key=["a", "b"])
+    driver.run(0, rows)
+    driver.run(1, rows)
+    assert pg_truth.rows(table) == [(1, 1), (1, 2)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("key", [None, "k"], ids=["append", "upsert"])
+def test_hostile_names_stay_names(
+    key: str | None, mode: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Quotes, spaces, capitals, dots, percent signs, braces and 63 bytes, in schemas, tables and columns."""
+    odd = ('S"x.y', 'x"; drop table y;--', "%s {0} Ä", "c" * 63)
+    schema, name, value, long = odd
+    key_column = "K y" if key else "k"
+    quoted = [sql.Identifier(part).as_string() for part in (schema, name, key_column, value, long)]
+    pg_truth.execute(f"CREATE SCHEMA {quoted[0]}")
+    try:
+        pg_truth.execute(f"CREATE TABLE {quoted[0]}.y (n int)")
+        relation = f"{quoted[0]}.{quoted[1]}"
+        pg_truth.execute(f"CREATE TABLE {relation} ({quoted[2]} text PRIMARY KEY, {quoted[3]} text, {quoted[4]} text)")
+        rows = pa.record_batch([pa.array(["1"]), pa.array(["a"]), pa.array(["b"])], [key_column, value, long])
+        options = {"key": key_column, "order_by": quoted[3], "schema_for_markers": schema} if key else {}
+        pg_driver((schema, name), rows, **options, **mode).run(0, rows)
+        assert pg_truth.rows(relation) == [("1", "a", "b")]
+        assert pg_truth.count(f"{quoted[0]}.y") == 0
+    finally:
+        pg_truth.execute(f"DROP SCHEMA {quoted[0]} CASCADE")
+
+
+def test_a_table_without_a_schema_is_found_by_the_search_path(
+    postgres: PostgresService, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.found (id bigint, note text)")
+    pg_driver("found", orders(1), options=f"-c search_path={pg_schema}").run(0, orders(1))
+    assert pg_truth.rows(f"{pg_schema}.found") == [(1, "x1")]
+
+
+def test_partitioned_tables_route_their_rows(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    table = f"{pg_schema}.parts"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text) PARTITION BY RANGE (id)")
+    pg_truth.execute(f"CREATE TABLE {table}_low PARTITION OF {table} FOR VALUES FROM (0) TO (10)")
+    pg_truth.execute(f"CREATE TABLE {table}_high PARTITION OF {table} FOR VALUES FROM (10) TO (20)")
+    for options in ({}, {"key": "id"}, {"key": "id", "atomic": False}):
+        driver = pg_driver(table, orders(1), **options)
+        driver.run(0, orders(1, 11) if "key" in options else orders(2, 12))
+    assert pg_truth.count(f"{table}_low") == pg_truth.count(f"{table}_high") == 2
+
+
+def test_a_trigger_that_redirects_rows_is_no_loss(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """INSERT then counts fewer rows than were staged, which alone proves nothing."""
+    table = f"{pg_schema}.watched"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
+    pg_truth.execute(f"CREATE TABLE {table}_elsewhere (id bigint, note text)")
+    pg_truth.execute(
+        f"CREATE FUNCTION {pg_schema}.divert() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN INSERT INTO {table}_elsewhere VALUES (NEW.*); RETURN NULL; END $$"
+    )
+    pg_truth.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {pg_schema}.divert()")
+    pg_driver(table, orders(1)).run(0, orders(1, 2))
+    assert pg_truth.rows(f"{table}_elsewhere") == [(1, "x1"), (2, "x2")]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_of_tasks_that_spark_did_not_accept_are_never_applied(
+    mode: dict[str, Any], table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """A speculative copy of a task wrote other rows; after the epoch nothing of it is left."""
+    driver = pg_driver(table, orders(1), key="id" if "atomic" not in mode else None, **mode)
+    written = driver.write(0, orders(1, 2), orders(8, 9, note="loser"))
+    written.committables.pop()
+    parts = driver.vote(written)
+    driver.commit(written, parts)
+    driver.committer.finish(written.epoch, parts)
+    assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
+    driver.committer.sweep([])
+    assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
+
+
+def test_old_markers_are_forgotten_and_the_newest_stays(
+    table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(table, orders(1))
+    driver.run(5, orders(1))
+    driver.run(1005, orders(2))
+    driver.run(1100, orders(3))
+    assert pg_truth.execute(f"SELECT epoch FROM {pg_schema}.marker ORDER BY 1") == [(1005,), (1100,)]  # noqa: S608
+    assert driver.committer.newest() == 1100
+
+
+def test_a_new_checkpoint_is_a_new_identity(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """Its epoch 0 is not taken for the old one's."""
+    pg_driver(table, orders(1)).run(0, orders(1))
+    fresh = pg_driver(table, orders(1))
+    assert fresh.committer.newest() is None
+    fresh.run(0, orders(2))
+    assert pg_truth.count(table) == 2

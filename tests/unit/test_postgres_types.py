@@ -20,7 +20,9 @@ def column(receive: str, *, element: str | None = None, modifier: int = -1, decl
 
 
 def numeric(precision: int, scale: int) -> Column:
-    return column("numeric_recv", modifier=(precision << 16 | scale & 0x7FF) + 4, declared=f"numeric({precision},{scale})")
+    return column(
+        "numeric_recv", modifier=(precision << 16 | scale & 0x7FF) + 4, declared=f"numeric({precision},{scale})"
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,9 @@ def test_what_loses_nothing_is_sent_as_the_column_reads_it(given: pa.DataType, r
         (pa.duration("us"), column("interval_recv"), "without loss"),
     ],
 )
-def test_what_would_lose_values_is_refused_with_the_cast_to_write(given: pa.DataType, target: Column, says: str) -> None:
+def test_what_would_lose_values_is_refused_with_the_cast_to_write(
+    given: pa.DataType, target: Column, says: str
+) -> None:
     with pytest.raises(Mismatch) as caught:
         encoding(pa.field("c", given), target)
     assert says in str(caught.value)
