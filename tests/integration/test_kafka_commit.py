@@ -129,8 +129,8 @@ def test_an_aborted_attempt_is_never_seen_and_holds_no_reader_back(
     part = prepare(config, task(who, at), rows("aborted"))
     after = prepare(config, task(identity(), at), rows("after"))
     with committing(config, who) as committer:
-        committer.abort(at, [part])
-        committer.abort(at, [part])
+        committer._abort(part)
+        committer._abort(part)
         assert committer.commit(at, after, NO_ROWS) == COMMITTED
         assert read_all(kafka.bootstrap_servers, topic, 1) == ["after"]
         assert committer.commit(at, part, NO_ROWS).outcome is Outcome.ABORTED
@@ -190,7 +190,7 @@ def test_an_id_that_has_moved_on_after_the_commit_is_known_by_its_marker(
         later = prepare(config, task(who, epoch(6), name=name), rows("b"))
         assert later["transactional_id"] == part["transactional_id"]
         assert committer.commit(at, part, NO_ROWS) == COMMITTED
-        committer.abort(epoch(6), [later])
+        committer._abort(later)
     assert read_all(kafka.bootstrap_servers, topic, 1) == ["a"]
 
 
@@ -201,7 +201,7 @@ def test_a_marker_that_may_have_expired_proves_nothing(kafka: KafkaService, conf
     with committing(config, who) as committer:
         assert committer.commit(at, part, NO_ROWS) == COMMITTED
         later = prepare(config, task(who, epoch(6), name=name), rows("b"))
-        committer.abort(epoch(6), [later])
+        committer._abort(later)
         with admin(kafka.bootstrap_servers) as client:
             client.delete_groups([marker_group(identity_key(who), 0)])
         verdict = committer.commit(at, part | {"prepared_at": part["prepared_at"] - 8 * 86_400}, NO_ROWS)
@@ -253,7 +253,7 @@ def test_the_sweep_leaves_a_replay_alone_that_is_not_recorded_yet(config: Kafka)
     part = prepare(config, task(who, at, name="ab" * 16), rows("a"))
     spool = ListRows({"ab" * 16: [rows("a")]})
     with committing(config, who) as committer:
-        committer.abort(at, [part])
+        committer._abort(part)
         replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
         assert committer.sweep([]) == []
         assert committer.commit(at, replayed, spool) == COMMITTED
@@ -265,7 +265,7 @@ def test_a_replay_needs_all_rows_in_the_spool(config: Kafka) -> None:
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at), rows("a", "b"))
     with committing(config, who) as committer:
-        committer.abort(at, [part])
+        committer._abort(part)
         with pytest.raises(SpoolMissing):
             committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
         with pytest.raises(SpoolMissing, match="holds 1 rows, and 2 were prepared"):
@@ -296,7 +296,7 @@ def test_newest_is_the_largest_epoch_of_all_slots_ever_used(config: Kafka) -> No
             assert committer.commit(at, part, NO_ROWS) == COMMITTED
         pending = prepare(config, task(who, epoch(9), 2), rows("not committed"))
         assert committer.newest() == 5
-        committer.abort(epoch(9), [pending])
+        committer._abort(pending)
     with committing(config, identity()) as stranger:
         assert stranger.newest() is None
 

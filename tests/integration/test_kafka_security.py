@@ -241,7 +241,7 @@ def test_no_secret_shows_in_logs_reprs_or_what_is_recorded(
     committer = committer_for(config)
     committer.check(SCHEMA)
     part = prepare(config, task(identity(), epoch(0)), rows("a"))
-    committer.abort(epoch(0), [part])
+    committer._abort(part)
     printed = "".join(capfd.readouterr())
     shown = f"{config} {config!r} {config.options} {part} {committer.found()} {caplog.text} {printed}"
     assert "SaslHandshakeRequest" in caplog.text, "the log is deep enough to have shown it"

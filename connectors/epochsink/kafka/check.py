@@ -9,12 +9,12 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 
 from kafka.admin import ConfigResource
-from kafka.errors import AuthorizationError, BrokerResponseError, IncompatibleBrokerVersion, KafkaError
+from kafka.errors import BrokerResponseError, IncompatibleBrokerVersion
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import refusals
-from epochsink.kafka.cluster import Cluster, Unreachable
+from epochsink.kafka.cluster import Cluster, Refused, Unreachable
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
 from epochsink.naming import PREFIX
@@ -46,11 +46,8 @@ def findings(config: Kafka, cluster: Cluster, schema: pa.Schema) -> list[str]:
         found += _cluster(config, cluster)
         if not found and config.topic is not None:
             found = _topic(config, cluster) or _compaction(config, cluster, schema)
-    except (Unreachable, KafkaError) as failure:
-        found.append(
-            f"bootstrap_servers = '{config.bootstrap_servers}' cannot be used: {failure}; see that the brokers run and "
-            "can be reached from the driver, and that security.protocol, certificates and credentials in options fit"
-        )
+    except (Unreachable, Refused) as failure:
+        found.append(f"{failure.message}; {failure.way_out}")
     return found
 
 
@@ -153,10 +150,8 @@ def _create(config: Kafka, cluster: Cluster, topic: str) -> str | None:
 
 
 def _topic_settings(cluster: Cluster, topic: str) -> Mapping[str, str]:
-    asked = [ConfigResource("topic", topic)]
-    try:
-        told = cluster.until(cluster.deadline(), lambda: cluster.admin().describe_configs(asked, config_filter="all"))
-    except AuthorizationError:
+    told = cluster.describe_configs([ConfigResource("topic", topic)])
+    if told is None:
         return {}
     return {name: entry["value"] for name, entry in told["topic"].get(topic, {}).items()}
 

@@ -15,8 +15,10 @@ from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
 
+from epochsink.errors import PrepareFailed
 from epochsink.kafka import silence
 from epochsink.kafka.options import for_kafka_python
+from epochsink.kafka.refusals import REFUSALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,11 +34,15 @@ PASSING: Final = (
 )
 """Errors after which the same request may succeed; that it was not carried out does not follow from them."""
 
-STANDING: Final = (kafka_errors.AuthorizationError, kafka_errors.SaslAuthenticationFailedError)
+_NOT_AUTHORIZED: Final = frozenset({29, 30, 31})
 
 
-class Unreachable(Exception):
+class Unreachable(PrepareFailed, OSError):
     """The cluster did not answer in time; whether it carried out the request is unknown."""
+
+
+class Refused(PrepareFailed):
+    """The cluster has refused a request, and will again; ``facts["code"]`` is Kafka's error code, if it gave one."""
 
 
 class Cluster:
@@ -55,7 +61,7 @@ class Cluster:
         self.timeout = timeout
 
     def admin(self) -> KafkaAdminClient:
-        """Return the connected admin client. Raises `Unreachable`, or what the broker refuses with."""
+        """Return the connected admin client. Raises `Unreachable`, `Refused`."""
         with self._connecting:
             if self._admin is None:
                 self._admin = self._connect()
@@ -74,8 +80,10 @@ class Cluster:
             return _Admin(
                 bootstrap_servers=self._servers, bootstrap_timeout_ms=milliseconds, **(settings | self._settings)
             )
-        except kafka_errors.KafkaTimeoutError as late:
-            raise Unreachable(str(late)) from late
+        except PASSING as late:
+            raise self._unreachable(late) from late
+        except kafka_errors.KafkaError as failure:
+            raise self._refused(failure) from failure
 
     def close(self) -> None:
         """Close the connections. May be repeated."""
@@ -84,16 +92,27 @@ class Cluster:
             self._admin = None
 
     def broker_setting(self, name: str) -> str | None:
-        """Return a setting of the brokers as one of them has it; None if we may not ask or it does not tell."""
-        admin = self.admin()
-        broker = str(self.until(self.deadline(), admin.describe_cluster)["brokers"][0]["broker_id"])
+        """Return a setting of the brokers as one of them has it; None if we may not ask or it does not tell.
+
+        Raises `Unreachable`, `Refused`.
+        """
+        cluster = self.until(self.deadline(), lambda: self.admin().describe_cluster())
+        broker = str(cluster["brokers"][0]["broker_id"])
         asked = [ConfigResource("broker", broker, [name])]
-        try:
-            told = self.until(self.deadline(), lambda: admin.describe_configs(asked, config_filter="all"))
-        except kafka_errors.AuthorizationError:
+        told = self.describe_configs(asked)
+        if told is None:
             return None
         found: str | None = told["broker"].get(broker, {}).get(name, {}).get("value")
         return found
+
+    def describe_configs(self, asked: Sequence[ConfigResource]) -> Any:
+        """Return all settings of brokers or topics as kafka-python does; None if we may not ask."""
+        try:
+            return self.until(self.deadline(), lambda: self.admin().describe_configs(asked, config_filter="all"))
+        except Refused as refused:
+            if refused.facts["code"] in _NOT_AUTHORIZED:
+                return None
+            raise
 
     def require(self, request: type) -> None:
         """Raise kafka-python's IncompatibleBrokerVersion if the brokers do not know a kind of request."""
@@ -104,18 +123,39 @@ class Cluster:
         return ".".join(map(str, self.admin()._manager.broker_version))  # noqa: SLF001 - not told in public
 
     def until(self, deadline: float, attempt: Callable[[], Any]) -> Any:
-        """Repeat ``attempt`` while it fails in passing. Raises `Unreachable` at the deadline (monotonic seconds)."""
+        """Repeat ``attempt`` while it fails in passing, until the deadline (monotonic seconds).
+
+        Raises `Unreachable` or `Refused`, and nothing of kafka-python's.
+        """
         pause = _PAUSE_SECONDS
         while True:
             try:
                 return attempt()
-            except STANDING:
+            except (Unreachable, Refused):
                 raise
             except PASSING as failure:
                 if time.monotonic() + pause >= deadline:
-                    raise Unreachable(f"{type(failure).__name__}: {failure}") from failure
+                    raise self._unreachable(failure) from failure
+            except kafka_errors.KafkaError as failure:
+                raise self._refused(failure) from failure
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _unreachable(self, failure: Exception) -> Unreachable:
+        return Unreachable(
+            f"Kafka at {','.join(self._servers)} did not answer within {self.timeout:g} s: "
+            f"{type(failure).__name__}: {failure}",
+            way_out="see that the brokers run and can be reached from the driver; nothing is lost meanwhile",
+        )
+
+    def _refused(self, failure: Exception) -> Refused:
+        code = getattr(failure, "errno", None)
+        known = REFUSALS.get(code) if isinstance(code, int) else None
+        return Refused(
+            f"Kafka at {','.join(self._servers)} refuses a request: {type(failure).__name__}: {failure}",
+            way_out=known.way_out if known else "see the broker's log; nothing is lost meanwhile",
+            code=code,
+        )
 
     def deadline(self) -> float:
         """Return when a method called now has to give up."""

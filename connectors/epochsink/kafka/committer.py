@@ -7,12 +7,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from kafka.errors import KafkaError
-
-from epochsink.errors import PrepareFailed, SpoolMissing, WentBack
+from epochsink.errors import PrepareFailed, SpoolMissing
 from epochsink.faults import reach
 from epochsink.kafka import check, outcomes
-from epochsink.kafka.cluster import Cluster, Unreachable
+from epochsink.kafka.cluster import Cluster, Refused, Unreachable
 from epochsink.kafka.identifiers import Transaction, transactional_id
 from epochsink.kafka.marker import Markers
 from epochsink.kafka.outcomes import Answer, State
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("epochsink.kafka")
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
-_ABORT_SECONDS: Final = 10.0
 
 
 class KafkaCommitter:
@@ -72,7 +69,7 @@ class KafkaCommitter:
             now = self._transactions.describe(
                 [transaction.transactional_id for transaction in wanted], self._cluster.deadline()
             )
-        except (Unreachable, KafkaError) as failure:
+        except (Unreachable, Refused) as failure:
             raise PrepareFailed(
                 f"epoch {epoch.number}: the coordinators could not be asked for its transactions: {failure}",
                 way_out="Spark runs the epoch again",
@@ -87,8 +84,8 @@ class KafkaCommitter:
         transaction = Transaction.of(part)
         try:
             verdict = self._commit(epoch, part, transaction, deadline)
-        except (Unreachable, KafkaError) as failure:
-            verdict = Verdict(Outcome.UNKNOWN, f"{transaction.transactional_id}: {failure}")
+        except (Unreachable, Refused) as failure:
+            verdict = Verdict(Outcome.UNKNOWN, f"{transaction.transactional_id}: {failure.message}; {failure.way_out}")
         if verdict.outcome is not Outcome.UNKNOWN:
             self._busy.discard(transaction.transactional_id)
         reach("kafka.commit.between")
@@ -111,25 +108,13 @@ class KafkaCommitter:
             writer.abort()
             raise
         if replayed["rows"] != part["rows"]:
-            self.abort(epoch, [replayed])
+            self._abort(replayed)
             raise SpoolMissing(
                 f"epoch {epoch.number}: the spool of task {part['task']} holds {replayed['rows']} rows, and "
                 f"{part['rows']} were prepared",
                 way_out=_RESOLVE,
             )
         return replayed
-
-    def abort(self, epoch: Epoch, written: Sequence[Committable]) -> None:
-        """Abort the transactions of an attempt that was not recorded; what cannot be reached is swept later."""
-        deadline = time.monotonic() + min(_ABORT_SECONDS, self._config.timeout)
-        for part in written:
-            transaction = Transaction.of(part)
-            try:
-                answer, _ = self._transactions.end(transaction, deadline, commit=False)
-                if answer is not Answer.DECIDED:
-                    self._expect_not_committed(epoch, transaction, deadline)
-            except (Unreachable, KafkaError) as failure:
-                log.warning("%s is left for the next sweep: %s", transaction.transactional_id, failure)
 
     def sweep(self, keep: Sequence[Committable]) -> list[str]:
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
@@ -218,14 +203,14 @@ class KafkaCommitter:
             "the write took longer than transaction_timeout=",
         )
 
-    def _expect_not_committed(self, epoch: Epoch, transaction: Transaction, deadline: float) -> None:
-        now = self._describe(transaction, deadline)
-        if now.is_of(transaction) and now.state in (State.COMPLETE_COMMIT, State.PREPARE_COMMIT):
-            raise WentBack(
-                f"epoch {epoch.number}: {transaction.transactional_id} was never recorded, and it is committed",
-                way_out="somebody else commits transactions of this checkpoint: see that only one driver runs on it, "
-                "then compare the topic with the source",
-            )
+    def _abort(self, part: Committable) -> None:
+        """Abort a transaction that nobody will record; if it cannot be reached, a later sweep does."""
+        transaction = Transaction.of(part)
+        self._busy.discard(transaction.transactional_id)
+        try:
+            self._transactions.end(transaction, self._cluster.deadline(), commit=False)
+        except (Unreachable, Refused) as failure:
+            log.warning("%s is left for the next sweep: %s", transaction.transactional_id, failure)
 
     def _ours(self, name: str) -> bool:
         parsed = TransactionalId.parse(name)

@@ -17,7 +17,7 @@ DAY_SECONDS = 86_400
 
 
 class Markers:
-    """The markers of one identity; ``key`` is its `identity_key`. Raises `Unreachable` at the deadline."""
+    """The markers of one identity; ``key`` is its `identity_key`. Every method raises `Unreachable`, `Refused`."""
 
     def __init__(self, cluster: Cluster, key: str) -> None:
         self._cluster = cluster

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from kafka.errors import RetriableError
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import EndTxnRequest
@@ -21,7 +22,7 @@ _ID_NOT_FOUND = 105
 
 
 class Transactions:
-    """The transactions of one cluster. Every method retries passing failures; raises `Unreachable` at the deadline.
+    """The transactions of one cluster. Every method retries passing failures; raises `Unreachable`, `Refused`.
 
     Deadlines are monotonic seconds.
     """
@@ -37,7 +38,7 @@ class Transactions:
             answer, name = answer_to(code)
             if answer is Answer.AGAIN:
                 self._cluster.forget(CoordinatorType.TRANSACTION, [transaction.transactional_id])
-                raise_for(code, f"ending {transaction.transactional_id}")
+                raise RetriableError(f"EndTxn for {transaction.transactional_id}: {name}")
             return answer, name
 
         found: tuple[Answer, str] = self._cluster.until(deadline, attempt)
