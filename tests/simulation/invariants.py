@@ -11,7 +11,7 @@ from simulation.driver import PASSING, parse_offsets
 if TYPE_CHECKING:
     from simulation.plans import Plan
     from simulation.simulation import Simulation
-    from simulation.world import Row
+    from simulation.world import Row, World
 
 
 def check(simulation: Simulation) -> None:
@@ -44,9 +44,14 @@ def _wanted(simulation: Simulation, sink: str) -> set[tuple[str, int]]:
 
 def visible(simulation: Simulation, sink: str) -> list[Row]:
     """Return what a reader of a sink sees."""
+    return newest_rows(simulation.world, sink)
+
+
+def newest_rows(world: World, sink: str) -> list[Row]:
+    """Return what a reader of a sink sees by now."""
     if sink in "EF":
-        return [row for _, row in simulation.world.search[sink].documents.values()]
-    return list(simulation.world.readers.visible.get(sink, {}).values())
+        return [row for _, row in world.search[sink].documents.values()]
+    return list(world.readers.visible.get(sink, {}).values())
 
 
 def _check_rows(simulation: Simulation, sink: str, rows: list[Row]) -> None:
@@ -106,7 +111,7 @@ def _check_leftovers(simulation: Simulation) -> None:
 def verdict(simulation: Simulation, plan: Plan) -> list[str]:
     """Return the violations of a history, among them errors that its plan does not excuse."""
     found = list(simulation.anomalies)
-    restored = any(fault[0] == "restore" for _, fault in plan)
+    restored = any(fault[0] in ("restore", "ledger") for _, fault in plan)
     if simulation.loud is not None:
         excused = restored and (isinstance(simulation.loud, WentBack) or "offsets" in str(simulation.loud))
         if not excused:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.checkpoint import Checkpoint
 from epochsink.coordinator import Coordinator, Plan
-from epochsink.ledger import Entry, History, Prepared, Replay, _encode, _name
+from epochsink.ledger import Entry, History, Prepared, Take, _decode, _encode, _name
 from epochsink.naming import PreparedName
 from epochsink.protocol import COMMITTED, Committable, Epoch, Rows, Task, Verdict
 from simulation.driver import PRODUCTION, Variant
@@ -26,7 +26,7 @@ from simulation.ports import (
     StagedPort,
     twice,
 )
-from simulation.storage import QuickLedger
+from simulation.storage import QuickLedger, StepwiseLedger, TrimmingLedger
 from simulation.world import PreparedRows
 
 if TYPE_CHECKING:
@@ -64,46 +64,27 @@ class Unchecked(QuickLedger):
         return self.read()
 
 
-class ForgettingReplays(QuickLedger):
-    """Keeps replays in memory only."""
-
-    def append(self, entry: Entry) -> None:
-        if isinstance(entry, Replay):
-            self.__dict__.setdefault("local", []).append(entry)
-        else:
-            super().append(entry)
-
-    def read(self) -> History:
-        history = super().read()
-        for replay in self.__dict__.get("local", ()):
-            history.add(replay)
-        return history
-
-
 class LaterOriginsWin(QuickLedger):
     """Lets a later take change what a sink fixed when it joined."""
 
-    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int) -> Any:
-        take = super().take
-        read = self.read
+    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int) -> Take:
+        while True:
+            owner = self.read().owner
+            known = owner.origins if owner else {}
+            generation = owner.generation + 1 if owner else 1
+            entry = Take(generation, self._driver, query_id, {**known, **origins}, joined)
+            if self._create(self._end, entry):
+                return entry
 
-        def without_origins() -> History:
-            history = read()
-            if history.owner is not None:
-                history.owner = type(history.owner)(
-                    history.owner.generation,
-                    history.owner.driver,
-                    query_id,
-                    {k: v for k, v in history.owner.origins.items() if k not in origins},
-                    history.owner.joined,
-                )
-            return history
 
-        self.read = without_origins  # type: ignore[method-assign,unused-ignore]
-        try:
-            return take(query_id, origins, joined)
-        finally:
-            del self.read  # type: ignore[method-assign]
+class SharesItsEnd(StepwiseLedger):
+    """Counts its reading in what both threads move on."""
+
+    def _read_on(self) -> bool:
+        start = self._end
+        while (data := self._files.read(_name(self._end))) is not None:
+            self._remember(self._end, _decode(data, self._end))
+        return self._end > start
 
 
 # ---- the checkpoint
@@ -175,7 +156,12 @@ class IgnoresMarkers(Coordinator):
     """Does not compare the targets' markers with the ledger when it starts."""
 
     def _refuse_other_stories(self, history: History) -> None:
-        sinks, self._sinks = self._sinks, {}
+        class Silent:
+            def newest(self) -> int | None:
+                return None
+
+        sinks = self._sinks
+        self._sinks = dict.fromkeys(sinks, Silent())  # type: ignore[arg-type]
         try:
             super()._refuse_other_stories(history)
         finally:
@@ -226,6 +212,18 @@ class ConcludesBeforeReading(Coordinator):
             self._ledger = ledger
 
 
+class CommitsUnrecordedReplays(Coordinator):
+    """Commits what it has prepared again without a record of it."""
+
+    def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
+        epoch = Epoch(prepared.epoch, prepared.attempt)
+        rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks)
+        part, sink = prepared.shares[name].parts[index], self._sinks[name]
+        if sink.commit(epoch, part, rows) is not COMMITTED:
+            sink.commit(epoch, sink.replay(epoch, part, rows, f"{epoch.number:032x}"), rows)
+        return True
+
+
 class SweepsByAnOldLedger(Coordinator):
     """Lists the spool after it has read the ledger."""
 
@@ -243,6 +241,52 @@ class SweepsByAnOldLedger(Coordinator):
         for epoch in self._spool.attempts(self._query_id):
             if epoch not in kept:
                 self._spool.drop(self._query_id, epoch)
+
+
+class SweepsAfterCommits(Coordinator):
+    """Commits before it sweeps when it starts."""
+
+    def recover(self) -> None:
+        sweep = self._sweep
+        self._sweep = lambda: None  # type: ignore[method-assign]
+        try:
+            super().recover()
+        finally:
+            self._sweep = sweep  # type: ignore[method-assign]
+        self._sweep()
+
+
+class ClearsWithoutAsking(Coordinator):
+    """Reads what to clear from the ledger without asking whose it is."""
+
+    def _commit(self, number: int) -> None:
+        ledger, asked = self._ledger, iter((True, False))
+        commit_part = self._commit_part
+
+        class Careless:
+            def verify(self) -> History:
+                return ledger.verify() if next(asked, False) else ledger.read()
+
+            def append(self, entry: Entry) -> None:
+                ledger.append(entry)
+
+            def trim(self) -> None:
+                ledger.trim()
+
+        def with_the_real_one(*part: Any) -> bool:
+            self._ledger = ledger
+            try:
+                return commit_part(*part)
+            finally:
+                self._ledger = Careless()  # type: ignore[assignment]
+
+        self._ledger = Careless()  # type: ignore[assignment]
+        self._commit_part = with_the_real_one  # type: ignore[assignment,method-assign]
+        try:
+            super()._commit(number)
+        finally:
+            self._ledger = ledger
+            del self._commit_part  # type: ignore[method-assign]
 
 
 class TidiesAnyTime(Coordinator):
@@ -502,6 +546,8 @@ class Mutant:
 
 
 NO_SPOOL = Variant(spool=False)
+TRIMMING = Variant(ledger=TrimmingLedger)
+STEPWISE = Variant(ledger=StepwiseLedger)
 
 
 def _kafka(port: type[KafkaPort], *, spool: bool = True) -> Variant:
@@ -512,7 +558,7 @@ MUTANTS = (
     Mutant("ledger without a fence", Variant(ledger=Unfenced), None),
     Mutant("ledger overwritten", Variant(ledger=Overwriting), None),
     Mutant("no generation check", Variant(ledger=Unchecked), None),
-    Mutant("replay not recorded", Variant(ledger=ForgettingReplays), None),
+    Mutant("replay not recorded", Variant(coordinator=CommitsUnrecordedReplays), None),
     Mutant("a later take changes the version base", Variant(ledger=LaterOriginsWin), None),
     Mutant("no digest of the offsets", Variant(checkpoint=OffsetsUnseen), None),
     Mutant("commit before the decision", Variant(checkpoint=DecidedAtOnce), None),
@@ -524,6 +570,14 @@ MUTANTS = (
     Mutant("conclusion without reading the ledger again", Variant(coordinator=ConcludesFromMemory), None),
     Mutant("outcome judged without reading the ledger again", Variant(coordinator=ConcludesBeforeReading), None),
     Mutant("spool listed after the ledger is read", Variant(coordinator=SweepsByAnOldLedger), None),
+    Mutant("sweep after the commits of a recovery", Variant(coordinator=SweepsAfterCommits), None),
+    Mutant(
+        "what to clear read from another driver's ledger",
+        Variant(coordinator=ClearsWithoutAsking, ledger=TrimmingLedger),
+        None,
+        TRIMMING,
+    ),
+    Mutant("two threads that share the end of a reading", Variant(ledger=SharesItsEnd), None, STEPWISE),
     Mutant("tidy beside an attempt", Variant(coordinator=TidiesAnyTime), None),
     Mutant("abort after an unknown append", Variant(coordinator=AbandonsTheUnknown), None),
     Mutant("spool dropped before done", Variant(coordinator=DropsFirst), None),

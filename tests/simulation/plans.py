@@ -14,6 +14,7 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
     loser n back             a losing task attempt (number n) of the epoch ``back`` before the running one prepares
     restore k offsets ledger all drivers die; the checkpoint is restored to the copy made after commits/k: commits
                              alone or offsets too; the ledger kept (0), as in the copy (1), without later epochs (2)
+    ledger k                 all drivers die; the ledger alone is restored to the copy made after commits/k (-1: lost)
     newck                    all drivers die; a new checkpoint on the same targets
 """
 
@@ -31,8 +32,9 @@ Plan = tuple[tuple[int, Fault], ...]
 SINKS = ("F", "K", "P", "S", "E", "KP", "KPE", "KSE")
 SIMPLE: tuple[Fault, ...] = (("before",), ("after",), ("err",), ("lost",), ("timeout",), ("rollback",), ("newck",))
 LOSERS: tuple[Fault, ...] = (("loser", 0, 0), ("loser", 1, 0), ("loser", 0, 1), ("loser", 0, 2))
-RESTORES: tuple[Fault, ...] = tuple(
-    ("restore", k, offsets, ledger) for k in (0, 1) for offsets in (0, 1) for ledger in (0, 1, 2)
+RESTORES: tuple[Fault, ...] = (
+    *(("restore", k, offsets, ledger) for k in (0, 1) for offsets in (0, 1) for ledger in (0, 1, 2)),
+    *(("ledger", k) for k in (-1, 0, 1)),
 )
 
 

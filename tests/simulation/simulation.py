@@ -91,6 +91,8 @@ class Simulation(Scheduler):
             return process.lose_a_task(*numbers)
         if kind == "newck":
             return self._new_checkpoint()
+        if kind == "ledger":
+            return self._restore_ledger(*numbers)
         return self._restore(*numbers)
 
     def _kill_all(self) -> None:
@@ -129,6 +131,15 @@ class Simulation(Scheduler):
             files[FOLDER] = dict(copy[FOLDER])
         if ledger == 2:
             files[FOLDER] = without_later_epochs(files[FOLDER], number)
+        return True
+
+    def _restore_ledger(self, number: int) -> bool:
+        if number not in self.copies and number != -1:
+            return False
+        self.note(f"        all drivers die; the ledger alone is that of commits<={number}")
+        self._kill_all()
+        self.world.readers.went_back = True
+        self.world.files[FOLDER] = dict(self.copies[number][FOLDER]) if number in self.copies else {}
         return True
 
     # ---- a whole history

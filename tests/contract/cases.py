@@ -1,0 +1,308 @@
+"""The contract between the coordinator and a sink, as cases that every sink has to pass.
+
+A test module makes a class of `SinkContract` with a fixture ``rig`` that knows one kind of target.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+
+from epochsink.errors import PrepareFailed
+from epochsink.protocol import Epoch, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.protocol import Committable, Rows, SinkCommitter
+
+QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
+OTHER_QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f002"
+
+
+class Rig(Protocol):
+    """One kind of target. Rows are whole numbers, each of which a reader can tell from the others."""
+
+    loses: bool
+    """Whether the target can lose what is prepared, and so `lose_prepared` works and `replay` is needed."""
+
+    def open(self, query: str, generation: int) -> SinkCommitter:
+        """Return a fresh committer, as another process would have it, opened for an identity."""
+
+    def write(self, query: str, generation: int, epoch: Epoch, slot: int, rows: list[int]) -> tuple[str, Committable]:
+        """Write, spool and prepare rows as one task attempt; return its uuid and its committable."""
+
+    def rows(self, query: str, epoch: Epoch, tasks: Sequence[str]) -> Rows:
+        """Return the spooled rows of tasks."""
+
+    def drop_spool(self, query: str, epoch: Epoch) -> None:
+        """Remove an attempt's spool, as the coordinator does for one that it abandons."""
+
+    def visible(self) -> list[int]:
+        """Return what a reader sees, sorted, doubled rows twice."""
+
+    def lose_prepared(self) -> None:
+        """Let the target abort everything that is prepared, as by a time-out or a DBA."""
+
+    def leftovers(self) -> list[str]:
+        """Return what of ours, prepared or staged, the target still holds."""
+
+
+@dataclass(frozen=True)
+class PreparedEpoch:
+    """An epoch that a sink has voted for."""
+
+    epoch: Epoch
+    tasks: list[str]
+    parts: list[Committable]
+
+
+class Driver:
+    """The driver's side of one sink in one generation: what the coordinator would do."""
+
+    def __init__(self, rig: Rig, generation: int = 1, query: str = QUERY) -> None:
+        self.rig = rig
+        self.generation = generation
+        self.query = query
+        self.committer = rig.open(query, generation)
+
+    def write(self, epoch: Epoch, slot: int, rows: list[int]) -> tuple[str, Committable]:
+        """Run one task."""
+        return self.rig.write(self.query, self.generation, epoch, slot, rows)
+
+    def vote(self, epoch: Epoch, accepted: list[tuple[str, Committable]]) -> PreparedEpoch:
+        """Let the sink vote."""
+        tasks = [task for task, _ in accepted]
+        rows = self.rig.rows(self.query, epoch, tasks)
+        return PreparedEpoch(epoch, tasks, self.committer.vote(epoch, [part for _, part in accepted], rows))
+
+    def prepare(self, number: int, *slots: list[int]) -> PreparedEpoch:
+        """Write one task for each slot, and vote."""
+        epoch = Epoch(number, uuid.uuid4().hex)
+        return self.vote(epoch, [self.write(epoch, slot, rows) for slot, rows in enumerate(slots)])
+
+    def commit(self, prepared: PreparedEpoch) -> list[Outcome]:
+        """Commit every part; return the outcomes."""
+        rows = self.rig.rows(self.query, prepared.epoch, prepared.tasks)
+        return [self.committer.commit(prepared.epoch, part, rows).outcome for part in prepared.parts]
+
+    def replay(self, prepared: PreparedEpoch) -> PreparedEpoch:
+        """Prepare every part again."""
+        rows = self.rig.rows(self.query, prepared.epoch, prepared.tasks)
+        parts = [self.committer.replay(prepared.epoch, part, rows, uuid.uuid4().hex) for part in prepared.parts]
+        return PreparedEpoch(prepared.epoch, prepared.tasks, parts)
+
+    def abandon(self, prepared: PreparedEpoch) -> None:
+        """Abort an attempt that nobody has recorded."""
+        self.committer.sweep([])
+        self.rig.drop_spool(self.query, prepared.epoch)
+
+
+def committed(outcomes: list[Outcome]) -> bool:
+    """Whether every part is committed."""
+    return bool(outcomes) and all(outcome is Outcome.COMMITTED for outcome in outcomes)
+
+
+class SinkContract:
+    """The cases."""
+
+    def test_prepared_is_invisible(self, rig: Rig) -> None:
+        Driver(rig).prepare(0, [1, 2], [3])
+        assert rig.visible() == []
+
+    def test_committed_is_visible(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        assert committed(driver.commit(driver.prepare(0, [1, 2], [3])))
+        assert rig.visible() == [1, 2, 3]
+
+    def test_commit_twice_is_one_commit(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        prepared = driver.prepare(0, [1, 2], [3])
+        assert committed(driver.commit(prepared))
+        assert committed(driver.commit(prepared))
+        assert rig.visible() == [1, 2, 3]
+
+    def test_another_process_commits(self, rig: Rig) -> None:
+        prepared = Driver(rig).prepare(0, [1, 2], [3])
+        assert committed(Driver(rig, generation=2).commit(prepared))
+        assert rig.visible() == [1, 2, 3]
+
+    def test_both_processes_commit(self, rig: Rig) -> None:
+        """Committing what is decided and recorded is right for any driver, superseded or not."""
+        first = Driver(rig)
+        prepared = first.prepare(0, [1, 2], [3])
+        second = Driver(rig, generation=2)
+        assert committed(second.commit(prepared))
+        assert committed(first.commit(prepared))
+        assert rig.visible() == [1, 2, 3]
+
+    def test_another_process_commits_after_the_leftovers_are_cleared(self, rig: Rig) -> None:
+        first = Driver(rig)
+        prepared = first.prepare(0, [1], [2])
+        first.commit(prepared)
+        first.committer.finish(prepared.epoch, prepared.parts)
+        rig.drop_spool(QUERY, prepared.epoch)
+        assert committed(Driver(rig, generation=2).commit(prepared))
+        assert rig.visible() == [1, 2]
+
+    def test_aborted_is_never_committed(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        prepared = driver.prepare(0, [1, 2], [3])
+        driver.abandon(prepared)
+        assert Outcome.COMMITTED not in driver.commit(prepared)
+        assert rig.visible() == []
+
+    def test_aborting_twice_is_no_error(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        prepared = driver.prepare(0, [1])
+        driver.abandon(prepared)
+        driver.abandon(prepared)
+        assert rig.leftovers() == []
+
+    def test_an_aborted_epoch_is_written_again(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        driver.abandon(driver.prepare(0, [1, 2], [3]))
+        assert committed(driver.commit(driver.prepare(0, [3, 1], [2])))
+        assert rig.visible() == [1, 2, 3]
+
+    def test_sweep_keeps_what_is_kept(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        kept = driver.prepare(0, [1], [2])
+        driver.write(Epoch(1, uuid.uuid4().hex), 0, [3])
+        driver.committer.sweep(kept.parts)
+        assert committed(driver.commit(kept))
+        driver.committer.finish(kept.epoch, kept.parts)
+        assert rig.visible() == [1, 2]
+        assert rig.leftovers() == []
+
+    def test_sweep_ends_what_older_generations_left(self, rig: Rig) -> None:
+        Driver(rig).write(Epoch(0, uuid.uuid4().hex), 0, [1])
+        Driver(rig).prepare(0, [2])
+        Driver(rig, generation=2).committer.sweep([])
+        assert rig.leftovers() == []
+
+    def test_sweep_spares_newer_generations(self, rig: Rig) -> None:
+        """A superseded driver that sweeps late, by an old ledger, must not end what its successor has prepared."""
+        superseded = Driver(rig)
+        successor = Driver(rig, generation=2)
+        prepared = successor.prepare(0, [1], [2])
+        superseded.committer.sweep([])
+        assert committed(successor.commit(prepared))
+        assert rig.visible() == [1, 2]
+
+    def test_sweep_spares_other_queries(self, rig: Rig) -> None:
+        other = Driver(rig, query=OTHER_QUERY)
+        prepared = other.prepare(0, [1])
+        Driver(rig, generation=9).committer.sweep([])
+        assert committed(other.commit(prepared))
+        assert rig.visible() == [1]
+
+    def test_sweep_keeps_what_is_visible(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        driver.commit(driver.prepare(0, [1]))
+        Driver(rig, generation=2).committer.sweep([])
+        assert rig.visible() == [1]
+
+    def test_newest_is_the_last_epoch_committed(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        assert driver.committer.newest() is None
+        prepared = driver.prepare(0, [1], [2])
+        assert driver.committer.newest() is None
+        driver.commit(prepared)
+        assert driver.committer.newest() == 0
+        driver.commit(driver.prepare(7, [3]))
+        assert Driver(rig, generation=2).committer.newest() == 7
+
+    def test_a_new_checkpoint_on_the_old_target(self, rig: Rig) -> None:
+        """Its epoch 0 is never taken for the old checkpoint's."""
+        old = Driver(rig)
+        old.commit(old.prepare(0, [1]))
+        old.commit(old.prepare(1, [2]))
+        new = Driver(rig, query=OTHER_QUERY)
+        assert new.committer.newest() is None
+        assert committed(new.commit(new.prepare(0, [3])))
+        assert rig.visible() == [1, 2, 3]
+
+    def test_epochs_follow_each_other(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        for number in range(4):
+            prepared = driver.prepare(number, [2 * number], [2 * number + 1])
+            driver.committer.sweep(prepared.parts)
+            assert committed(driver.commit(prepared))
+            driver.committer.finish(prepared.epoch, prepared.parts)
+        assert rig.visible() == list(range(8))
+        assert rig.leftovers() == []
+
+    def test_the_losing_attempt_stays_invisible(self, rig: Rig) -> None:
+        """Two attempts at one task have prepared; Spark accepted the second."""
+        driver = Driver(rig)
+        epoch = Epoch(0, uuid.uuid4().hex)
+        driver.write(epoch, 0, [1])
+        winner = driver.write(epoch, 0, [1])
+        other = driver.write(epoch, 1, [2])
+        prepared = driver.vote(epoch, [winner, other])
+        driver.committer.sweep(prepared.parts)
+        assert committed(driver.commit(prepared))
+        assert rig.visible() == [1, 2]
+
+    def test_a_late_losing_attempt_doubles_nothing(self, rig: Rig) -> None:
+        """It may cost a replay where names are bounded, but never a row."""
+        driver = Driver(rig)
+        epoch = Epoch(0, uuid.uuid4().hex)
+        prepared = driver.vote(epoch, [driver.write(epoch, 0, [1])])
+        driver.write(epoch, 0, [1])
+        if not committed(driver.commit(prepared)):
+            assert committed(driver.commit(driver.replay(prepared)))
+        assert rig.visible() == [1]
+
+    def test_what_is_lost_is_replayed_once(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        prepared = driver.prepare(0, [1, 2], [3])
+        if not rig.loses:
+            assert committed(driver.commit(prepared))
+            return
+        rig.lose_prepared()
+        assert set(driver.commit(prepared)) == {Outcome.ABORTED}
+        replayed = driver.replay(prepared)
+        assert rig.visible() == []
+        assert committed(driver.commit(replayed))
+        assert committed(driver.commit(replayed))
+        assert committed(driver.commit(prepared))
+        assert rig.visible() == [1, 2, 3]
+
+    def test_a_replay_is_lost_too(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        prepared = driver.prepare(0, [1, 2], [3])
+        if not rig.loses:
+            assert committed(driver.commit(prepared))
+            return
+        rig.lose_prepared()
+        first = driver.replay(prepared)
+        rig.lose_prepared()
+        assert Outcome.COMMITTED not in driver.commit(first)
+        second = Driver(rig, generation=2)
+        assert committed(second.commit(second.replay(first)))
+        assert rig.visible() == [1, 2, 3]
+
+    def test_the_vote_notices_a_loss(self, rig: Rig) -> None:
+        """What a task has prepared is gone before the vote."""
+        driver = Driver(rig)
+        epoch = Epoch(0, uuid.uuid4().hex)
+        written = [driver.write(epoch, 0, [1])]
+        driver.committer.sweep([])
+        if rig.loses:
+            with pytest.raises(PrepareFailed):
+                driver.vote(epoch, written)
+        assert rig.visible() == []
+
+    def test_committed_parts_are_not_lost(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        prepared = driver.prepare(0, [1])
+        driver.commit(prepared)
+        if rig.loses:
+            rig.lose_prepared()
+        assert committed(driver.commit(prepared))
+        assert rig.visible() == [1]
