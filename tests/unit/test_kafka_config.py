@@ -1,0 +1,141 @@
+"""Constructing a Kafka sink: what is refused without asking the cluster, and why."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from epochsink.errors import ConfigurationError
+from epochsink.kafka import Kafka, NewTopic
+from epochsink.kafka.options import for_kafka_python
+from epochsink.protocol import Identity
+
+PASSWORD = "canary-s3cr3t"
+SASL = {
+    "security.protocol": "SASL_SSL",
+    "sasl.mechanism": "PLAIN",
+    "sasl.username": "me",
+    "sasl.password": PASSWORD,
+}
+
+
+def made(**settings: Any) -> Kafka:
+    return Kafka(**({"bootstrap_servers": "broker:9092", "topic": "orders"} | settings))
+
+
+def refusal(**settings: Any) -> str:
+    with pytest.raises(ConfigurationError) as raised:
+        made(**settings)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("transactional.id", "mine", "epochsink's business"),
+        ("transaction.timeout.ms", 5, "transaction_timeout="),
+        ("bootstrap.servers", "a:1", "bootstrap_servers="),
+        ("metadata.broker.list", "a:1", "bootstrap_servers="),
+        ("enable.idempotence", False, "duplicate"),
+        ("enable.idempotence", "false", "duplicate"),
+        ("acks", 1, "lost"),
+        ("request.required.acks", "0", "lost"),
+        ("group.id", "g", "consumers"),
+        ("statistics.interval.ms", 0, "statistics"),
+        ("enable.ssl.certificate.verification", False, "ssl.ca.location"),
+        ("sasl.kerberos.keytab", "/x", "cannot be passed on"),
+        ("ssl.engine.location", "/x", "cannot be passed on"),
+        ("security.protocol", "HTTP", "unknown"),
+        ("sasl.password", PASSWORD, "would not use it"),
+        ("no.such.option", 1, "knows no option 'no.such.option'"),
+        ("linger.ms", "soon", "refuses the value of 'linger.ms'"),
+        ("compression.type", "rar", "refuses the value of 'compression.type'"),
+    ],
+)
+def test_an_option_that_cannot_be_honoured_is_refused_with_the_reason(option: str, value: Any, reason: str) -> None:
+    found = refusal(options={option: value})
+    assert reason in found
+    assert PASSWORD not in found
+
+
+@pytest.mark.parametrize("value", ["all", "-1", -1])
+def test_what_is_meant_anyway_may_be_said(value: Any) -> None:
+    made(options={"acks": value, "enable.idempotence": True, "linger.ms": 5, "compression.type": "zstd"})
+
+
+@pytest.mark.parametrize("mechanism", ["GSSAPI", "OAUTHBEARER", ""])
+def test_a_mechanism_that_only_one_client_has_is_refused(mechanism: str) -> None:
+    assert "not supported by both clients" in refusal(options=SASL | {"sasl.mechanism": mechanism})
+
+
+@pytest.mark.parametrize("host", ["broker:9092", "10.0.0.1:9092", "127.0.0.1:9092,broker:9092"])
+def test_a_password_does_not_cross_a_network_readably_unless_allowed(host: str) -> None:
+    in_clear = SASL | {"security.protocol": "SASL_PLAINTEXT"}
+    assert "readably" in refusal(bootstrap_servers=host, options=in_clear)
+    made(bootstrap_servers=host, options=in_clear, allow_plaintext_credentials=True)
+    made(bootstrap_servers=host, options=in_clear | {"sasl.mechanism": "SCRAM-SHA-512"})
+
+
+@pytest.mark.parametrize("host", ["localhost:9092", "127.0.0.1:9092", "[::1]:9092"])
+def test_a_password_may_be_readable_on_this_machine(host: str) -> None:
+    made(bootstrap_servers=host, options=SASL | {"security.protocol": "SASL_PLAINTEXT"})
+
+
+def test_options_reach_the_drivers_client_under_its_names() -> None:
+    config = made(
+        options=SASL
+        | {
+            "ssl.ca.location": "/ca.pem",
+            "ssl.endpoint.identification.algorithm": "none",
+            "client.id": "me",
+            "socket.timeout.ms": 7000,
+            "linger.ms": 5,
+        }
+    )
+    assert for_kafka_python(config.options) == {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "PLAIN",
+        "sasl_plain_username": "me",
+        "sasl_plain_password": PASSWORD,
+        "ssl_cafile": "/ca.pem",
+        "ssl_check_hostname": False,
+        "client_id": "me",
+        "request_timeout_ms": 7000,
+    }
+
+
+def test_a_secret_crosses_to_the_executors_and_shows_nowhere() -> None:
+    config = pickle.loads(pickle.dumps(made(options=SASL)))  # noqa: S301 - as it crosses
+    assert config.options["sasl.password"] == PASSWORD
+    assert config == made(options=SASL)
+    for shown in (repr(config), str(config), f"{config.options}", repr(for_kafka_python(config.options))):
+        assert PASSWORD not in shown
+    assert "topic='orders'" in repr(config)
+
+
+@pytest.mark.parametrize("topic", ["", "a b", 'x"; drop table y;--', "a\nb", ".", "..", "x" * 250, "täglich"])
+def test_a_hostile_topic_is_refused(topic: str) -> None:
+    assert "topic" in refusal(topic=topic)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"bootstrap_servers": " "}, "bootstrap_servers is empty"),
+        ({"topic_column": "t"}, "both set"),
+        ({"topic": None, "create_topic": NewTopic()}, "without topic="),
+        ({"transaction_timeout": 0.5}, "leaves no time"),
+        ({"timeout": 0}, "timeout = 0"),
+    ],
+)
+def test_settings_that_contradict_are_refused(settings: dict[str, Any], reason: str) -> None:
+    assert reason in refusal(**settings)
+
+
+def test_the_transaction_timeout_is_as_said_or_as_found_or_kafkas_default() -> None:
+    found = Identity("q", "s", 1, {"transaction_timeout": 120.0})
+    assert made(transaction_timeout=30).transaction_timeout_ms(found) == 30_000
+    assert made().transaction_timeout_ms(found) == 120_000
+    assert made().transaction_timeout_ms(Identity("q", "s", 1)) == 900_000
