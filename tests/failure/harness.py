@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pipeline import Spec
 from processes import PipelineProcess
+from spark_archive import jvm_options
 
 from epochsink.testing import HistoryLog, Report, Workload, check
 from epochsink.testing.sampling import Sampler
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from epochsink.testing.readers import Reader
 
 PARTITIONS: Final = 2
-RUN_SECONDS: Final = 120.0
-REST_SECONDS: Final = 30.0
+RUN_SECONDS: Final = 240.0
+REST_SECONDS: Final = 60.0
 
 NEVER_RECORDED: Final = frozenset(
     {
@@ -114,6 +115,7 @@ class Harness:
             bootstrap_servers=self._servers,
             topic=self._topic,
             attempts=attempts,
+            jvm_options=jvm_options(),
             **self._spec,
         )
         armed = {"EPOCHSINK_CRASH": crash, "EPOCHSINK_CRASH_ONCE": once} if crash else {}
@@ -181,6 +183,11 @@ class Harness:
         goal = self.watch.epochs + more
         self.wait_for(process, lambda: self.watch.epochs >= goal, f"{more} more epochs")
 
+    def pause(self, process: PipelineProcess, seconds: float) -> None:
+        """Let a run go on for a moment, so that what follows strikes anywhere in an epoch."""
+        until = time.monotonic() + seconds
+        self.wait_for(process, lambda: time.monotonic() > until, "the moment")
+
     def end(self, process: PipelineProcess) -> None:
         """Let a run that was tampered with end as it likes, or end it; what remains of it is killed."""
         with process:
@@ -217,8 +224,9 @@ class Harness:
 
 def make_topic(servers: str, topic: str) -> None:
     """Create the source topic."""
-    made = AdminClient({"bootstrap.servers": servers}).create_topics([NewTopic(topic, PARTITIONS, 1)])
-    made[topic].result(timeout=30)
+    # the answer comes only while the client lives
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(timeout=30)
 
 
 def _parse(line: str) -> dict[str, Any]:

@@ -48,6 +48,7 @@ class Spec:
     plain: tuple[str, str] | None = None
     rows_per_epoch: int = 60
     attempts: int = 1
+    jvm_options: str = ""
     workload: dict[str, int] = field(default_factory=dict)
 
     def write(self, path: Path) -> Path:
@@ -101,10 +102,11 @@ def session(spec: Spec) -> SparkSession:
         "spark.master": f"local[2,{spec.attempts}]",
         "spark.jars": ",".join(map(str, spark_packages())),
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        "spark.driver.extraJavaOptions": spec.jvm_options,
         "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": f"{spec.history}/spark",
         "spark.sql.warehouse.dir": f"{spec.history}/warehouse",

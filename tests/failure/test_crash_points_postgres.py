@@ -7,11 +7,13 @@ crash before it left, does at least one epoch, and dies at its own point. Reader
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import pytest
 from harness import Harness
+from psycopg import sql
 
 from epochsink.faults import POINTS
 from epochsink.testing import Target
@@ -21,6 +23,8 @@ from epochsink.testing.rows import SCHEMA
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from processes import PipelineProcess
 
     from epochsink.services import KafkaService, PostgresService
     from fix_services import FreshName, PrivatePostgres
@@ -62,11 +66,11 @@ pytestmark = pytest.mark.timeout(900)
 
 
 class Tables:
-    """The two tables of the pipeline, and a harness whose readers look at them."""
+    """The two tables of the pipeline, the server that holds them, and a harness whose readers look at them."""
 
-    def __init__(self, harness: Harness, dsn: str) -> None:
+    def __init__(self, harness: Harness, server: PostgresService) -> None:
         self.harness = harness
-        self.dsn = dsn
+        self.server = server
 
     def restart_with(self, crash: str, *, attempts: int = 1) -> None:
         """Feed, start, and die at a crash point."""
@@ -78,8 +82,18 @@ class Tables:
         self.harness.drain()
         report = self.harness.report()
         assert report.clean, str(report)
-        assert report.counts["source rows"] > 0
-        assert report.counts["rows read"] > report.counts["source rows"], "the readers were not looking"
+        assert report.counts["rows read"] > 2 * report.counts["source rows"], "the readers were not looking"
+
+    def prepared(self) -> list[str]:
+        """Return the names of the prepared transactions."""
+        with psycopg.connect(self.server.dsn, autocommit=True) as connection:
+            return [gid for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()]
+
+    def roll_back(self, gid: str) -> None:
+        """Roll a prepared transaction back, as an administrator might."""
+        with psycopg.connect(self.server.dsn, autocommit=True) as connection:
+            connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+        self.harness.log.write("killed", what=f"prepared transaction {gid}", pid=0)
 
 
 def make_table(dsn: str, name: str, *, key: bool = False) -> None:
@@ -111,13 +125,13 @@ def tables(
     tmp_path: Path, kafka: KafkaService, private_postgres: PrivatePostgres, fresh_topic: FreshName
 ) -> Iterator[Tables]:
     """Make a pipeline into two tables of a server of its own."""
-    server: PostgresService = private_postgres()
+    server = private_postgres()
     make_table(server.dsn, "log")
     make_table(server.dsn, "state", key=True)
     with Harness(tmp_path, kafka, fresh_topic("source"), sinks=postgres_sinks(server.dsn)) as harness:
         harness.read(Target("log"), PostgresReader(server.dsn, "log"))
         harness.read(Target("state", keyed=True), PostgresReader(server.dsn, "state"))
-        yield Tables(harness, server.dsn)
+        yield Tables(harness, server)
 
 
 def test_every_point_that_the_coordinator_a_task_and_postgres_have_is_among_these() -> None:
@@ -129,3 +143,68 @@ def test_a_pipeline_killed_at_every_crash_point_is_exactly_once(tables: Tables) 
     for crash in CRASHES:
         tables.restart_with(crash)
     tables.is_clean()
+
+
+def test_a_pipeline_killed_while_it_prepares_a_lost_epoch_again_is_exactly_once(tables: Tables) -> None:
+    """An administrator rolls back what is decided; every start after that dies a step later on the way to repair it."""
+    tables.restart_with("coordinator.commit.before")
+    (gid,) = tables.prepared()
+    tables.roll_back(gid)
+    for crash in REPLAYS:
+        tables.restart_with(crash)
+    tables.is_clean()
+
+
+def test_a_task_that_dies_is_tried_again_and_its_first_attempt_leaves_nothing(tables: Tables) -> None:
+    for crash in ("task.prepared:2", "postgres.copied:2"):
+        tables.restart_with(crash, attempts=2)
+        ended = tables.harness.run()
+        assert ended.exit_code == 0
+    tables.is_clean()
+
+
+def test_a_pipeline_whose_processes_and_server_are_killed_at_random_is_exactly_once(tables: Tables) -> None:
+    """SIGKILL to the driver, its JVM, a Python worker and PostgreSQL, each at some moment of some epoch."""
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")  # noqa: T201 - a failure has to be told with it
+    moments = random.Random(seed)
+    for what in ("driver", "JVM", "worker", "PostgreSQL"):
+        tables.harness.feed(10 * ROWS_FED)
+        process = tables.harness.start()
+        with process:
+            tables.harness.wait_for_epochs(process, 2)
+            tables.harness.pause(process, moments.uniform(0, 1))
+            kill(tables, process, what)
+            tables.harness.end(process)
+    tables.is_clean()
+
+
+def kill(tables: Tables, process: PipelineProcess, what: str) -> None:
+    """Kill one thing; PostgreSQL comes back at once, on the same port."""
+    harness = tables.harness
+    if what == "PostgreSQL":
+        harness.log.write("killed", what=what, pid=tables.server.pid)
+        tables.server.kill()
+        tables.server.start()
+        return
+    if what == "worker":
+        (pid, *_) = harness.wait_for(process, process.workers, "a Python worker")
+    else:
+        pid = process.driver if what == "driver" else harness.wait_for(process, process.jvm, "the JVM")
+    harness.kill(process, what, pid)
+
+
+def test_without_epochsink_the_same_kill_makes_duplicates(
+    tmp_path: Path, kafka: KafkaService, private_postgres: PrivatePostgres, fresh_topic: FreshName
+) -> None:
+    """Prove that these tests can fail: JDBC append in foreachBatch, killed once before Spark's checkpoint decides."""
+    server = private_postgres()
+    make_table(server.dsn, "log")
+    with Harness(tmp_path, kafka, fresh_topic("source"), plain=(server.jdbc_url, "log")) as harness:
+        harness.read(Target("log"), PostgresReader(server.dsn, "log"))
+        harness.feed(2 * ROWS_FED)
+        harness.crash_at("coordinator.record.after:2")
+        harness.drain()
+        report = harness.report()
+    assert {"duplicate", "mixed attempts"} <= report.names, str(report)
+    assert report.names.isdisjoint({"lost", "gap", "stuck", "corrupt"}), str(report)

@@ -1,0 +1,206 @@
+"""The readers of the failure tests see what an ordinary consumer may see, all of it, and name what is left over."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from elasticsearch import Elasticsearch, helpers
+
+from epochsink.testing import History, HistoryLog, Target, Workload
+from epochsink.testing.readers import Unreachable
+from epochsink.testing.readers.elasticsearch import ElasticsearchReader
+from epochsink.testing.readers.kafka import KafkaReader
+from epochsink.testing.readers.postgres import PostgresReader
+from epochsink.testing.rows import SCHEMA, stamp
+from epochsink.testing.sampling import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from epochsink.services import ElasticsearchService, KafkaService, PostgresService
+    from fix_services import FreshName, PrivatePostgres
+
+MORE_THAN_A_PAGE = 10_500
+DEADLINE = 30.0
+
+
+def stamped(count: int) -> pa.Table:
+    """Return stamped rows of one epoch."""
+    return stamp(Workload().source({0: count}), run="r1", epoch=3, attempt="a" * 32)
+
+
+def by_place(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return rows in the order of the source."""
+    found: list[dict[str, Any]] = rows.select(SCHEMA.names).sort_by("src_off").to_pylist()
+    return found
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def table(postgres: PostgresService, fresh_table: FreshName) -> str:
+    """Create a table with the proof columns."""
+    name = fresh_table()
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute(
+            f"CREATE TABLE {name} (run text, src_part int, src_off bigint, epoch bigint, attempt text, key bigint, "
+            "kver bigint, op text, crc bigint)".encode()
+        )
+    return name
+
+
+def insert(connection: psycopg.Connection[Any], table: str, rows: pa.Table) -> None:
+    with connection.cursor() as cursor:
+        marks = ", ".join(["%s"] * len(SCHEMA.names))
+        cursor.executemany(
+            f"INSERT INTO {table} VALUES ({marks})".encode(),  # noqa: S608 - a name of this test
+            [tuple(row.values()) for row in rows.to_pylist()],
+        )
+
+
+def test_postgres_rows_come_back_as_they_are(postgres: PostgresService, table: str) -> None:
+    rows = stamped(50)
+    with psycopg.connect(postgres.dsn) as connection:
+        insert(connection, table, rows)
+    reader = PostgresReader(postgres.dsn, table)
+    assert reader.read().schema.equals(SCHEMA)
+    assert by_place(reader.read()) == by_place(rows)
+    reader.close()
+
+
+def test_a_prepared_transaction_is_invisible_and_left_over(postgres: PostgresService, table: str) -> None:
+    reader = PostgresReader(postgres.dsn, table)
+    gid = f"epochsink:{'0' * 20}:1:3:{'a' * 32}:all"
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        connection.execute("BEGIN")
+        insert(connection, table, stamped(5))
+        connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
+        assert reader.read().num_rows == 0
+        assert ("orphan", f"prepared transaction {gid}") in reader.leftovers()
+        connection.execute(f"ROLLBACK PREPARED '{gid}'".encode())
+    assert not [what for _, what in reader.leftovers() if gid in what]
+    reader.close()
+
+
+def test_a_table_that_does_not_exist_has_no_rows(postgres: PostgresService, fresh_table: FreshName) -> None:
+    reader = PostgresReader(postgres.dsn, fresh_table())
+    assert reader.read().num_rows == 0
+    reader.close()
+
+
+def test_a_server_that_is_down_is_unreachable_and_read_again_when_it_is_back(private_postgres: PrivatePostgres) -> None:
+    server = private_postgres()
+    reader = PostgresReader(server.dsn, "pg_no_such_table")
+    assert reader.read().num_rows == 0
+    server.kill()
+    with pytest.raises(Unreachable):
+        reader.read()
+    server.start()
+    wait_until(lambda: reader.read().num_rows == 0)
+    reader.close()
+
+
+@pytest.fixture
+def topic(kafka: KafkaService, fresh_topic: FreshName) -> str:
+    """Create a topic of two partitions."""
+    name = fresh_topic()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(name, 2, 1)])[name].result(timeout=DEADLINE)
+    return name
+
+
+def produce(producer: Producer, topic: str, rows: pa.Table) -> None:
+    for row in rows.to_pylist():
+        producer.produce(topic, value=json.dumps(row), partition=row["src_off"] % 2)
+        producer.poll(0)
+    assert producer.flush(DEADLINE) == 0
+
+
+def test_kafka_records_come_back_in_the_order_of_the_log(kafka: KafkaService, topic: str) -> None:
+    rows = stamped(MORE_THAN_A_PAGE)
+    produce(Producer({"bootstrap.servers": kafka.bootstrap_servers}), topic, rows)
+    found = KafkaReader(kafka.bootstrap_servers, topic).read()
+    assert by_place(found) == by_place(rows)
+    for partition in (0, 1):
+        offsets = [row["log_off"] for row in found.to_pylist() if row["log_part"] == partition]
+        assert offsets == list(range(len(offsets)))
+
+
+def test_an_open_transaction_is_invisible_left_over_and_a_pin(kafka: KafkaService, topic: str) -> None:
+    name = f"epochsink.{'0' * 20}.g1.s0.p0.a1.{topic}"
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": name})
+    producer.init_transactions(DEADLINE)
+    producer.begin_transaction()
+    produce(producer, topic, stamped(1))
+    reader = KafkaReader(kafka.bootstrap_servers, topic)
+    assert reader.read().num_rows == 0
+    left = reader.leftovers()
+    assert ("orphan", f"open transaction {name}") in left
+    assert [what for kind, what in left if kind == "pin"] == [
+        f"partition 0 of {topic}: last stable offset 0, high watermark 1"
+    ]
+    producer.commit_transaction(DEADLINE)
+    wait_until(lambda: reader.read().num_rows == 1)
+    assert not [what for kind, what in reader.leftovers() if topic in what and kind == "pin"]
+
+
+def test_elasticsearch_documents_come_back_page_by_page(
+    elasticsearch: ElasticsearchService, fresh_index: FreshName
+) -> None:
+    rows, index = stamped(MORE_THAN_A_PAGE), fresh_index()
+    client = Elasticsearch(elasticsearch.url)
+    mappings = {"properties": {"run": {"type": "keyword"}, "src_off": {"type": "long"}}}
+    client.indices.create(index=index, mappings=mappings, settings={"refresh_interval": -1, "number_of_replicas": 0})
+    documents = ({"_index": index, "_id": str(row["src_off"]), "_source": row} for row in rows.to_pylist())
+    helpers.bulk(client, documents, chunk_size=5000)
+    # the newest epoch's marker is a document like any other, and no row
+    client.index(index=index, id="marker", document={"newest": 3})
+    reader = ElasticsearchReader(elasticsearch.url, index)
+    found = reader.read()
+    assert found.schema.equals(SCHEMA)
+    assert by_place(found) == by_place(rows)
+    reader.close()
+    client.close()
+
+
+def test_an_index_that_does_not_exist_has_no_documents(
+    elasticsearch: ElasticsearchService, fresh_index: FreshName
+) -> None:
+    reader = ElasticsearchReader(elasticsearch.url, fresh_index())
+    assert reader.read().num_rows == 0
+    reader.close()
+
+
+def test_a_sampler_writes_the_first_and_the_last_of_reads_that_saw_the_same(
+    postgres: PostgresService, table: str, tmp_path: Path
+) -> None:
+    log, looks = HistoryLog(tmp_path), []
+    sampler = Sampler(Target(table), PostgresReader(postgres.dsn, table), log, lambda: looks.append(time.monotonic()))
+    sampler.start()
+    wait_until(lambda: len(looks) > 20)
+    with psycopg.connect(postgres.dsn) as connection:
+        insert(connection, table, stamped(7))
+    seen = len(looks)
+    wait_until(lambda: len(looks) > seen + 20)
+    sampler.finish(DEADLINE)
+    reads = History.load(tmp_path).reads
+    assert [read.rows().num_rows for read in reads] == [0, 0, 7, 7, 7]
+    assert [read.final for read in reads] == [False] * 4 + [True]
+    assert all(one.ended <= other.began for one, other in itertools.pairwise(reads))
