@@ -1,0 +1,349 @@
+"""The ledger: one owner, nothing overwritten, no hole, whoever comes in between."""
+
+from __future__ import annotations
+
+import json
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epochsink.errors import Fenced, LedgerCorrupt, WentBack
+from epochsink.files import LocalFiles
+from epochsink.ledger import FOLDER, Done, Entry, Ledger, Prepared, Replay, Resolved, Share, Take, _decode, _encode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+QUERY = "query-1"
+
+
+class Interrupted:
+    """Files in memory that let somebody else act just before the n-th call of a kind."""
+
+    def __init__(self) -> None:
+        self.content: dict[str, bytes] = {}
+        self._acts: list[tuple[str, int, Callable[[], object]]] = []
+
+    def before(self, call: str, nth: int, act: Callable[[], object]) -> None:
+        self._acts.append((call, nth, act))
+
+    def _reach(self, call: str) -> None:
+        for act in list(self._acts):
+            self._acts.remove(act)
+            kind, nth, does = act
+            if kind != call or nth > 1:
+                self._acts.append((kind, nth - (kind == call), does))
+            else:
+                does()
+
+    def create(self, name: str, data: bytes) -> bool:
+        self._reach("create")
+        if name in self.content:
+            return False
+        self.content[name] = data
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        self._reach("read")
+        return self.content.get(name)
+
+    def exists(self, name: str) -> bool:
+        self._reach("exists")
+        return name in self.content
+
+    def names(self, folder: str) -> list[str]:
+        self._reach("names")
+        return [name.rpartition("/")[2] for name in self.content if name.startswith(folder + "/")]
+
+    def remove(self, name: str) -> None:
+        self._reach("remove")
+        self.content.pop(name, None)
+
+    def numbers(self) -> list[int]:
+        return sorted(int(name) for name in self.names(FOLDER))
+
+
+def prepared(epoch: int, attempt: str = "a") -> Prepared:
+    return Prepared(epoch, attempt, "digest", {"sink": Share(({"part": epoch},), ("task",))})
+
+
+def taken(files: Interrupted, driver: str, **options: int) -> Ledger:
+    ledger = Ledger(files, driver, **options)
+    ledger.take(QUERY, {}, -1)
+    return ledger
+
+
+def run_epochs(ledger: Ledger, first: int, last: int) -> None:
+    for epoch in range(first, last + 1):
+        ledger.append(prepared(epoch))
+        ledger.append(Done(epoch))
+        ledger.trim()
+
+
+@pytest.fixture
+def files() -> Interrupted:
+    return Interrupted()
+
+
+def test_history_is_what_was_appended(files: Interrupted) -> None:
+    ledger = Ledger(files, "one")
+    take = ledger.take(QUERY, {"sink": {"base": 7}}, -1)
+    ledger.append(prepared(0))
+    ledger.append(Done(0))
+    ledger.append(prepared(1))
+    ledger.append(Replay(1, "sink", ({"part": "again"},)))
+    history = Ledger(files, "another").read()
+    assert history.owner == take == Take(1, "one", QUERY, {"sink": {"base": 7}}, -1)
+    assert [one.epoch for one in history.pending] == [1]
+    assert history.newest == 1
+    assert history.epochs[1].parts_of("sink") == ({"part": "again"},)
+    assert history.epochs[1].parts_of("other") == ()
+
+
+def test_generations_rise(files: Interrupted) -> None:
+    assert [Ledger(files, name).take(QUERY, {}, -1).generation for name in "abc"] == [1, 2, 3]
+
+
+def test_a_superseded_driver_records_nothing(files: Interrupted) -> None:
+    """Another driver takes the ledger just before the append: its entry is refused, without a gap between."""
+    old = taken(files, "old")
+    files.before("create", 1, lambda: taken(files, "new"))
+    with pytest.raises(Fenced):
+        old.append(prepared(0))
+    assert Ledger(files, "reader").read().epochs == {}
+    with pytest.raises(Fenced):
+        old.verify()
+
+
+def test_two_take_at_once(files: Interrupted) -> None:
+    """Both read the same end; the one whose file comes second reads on and takes after it."""
+    files.before("create", 1, lambda: taken(files, "second"))
+    first = taken(files, "first")
+    assert first.verify().owner == Take(2, "first", QUERY, {}, -1)
+    assert files.numbers() == [0, 1]
+
+
+def test_what_a_sink_fixed_first_stands(files: Interrupted) -> None:
+    """A driver that asked its sinks before another took the ledger must not change the other's answer."""
+    files.before("create", 1, lambda: Ledger(files, "second").take(QUERY, {"sink": {"base": 200}}, -1))
+    take = Ledger(files, "first").take(QUERY, {"sink": {"base": 100}, "new": {"base": 300}}, -1)
+    assert take.origins == {"sink": {"base": 200}, "new": {"base": 300}}
+
+
+def test_joined_is_never_forgotten(files: Interrupted) -> None:
+    Ledger(files, "first").take(QUERY, {}, 41)
+    assert Ledger(files, "second").take(QUERY, {}, -1).joined == 41
+    assert Ledger(files, "reader").read().newest == 41
+
+
+def test_another_query_id_went_back(files: Interrupted) -> None:
+    taken(files, "one")
+    with pytest.raises(WentBack, match="query-2"):
+        Ledger(files, "two").take("query-2", {}, -1)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b'{"entry": "prepared", "version": 2}', b'{"entry": "cake", "version": 1}', b"\xff"]
+)
+def test_an_entry_that_cannot_be_read_is_named(files: Interrupted, data: bytes) -> None:
+    taken(files, "one")
+    files.content[f"{FOLDER}/{1:020d}"] = data
+    with pytest.raises(LedgerCorrupt, match=f"{1:020d}"):
+        Ledger(files, "two").read()
+
+
+def test_entries_without_a_take_are_refused(files: Interrupted) -> None:
+    """A ledger whose beginning is lost says nothing about who may write: better stop than begin anew."""
+    files.content[f"{FOLDER}/{5:020d}"] = _encode(prepared(3))
+    with pytest.raises(LedgerCorrupt, match="take"):
+        Ledger(files, "one").take(QUERY, {}, -1)
+
+
+def test_other_files_are_ignored(files: Interrupted) -> None:
+    taken(files, "one")
+    files.content[f"{FOLDER}/.{1:020d}.0a.tmp"] = b"half"
+    assert Ledger(files, "two").read().owner is not None
+
+
+# ---- two threads of one driver
+
+
+def test_one_thread_appends_while_the_other_reads(files: Interrupted) -> None:
+    """The watcher appends between the stream thread's reading of a file and its taking note of it."""
+    ledger = taken(files, "one")
+    ledger.append(prepared(0))
+    other = Ledger(files, "one")
+    other.read()
+    ledger.append(prepared(1))
+
+    def read_then_append() -> None:
+        other.append(Done(0))
+
+    # `other` has yet to read entry 2 while it appends entry 3
+    files.before("read", 2, read_then_append)
+    other.read()
+    other.append(Done(1))
+    history = Ledger(files, "reader").read()
+    assert files.numbers() == [0, 1, 2, 3, 4]
+    assert history.done == {0, 1}
+    assert sorted(history.epochs) == [0, 1]
+    assert other.read() == history
+
+
+def test_threads_share_a_ledger(tmp_path: Path) -> None:
+    """Two threads append and read for real, and no entry is lost, doubled or misnumbered."""
+    files = LocalFiles(tmp_path)
+    ledger = Ledger(files, "one")
+    ledger.take(QUERY, {}, -1)
+    failures: list[BaseException] = []
+
+    def append(epochs: range) -> None:
+        try:
+            for epoch in epochs:
+                ledger.append(prepared(epoch))
+                assert epoch in ledger.verify().epochs
+        except BaseException as failure:  # noqa: BLE001 - shown below
+            failures.append(failure)
+
+    threads = [threading.Thread(target=append, args=(range(first, 120, 2),)) for first in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert sorted(int(name) for name in files.names(FOLDER)) == list(range(121))
+    assert sorted(Ledger(files, "reader").read().epochs) == list(range(120))
+
+
+def test_reading_while_the_other_thread_trims(files: Interrupted) -> None:
+    ledger = taken(files, "one", retained_epochs=2, trimmed_at_once=4)
+    run_epochs(ledger, 0, 9)
+    ledger.append(prepared(10))
+    for removed in range(1, 4):
+        files.before("remove", removed, ledger.verify)
+    ledger.append(Done(10))
+    ledger.trim()
+    assert ledger.verify().newest == 10
+
+
+# ---- trimming
+
+
+def test_a_prefix_is_removed(files: Interrupted) -> None:
+    ledger = taken(files, "one", retained_epochs=3, trimmed_at_once=4)
+    run_epochs(ledger, 0, 40)
+    numbers = files.numbers()
+    assert numbers[0] > 50
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    history = Ledger(files, "reader").read()
+    assert {38, 39, 40} <= history.done
+    assert history.owner is not None
+    assert history.owner.driver == "one"
+    assert _decode(files.content[f"{FOLDER}/{numbers[0]:020d}"], numbers[0]) == history.owner
+
+
+def test_what_is_pending_is_never_removed(files: Interrupted) -> None:
+    ledger = taken(files, "one", retained_epochs=1, trimmed_at_once=1)
+    ledger.append(prepared(0))
+    run_epochs(ledger, 1, 30)
+    assert [one.epoch for one in Ledger(files, "reader").read().pending] == [0]
+
+
+def test_trimming_goes_on_after_a_crash_in_the_middle(files: Interrupted) -> None:
+    ledger = taken(files, "one", retained_epochs=2, trimmed_at_once=6)
+    while len(files.content) < 9:
+        run_epochs(ledger, len(files.content), len(files.content))
+    gone = min(files.numbers())
+
+    def crash() -> None:
+        raise KeyboardInterrupt
+
+    files.before("remove", 3, crash)
+    with pytest.raises(KeyboardInterrupt):
+        run_epochs(ledger, 100, 140)
+    assert min(files.numbers()) > gone
+    newer = taken(files, "two", retained_epochs=2, trimmed_at_once=6)
+    run_epochs(newer, 200, 230)
+    assert newer.verify().done >= {229, 230}
+
+
+@pytest.mark.parametrize("known", [0, 1, 5])
+def test_a_driver_that_slept_across_a_trim_writes_nothing(files: Interrupted, known: int) -> None:
+    """Its next number is free again, because what stood there has been removed."""
+    old = Ledger(files, "old")
+    if known:
+        old.take(QUERY, {}, -1)
+    for epoch in range(known - 1):
+        old.append(prepared(epoch))
+    newer = taken(files, "new", retained_epochs=1, trimmed_at_once=1)
+    for epoch in range(known - 1):
+        newer.append(Done(epoch))
+    run_epochs(newer, known, known + 30)
+    assert min(files.numbers()) > known
+    before = newer.verify()
+    if known:
+        with pytest.raises(Fenced):
+            old.append(prepared(99, "stale"))
+    else:
+        # it has never read anything: its take goes to the end, not to number 0
+        assert old.take(QUERY, {}, -1).generation == 2
+    assert min(files.numbers()) > known
+    assert Ledger(files, "reader").read().epochs == before.epochs
+
+
+@pytest.mark.parametrize("adjacent", [False, True])
+def test_a_remnant_below_a_trimmed_ledger_counts_for_nothing(files: Interrupted, *, adjacent: bool) -> None:
+    """A superseded driver wrote where entries had been removed, and died before it could take that back."""
+    ledger = taken(files, "one", retained_epochs=1, trimmed_at_once=1)
+    run_epochs(ledger, 0, 30)
+    first = min(files.numbers())
+    before = Ledger(files, "reader").read()
+    number = first - 1 if adjacent else first - 2
+    files.content[f"{FOLDER}/{number:020d}"] = _encode(prepared(3, "stale"))
+    assert Ledger(files, "reader").read() == before
+    newer = taken(files, "two", retained_epochs=1, trimmed_at_once=1)
+    run_epochs(newer, 31, 60)
+    assert newer.verify().pending == []
+
+
+def test_a_listing_that_misses_an_entry_leaves_no_hole(files: Interrupted) -> None:
+    """A folder that grows while it is listed may be shown without a file that is there."""
+    ledger = taken(files, "one")
+    for epoch in range(5):
+        ledger.append(prepared(epoch))
+
+    class Incomplete(Interrupted):
+        def names(self, folder: str) -> list[str]:
+            return [name for name in super().names(folder) if int(name) != 4]
+
+    incomplete = Incomplete()
+    incomplete.content = files.content
+    assert sorted(Ledger(incomplete, "reader").read().epochs) == [0, 1, 2, 3, 4]
+
+
+# ---- the format
+
+TEXT = st.text(max_size=20)
+PARTS = st.lists(st.dictionaries(TEXT, st.integers() | TEXT | st.none(), max_size=3), max_size=3).map(tuple)
+SHARES = st.builds(Share, PARTS, st.lists(TEXT, max_size=3).map(tuple))
+NUMBERS = st.integers(min_value=0, max_value=2**62)
+ENTRIES = st.one_of(
+    st.builds(Take, NUMBERS, TEXT, TEXT, st.dictionaries(TEXT, st.dictionaries(TEXT, st.integers())), st.integers(-1)),
+    st.builds(Prepared, NUMBERS, TEXT, TEXT, st.dictionaries(TEXT, SHARES, max_size=3)),
+    st.builds(Replay, NUMBERS, TEXT, PARTS),
+    st.builds(Resolved, NUMBERS, TEXT, TEXT),
+    st.builds(Done, NUMBERS),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ENTRIES)
+def test_entries_survive_the_round_trip(entry: Entry) -> None:
+    data = _encode(entry)
+    assert _decode(data, 0) == entry
+    assert json.loads(data)["version"] == 1
+    assert data.count(b"\n") == 1
