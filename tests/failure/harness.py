@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 PARTITIONS: Final = 2
 RUN_SECONDS: Final = 240.0
 REST_SECONDS: Final = 60.0
+PATIENCE_SECONDS: Final = 120.0
+"""More than a start of Spark takes on a busy machine."""
 
 NEVER_RECORDED: Final = frozenset(
     {
@@ -211,7 +213,7 @@ class Harness:
             sampler.finish(REST_SECONDS)
         self._note_spool()
         self.log.write_input(self._run, self._workload.source(self._fed))
-        return check(self.log.folder)
+        return check(self.log.folder, patience=PATIENCE_SECONDS)
 
     def _note_spool(self) -> None:
         for folder in (self.folder / "checkpoint" / "epochsink" / "spool").glob("*/*"):

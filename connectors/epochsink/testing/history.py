@@ -100,7 +100,7 @@ class Read:
 
 @dataclass(slots=True)
 class History:
-    """What the checker judges. ``patience`` is how many seconds without progress count as stuck."""
+    """What the checker judges. Times are in seconds, on one clock."""
 
     targets: dict[str, Target] = field(default_factory=dict)
     inputs: dict[str, pa.Table] = field(default_factory=dict)
@@ -113,7 +113,6 @@ class History:
     healed_at: float | None = None
     drained_at: float | None = None
     ended_at: float = 0.0
-    patience: float = 60.0
 
     @classmethod
     def load(cls, folder: Path) -> History:
