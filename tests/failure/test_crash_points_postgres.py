@@ -16,6 +16,7 @@ from harness import Harness
 from psycopg import sql
 
 from epochsink.faults import POINTS
+from epochsink.naming import staging_owner
 from epochsink.testing import Target
 from epochsink.testing.readers.postgres import PostgresReader
 from epochsink.testing.rows import SCHEMA
@@ -84,16 +85,18 @@ class Tables:
         assert report.clean, str(report)
         assert report.counts["rows read"] > 2 * report.counts["source rows"], "the readers were not looking"
 
-    def prepared(self) -> list[str]:
-        """Return the names of the prepared transactions."""
+    def clear_away(self) -> tuple[int, int]:
+        """Roll prepared transactions back and drop staging tables, as an administrator might; return how many."""
         with psycopg.connect(self.server.dsn, autocommit=True) as connection:
-            return [gid for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()]
-
-    def roll_back(self, gid: str) -> None:
-        """Roll a prepared transaction back, as an administrator might."""
-        with psycopg.connect(self.server.dsn, autocommit=True) as connection:
-            connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
-        self.harness.log.write("killed", what=f"prepared transaction {gid}", pid=0)
+            gids = [gid for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts").fetchall()]
+            for gid in gids:
+                connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+            found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'epochsink'").fetchall()
+            staging = [name for (name,) in found if staging_owner(name)]
+            for name in staging:
+                connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("epochsink", name)))
+        self.harness.log.write("killed", what=f"{gids}, {staging}", pid=0)
+        return len(gids), len(staging)
 
 
 def make_table(dsn: str, name: str, *, key: bool = False) -> None:
@@ -146,10 +149,11 @@ def test_a_pipeline_killed_at_every_crash_point_is_exactly_once(tables: Tables) 
 
 
 def test_a_pipeline_killed_while_it_prepares_a_lost_epoch_again_is_exactly_once(tables: Tables) -> None:
-    """An administrator rolls back what is decided; every start after that dies a step later on the way to repair it."""
+    """An administrator clears away what is decided; every start after that dies a step later on the way to repair it."""
     tables.restart_with("coordinator.commit.before")
-    (gid,) = tables.prepared()
-    tables.roll_back(gid)
+    prepared, staged = tables.clear_away()
+    assert prepared == 1
+    assert staged == 2, "one with the rows behind the prepared transaction, one with those that wait for the merge"
     for crash in REPLAYS:
         tables.restart_with(crash)
     tables.is_clean()

@@ -1,0 +1,82 @@
+"""The watch says when an epoch was planned, decided and done, and never takes an epoch for decided too early."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epochsink.files import LocalFiles
+from epochsink.ledger import Done, Ledger, Prepared
+from epochsink.testing import History, HistoryLog
+from epochsink.testing.watch import CheckpointWatch, kafka_ends
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text)
+
+
+def plan(folder: Path, epoch: int, end: int) -> None:
+    write(folder, f"offsets/{epoch}", f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{end},"1":{end + 1}}}}}')
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoint"
+
+
+def test_an_epoch_is_planned_then_decided_then_done(checkpoint: Path, tmp_path: Path) -> None:
+    watch = CheckpointWatch(checkpoint, "r1", HistoryLog(tmp_path))
+    ledger = Ledger(LocalFiles(checkpoint), "driver")
+    ledger.take("query", {}, -1)
+    plan(checkpoint, 0, 10)
+    watch.look()
+    before = time.monotonic()
+    watch.look()
+    write(checkpoint, "commits/0", "v1\n{}")
+    after = time.monotonic()
+    watch.look()
+    ledger.append(Prepared(0, "a", "digest", {}))
+    ledger.append(Done(0))
+    watch.look()
+    facts = History.load(tmp_path).epochs["r1", 0]
+    assert facts.ends == {0: 10, 1: 11}
+    assert before <= facts.absent_until <= after <= (facts.committed_at or 0) <= (facts.done_at or 0)
+    assert watch.decided() == {0: 10, 1: 11}
+    assert watch.epochs == 1
+
+
+def test_a_torn_commit_is_no_decision(checkpoint: Path, tmp_path: Path) -> None:
+    watch = CheckpointWatch(checkpoint, "r1", HistoryLog(tmp_path))
+    plan(checkpoint, 0, 10)
+    write(checkpoint, "commits/0", "")
+    write(checkpoint, "commits/.0.crc", "x")
+    write(checkpoint, "commits/.1.4711.tmp", "v1\n{}")
+    watch.look()
+    assert History.load(tmp_path).epochs["r1", 0].committed_at is None
+    assert watch.decided() == {}
+    write(checkpoint, "commits/0", "v1\n{}")
+    watch.look()
+    assert History.load(tmp_path).epochs["r1", 0].committed_at is not None
+
+
+def test_what_was_seen_once_is_not_told_again(checkpoint: Path, tmp_path: Path) -> None:
+    watch = CheckpointWatch(checkpoint, "r1", HistoryLog(tmp_path))
+    plan(checkpoint, 0, 10)
+    write(checkpoint, "commits/0", "v1\n{}")
+    for _ in range(3):
+        watch.look()
+    assert History.load(tmp_path).counts == {"offsets": 1, "committed": 1}
+
+
+def test_offsets_of_one_kafka_topic_are_understood_and_others_refused() -> None:
+    assert kafka_ends(b'v1\n{}\n{"t":{"0":5,"10":7}}') == {0: 5, 10: 7}
+    assert kafka_ends(b"v1\n{}") is None
+    assert kafka_ends(b'v1\n{}\n{"t":{"0":5') is None
+    with pytest.raises(ValueError, match="logOffset"):
+        kafka_ends(b'v1\n{}\n{"logOffset":3}')
