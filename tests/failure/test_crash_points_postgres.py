@@ -149,7 +149,7 @@ def test_a_pipeline_killed_at_every_crash_point_is_exactly_once(tables: Tables) 
 
 
 def test_a_pipeline_killed_while_it_prepares_a_lost_epoch_again_is_exactly_once(tables: Tables) -> None:
-    """An administrator clears away what is decided; every start after that dies a step later on the way to repair it."""
+    """An administrator clears away what is decided; each start after that dies a step later on the way to repair."""
     tables.restart_with("coordinator.commit.before")
     prepared, staged = tables.clear_away()
     assert prepared == 1
