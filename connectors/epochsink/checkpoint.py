@@ -61,17 +61,21 @@ class Checkpoint:
         try:
             version, header, *sources = (data or b"").decode().splitlines()
             watermark = json.loads(header).get("batchWatermarkMs", 0)
-            offsets = [json.loads(source) for source in sources]
         except ValueError as broken:
             raise EpochsinkError(
                 f"offsets/{epoch} of the checkpoint is missing or cannot be read ({broken})",
                 way_out="the checkpoint is damaged: restore it from a copy, then start again",
             ) from broken
-        listed = [self._files_listed(index, offset) for index, offset in enumerate(offsets)]
+        listed = [self._files_listed(index, source) for index, source in enumerate(sources)]
         return hashlib.sha256(json.dumps([version, watermark, sources, listed]).encode()).hexdigest()
 
-    def _files_listed(self, source: int, offset: object) -> list[str]:
+    def _files_listed(self, source: int, line: str) -> list[str]:
         """Return the files that a file source took at an offset, which is a mere number of an entry in its own log."""
+        try:
+            offset = json.loads(line)
+        except ValueError:
+            # "-" stands for a source that has no offset yet; and what others write is theirs
+            return []
         number = offset.get("logOffset") if isinstance(offset, dict) else None
         if not isinstance(number, int):
             return []

@@ -1,0 +1,122 @@
+"""What Spark's checkpoint says, read from files in Spark's own formats."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epochsink.checkpoint import NOTHING_DECIDED, Checkpoint
+from epochsink.errors import EpochsinkError
+from epochsink.files import LocalFiles
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
+
+
+def offsets(source: str, *, watermark: int = 0, timestamp: int = 1, version: str = "v1") -> str:
+    header = {
+        "batchWatermarkMs": watermark,
+        "batchTimestampMs": timestamp,
+        "conf": {"spark.sql.shuffle.partitions": "2"},
+    }
+    return f"{version}\n{json.dumps(header)}\n{source}"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for folder in ("commits", "offsets"):
+        (tmp_path / folder).mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def checkpoint(root: Path) -> Checkpoint:
+    return Checkpoint(LocalFiles(root))
+
+
+def test_a_fresh_checkpoint_decides_nothing(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(LocalFiles(tmp_path / "not-there"))
+    assert checkpoint.query_id() is None
+    assert checkpoint.newest_decided() == NOTHING_DECIDED
+    assert not checkpoint.has_commit(0)
+    assert not checkpoint.is_decided(0)
+
+
+def test_the_query_id(root: Path, checkpoint: Checkpoint) -> None:
+    (root / "metadata").write_text('{"id":"5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"}')
+    assert checkpoint.query_id() == "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
+
+
+def test_a_commit_decides(root: Path, checkpoint: Checkpoint) -> None:
+    (root / "commits" / "7").write_text(COMMIT)
+    assert checkpoint.has_commit(7)
+    assert checkpoint.is_decided(7)
+    assert not checkpoint.is_decided(8)
+    assert checkpoint.newest_decided() == 7
+
+
+def test_purged_epochs_are_decided(root: Path, checkpoint: Checkpoint) -> None:
+    """Spark deletes the oldest commits; whatever is older than all that stand was decided."""
+    for epoch in (40, 41, 42):
+        (root / "commits" / str(epoch)).write_text(COMMIT)
+    assert checkpoint.is_decided(3)
+    assert not checkpoint.has_commit(3)
+    assert checkpoint.newest_decided() == 42
+
+
+def test_numbers_are_compared_as_numbers(root: Path, checkpoint: Checkpoint) -> None:
+    for epoch in (9, 10):
+        (root / "commits" / str(epoch)).write_text(COMMIT)
+    assert checkpoint.newest_decided() == 10
+
+
+def test_other_files_are_ignored(root: Path, checkpoint: Checkpoint) -> None:
+    for name in (".3.crc", ".3.0a1b.tmp", "3.compact", "_SUCCESS"):
+        (root / "commits" / name).write_text(COMMIT)
+    assert checkpoint.newest_decided() == NOTHING_DECIDED
+    assert not checkpoint.is_decided(0)
+
+
+def test_a_torn_commit_decides_nothing(root: Path, checkpoint: Checkpoint) -> None:
+    (root / "commits" / "0").touch()
+    assert not checkpoint.has_commit(0)
+    assert not checkpoint.is_decided(0)
+
+
+def test_answers_are_read_anew(root: Path, checkpoint: Checkpoint) -> None:
+    assert not checkpoint.has_commit(0)
+    (root / "commits" / "0").write_text(COMMIT)
+    assert checkpoint.has_commit(0)
+    (root / "commits" / "0").unlink()
+    assert not checkpoint.has_commit(0)
+
+
+def test_the_digest_is_of_the_input_alone(root: Path, checkpoint: Checkpoint) -> None:
+    """The same offsets planned again at another time are the same input; other offsets or a watermark are not."""
+    digests = []
+    for epoch, text in enumerate(
+        [
+            offsets('{"topic":{"0":10}}'),
+            offsets('{"topic":{"0":10}}', timestamp=2),
+            offsets('{"topic":{"0":11}}'),
+            offsets('{"topic":{"0":10}}', watermark=5),
+            offsets('{"topic":{"0":10}}\n{"other":1}'),
+            offsets('{"topic":{"0":10}}\n-'),
+        ]
+    ):
+        (root / "offsets" / str(epoch)).write_text(text)
+        digests.append(checkpoint.offsets_digest(epoch))
+    assert digests[0] == digests[1]
+    assert len(set(digests)) == 5
+
+
+@pytest.mark.parametrize("text", [None, "", "v1", "v1\nnot json\n{}", "v1\n\udcff".encode("utf-8", "surrogateescape")])
+def test_damaged_offsets_are_named(root: Path, checkpoint: Checkpoint, text: str | bytes | None) -> None:
+    if text is not None:
+        (root / "offsets" / "3").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(EpochsinkError, match="offsets/3"):
+        checkpoint.offsets_digest(3)

@@ -1,0 +1,67 @@
+"""Crash points kill the process where the environment says, and nowhere else."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from epochsink import faults
+from epochsink.faults import POINTS, reach
+
+POINT = "coordinator.record.after"
+PROGRAM = f"""
+from epochsink.faults import reach
+for i in range(3):
+    reach("task.begin")
+    reach({POINT!r})
+    print(i, flush=True)
+"""
+
+
+def run(**environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_unarmed_points_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EPOCHSINK_CRASH", raising=False)
+    for point in POINTS:
+        reach(point)
+
+
+def test_other_points_do_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPOCHSINK_CRASH", "task.begin:1000")
+    for point in POINTS:
+        reach(point)
+
+
+def test_an_unknown_point_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPOCHSINK_CRASH", "task.begin:1000")
+    with pytest.raises(KeyError, match="nowhere"):
+        reach("nowhere")
+
+
+@pytest.mark.parametrize(("armed", "printed"), [(POINT, ""), (f"{POINT}:1", ""), (f"{POINT}:3", "0\n1\n")])
+def test_the_process_dies_at_its_point(armed: str, printed: str) -> None:
+    done = run(EPOCHSINK_CRASH=armed)
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout == printed
+
+
+def test_it_dies_once(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+    assert run(EPOCHSINK_CRASH=POINT, EPOCHSINK_CRASH_ONCE=str(once)).returncode == -signal.SIGKILL
+    assert once.exists()
+    assert run(EPOCHSINK_CRASH=POINT, EPOCHSINK_CRASH_ONCE=str(once)).stdout == "0\n1\n2\n"
+
+
+def test_every_point_is_reached_somewhere() -> None:
+    """A point that no code reaches would make a crash test that cannot fail."""
+    package = Path(faults.__file__).parent
+    code = "\n".join(path.read_text() for path in package.rglob("*.py") if path.name != "faults.py")
+    assert [point for point in POINTS if f'reach("{point}")' not in code] == []

@@ -1,0 +1,137 @@
+"""The durable copy of an epoch's rows."""
+
+from __future__ import annotations
+
+import pickle
+import stat
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from epochsink.errors import ConfigurationError, SpoolMissing
+from epochsink.protocol import Epoch, Identity, Task
+from epochsink.spool import Spool
+
+QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
+EPOCH = Epoch(3, "a" * 32)
+SINK = Identity(QUERY, 'x"; drop table y;--/../é', 1)
+
+
+def batch(*numbers: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": list(numbers)})
+
+
+def spooled(spool: Spool, task: str, *batches: pa.RecordBatch, epoch: Epoch = EPOCH, sink: Identity = SINK) -> None:
+    writer = spool.writer(Task(sink, epoch, 0, task), batches[0].schema)
+    for one in batches:
+        writer.write(one)
+    writer.close()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool.beside(str(tmp_path / "checkpoint"))
+
+
+def test_rows_come_back_as_written(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    spooled(spool, "1" * 32, batch(1, 2), batch(3))
+    spooled(spool, "2" * 32, batch(4))
+    rows = spool.rows(SINK, EPOCH, ["1" * 32, "2" * 32])
+    assert rows.tasks() == ("1" * 32, "2" * 32)
+    assert [one.column("id").to_pylist() for task in rows.tasks() for one in rows.read(task)] == [[1, 2], [3], [4]]
+    assert spool.size(QUERY, EPOCH) > 0
+
+
+def test_it_crosses_to_executors(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    spooled(pickle.loads(pickle.dumps(spool)), "1" * 32, batch(1))  # noqa: S301 - our own bytes
+    assert len(list(spool.rows(SINK, EPOCH, []).read("1" * 32))) == 1
+
+
+def test_sinks_of_one_task_are_apart(spool: Spool) -> None:
+    other = Identity(QUERY, "other", 1)
+    spool.make(QUERY, EPOCH)
+    spooled(spool, "1" * 32, batch(1))
+    spooled(spool, "1" * 32, batch(2), sink=other)
+    assert next(iter(spool.rows(other, EPOCH, []).read("1" * 32))).column("id").to_pylist() == [2]
+
+
+def test_a_late_task_of_a_finished_epoch_fails(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    spool.drop(QUERY, EPOCH)
+    with pytest.raises(OSError, match="No such file"):
+        spooled(spool, "1" * 32, batch(1))
+    assert spool.attempts(QUERY) == []
+
+
+def test_what_is_gone_is_named(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    with pytest.raises(SpoolMissing, match="epoch 3"):
+        list(spool.rows(SINK, EPOCH, []).read("1" * 32))
+    spool.drop(QUERY, EPOCH)
+    spool.drop(QUERY, EPOCH)
+    with pytest.raises(SpoolMissing, match="epoch 3"):
+        list(spool.rows(SINK, EPOCH, []).read("1" * 32))
+
+
+def test_a_torn_file_is_missing(spool: Spool) -> None:
+    """A task that dies while it spools is never accepted; but if its file is read, it is no rows."""
+    spool.make(QUERY, EPOCH)
+    spooled(spool, "1" * 32, batch(*range(1000)))
+    path = next(p for p in Path(spool.root).rglob("*.arrow"))
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises((SpoolMissing, OSError)):
+        list(spool.rows(SINK, EPOCH, []).read("1" * 32))
+
+
+def test_attempts_are_those_of_the_query(spool: Spool) -> None:
+    again = Epoch(3, "b" * 32)
+    for query, epoch in ((QUERY, EPOCH), (QUERY, again), ("other", EPOCH)):
+        spool.make(query, epoch)
+    assert sorted(spool.attempts(QUERY), key=lambda epoch: epoch.attempt) == [EPOCH, again]
+    assert spool.attempts("nobody") == []
+    spool.drop(QUERY, EPOCH)
+    assert spool.attempts(QUERY) == [again]
+    assert spool.attempts("other") == [EPOCH]
+
+
+def test_nobody_else_may_read(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    mode = Path(spool.root).stat().st_mode
+    assert stat.S_IMODE(mode) == 0o700
+
+
+def test_file_uris_are_local(tmp_path: Path) -> None:
+    spool = Spool.beside(f"file://{tmp_path}/with%20space/")
+    spool.make(QUERY, EPOCH)
+    spooled(spool, "1" * 32, batch(1))
+    assert (tmp_path / "with space" / "epochsink" / "spool" / QUERY).is_dir()
+
+
+def test_an_unknown_place_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="ftp://"):
+        Spool("ftp://host/spool").check()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(
+        st.lists(st.tuples(st.binary(max_size=9), st.text(max_size=9), st.none() | st.integers(-9, 9)), min_size=1),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_any_rows_survive(tmp_path_factory: pytest.TempPathFactory, batches: list[list[tuple[object, ...]]]) -> None:
+    spool = Spool(str(tmp_path_factory.mktemp("spool")))
+    schema = pa.schema([("b", pa.binary()), ("t", pa.string()), ("n", pa.int64())])
+    written = [
+        pa.RecordBatch.from_pylist([dict(zip(schema.names, row, strict=True)) for row in rows], schema=schema)
+        for rows in batches
+    ]
+    spool.make(QUERY, EPOCH)
+    spooled(spool, "1" * 32, *written)
+    assert list(spool.rows(SINK, EPOCH, []).read("1" * 32)) == written
