@@ -39,6 +39,7 @@ _TOO_LARGE: Final = 10
 _PURGE_ALL: Final = 0x3
 _PURGED: Final = (-152, -151)
 _ABORT_SECONDS: Final = 5.0
+_LONGEST_SLICE_MS: Final = 500
 _STATISTICS_MS: Final = 50
 """The producer's id and epoch are told only by librdkafka's statistics; this is the longest wait for them."""
 
@@ -52,6 +53,7 @@ _FORCED: Final = {
 _DEFAULTS: Final = {
     "partitioner": "murmur2_random",  # as the Java client, so that keys stay on their partitions
     "linger.ms": "20",
+    "reconnect.backoff.ms": "20",  # half of it is the pause before the first real connection
     "batch.size": str(1 << 20),
     "batch.num.messages": "100000",
     "queue.buffering.max.messages": "1000000",
@@ -154,7 +156,8 @@ class TransactionalProducer:
 
     def begin(self) -> None:
         """Fence earlier users of the id, abort what they left open, and begin."""
-        self._until_done(lambda ms: self._rdkafka.init_transactions(self._client, ms))
+        # asked again and again, because librdkafka's own next look for the coordinator may be half a second away
+        self._until_done(lambda ms: self._rdkafka.init_transactions(self._client, ms), slice_ms=20)
         self._rdkafka.check(self._rdkafka.begin_transaction(self._client))
 
     def flush(self) -> None:
@@ -358,7 +361,10 @@ class TransactionalProducer:
         return error
 
     def _until_done(self, call: Callable[[int], int | None], slice_ms: int = 500) -> None:
-        """Repeat a call while it times out, watching for errors that no waiting mends."""
+        """Repeat a call while it times out, watching for errors that no waiting mends.
+
+        ``call`` gets the time that it may take: ``slice_ms`` at first, then more and more.
+        """
         deadline = time.monotonic() + self._timeout
         while True:
             wait_ms = max(1, min(slice_ms, int((deadline - time.monotonic()) * 1000)))
@@ -374,6 +380,7 @@ class TransactionalProducer:
                     raise NativeError(failure.code, self._with_trouble(waited)) from None
             else:
                 return
+            slice_ms = min(2 * slice_ms, max(slice_ms, _LONGEST_SLICE_MS))
 
     def _with_trouble(self, text: str) -> str:
         return f"{text}; the client's last error: {self._trouble.text}" if self._trouble else text
