@@ -119,9 +119,13 @@ class HadoopFiles:
                 if _is(refused, "FileNotFoundException"):
                     return []
                 raise
+            if len(listed) == 0:
+                return []
             # one call for the whole list: a call for each name costs a hundred times as much
-            text = self._jvm.java.util.Arrays.toString(self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(listed))
-        return [path.rpartition("/")[2] for path in str(text)[1:-1].split(", ") if path]
+            paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(listed)
+            text = str(self._jvm.scala.runtime.ScalaRunTime.stringOf(paths))
+            parent = f"{paths[0].getParent().toString()}/"
+        return text.removeprefix(f"Array({parent}").removesuffix(")").split(f", {parent}")
 
     def remove(self, name: str) -> None:
         """Delete a file."""
