@@ -18,7 +18,7 @@ from epochsink.protocol import Epoch, Identity, Outcome, Task
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from epochsink.protocol import Committable, SinkCommitter, Verdict
+    from epochsink.protocol import Committable, SinkCommitter, SinkWriter, Verdict
     from epochsink.services import PostgresService
 
 
@@ -53,14 +53,21 @@ class Driver:
     sink: Postgres
     identity: Identity = field(default_factory=lambda: Identity(str(uuid.uuid4()), "table", 1))
     committer: SinkCommitter = field(init=False)
+    family: list[Driver] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
+        self.family.append(self)
         self.committer = self.sink.committer()
         self.committer.open(self.identity)
 
     def restart(self, sink: Postgres | None = None) -> Driver:
         later = Identity(self.identity.query_id, self.identity.sink, self.identity.generation + 1)
-        return Driver(sink or self.sink, later)
+        return Driver(sink or self.sink, later, self.family)
+
+    def close(self) -> None:
+        """Close the committers of this driver and of all that were started from it."""
+        for driver in self.family:
+            driver.committer.close()
 
     def task(self, epoch: Epoch, slot: int = 0) -> Task:
         return Task(self.identity, epoch, slot, uuid.uuid4().hex)
@@ -72,10 +79,7 @@ class Driver:
         for slot, given in enumerate(tasks):
             batches = given if isinstance(given, list) else [given]
             task = self.task(epoch, slot)
-            writer = self.sink.writer(task)
-            for batch in batches:
-                writer.write(batch)
-            committables.append(writer.prepare())
+            committables.append(write_task(self.sink.writer(task), batches))
             kept[task.uuid] = batches
         return Written(epoch, committables, ListedRows(kept))
 
@@ -94,6 +98,17 @@ class Driver:
         written, parts = self.prepare(number, *tasks)
         assert [verdict.outcome for verdict in self.commit(written, parts)] == [Outcome.COMMITTED] * len(parts)
         self.committer.finish(written.epoch, parts)
+
+
+def write_task(writer: SinkWriter, batches: list[pa.RecordBatch]) -> Committable:
+    """Do what a Spark task does with a writer."""
+    try:
+        for batch in batches:
+            writer.write(batch)
+        return writer.prepare()
+    except BaseException:
+        writer.abort()
+        raise
 
 
 class Truth:
@@ -178,7 +193,7 @@ def pg_driver(postgres: PostgresService, pg_schema: str) -> Iterator[MakeDriver]
 
     yield make
     for driver in drivers:
-        driver.committer.close()
+        driver.close()
 
 
 def row_schema(like: pa.RecordBatch) -> pa.Schema:

@@ -13,8 +13,6 @@ from epochsink.protocol import Outcome
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
 
-    from epochsink.services import PostgresService
-
 MODES = [
     pytest.param({"commit": "prepared"}, id="prepared"),
     pytest.param({"commit": "staged"}, id="staged"),
@@ -119,7 +117,7 @@ def test_a_table_of_key_columns_only_keeps_what_is_there(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("key", [None, "k"], ids=["append", "upsert"])
 def test_hostile_names_stay_names(
-    key: str | None, mode: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+    key: str | None, mode: dict[str, Any], pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
     """Quotes, spaces, capitals, dots, percent signs, braces and 63 bytes, in schemas, tables and columns."""
     odd = ('S"x.y', 'x"; drop table y;--', "%s {0} Ä", "c" * 63)
@@ -141,7 +139,7 @@ def test_hostile_names_stay_names(
 
 
 def test_a_table_without_a_schema_is_found_by_the_search_path(
-    postgres: PostgresService, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+    pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
     pg_truth.execute(f"CREATE TABLE {pg_schema}.found (id bigint, note text)")
     pg_driver("found", orders(1), options=f"-c search_path={pg_schema}").run(0, orders(1))
@@ -165,8 +163,8 @@ def test_a_trigger_that_redirects_rows_is_no_loss(pg_schema: str, pg_driver: Mak
     pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
     pg_truth.execute(f"CREATE TABLE {table}_elsewhere (id bigint, note text)")
     pg_truth.execute(
-        f"CREATE FUNCTION {pg_schema}.divert() RETURNS trigger LANGUAGE plpgsql AS "
-        f"$$ BEGIN INSERT INTO {table}_elsewhere VALUES (NEW.*); RETURN NULL; END $$"
+        f"CREATE FUNCTION {pg_schema}.divert() RETURNS trigger LANGUAGE plpgsql AS $$ "  # noqa: S608 - names that the test made
+        f"BEGIN INSERT INTO {table}_elsewhere VALUES (NEW.*); RETURN NULL; END $$"
     )
     pg_truth.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {pg_schema}.divert()")
     pg_driver(table, orders(1)).run(0, orders(1, 2))

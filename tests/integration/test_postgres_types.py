@@ -139,8 +139,8 @@ def test_columns_that_the_row_lacks_keep_their_default(pg_schema: str, pg_driver
     """Identity and generated columns too."""
     table = f"{pg_schema}.defaults"
     pg_truth.execute(
-        f"CREATE TABLE {table} (n bigint GENERATED ALWAYS AS IDENTITY, id int PRIMARY KEY, kind text NOT NULL DEFAULT 'new', "
-        "twice int GENERATED ALWAYS AS (id * 2) STORED)"
+        f"CREATE TABLE {table} (n bigint GENERATED ALWAYS AS IDENTITY, id int PRIMARY KEY, "
+        "kind text NOT NULL DEFAULT 'new', twice int GENERATED ALWAYS AS (id * 2) STORED)"
     )
     rows = pa.record_batch({"id": pa.array([5], pa.int32())})
     pg_driver(table, rows).run(0, rows)

@@ -57,7 +57,7 @@ def check(sink: Postgres, connection: Connection, schema: pa.Schema) -> list[str
 def unreachable(sink: Postgres, error: psycopg.OperationalError) -> str:
     """Return the finding for a server that does not let us in."""
     known = failure(error, f"cannot connect to {sink.server.database}")
-    return f"{known.message}; {known.way_out or 'see that it runs, and that host, port, user and password are right'}"
+    return f"{known.message}; {known.way_out}"
 
 
 def _check_server(connection: Connection) -> Iterator[str]:

@@ -30,7 +30,7 @@ from epochsink.postgres.marker import WHOLE, Marker
 from epochsink.postgres.merging import Merge, merge, verify
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.sessions import Session, SessionName, deadline
-from epochsink.postgres.transaction import commit, commit_prepared, prepare, transaction
+from epochsink.postgres.transaction import BUSY, commit, commit_prepared, prepare, transaction
 from epochsink.postgres.writer import make_writer, prepared_part
 from epochsink.protocol import COMMITTED, Epoch, Outcome, Task, Verdict
 
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 PATIENCE: Final = 30.0
 """Seconds for which a commit that meets a passing failure is repeated before its outcome is called unknown."""
 
-_AGAIN: Final = (errors.ObjectInUse, errors.LockNotAvailable, errors.DeadlockDetected, errors.SerializationFailure)
+_AGAIN: Final = (*BUSY, errors.LockNotAvailable, errors.DeadlockDetected, errors.SerializationFailure)
 _DEADLOCK_TURNS: Final = 3
 _PURGE_EVERY: Final = 100
 
@@ -259,15 +259,19 @@ class PostgresCommitter:
 
     # ---- clearing away
 
-    def abort(self, epoch: Epoch, written: Sequence[Committable]) -> None:  # noqa: ARG002 - all of an attempt is found by its name
-        """Roll back and drop whatever carries the attempt's name. Raises `EpochsinkError`."""
-        with translated(f"aborting attempt {epoch.attempt} at epoch {epoch.number}"):
-            self._sweeper(self._voting.connection(self._patience)).end_attempt(epoch.attempt)
-
     def sweep(self, keep: Sequence[Committable]) -> list[str]:
-        """End sessions, prepared transactions and staging tables that ``keep`` does not name."""
-        with translated(f"sweeping leftovers of {self._sink.relation}"):
-            return self._sweeper(self._voting.connection(self._patience)).end_all(keep)
+        """End sessions, prepared transactions and staging tables that ``keep`` does not name.
+
+        Raises `ConnectionError` if the server cannot be reached: the next sweep finds what is left.
+        """
+        doing = f"sweeping leftovers of {self._sink.relation}"
+        with translated(doing):
+            try:
+                return self._sweeper(self._voting.connection(self._patience)).end_all(keep)
+            except psycopg.OperationalError as error:
+                if is_disconnected(error):
+                    raise ConnectionError(f"{doing}: {self._sink.server.database}: {describe(error)}") from error
+                raise
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Drop the epoch's staging table, and now and then markers that nobody will ask for."""
@@ -299,4 +303,4 @@ def _repeat_deadlocks() -> Retrying:
 
 
 def _is_worth_repeating(error: BaseException) -> bool:
-    return isinstance(error, _AGAIN) or is_disconnected(error) or is_passing(error)
+    return isinstance(error, _AGAIN) or is_passing(error)

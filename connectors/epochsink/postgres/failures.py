@@ -23,6 +23,14 @@ _PASSING: Final = (
 )
 _REJECTING: Final = (errors.IntegrityError, errors.DataError)
 
+# libpq gives no SQLSTATE for what the server says while a session is being opened, only this text.
+_PASSING_REFUSALS: Final = ("the database system is", "too many", "connection slots")
+
+
+class Refused(psycopg.OperationalError):
+    """The server answered and did not let us in: wrong password, no such database, pg_hba.conf."""
+
+
 _WAYS_OUT: Final[dict[type[psycopg.Error], str]] = {
     errors.NotNullViolation: "filter such rows with where=, fill them with coalesce() in select=, or drop NOT NULL",
     errors.CheckViolation: "filter such rows with where=, or change the constraint",
@@ -41,8 +49,7 @@ _WAYS_OUT: Final[dict[type[psycopg.Error], str]] = {
     "attempts of this sink hold is rolled back before the next attempt; lock_timeout= sets how long to wait",
     errors.UndefinedTable: "it was dropped or renamed while the query ran: create it again, then restart the query",
     errors.UndefinedColumn: "the table has changed while the query ran: restart the query, which checks it anew",
-    errors.InvalidPassword: "give the right user and password=, or a passfile=",
-    errors.InvalidAuthorizationSpecification: "allow this user and host in pg_hba.conf, or give another user",
+    Refused: "give the right user, password= (or passfile=), sslmode= and database, or allow them in pg_hba.conf",
     errors.FeatureNotSupported: "what the table does (NOTIFY in a trigger, foreign or temporary tables) does not go "
     "into a prepared transaction: use commit='staged'",
     errors.QueryCanceled: "a statement_timeout cancelled it: raise it for this user, or give "
@@ -54,19 +61,22 @@ _WAYS_OUT: Final[dict[type[psycopg.Error], str]] = {
 
 def is_disconnected(error: BaseException) -> bool:
     """Return whether ``error`` says that the connection is gone: what was under way may or may not have happened."""
-    return isinstance(error, psycopg.OperationalError) and (
-        error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
-    )
+    if not isinstance(error, psycopg.OperationalError) or isinstance(error, Refused):
+        return False
+    return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
 
 
 def is_passing(error: BaseException) -> bool:
     """Return whether waiting may help: a server that starts, stops, is out of reach or has no free slot."""
-    if isinstance(error, _PASSING):
-        return True
-    if not isinstance(error, psycopg.OperationalError) or error.sqlstate is not None:
-        return False
-    # A server's refusal while connecting has no SQLSTATE in libpq; only its text tells it from a dead socket.
-    return "FATAL:" not in str(error) or "starting up" in str(error) or "too many" in str(error)
+    return isinstance(error, _PASSING) or is_disconnected(error)
+
+
+def refusal(error: psycopg.OperationalError) -> psycopg.OperationalError:
+    """Return what a failed attempt to connect means: `Refused`, or ``error`` itself if waiting may help."""
+    text = str(error)
+    if "FATAL:" not in text or any(known in text for known in _PASSING_REFUSALS):
+        return error
+    return Refused(text)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from psycopg import conninfo, pq
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from epochsink.errors import ConfigurationError
-from epochsink.postgres.failures import is_passing
+from epochsink.postgres.failures import is_passing, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,13 +80,16 @@ class Server:
         return again(self._connect, application)
 
     def _connect(self, application: str) -> Connection:
-        connection = psycopg.connect(
-            **self.parameters,  # type: ignore[arg-type] # libpq's names are checked by `parse`
-            application_name=application,
-            client_encoding="UTF8",
-            autocommit=True,
-            prepare_threshold=None,
-        )
+        try:
+            connection = psycopg.connect(
+                **self.parameters,  # type: ignore[arg-type] # libpq's names are checked by `parse`
+                application_name=application,
+                client_encoding="UTF8",
+                autocommit=True,
+                prepare_threshold=None,
+            )
+        except psycopg.OperationalError as error:
+            raise refusal(error) from None
         # UTC, because an instant that goes into a column without time zone is stored as UTC.
         connection.execute(f"SET TimeZone = 'UTC'; SET lock_timeout = {int(self.lock_timeout * 1000)}")
         return connection

@@ -63,14 +63,6 @@ class Sweeper:
             ),
         ]
 
-    def end_attempt(self, attempt: str) -> None:
-        """End everything of one attempt."""
-        self._end_sessions(lambda name: name.works_for(attempt))
-        self._roll_back(lambda name: name.attempt == attempt)
-        for table in self._staging():
-            if staging_owner(table) == (self._key, attempt):
-                self.drop(table)
-
     def drop(self, table: str) -> bool:
         """Drop a staging table; False if something still holds it, which the next sweep finds."""
         name = Relation(self._schema, table).quoted

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import errors, sql
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from epochsink.errors import PrepareFailed
 from epochsink.naming import PREFIX
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 
     from epochsink.naming import PreparedName
     from epochsink.postgres.server import Connection
+
+BUSY: Final = (errors.ObjectNotInPrerequisiteState, errors.ObjectInUse)
+"""Another session is in the middle of committing or rolling back the same prepared transaction."""
+
+_BUSY_SECONDS: Final = 5.0
 
 
 @contextmanager
@@ -55,8 +61,15 @@ def commit_prepared(connection: Connection, gid: str) -> None:
 
 def rollback_prepared(connection: Connection, gid: str) -> bool:
     """Roll a prepared transaction back; return whether there was one of that name. Raises `psycopg.Error`."""
+    statement = sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))
+    again = Retrying(
+        retry=retry_if_exception_type(BUSY),
+        stop=stop_after_delay(_BUSY_SECONDS),
+        wait=wait_random_exponential(0.05, 1.0),
+        reraise=True,
+    )
     try:
-        connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+        again(connection.execute, statement)
     except errors.UndefinedObject:
         return False
     return True

@@ -1,0 +1,398 @@
+"""Committed, aborted or unknown: what is concluded when an answer is lost, late, or says that something is gone.
+
+After each two-phase step the server is asked for the truth from another session, and the epoch is finished by a
+committer that knows nothing but the ledger's part.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
+from epochsink.naming import PreparedName
+from epochsink.postgres import Postgres
+from epochsink.postgres import committer as module
+from epochsink.postgres.committer import PostgresCommitter
+from epochsink.postgres.sessions import Session
+from epochsink.protocol import Outcome
+from fix_postgres import Driver, ListedRows, Truth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epochsink.protocol import Committable
+    from fix_postgres import MakeDriver, Written
+    from fix_services import PrivatePostgres
+
+WHOLE = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"commit": "staged"}, id="staged")]
+GIDS = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"atomic": False}, id="by-task")]
+MODES = [*WHOLE, GIDS[1]]
+
+
+def orders(*ids: int, note: str = "x") -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "note": pa.array([f"{note}{i}" for i in ids])})
+
+
+@pytest.fixture
+def table(pg_schema: str, pg_truth: Truth) -> str:
+    """Have no key: a row applied twice would show."""
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.orders (id bigint, note text)")
+    return f"{pg_schema}.orders"
+
+
+def outcomes(driver: Driver, written: Written, parts: list[Committable]) -> set[Outcome]:
+    return {verdict.outcome for verdict in driver.commit(written, parts)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_commit_may_be_repeated_at_any_time(
+    mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """By the same committer, by a later one, and after the epoch's staging is gone."""
+    driver = pg_driver(table, orders(1), **mode)
+    written, parts = driver.prepare(0, orders(1, 2), orders(3))
+    for again in (driver, driver, driver.restart()):
+        assert outcomes(again, written, parts) == {Outcome.COMMITTED}
+    driver.committer.finish(written.epoch, parts)
+    assert outcomes(driver.restart(), written, parts) == {Outcome.COMMITTED}
+    assert pg_truth.count(table) == 3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_vote_may_be_repeated(mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    driver = pg_driver(table, orders(1), **mode)
+    written = driver.write(0, orders(1), orders(2))
+    assert driver.vote(written) == driver.vote(written)
+    assert len(pg_truth.prepared()) == {"prepared": 1, "staged": 0}.get(mode.get("commit", ""), 2)
+
+
+@pytest.mark.parametrize("mode", GIDS)
+def test_what_somebody_rolled_back_is_aborted_and_replayed_from_the_spool(
+    mode: dict[str, Any], table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(table, orders(1), **mode)
+    written, parts = driver.prepare(0, orders(1, 2), [orders(3), orders(4)])
+    for gid in pg_truth.prepared():
+        pg_truth.execute(f"ROLLBACK PREPARED '{gid}'")
+    later = driver.restart()
+    verdicts = later.commit(written, parts)
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.ABORTED}
+    assert "marker is absent" in verdicts[0].evidence
+
+    attempts = [uuid.uuid4().hex for _ in parts]
+    replayed = [
+        later.committer.replay(written.epoch, part, written.rows, attempt)
+        for part, attempt in zip(parts, attempts, strict=True)
+    ]
+    assert pg_truth.count(table) == 0
+    assert sorted(pg_truth.prepared()) == sorted(part["gid"] for part in replayed)
+    assert {part["attempt"] for part in replayed} == set(attempts)
+
+    last = later.restart()
+    ended = [line for line in last.committer.sweep(replayed) if "session" not in line]
+    assert ended == [f"dropped staging table {part['table']}" for part in parts if "table" in part]
+    assert outcomes(last, written, replayed) == {Outcome.COMMITTED}
+    last.committer.finish(written.epoch, replayed)
+    assert pg_truth.rows(table) == [(1, "x1"), (2, "x2"), (3, "x3"), (4, "x4")]
+    assert pg_truth.staging(pg_schema) == pg_truth.prepared() == []
+
+
+@pytest.mark.parametrize("damage", ["DROP TABLE {}", "TRUNCATE {}", "DELETE FROM {} WHERE id = 1"])
+def test_staged_rows_that_are_gone_are_aborted_and_replayed(
+    damage: str, table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Never merged in part."""
+    driver = pg_driver(table, orders(1), commit="staged")
+    written, parts = driver.prepare(0, orders(1, 2))
+    pg_truth.execute(damage.format(f"{pg_schema}.{parts[0]['table']}"))
+    assert outcomes(driver, written, parts) == {Outcome.ABORTED}
+    assert pg_truth.count(table) == 0
+    assert driver.committer.newest() is None
+    replayed = [driver.committer.replay(written.epoch, parts[0], written.rows, uuid.uuid4().hex)]
+    assert outcomes(driver.restart(), written, replayed) == {Outcome.COMMITTED}
+    assert pg_truth.count(table) == 2
+
+
+def test_a_replay_without_a_spool_says_so_and_leaves_nothing(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(table, orders(1))
+    written, parts = driver.prepare(0, orders(1))
+    pg_truth.execute(f"ROLLBACK PREPARED '{parts[0]['gid']}'")
+    with pytest.raises(SpoolMissing):
+        driver.committer.replay(written.epoch, parts[0], ListedRows({}), uuid.uuid4().hex)
+    assert pg_truth.prepared() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_another_attempt_applied_is_unknown(
+    mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Neither committed nor to be replayed: the evidence names both attempts."""
+    driver = pg_driver(table, orders(1), **mode)
+    written, parts = driver.prepare(0, orders(1))
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    stranger = uuid.uuid4().hex
+    lost = dict(parts[0], attempt=stranger)
+    if "gid" in lost:
+        name = PreparedName.parse(lost["gid"])
+        assert name is not None
+        lost["gid"] = str(replace(name, attempt=stranger))
+    (verdict,) = driver.commit(written, [lost])
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert stranger in verdict.evidence
+    assert written.epoch.attempt in verdict.evidence
+    assert pg_truth.count(table) == 1
+
+
+@pytest.mark.parametrize("mode", GIDS)
+def test_an_epoch_that_is_applied_already_stops_the_vote(
+    mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The checkpoint is an older copy: nothing is prepared a second time."""
+    driver = pg_driver(table, orders(1), **mode)
+    driver.run(0, orders(1))
+    later = driver.restart()
+    written = later.write(0, orders(1))
+    with pytest.raises(WentBack, match="already applied"):
+        later.vote(written)
+    later.committer.sweep([])
+    assert pg_truth.prepared() == []
+    assert pg_truth.count(table) == 1
+
+
+def test_an_epoch_that_is_applied_already_is_never_merged_from_staging(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(table, orders(1), commit="staged")
+    driver.run(0, orders(1))
+    later = driver.restart()
+    written, parts = later.prepare(0, orders(1))
+    assert outcomes(later, written, parts) == {Outcome.UNKNOWN}
+    assert pg_truth.count(table) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_two_drivers_that_commit_at_once_apply_an_epoch_once(
+    mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """One of them finds the transaction busy or gone, or waits for the other's marker: both say committed."""
+    driver = pg_driver(table, orders(1), **mode)
+    for number in range(5):
+        written, parts = driver.prepare(number, orders(number))
+        drivers = [driver.restart() for _ in range(3)]
+        found: list[set[Outcome]] = []
+        threads = [
+            threading.Thread(target=lambda each=each: found.append(outcomes(each, written, parts)))  # noqa: B023 - joined below
+            for each in drivers
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        assert found == [{Outcome.COMMITTED}] * 3
+    assert pg_truth.rows(table) == [(n, f"x{n}") for n in range(5)]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_lost_connection_during_commit_is_repeated(
+    moment: str,
+    mode: dict[str, Any],
+    table: str,
+    pg_driver: MakeDriver,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    pg_truth: Truth,
+) -> None:
+    """Whether the server had done it or not."""
+    driver = pg_driver(table, orders(1), **mode)
+    written, parts = driver.prepare(0, orders(1))
+    name = "commit" if "staged" in mode.values() else "commit_prepared"
+    losses = cut_once(monkeypatch, name, moment)
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert losses == [moment]
+    assert pg_truth.rows(table) == [(1, "x1")]
+    assert pg_truth.prepared() == []
+
+
+def cut_once(monkeypatch: pytest.MonkeyPatch, name: str, moment: str) -> list[str]:
+    """Terminate the session before or after the real command, once; the caller sees a dead connection."""
+    real: Callable[..., None] = getattr(module, name)
+    losses: list[str] = []
+
+    def lossy(connection: psycopg.Connection[Any], *rest: Any) -> None:
+        if losses:
+            return real(connection, *rest)
+        losses.append(moment)
+        if moment == "after":
+            real(connection, *rest)
+        connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+        raise AssertionError("the session survived its termination")
+
+    monkeypatch.setattr(module, name, lossy)
+    return losses
+
+
+def test_a_busy_prepared_transaction_is_waited_for(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another session is in the middle of finishing it (55000)."""
+    driver = pg_driver(table, orders(1))
+    written, parts = driver.prepare(0, orders(1))
+    real: Callable[..., None] = getattr(module, "commit_prepared")  # noqa: B009 - imported there, not exported
+    turns: list[str] = []
+
+    def busy(connection: Any, gid: str) -> None:
+        turns.append(gid)
+        if len(turns) < 3:
+            raise psycopg.errors.ObjectNotInPrerequisiteState("prepared transaction with identifier is busy")
+        real(connection, gid)
+
+    monkeypatch.setattr(module, "commit_prepared", busy)
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert len(turns) == 3
+    assert pg_truth.count(table) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_server_killed_in_the_middle_keeps_every_prepared_epoch(
+    mode: dict[str, Any], private_postgres: PrivatePostgres
+) -> None:
+    """SIGKILL between vote and commit: while it is down the outcome is unknown; afterwards it commits."""
+    server = private_postgres()
+    truth = Truth(server.dsn)
+    truth.execute("CREATE TABLE orders (id bigint, note text)")
+    driver = Driver(Postgres(server.dsn, table="orders", **mode))
+    assert driver.committer.check(orders(1).schema) == []
+    written, parts = driver.prepare(0, orders(1, 2), orders(3))
+    truth.close()
+    server.kill()
+
+    hasty = PostgresCommitter(driver.sink, patience=0.5)
+    hasty.open(driver.identity)
+    verdict = hasty.commit(written.epoch, parts[0], written.rows)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert str(server.port) in verdict.evidence
+    with pytest.raises(PrepareFailed):
+        hasty.newest()
+    hasty.close()
+
+    server.start()
+    assert truth.count("orders") == 0
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert truth.count("orders") == 3
+    assert truth.prepared() == []
+    driver.close()
+    truth.close()
+
+
+def test_unlogged_rows_lost_in_a_crash_before_the_vote_fail_it(private_postgres: PrivatePostgres) -> None:
+    server = private_postgres()
+    truth = Truth(server.dsn)
+    truth.execute("CREATE TABLE orders (id bigint, note text)")
+    driver = Driver(Postgres(server.dsn, table="orders"))
+    assert driver.committer.check(orders(1).schema) == []
+    written = driver.write(0, orders(1, 2))
+    truth.execute("CHECKPOINT")
+    truth.close()
+    server.kill()
+    server.start()
+    with pytest.raises(PrepareFailed, match="holds 0 rows of the accepted tasks, and they wrote 2"):
+        driver.vote(written)
+    driver.committer.sweep([])
+    assert truth.prepared() == truth.staging("epochsink") == []
+    driver.run(0, orders(1, 2))
+    assert truth.count("orders") == 2
+    driver.close()
+    truth.close()
+
+
+def test_a_frozen_server_makes_the_outcome_unknown_in_bounded_time(private_postgres: PrivatePostgres) -> None:
+    """Its kernel still acknowledges everything, so no time-out of TCP strikes."""
+    server = private_postgres()
+    truth = Truth(server.dsn)
+    truth.execute("CREATE TABLE orders (id bigint, note text)")
+    driver = Driver(Postgres(server.dsn, table="orders", connect_timeout=2))
+    assert driver.committer.check(orders(1).schema) == []
+    written, parts = driver.prepare(0, orders(1))
+    hasty = PostgresCommitter(driver.sink, patience=1.0)
+    hasty.open(driver.identity)
+    assert hasty.newest() is None
+    server.pause()
+    try:
+        assert hasty.commit(written.epoch, parts[0], written.rows).outcome is Outcome.UNKNOWN
+    finally:
+        server.resume()
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert truth.count("orders") == 1
+    hasty.close()
+    driver.close()
+    truth.close()
+
+
+def test_a_session_that_died_while_idle_is_replaced(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    driver = pg_driver(table, orders(1))
+    driver.run(0, orders(1))
+    pg_truth.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'epochsink:%'"
+    )
+    driver.run(1, orders(2))
+    assert pg_truth.count(table) == 2
+
+
+def test_markers_are_not_looked_for_in_another_schema(table: str, pg_driver: MakeDriver, pg_schema: str) -> None:
+    """There an applied epoch would seem lost, and be applied again."""
+    driver = pg_driver(table, orders(1))
+    assert driver.committer.found() == {"schema": pg_schema}
+    moved = Postgres(str(driver.sink.server.parameters and "host=127.0.0.1"), table=table, schema_for_markers="other")
+    with pytest.raises(ConfigurationError, match="markers are in"):
+        moved.committer().open(replace(driver.identity, origin=driver.committer.found()))
+
+
+def test_a_row_that_breaks_a_constraint_leaves_a_staged_epoch_pending(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The decision has fallen, so nothing may be dropped: the error repeats until somebody mends the target."""
+    driver = pg_driver(table, orders(1), commit="staged")
+    written, parts = driver.prepare(0, orders(1, 1))
+    pg_truth.execute(f"ALTER TABLE {table} ADD CONSTRAINT one_of_each UNIQUE (id)")
+    for each in (driver, driver.restart()):
+        with pytest.raises(RowsRejected, match="one_of_each"):
+            each.commit(written, parts)
+    assert pg_truth.count(table) == 0
+    pg_truth.execute(f"ALTER TABLE {table} DROP CONSTRAINT one_of_each")
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert pg_truth.count(table) == 2
+
+
+def test_a_staged_epoch_is_merged_as_it_was_recorded(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """Even if the query was started again with another configuration meanwhile."""
+    pg_truth.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+    driver = pg_driver(table, orders(1), commit="staged", key="id", order_by="note")
+    written, parts = driver.prepare(0, orders(1, note="a"), orders(1, note="b"))
+    changed = Postgres(pg_truth.dsn, table=f"{table}_new", schema_for_markers=driver.sink.marker_schema)
+    assert outcomes(driver.restart(changed), written, parts) == {Outcome.COMMITTED}
+    assert pg_truth.rows(table) == [(1, "b1")]
+
+
+def test_sessions_outlive_a_closed_connection(pg_truth: Truth) -> None:
+    session = Session(Postgres(pg_truth.dsn, table="t").server, "epochsink")
+    first = session.connection()
+    first.close()
+    assert session.connection() is not first
+    assert session.connection() is session.connection()
+    session.close()
+
+
+def test_an_unknown_epoch_is_none_of_ours(table: str, pg_driver: MakeDriver) -> None:
+    driver = pg_driver(table, orders(1))
+    assert driver.committer.newest() is None
+    assert driver.committer.sweep([]) == []

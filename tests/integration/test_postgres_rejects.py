@@ -1,0 +1,210 @@
+"""Rows and circumstances that an epoch cannot survive: named with value, rule and way out; nothing is applied."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.postgres import Postgres
+from epochsink.protocol import Epoch
+from fix_postgres import Driver, Truth
+
+if TYPE_CHECKING:
+    from fix_postgres import MakeDriver
+    from fix_services import PrivatePostgres
+
+PREPARED = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"atomic": False}, id="by-task")]
+MODES = [*PREPARED, pytest.param({"commit": "staged"}, id="staged")]
+
+
+def rows(*ids: int | None, note: str = "x") -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "note": pa.array([note] * len(ids))})
+
+
+@pytest.mark.parametrize("mode", PREPARED)
+@pytest.mark.parametrize(
+    ("rule", "batch", "says"),
+    [
+        ("id bigint NOT NULL, note text", rows(1, None), 'null value in column "id"'),
+        ("id bigint CONSTRAINT positive CHECK (id > 0), note text", rows(1, -5), "positive"),
+        ("id bigint CONSTRAINT once UNIQUE, note text", rows(7, 7), "(id)=(7)"),
+        ("id bigint CONSTRAINT late UNIQUE DEFERRABLE INITIALLY DEFERRED, note text", rows(7, 7), "late"),
+        ("id bigint, note varchar(3)", rows(1, note="long"), "character varying(3)"),
+        ("id bigint, note uuid", rows(1, note="nope"), "'nope' is no uuid"),
+        ("id bigint, note jsonb", rows(1, note="{"), "json"),
+        ("id bigint, note jsonb", rows(1, note='"\\u0000"'), "\\u0000"),
+        ("id bigint, note text", rows(1, note="a\x00b"), "column note"),
+    ],
+    ids=["not-null", "check", "unique", "deferred", "too-long", "no-uuid", "no-json", "nul-in-jsonb", "nul-in-text"],
+)
+def test_rows_that_break_a_rule_are_rejected_before_the_decision(
+    rule: str,
+    batch: pa.RecordBatch,
+    says: str,
+    mode: dict[str, Any],
+    pg_driver: MakeDriver,
+    *,
+    pg_schema: str,
+    pg_truth: Truth,
+) -> None:
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} ({rule})")
+    driver = pg_driver(table, rows(1), **mode)
+    with pytest.raises(RowsRejected) as caught:
+        driver.prepare(0, batch)
+    assert says in caught.value.message
+    assert caught.value.way_out
+    driver.committer.sweep([])
+    assert pg_truth.prepared() == []
+    assert pg_truth.count(table) == 0
+    driver.run(0, rows(2, note="2b0f5c1e-0000-4000-8000-000000000000" if "uuid" in rule else "1"))
+    assert pg_truth.count(table) == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_key_that_comes_twice_without_an_order_is_refused_by_name(
+    mode: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
+    driver = pg_driver(table, rows(1), key="id", **mode)
+    with pytest.raises(RowsRejected, match="key id=42 comes 2 times in one epoch") as caught:
+        driver.prepare(0, [rows(1, 42), rows(42, 3)])
+    assert "order_by=" in caught.value.way_out
+    assert pg_truth.count(table) == 0
+    assert pg_truth.prepared() == []
+
+
+def test_a_foreign_key_is_checked_before_the_decision(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.customers (id bigint PRIMARY KEY)")
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.t (id bigint REFERENCES {pg_schema}.customers, note text)")
+    driver = pg_driver(f"{pg_schema}.t", rows(1))
+    with pytest.raises(RowsRejected, match="t_id_fkey"):
+        driver.prepare(0, rows(1))
+    assert pg_truth.prepared() == []
+
+
+def test_a_trigger_that_notifies_points_to_staging(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """PREPARE TRANSACTION refuses what has executed NOTIFY."""
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
+    pg_truth.execute(
+        f"CREATE FUNCTION {pg_schema}.tell() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN NOTIFY orders; RETURN NEW; END $$"
+    )
+    pg_truth.execute(f"CREATE TRIGGER t AFTER INSERT ON {table} EXECUTE FUNCTION {pg_schema}.tell()")
+    with pytest.raises(PrepareFailed) as caught:
+        pg_driver(table, rows(1)).prepare(0, rows(1))
+    assert "commit='staged'" in caught.value.way_out
+    pg_driver(table, rows(1), commit="staged").run(0, rows(1))
+    assert pg_truth.count(table) == 1
+
+
+@pytest.mark.parametrize("mode", PREPARED)
+def test_used_up_prepared_transactions_are_counted_and_the_setting_is_named(
+    mode: dict[str, Any], private_postgres: PrivatePostgres
+) -> None:
+    server = private_postgres(max_prepared_transactions=2)
+    truth = Truth(server.dsn)
+    truth.execute("CREATE TABLE t (id bigint, note text)")
+    truth.execute("BEGIN")
+    truth.execute("INSERT INTO t VALUES (0, 'theirs')")
+    truth.execute("PREPARE TRANSACTION 'theirs'")
+    driver = Driver(Postgres(server.dsn, table="t", **mode))
+    assert driver.committer.check(rows(1).schema) == []
+    written, parts = driver.prepare(0, rows(1))
+    with pytest.raises(PrepareFailed) as caught:
+        driver.prepare(1, rows(2))
+    assert "max_prepared_transactions = 2 are used: 1 by epochsink, 1 by others" in caught.value.message
+    assert "pg_prepared_xacts" in caught.value.way_out
+    driver.committer.sweep(parts)
+    driver.commit(written, parts)
+    assert truth.rows("t") == [(1, "x")]
+    driver.close()
+    truth.close()
+
+
+def test_a_table_that_changes_while_the_query_runs_fails_the_epoch(
+    pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
+    driver = pg_driver(table, rows(1))
+    pg_truth.execute(f"ALTER TABLE {table} RENAME note TO remark")
+    with pytest.raises(PrepareFailed, match="'note'"):
+        driver.write(0, rows(1))
+    pg_truth.execute(f"ALTER TABLE {table} RENAME TO elsewhere")
+    with pytest.raises(PrepareFailed, match="does not exist"):
+        driver.write(0, rows(1))
+
+
+@pytest.mark.parametrize(
+    "damage", ["DROP TABLE {}", "DELETE FROM {} WHERE id = 1", "INSERT INTO {0} SELECT * FROM {0}"]
+)
+@pytest.mark.parametrize("options", [{}, {"key": "id", "order_by": "note"}], ids=["append", "upsert"])
+def test_a_vote_counts_what_the_tasks_wrote(
+    options: dict[str, Any], damage: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
+    driver = pg_driver(table, rows(1), **options)
+    written = driver.write(0, rows(1, 2))
+    pg_truth.execute(damage.format(f"{pg_schema}.{written.committables[0]['table']}"))
+    with pytest.raises(PrepareFailed):
+        driver.vote(written)
+    assert pg_truth.prepared() == []
+    assert pg_truth.count(table) == 0
+
+
+def test_a_prepared_task_that_is_gone_fails_the_vote(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.t (id bigint, note text)")
+    driver = pg_driver(f"{pg_schema}.t", rows(1), atomic=False)
+    written = driver.write(0, rows(1), rows(2))
+    pg_truth.execute(f"ROLLBACK PREPARED '{written.committables[1]['gid']}'")
+    with pytest.raises(PrepareFailed, match="not in pg_prepared_xacts"):
+        driver.vote(written)
+
+
+def test_a_lock_is_waited_for_no_longer_than_the_option_says(
+    pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
+    driver = pg_driver(table, rows(1), lock_timeout=0.2)
+    written = driver.write(0, rows(1))
+    pg_truth.execute("BEGIN")
+    pg_truth.execute(f"LOCK TABLE {table} IN SHARE MODE")
+    with pytest.raises(PrepareFailed) as caught:
+        driver.vote(written)
+    assert "lock_timeout=" in caught.value.way_out
+    pg_truth.execute("ROLLBACK")
+    driver.vote(written)
+
+
+def test_a_statement_time_out_names_its_setting(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
+    driver = pg_driver(table, rows(1), options="-c statement_timeout=300", lock_timeout=30)
+    written = driver.write(0, rows(1))
+    pg_truth.execute("BEGIN")
+    pg_truth.execute(f"LOCK TABLE {table} IN SHARE MODE")
+    with pytest.raises(PrepareFailed) as caught:
+        driver.vote(written)
+    assert "statement_timeout" in caught.value.way_out
+    pg_truth.execute("ROLLBACK")
+
+
+def test_a_writer_that_is_given_up_leaves_nothing_open(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
+    driver = pg_driver(table, rows(1), atomic=False)
+    writer = driver.sink.writer(driver.task(Epoch(0, uuid.uuid4().hex)))
+    writer.write(rows(1))
+    writer.abort()
+    writer.abort()
+    assert pg_truth.count("pg_stat_activity WHERE application_name LIKE 'epochsink:%' AND state <> 'idle'") == 0
+    assert pg_truth.count(table) == 0
