@@ -9,6 +9,7 @@ import pytest
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import ConfigurationError
+from epochsink.protocol import Epoch, Identity, Sink, SinkCommitter, SinkWriter, Task
 
 CANARY = "canary-5f3a"
 
@@ -96,3 +97,12 @@ def test_sink_survives_pickling_with_its_options() -> None:
 def test_spool_is_forced_and_rows_may_lie_anywhere() -> None:
     assert sink().spool is True
     assert sink().distribute_by == ()
+
+
+def test_sink_committer_and_writer_are_what_the_protocol_asks_for() -> None:
+    """A static truth, which the type checker verifies."""
+    made: Sink = sink()
+    committer: SinkCommitter = made.committer()
+    writer: SinkWriter = made.writer(Task(Identity("query", "search"), Epoch(0, "0" * 32), 0, "1" * 32))
+    assert writer.prepare() == {"task": "1" * 32, "rows": 0, "largest": 0}
+    committer.close()

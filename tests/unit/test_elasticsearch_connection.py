@@ -77,10 +77,9 @@ def test_errors_never_show_credentials() -> None:
     assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize(
-    ("version", "fine"), [("7.17.29", False), ("8.19.9", True), ("9.2.0", True), ("10.0.0", False)]
-)
-def test_the_major_version_is_checked(version: str, fine: bool) -> None:  # noqa: FBT001 - a table's column
+def version_finding(version: str) -> str:
+    """Return what check() finds first on a server of a version; it refuses everything that comes after."""
+
     def behave(seen: Seen) -> Answer:
         if seen.path.startswith("/_nodes"):
             return Answer(200, json.dumps({"nodes": {"n": {"version": version}}}).encode())
@@ -90,8 +89,24 @@ def test_the_major_version_is_checked(version: str, fine: bool) -> None:  # noqa
         committer = Elasticsearch(server.url, index="orders").committer()
         (finding,) = committer.check(SCHEMA)
         committer.close()
-    assert ("the end of this test" in finding) is fine
-    assert (f"the server is version {version}" in finding) is not fine
+    return finding
+
+
+@pytest.mark.parametrize("version", ["9.2.0", f"{vendor.__version__[0]}.99.0"])
+def test_supported_versions_pass(version: str) -> None:
+    assert "the end of this test" in version_finding(version)
+
+
+@pytest.mark.parametrize("version", ["7.17.29", "10.0.0"])
+def test_a_wrong_major_version_is_named(version: str) -> None:
+    assert f"the server is version {version}; supported are 8 and 9" in version_finding(version)
+
+
+def test_a_client_newer_than_the_server_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vendor, "__version__", (9, 1, 0))
+    finding = version_finding("8.19.9")
+    assert "the server is version 8.19.9, the Python client 9.1.0" in finding
+    assert "elasticsearch>=8,<9" in finding
 
 
 def test_something_else_than_elasticsearch_is_named() -> None:
