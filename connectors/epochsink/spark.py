@@ -57,6 +57,7 @@ class ExactlyOnce:
         self.join_running = join_running
         self._lock = threading.RLock()
         self._run: Run | None = None
+        self._checked = False
 
     def start(self, writer: DataStreamWriter) -> ExactlyOnceQuery:
         """Check the sinks, recover what the last run left, and start the query.
@@ -101,6 +102,7 @@ class ExactlyOnce:
         refuse_bad_plan(frame, self.sinks, schemas)
         _, location = open_checkpoint(frame.sparkSession, self.checkpoint)
         self._spool_of(location)
+        self._checked = True
 
     def recover(self, session: SparkSession) -> None:
         """Commit what the last run of the query decided and did not get to commit, and abort its leftovers.
@@ -121,6 +123,8 @@ class ExactlyOnce:
         session = frame.sparkSession
         execution = StreamExecution.of_batch(session)
         with told_to_spark(epoch, execution):
+            if not self._checked:
+                self.check(frame)
             self._adopt(session, execution).foreach_batch(frame, epoch)
 
     def await_committed(self) -> None:
