@@ -87,6 +87,14 @@ def test_a_transaction_timeout_above_the_cap_is_named_with_the_cap(kafka: KafkaS
     assert "transaction.max.timeout.ms = 900000" in finding
 
 
+def test_times_that_outlast_the_transaction_are_named(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    assert findings(kafka, topic, options={"delivery.timeout.ms": 120_000}) == []
+    [finding] = findings(kafka, topic, transaction_timeout=60, options={"delivery.timeout.ms": 120_000})
+    assert "message.timeout.ms" in finding
+    assert "transaction.timeout.ms" in finding
+
+
 def test_wrong_types_are_found_together_with_what_else_is_wrong(kafka: KafkaService, fresh_topic: FreshName) -> None:
     wrong = pa.schema([("key", pa.int64()), ("value", pa.string())])
     [finding] = findings(kafka, fresh_topic(), wrong)

@@ -157,6 +157,23 @@ def test_the_vote_refuses_a_transaction_that_a_later_attempt_has_fenced(config: 
         committer.vote(at, [part], NO_ROWS)
 
 
+def test_an_attempt_that_is_fenced_while_it_writes_fails_and_the_later_one_stands(
+    kafka: KafkaService, topic: str, config: Kafka
+) -> None:
+    who, at = identity(), epoch(0)
+    name = uuid.uuid4().hex
+    earlier = config.writer(task(who, at, name=name))
+    earlier.write(rows("earlier"))
+    part = prepare(config, task(who, at, name=name), rows("later"))
+    with pytest.raises(PrepareFailed, match="another attempt"):
+        earlier.prepare()
+    earlier.abort()
+    with committing(config, who) as committer:
+        assert committer.vote(at, [part], NO_ROWS) == [part]
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+    assert read_all(kafka.bootstrap_servers, topic, 1) == ["later"]
+
+
 def test_a_zombie_that_uses_a_recorded_id_again_costs_a_replay_and_no_row(
     kafka: KafkaService, topic: str, config: Kafka
 ) -> None:

@@ -15,6 +15,7 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListT
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import refusals
 from epochsink.kafka.cluster import Cluster, Refused, Unreachable
+from epochsink.kafka.config import DEFAULT_TRANSACTION_TIMEOUT
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
 from epochsink.naming import PREFIX
@@ -32,6 +33,7 @@ PROBE_ID: Final = f"{PREFIX}.check"
 """The transactional id with which rights and the transaction timeout are tried out. Its transactions stay empty."""
 
 _PROBE_TIMEOUT_MS: Final = 10_000
+_COMPARED_WITH_TIMEOUT: Final = frozenset({"message.timeout.ms", "socket.timeout.ms"})
 _UNKNOWN_TOPIC: Final = 3
 _TOPIC_RIGHTS: Final = {
     "WRITE": "the rows cannot be written",
@@ -72,20 +74,26 @@ def _cluster(config: Kafka, cluster: Cluster) -> list[str]:
 
 def _producing(config: Kafka) -> list[str]:
     """Try what a task does: connect with the producing client and get a producer id under our prefix."""
+    intended = round(1000 * (config.transaction_timeout or DEFAULT_TRANSACTION_TIMEOUT))
+    # a short timeout for the probe, which the cap certainly allows; the client compares these options with it
+    probed = {name: value for name, value in config.options.items() if name not in _COMPARED_WITH_TIMEOUT}
     try:
-        probe = TransactionalProducer(
-            config.options, PROBE_ID, _PROBE_TIMEOUT_MS, config.timeout, config.bootstrap_servers
-        )
+        _producer(config, config.options, intended).release()
+        probe = _producer(config, probed, _PROBE_TIMEOUT_MS)
         try:
             probe.begin()
         finally:
             probe.release()
     except ConfigurationError as wrong:
-        return [f"{wrong.message}; {wrong.way_out}"]
+        return [f"{wrong.message}; {wrong.way_out or 'correct options='}"]
     except NativeError as failure:
         refused = refusals.error(failure, f"no transaction could be begun at {config.bootstrap_servers}")
         return [f"{refused.message}; {refused.way_out}"]
     return []
+
+
+def _producer(config: Kafka, options: Mapping[str, str], transaction_timeout_ms: int) -> TransactionalProducer:
+    return TransactionalProducer(options, PROBE_ID, transaction_timeout_ms, config.timeout, config.bootstrap_servers)
 
 
 def _version(cluster: Cluster) -> list[str]:

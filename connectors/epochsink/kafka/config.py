@@ -146,6 +146,6 @@ class Kafka:
 
     def _let_librdkafka_check(self) -> None:
         """Refuse options that librdkafka does not know; it needs no connection for that."""
-        from epochsink.kafka.producer import check_options  # noqa: PLC0415 - the clients are an extra
+        from epochsink.kafka.settings import check_options  # noqa: PLC0415 - the clients are an extra
 
         check_options(self.options)

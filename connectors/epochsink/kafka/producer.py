@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import logging
 import time
 import weakref
 from typing import TYPE_CHECKING, Any, Final
@@ -17,19 +16,16 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from epochsink.errors import ConfigurationError
-from epochsink.kafka import librdkafka, refusals
-from epochsink.kafka.librdkafka import OK, Argument, Kind, Library, Message, NativeError, library
+from epochsink.kafka import librdkafka, refusals, settings
+from epochsink.kafka.events import Events
+from epochsink.kafka.librdkafka import OK, Argument, Kind, Library, NativeError, library
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-log = logging.getLogger("epochsink.kafka")
-
 ROWS_PER_CALL: Final = 10_000
-BYTES_IN_FLIGHT: Final = 64 << 20
-"""How much a task lets librdkafka hold, roughly, before it waits for the broker."""
 
 _QUEUE_FULL: Final = -184
 _TIMED_OUT: Final = -185
@@ -40,58 +36,6 @@ _PURGE_ALL: Final = 0x3
 _PURGED: Final = (-152, -151)
 _ABORT_SECONDS: Final = 5.0
 _LONGEST_SLICE_MS: Final = 500
-_STATISTICS_MS: Final = 50
-"""The producer's id and epoch are told only by librdkafka's statistics; this is the longest wait for them."""
-
-_FORCED: Final = {
-    "enable.idempotence": "true",
-    "statistics.interval.ms": str(_STATISTICS_MS),
-    "delivery.report.only.error": "true",
-    "enable.metrics.push": "false",
-    "log.queue": "true",
-}
-_DEFAULTS: Final = {
-    "partitioner": "murmur2_random",  # as the Java client, so that keys stay on their partitions
-    "linger.ms": "20",
-    "reconnect.backoff.ms": "20",  # half of it is the pause before the first real connection
-    "batch.size": str(1 << 20),
-    "batch.num.messages": "100000",
-    "queue.buffering.max.messages": "1000000",
-    "queue.buffering.max.kbytes": str((4 * BYTES_IN_FLIGHT) >> 10),
-}
-
-
-class DeliveryFailed(NativeError):
-    """Rows were handed over and did not arrive; ``size`` is that of the first such row."""
-
-    def __init__(self, code: int, text: str, *, size: int = 0) -> None:
-        super().__init__(code, text)
-        self.size = size
-
-
-def configure(rdkafka: Library, options: Mapping[str, str]) -> int:
-    """Return a ``rd_kafka_conf_t *``. Raises ConfigurationError for an option that librdkafka refuses."""
-    conf: int = rdkafka.conf_new()
-    reason = ctypes.create_string_buffer(512)
-    for name, value in options.items():
-        answer = rdkafka.conf_set(conf, name.encode(), value.encode(), reason, len(reason))
-        if answer != OK:
-            rdkafka.conf_destroy(conf)
-            if answer == librdkafka.CONF_UNKNOWN:
-                raise ConfigurationError(
-                    f"options: librdkafka {rdkafka.version_str().decode()} knows no option '{name}'",
-                    way_out="see librdkafka's CONFIGURATION.md for the names",
-                )
-            # the reason repeats the value, which may be a secret
-            text = reason.value.decode(errors="replace").replace(value, "***") if value else reason.value.decode()
-            raise ConfigurationError(f"options: librdkafka refuses the value of '{name}': {text}")
-    return conf
-
-
-def check_options(options: Mapping[str, str]) -> None:
-    """Raise ConfigurationError for an option that librdkafka refuses. Does not connect."""
-    rdkafka = library()
-    rdkafka.conf_destroy(configure(rdkafka, options))
 
 
 class TransactionalProducer:
@@ -113,31 +57,20 @@ class TransactionalProducer:
         self._timeout = timeout
         self._topics: dict[str, int] = {}
         self._partitions: dict[str, int] = {}
-        self._statistics = b""
-        self._trouble: NativeError | None = None
-        self._undelivered: DeliveryFailed | None = None
         self._size_sum = self._count = 0
         self._native = self._connectable(
-            _DEFAULTS
-            | {"delivery.timeout.ms": str(min(120_000, transaction_timeout_ms))}
-            | dict(options)
-            | _FORCED
-            | {
-                "bootstrap.servers": bootstrap_servers,
-                "transactional.id": transactional_id,
-                "transaction.timeout.ms": str(transaction_timeout_ms),
-            }
+            settings.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
         )
-        self._events: int = self._rdkafka.queue_get_main(self._native)
+        queue: int = self._rdkafka.queue_get_main(self._native)
         self._rdkafka.set_log_queue(self._native, None)
+        self._events = Events(self._rdkafka, queue)
         # its threads must not outlive this object; destroying it leaves the transaction open
-        self._release = weakref.finalize(self, _destroy, self._rdkafka, self._native, self._events, self._topics)
+        self._release = weakref.finalize(self, _destroy, self._rdkafka, self._native, queue, self._topics)
 
-    def _connectable(self, options: Mapping[str, str]) -> int:
-        conf = configure(self._rdkafka, options)
-        self.limit = int(_value(self._rdkafka, conf, "message.max.bytes"))
-        events = librdkafka.EVENT_DELIVERY | librdkafka.EVENT_ERROR | librdkafka.EVENT_STATISTICS
-        self._rdkafka.conf_set_events(conf, events | librdkafka.EVENT_LOG)
+    def _connectable(self, wanted: Mapping[str, str]) -> int:
+        conf = settings.configure(self._rdkafka, wanted)
+        self.limit = int(settings.value(self._rdkafka, conf, "message.max.bytes"))
+        self._rdkafka.conf_set_events(conf, Events.ENABLED)
         reason = ctypes.create_string_buffer(512)
         client: int | None = self._rdkafka.new(librdkafka.PRODUCER, conf, reason, len(reason))
         if not client:
@@ -164,9 +97,9 @@ class TransactionalProducer:
         """Wait until the broker has every row. Raises `DeliveryFailed` if it does not have one of them."""
         while self._rdkafka.outq_len(self._client) > 0:
             self._rdkafka.flush(self._client, 100)
-            self._serve(0)
+            self._events.serve(0)
             self._raise_undelivered()
-        self._serve(0)
+        self._events.serve(0)
         self._raise_undelivered()
 
     def mark(self, group: str, topic: str, offset: int) -> None:
@@ -180,13 +113,13 @@ class TransactionalProducer:
         """Return (producer id, producer epoch), with which any process can end the transaction."""
         deadline = time.monotonic() + self._timeout
         while time.monotonic() < deadline:
-            self._serve(0)
-            if self._statistics:
-                known = json.loads(self._statistics)["eos"]
+            self._events.serve(0)
+            if self._events.statistics:
+                known = json.loads(self._events.statistics)["eos"]
                 if known["producer_id"] >= 0:
                     return int(known["producer_id"]), int(known["producer_epoch"])
-                self._statistics = b""
-            self._serve(_STATISTICS_MS)
+                self._events.statistics = b""
+            self._events.serve(settings.STATISTICS_MS)
         raise NativeError(_TIMED_OUT, "librdkafka's statistics did not tell the producer id")
 
     def release(self) -> None:
@@ -202,7 +135,7 @@ class TransactionalProducer:
             self._rdkafka.purge(self._client, _PURGE_ALL)
             deadline = time.monotonic() + self._timeout
             while self._rdkafka.outq_len(self._client) > 0 and time.monotonic() < deadline:
-                self._serve(10)
+                self._events.serve(10)
             self._until_done(lambda ms: self._rdkafka.abort_transaction(self._client, ms))
         finally:
             self.release()
@@ -216,7 +149,7 @@ class TransactionalProducer:
             while not (count := self._ask_partition_count(topic)):
                 if time.monotonic() > deadline:
                     raise NativeError(_LEADER_NOT_AVAILABLE, f"topic '{topic}' has no leader")
-                self._serve(50)
+                self._events.serve(50)
             self._partitions[topic] = count
         return self._partitions[topic]
 
@@ -268,7 +201,7 @@ class TransactionalProducer:
         if len(refused):
             first = refused[0]
             raise self._refused(topic, int(first["err"]), int(first["len"] + first["key_len"]))
-        self._serve(10)
+        self._events.serve(10)
         return np.ascontiguousarray(messages[messages["err"] == _QUEUE_FULL])
 
     def _produce_one(self, topic: str, arguments: Any, headers: Sequence[Any] | None, size: int) -> None:
@@ -289,7 +222,7 @@ class TransactionalProducer:
                     self._rdkafka.headers_destroy(native)
                 if failure.code != _QUEUE_FULL:
                     raise self._refused(topic, failure.code, size) from None
-                self._serve(10)
+                self._events.serve(10)
             else:
                 return
 
@@ -340,11 +273,11 @@ class TransactionalProducer:
             self._rdkafka.metadata_destroy(answer)
 
     def _make_room(self) -> None:
-        """Wait while librdkafka holds more than `BYTES_IN_FLIGHT`, by the average size of a row."""
+        """Wait while librdkafka holds more than `settings.BYTES_IN_FLIGHT`, by the average size of a row."""
         average = max(1, self._size_sum // self._count)
-        while self._rdkafka.outq_len(self._client) * average > BYTES_IN_FLIGHT:
-            self._serve(5)
-        self._serve(0)
+        while self._rdkafka.outq_len(self._client) * average > settings.BYTES_IN_FLIGHT:
+            self._events.serve(5)
+        self._events.serve(0)
         self._raise_undelivered()
 
     def _send_offset(self, group: str, topic: str, offset: int, wait_ms: int) -> int | None:
@@ -371,7 +304,7 @@ class TransactionalProducer:
             try:
                 self._rdkafka.check(call(wait_ms))
             except NativeError as failure:
-                self._serve(0)
+                self._events.serve(0)
                 self._raise_standing_trouble()
                 if not failure.retriable:
                     raise
@@ -383,75 +316,19 @@ class TransactionalProducer:
             slice_ms = min(2 * slice_ms, max(slice_ms, _LONGEST_SLICE_MS))
 
     def _with_trouble(self, text: str) -> str:
-        return f"{text}; the client's last error: {self._trouble.text}" if self._trouble else text
+        return f"{text}; the client's last error: {self._events.trouble.text}" if self._events.trouble else text
 
     def _raise_standing_trouble(self) -> None:
-        if self._trouble is not None and refusals.stands(self._trouble.code):
-            raise self._trouble
+        if self._events.trouble is not None and refusals.stands(self._events.trouble.code):
+            raise self._events.trouble
 
     def _raise_undelivered(self) -> None:
-        if self._undelivered is None:
+        if self._events.undelivered is None:
             return
-        if self._undelivered.code in _PURGED:
+        if self._events.undelivered.code in _PURGED:
             # librdkafka gave the rows up because the transaction failed: any call on it tells why
             self._rdkafka.check(self._send_offset("epochsink", next(iter(self._topics)), 0, 1_000))
-        raise self._undelivered
-
-    # ---- events
-
-    def _serve(self, wait_ms: int) -> None:
-        """Take in all events that are there, waiting up to ``wait_ms`` for the first."""
-        while event := self._rdkafka.queue_poll(self._events, wait_ms):
-            wait_ms = 0
-            try:
-                self._take(event)
-            finally:
-                self._rdkafka.event_destroy(event)
-
-    def _take(self, event: int) -> None:
-        kind = self._rdkafka.event_type(event)
-        if kind == librdkafka.EVENT_STATISTICS:
-            self._statistics = self._rdkafka.event_stats(event)
-        elif kind == librdkafka.EVENT_DELIVERY:
-            self._note_undelivered(event)
-        elif kind == librdkafka.EVENT_ERROR:
-            text = self._rdkafka.event_error_string(event).decode(errors="replace")
-            trouble = NativeError(self._rdkafka.event_error(event), text)
-            # "all brokers are down" must not hide why
-            if self._trouble is None or not refusals.stands(self._trouble.code):
-                self._trouble = trouble
-        elif kind == librdkafka.EVENT_LOG:
-            self._log(event)
-
-    def _note_undelivered(self, event: int) -> None:
-        while report := self._rdkafka.event_message_next(event):
-            message: Message = report.contents
-            if self._undelivered is None and message.err != OK:
-                topic = self._rdkafka.topic_name(message.topic).decode()
-                size = message.len + message.key_len
-                self._undelivered = DeliveryFailed(
-                    message.err,
-                    f"a row of {size} bytes for topic '{topic}', partition {message.partition}, was not delivered: "
-                    f"{self._rdkafka.describe(message.err)}",
-                    size=size,
-                )
-
-    def _log(self, event: int) -> None:
-        facility, text = ctypes.c_char_p(), ctypes.c_char_p()
-        severity = ctypes.c_int()
-        self._rdkafka.event_log(event, ctypes.byref(facility), ctypes.byref(text), ctypes.byref(severity))
-        syslog = {3: logging.ERROR, 4: logging.WARNING, 5: logging.INFO, 6: logging.INFO}
-        level = logging.DEBUG if severity.value > 6 else syslog.get(severity.value, logging.ERROR)  # noqa: PLR2004 - syslog
-        log.log(
-            level, "librdkafka %s: %s", (facility.value or b"").decode(), (text.value or b"").decode(errors="replace")
-        )
-
-
-def _value(rdkafka: Library, conf: int, name: str) -> str:
-    text = ctypes.create_string_buffer(512)
-    size = ctypes.c_size_t(len(text))
-    rdkafka.conf_get(conf, name.encode(), text, ctypes.byref(size))
-    return text.value.decode()
+        raise self._events.undelivered
 
 
 def _destroy(rdkafka: Library, client: int, events: int, topics: Mapping[str, int]) -> None:
