@@ -15,7 +15,7 @@ from epochsink.checkpoint import Checkpoint
 from epochsink.coordinator import Coordinator, Plan
 from epochsink.errors import EpochsinkError, Fenced, PrepareFailed
 from epochsink.protocol import Epoch, Task
-from simulation.ports import PORTS, PortBase
+from simulation.ports import PORTS
 from simulation.scheduler import Condition, Process, Thread, wait
 from simulation.storage import MemoryFiles, MemorySpool, QuickLedger, spool_name
 from simulation.world import Row
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from epochsink.protocol import Committable
+    from simulation.port import PortBase
     from simulation.simulation import Simulation
 
 SLOTS = 2
@@ -33,7 +34,11 @@ PASSING = (OSError, PrepareFailed, Fenced)
 
 @dataclass(frozen=True)
 class Variant:
-    """Which code runs: the production's, or a mutant's."""
+    """Which code runs: the production's, or a mutant's; and how the query is set up.
+
+    ``in_batch`` recovers in the first foreachBatch, as without `ExactlyOnce.start` (None: as the schedule is);
+    ``later_sinks`` are those of every driver but the first; ``purges`` lets Spark keep only its last two commits.
+    """
 
     coordinator: type[Coordinator] = Coordinator
     ledger: Callable[..., Any] = QuickLedger
@@ -41,6 +46,8 @@ class Variant:
     ports: Mapping[str, type[PortBase]] | None = None
     spool: bool = True
     in_batch: bool | None = None
+    later_sinks: str | None = None
+    purges: bool = False
 
     def port(self, letter: str) -> type[PortBase]:
         """Return the class of a sink's port."""
@@ -66,7 +73,8 @@ class Driver(Process):
         self.files = MemoryFiles(world.files, step)
         self.spool = MemorySpool(world, step)
         self.ports = {
-            letter: self.variant.port(letter)(world, step, spool=self.variant.spool) for letter in simulation.sinks
+            letter: self.variant.port(letter)(world, step, spool=self.variant.spool)
+            for letter in (simulation.sinks if number == 0 else self.variant.later_sinks or simulation.sinks)
         }
         self.coordinator = self.variant.coordinator(
             query_id=simulation.query,
@@ -162,6 +170,8 @@ class Driver(Process):
                 return False
             commits[str(number)] = b'v1\n{"nextBatchWatermarkMs":0}'
             self.simulation.decided(number)
+            if self.variant.purges:
+                commits.pop(str(number - 2), None)
             return True
 
         if not self.simulation.step(f"SPARK commits/{number}", apply):

@@ -32,7 +32,7 @@ class Simulation(Scheduler):
         super().__init__(plan, schedule)
         self.sinks = sinks
         self.variant = variant
-        self.world = World(sinks)
+        self.world = World(sinks + (variant.later_sinks or ""))
         self.query = "query-1"
         self.source_rows = EPOCHS * SLOTS
         self.catching_up = 0

@@ -69,7 +69,7 @@ def test_staging_tables_have_an_inverse(key: str, attempt: str) -> None:
 @given(st.text())
 def test_what_is_not_ours_is_not_taken_for_ours(text: str) -> None:
     for parse in (PreparedName.parse, TransactionalId.parse, staging_owner):
-        assert parse(text) is None  # type: ignore[operator]
+        assert parse(text) is None
 
 
 @given(NAMES, st.text(min_size=1))

@@ -1,0 +1,115 @@
+"""Kafka over the in-memory broker: one transaction for each task attempt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from epochsink.errors import PrepareFailed, WentBack
+from epochsink.naming import TransactionalId, identity_key
+from epochsink.protocol import COMMITTED, Epoch, Rows, Task, Verdict
+from simulation.port import ABORTED, PortBase, twice
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.protocol import Committable
+    from simulation.world import Row
+
+
+class KafkaPort(PortBase):
+    """One transaction for each task attempt; phase 2 ends it from the driver."""
+
+    letter = "K"
+
+    def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:
+        """Open a transaction under a bounded id; with a nonce where no spool could repair a zombie's abort."""
+        nonce = "" if self._spool else task.uuid
+        name = TransactionalId(
+            identity_key(task.identity),
+            task.identity.generation,
+            task.slot,
+            task.epoch.number % 2,
+            attempt_number,
+            nonce,
+        )
+        return KafkaTask(self, str(name), task)
+
+    def initialise(self, name: str) -> int:
+        """InitProducerId."""
+        return self._step("K initialise", lambda: self._world.kafka.initialise(name))
+
+    def send(self, part: Committable, key: str, rows: list[Row], number: int) -> None:
+        """Produce and flush rows with the epoch's marker."""
+        name, epoch, marker = part["id"], part["epoch"], (key, part["slot"], number)
+        answer = self._step("K send", lambda: self._world.kafka.send(name, epoch, rows, marker))
+        if answer != "OK":
+            raise PrepareFailed(f"{name} was fenced")
+
+    def newest(self) -> int | None:
+        """Read the markers."""
+        found = self._step("K newest", lambda: self._world.kafka.newest(self._key), reads=True)
+        return None if found < 0 else found
+
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002
+        """Verify that every transaction is open under the producer epoch that the task had."""
+        names = [part["id"] for part in written]
+        states = self._step("K describe all", lambda: [self._world.kafka.describe(name) for name in names], reads=True)
+        for part, state in zip(written, states, strict=True):
+            if state != (part["epoch"], "Ongoing"):
+                raise PrepareFailed(f"{part['id']} is {state}")
+        return list(written)
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - others need it
+        """End the transaction; where its producer epoch has moved on, the marker tells."""
+        name, producer = part["id"], part["epoch"]
+        answer = twice(lambda: self._step("K commit", lambda: self._world.kafka.end(name, producer, commit=True)))
+        if answer == "OK" or self.marker(part["slot"]) >= epoch.number:
+            return COMMITTED
+        return Verdict(ABORTED, f"{name}: {answer}, and no marker")
+
+    def marker(self, slot: int) -> int:
+        """Read one slot's marker."""
+        return self._step("K marker", lambda: self._world.kafka.marker(self._key, slot), reads=True)
+
+    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+        """Produce the slot's rows again in a new transaction."""
+        spooled: list[Any] = list(rows.read(part["task"]))
+        generation = self._identity.generation
+        name = str(TransactionalId(self._key, generation, part["slot"], epoch.number % 2, 0, attempt))
+        replayed = {**part, "id": name, "epoch": self.initialise(name)}
+        self.send(replayed, self._key, spooled, epoch.number)
+        return replayed
+
+    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+        """Abort the open transactions that ``keep`` does not name."""
+        generation = self._identity.generation
+        kept = {(part["id"], part["epoch"]) for part in keep}
+        open_ones = self._step("K list", lambda: self._world.kafka.ongoing(self._key, generation), reads=True)
+        gone = [one for one in open_ones if one not in kept]
+        for one in gone:
+            self._abort(*one)
+        return [name for name, _ in gone]
+
+    def _abort(self, name: str, producer: int) -> None:
+        answer = self._step("K abort", lambda: self._world.kafka.end(name, producer, commit=False))
+        if answer != "OK":
+            state = self._step("K describe", lambda: self._world.kafka.describe(name), reads=True)
+            if state == (producer + 1, "CompleteCommit"):
+                raise WentBack(f"{name}: what nobody recorded is committed")
+
+
+class KafkaTask:
+    """A task's transaction."""
+
+    def __init__(self, port: KafkaPort, name: str, task: Task) -> None:
+        self._port = port
+        self._task = task
+        self._part: Committable = {"id": name, "epoch": port.initialise(name), "slot": task.slot, "task": task.uuid}
+
+    def write(self, rows: list[Row]) -> None:
+        """Produce."""
+        self._port.send(self._part, identity_key(self._task.identity), rows, self._task.epoch.number)
+
+    def prepare(self) -> Committable:
+        """Leave the transaction open."""
+        return self._part

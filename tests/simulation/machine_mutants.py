@@ -1,0 +1,291 @@
+"""Mutants of the machine: ledger, checkpoint reader and coordinator with one part taken away or one rule broken."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from epochsink.checkpoint import Checkpoint
+from epochsink.coordinator import Coordinator, Plan
+from epochsink.ledger import Entry, History, Prepared, Take, _encode, _name
+from epochsink.protocol import COMMITTED, Epoch
+from simulation.storage import QuickLedger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epochsink.errors import EpochsinkError
+    from epochsink.protocol import Committable
+
+# ---- the ledger
+
+
+class Unfenced(QuickLedger):
+    """Appends at the next free number, whoever has taken the ledger."""
+
+    def append(self, entry: Entry) -> None:
+        while not self._create(self._end, entry):
+            self.read()
+
+
+class Overwriting(QuickLedger):
+    """Writes its next number, whatever stands there."""
+
+    def append(self, entry: Entry) -> None:
+        files: Any = self._files
+        folder, _, plain = _name(self._end).rpartition("/")
+        files.step(f"put {plain}", lambda: files._folders[folder].update({plain: _encode(entry)}))
+        self._remember(self._end, entry)
+
+
+class Unchecked(QuickLedger):
+    """Never asks whether the ledger is still its own."""
+
+    def verify(self) -> History:
+        return self.read()
+
+
+class LaterOriginsWin(QuickLedger):
+    """Lets a later take change what a sink fixed when it joined."""
+
+    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int) -> Take:
+        while True:
+            owner = self.read().owner
+            known = owner.origins if owner else {}
+            generation = owner.generation + 1 if owner else 1
+            entry = Take(generation, self._driver, query_id, {**known, **origins}, joined)
+            if self._create(self._end, entry):
+                return entry
+
+
+# ---- the checkpoint
+
+
+class OffsetsUnseen(Checkpoint):
+    """Takes any two inputs of an epoch for the same."""
+
+    def offsets_digest(self, epoch: int) -> str:  # noqa: ARG002 - that is the mutation
+        return ""
+
+
+class DecidedAtOnce(Checkpoint):
+    """Takes every recorded epoch for decided."""
+
+    def has_commit(self, epoch: int) -> bool:  # noqa: ARG002 - that is the mutation
+        return True
+
+    def is_decided(self, epoch: int) -> bool:  # noqa: ARG002 - that is the mutation
+        return True
+
+
+# ---- the coordinator
+
+
+class AbortsWhatIsRecorded(Coordinator):
+    """Aborts a recorded, undecided epoch when Spark runs it again, and writes it anew."""
+
+    def settle(self, number: int) -> Plan:
+        history = self._ledger.verify()
+        if number not in history.epochs or number in history.done:
+            return super().settle(number)
+        self.abort_recorded(number)
+        return Plan.WRITE
+
+    def abort_recorded(self, number: int) -> None:
+        """End the parts of a recorded epoch."""
+        others = [one for one in self._ledger.verify().pending if one.epoch != number]
+        for name, sink in self._sinks.items():
+            sink.sweep([part for one in others for part in one.parts_of(name)])
+        for epoch in self._spool.attempts(self._query_id):
+            if epoch.number == number:
+                self._spool.drop(self._query_id, epoch)
+
+
+class Supersedes(Coordinator):
+    """Writes a recorded, undecided epoch anew: the later entry stands."""
+
+    def settle(self, number: int) -> Plan:
+        history = self._ledger.verify()
+        if number not in history.epochs or number in history.done:
+            return super().settle(number)
+        return Plan.WRITE
+
+
+class AbortsAtRecovery(AbortsWhatIsRecorded):
+    """Aborts recorded epochs that are not decided when it starts, as a fresh start."""
+
+    def recover(self) -> None:
+        super().recover()
+        for one in self._ledger.verify().pending:
+            self.abort_recorded(one.epoch)
+
+    def settle(self, number: int) -> Plan:
+        return Coordinator.settle(self, number)
+
+
+class IgnoresMarkers(Coordinator):
+    """Does not compare the targets' markers with the ledger when it starts."""
+
+    def _refuse_other_stories(self, history: History) -> None:
+        class Silent:
+            def newest(self) -> int | None:
+                return None
+
+        sinks = self._sinks
+        self._sinks = dict.fromkeys(sinks, Silent())  # type: ignore[arg-type]
+        try:
+            super()._refuse_other_stories(history)
+        finally:
+            self._sinks = sinks
+
+
+class IgnoresOlderLedger(Coordinator):
+    """Does not compare the checkpoint's decisions with the ledger when it starts."""
+
+    def _refuse_other_stories(self, history: History) -> None:
+        class Undecided:
+            def newest_decided(self) -> int:
+                return -1
+
+        checkpoint, self._checkpoint = self._checkpoint, Undecided()  # type: ignore[assignment]
+        try:
+            super()._refuse_other_stories(history)
+        finally:
+            self._checkpoint = checkpoint
+
+
+class ConcludesFromMemory(Coordinator):
+    """Draws conclusions from a target without reading the ledger again."""
+
+    def _conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
+        return conclusion
+
+
+class ConcludesBeforeReading(Coordinator):
+    """Takes a target's answer about an epoch for the last word, whoever has finished the epoch meanwhile."""
+
+    def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
+        known = self._ledger.verify()
+        ledger: Any = self._ledger
+
+        class Stale:
+            def verify(self) -> History:
+                return known
+
+            def append(self, entry: Entry) -> None:
+                ledger.append(entry)
+                known.add(entry)
+
+        self._ledger = Stale()  # type: ignore[assignment]
+        try:
+            return super()._commit_part(prepared, name, index)
+        finally:
+            self._ledger = ledger
+
+
+class CommitsUnrecordedReplays(Coordinator):
+    """Commits what it has prepared again without a record of it."""
+
+    def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
+        epoch = Epoch(prepared.epoch, prepared.attempt)
+        rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks)
+        part, sink = prepared.shares[name].parts[index], self._sinks[name]
+        if sink.commit(epoch, part, rows) is not COMMITTED:
+            sink.commit(epoch, sink.replay(epoch, part, rows, f"{epoch.number:032x}"), rows)
+        return True
+
+
+class SweepsByAnOldLedger(Coordinator):
+    """Lists the spool after it has read the ledger."""
+
+    def _end_unrecorded(self) -> None:
+        class Kept:
+            def attempts(self, _query_id: str) -> list[Epoch]:
+                return []
+
+        spool, self._spool = self._spool, Kept()  # type: ignore[assignment]
+        try:
+            super()._end_unrecorded()
+        finally:
+            self._spool = spool
+        kept = {Epoch(one.epoch, one.attempt) for one in self._ledger.verify().pending}
+        for epoch in self._spool.attempts(self._query_id):
+            if epoch not in kept:
+                self._spool.drop(self._query_id, epoch)
+
+
+class SweepsAfterCommits(Coordinator):
+    """Commits before it sweeps when it starts."""
+
+    def recover(self) -> None:
+        sweep = self._sweep
+        self._sweep = lambda: None  # type: ignore[method-assign]
+        try:
+            super().recover()
+        finally:
+            self._sweep = sweep  # type: ignore[method-assign]
+        self._sweep()
+
+
+class ClearsWithoutAsking(Coordinator):
+    """Reads what to clear from the ledger without asking whose it is."""
+
+    def _commit(self, number: int) -> None:
+        ledger, asked = self._ledger, iter((True, False))
+        commit_part = self._commit_part
+
+        class Careless:
+            def verify(self) -> History:
+                return ledger.verify() if next(asked, False) else ledger.read()
+
+            def append(self, entry: Entry) -> None:
+                ledger.append(entry)
+
+            def trim(self) -> None:
+                ledger.trim()
+
+        def with_the_real_one(*part: Any) -> bool:
+            self._ledger = ledger
+            try:
+                return commit_part(*part)
+            finally:
+                self._ledger = Careless()  # type: ignore[assignment]
+
+        self._ledger = Careless()  # type: ignore[assignment]
+        self._commit_part = with_the_real_one  # type: ignore[assignment,method-assign]
+        try:
+            super()._commit(number)
+        finally:
+            self._ledger = ledger
+            del self._commit_part
+
+
+class TidiesAnyTime(Coordinator):
+    """Sweeps from the watcher while an attempt is under way."""
+
+    def tidy(self) -> None:
+        self._end_unrecorded()
+
+
+class AbandonsTheUnknown(Coordinator):
+    """Aborts an attempt when appending its record has raised."""
+
+    def record(self, epoch: Epoch, written: Mapping[str, Sequence[tuple[str, Committable]]]) -> None:
+        try:
+            super().record(epoch, written)
+        except OSError:
+            self._sinks_abort(epoch)
+            raise
+
+    def _sinks_abort(self, epoch: Epoch) -> None:
+        for sink in self._sinks.values():
+            sink.sweep([])
+        self._spool.drop(self._query_id, epoch)
+
+
+class DropsFirst(Coordinator):
+    """Drops the spool before the ledger says done."""
+
+    def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
+        committed = super()._commit_part(prepared, name, index)
+        self._spool.drop(self._query_id, Epoch(prepared.epoch, prepared.attempt))
+        return committed

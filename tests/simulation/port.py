@@ -1,0 +1,89 @@
+"""What all ports share. A port is a sink over an in-memory target: the real committers' decisions, request by request.
+
+A port is a `SinkCommitter`, and also the maker of its tasks' writers: `begin` stands for `Sink.writer`. Rows are `Row`
+tuples.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from epochsink.naming import identity_key
+from epochsink.protocol import Epoch, Identity, Outcome, Rows, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from epochsink.protocol import Committable, SinkCommitter
+    from simulation.steps import Stepper
+    from simulation.world import Row, World
+
+ABORTED = Outcome.ABORTED
+UNKNOWN = Outcome.UNKNOWN
+
+
+def read_rows(rows: Rows) -> list[Row]:
+    """Return all spooled rows of an epoch in the order of the accepted tasks."""
+    found: list[Any] = [row for task in rows.tasks() for row in rows.read(task)]
+    return found
+
+
+def twice(request: Callable[[], str]) -> str:
+    """Make a request that is right to repeat, once more if its outcome is unknown."""
+    try:
+        return request()
+    except OSError:
+        return request()
+
+
+class TaskWriter(Protocol):
+    """One task attempt's side of a sink."""
+
+    def write(self, rows: list[Row]) -> None: ...
+    def prepare(self) -> Committable: ...
+
+
+class Port(Protocol):
+    """What the simulated driver and tasks need of a sink."""
+
+    @property
+    def committer(self) -> SinkCommitter: ...
+    def begin(self, task: Task, attempt_number: int = 0) -> TaskWriter: ...
+
+
+class PortBase:
+    """What all ports share."""
+
+    letter = "?"
+
+    def __init__(self, world: World, step: Stepper, *, spool: bool = True) -> None:
+        self._world = world
+        self._step = step
+        self._spool = spool
+        self._key = ""
+        self._identity = Identity("", "")
+
+    @property
+    def committer(self) -> SinkCommitter:
+        """Return the driver's side, which is this object."""
+        found: Any = self
+        return found  # type: ignore[no-any-return]
+
+    def check(self, _schema: object) -> list[str]:
+        """Find nothing."""
+        return []
+
+    def found(self) -> dict[str, Any]:
+        """Fix nothing."""
+        return {}
+
+    def open(self, identity: Identity) -> None:
+        """Learn who this sink is."""
+        self._identity = identity
+        self._key = identity_key(identity)
+
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Leave nothing."""
+
+    def close(self) -> None:
+        """Hold nothing."""

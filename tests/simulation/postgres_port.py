@@ -1,0 +1,176 @@
+"""PostgreSQL over the in-memory server: staged, or prepared."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from epochsink.errors import PrepareFailed, WentBack
+from epochsink.naming import PreparedName, identity_key
+from epochsink.protocol import COMMITTED, Epoch, Rows, Task, Verdict
+from simulation.port import ABORTED, UNKNOWN, PortBase, read_rows, twice
+from simulation.world import PreparedRows, Row, Staged
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.protocol import Committable
+
+
+class PostgresPort(PortBase):
+    """What both ways of PostgreSQL share: staging tables by attempt, marker rows."""
+
+    @property
+    def target(self) -> Any:
+        """Return the server."""
+        return self._world.postgres[self.letter]
+
+    def begin(self, task: Task, attempt_number: int = 0) -> StagingTask:  # noqa: ARG002 - Kafka's ids need it
+        """Open a COPY into the attempt's staging table."""
+        return StagingTask(self, task)
+
+    def stage(self, table: Staged, task: str, rows: list[Row]) -> None:
+        """COPY rows."""
+        self._step(f"{self.letter} stage", lambda: self.target.stage(table, task, rows))
+
+    def table(self, part: Committable) -> Staged:
+        """Return the staging table that a committable names."""
+        return Staged(self._key, part["generation"], part["attempt"])
+
+    def newest(self) -> int | None:
+        """Read the newest marker row."""
+        found: int = self._step(f"{self.letter} newest", lambda: self.target.newest(self._key), reads=True)
+        return None if found < 0 else found
+
+    def judge(self, epoch: Epoch, evidence: str) -> Verdict:
+        """Say what the marker row says of an epoch whose prepared part is gone."""
+        attempt = self._step(f"{self.letter} marker", lambda: self.target.marker(self._key, epoch.number), reads=True)
+        if attempt == epoch.attempt:
+            return COMMITTED
+        if attempt is None:
+            return Verdict(ABORTED, f"{evidence}, and no marker")
+        return Verdict(UNKNOWN, f"{evidence}, and the marker of attempt {attempt}")
+
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:  # noqa: ARG002 - the protocol's
+        """Drop the staging table."""
+        for part in parts:
+            self.drop(self.table(part))
+
+    def drop(self, table: Staged) -> None:
+        """Drop a staging table."""
+        self._step(f"{self.letter} drop", lambda: self.target.drop_staging(table))
+
+    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+        """Drop the staging tables that ``keep`` does not name."""
+        generation = self._identity.generation
+        kept = {self.table(part) for part in keep}
+        tables = self._step(
+            f"{self.letter} list staging", lambda: self.target.staging_of(self._key, generation), reads=True
+        )
+        gone = [table for table in tables if table not in kept]
+        for table in gone:
+            self.drop(table)
+        return [table.attempt for table in gone]
+
+    def restage(self, rows: Rows, attempt: str) -> Committable:
+        """Put spooled rows into a staging table of this generation."""
+        table = Staged(self._key, self._identity.generation, attempt)
+        self.stage(table, attempt, read_rows(rows))
+        return {"attempt": attempt, "generation": table.generation, "tasks": [attempt]}
+
+
+class StagingTask:
+    """A task's COPY into staging."""
+
+    def __init__(self, port: PostgresPort, task: Task) -> None:
+        self._port = port
+        self._task = task
+
+    def write(self, rows: list[Row]) -> None:
+        """COPY."""
+        table = Staged(identity_key(self._task.identity), self._task.identity.generation, self._task.epoch.attempt)
+        self._port.stage(table, self._task.uuid, rows)
+
+    def prepare(self) -> Committable:
+        """Name the task."""
+        return {"task": self._task.uuid}
+
+
+class StagedPort(PostgresPort):
+    """``commit="staged"``: the merge runs in phase 2."""
+
+    letter = "S"
+
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002
+        """Verify that every accepted task's rows are staged."""
+        tasks = [part["task"] for part in written]
+        part = {"attempt": epoch.attempt, "generation": self._identity.generation, "tasks": tasks}
+        table = self.table(part)
+        if self._step("S count", lambda: self.target.staged_rows(table, tasks), reads=True) is None:
+            raise PrepareFailed("staged rows are gone")
+        return [part]
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+        """Merge, with the marker row in the same transaction."""
+        table, marker = self.table(part), (self._key, epoch.number)
+        answer = twice(
+            lambda: self._step("S merge", lambda: self.target.merge(table, part["tasks"], marker, epoch.attempt))
+        )
+        return COMMITTED if answer == "OK" else self.judge(epoch, answer)
+
+    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:  # noqa: ARG002
+        """Stage the rows again."""
+        return self.restage(rows, attempt)
+
+
+class PreparedPort(PostgresPort):
+    """``commit="prepared"``: the merge runs in phase 1, COMMIT PREPARED in phase 2."""
+
+    letter = "P"
+
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002
+        """Merge and prepare."""
+        tasks = [part["task"] for part in written]
+        part = {"attempt": epoch.attempt, "generation": self._identity.generation, "tasks": tasks}
+        return [self.prepare(epoch, part)]
+
+    def prepare(self, epoch: Epoch, part: Committable) -> Committable:
+        """PREPARE TRANSACTION of the merge of staged rows and the marker row."""
+        gid = str(PreparedName(self._key, part["generation"], epoch.number, part["attempt"]))
+        table, marker = self.table(part), (self._key, epoch.number)
+
+        def apply() -> str:
+            rows = self.target.staged_rows(table, part["tasks"])
+            answer: str = (
+                "NOROWS" if rows is None else self.target.prepare(gid, PreparedRows(marker, epoch.attempt, rows))
+            )
+            return answer
+
+        answer = self._step("P prepare", apply)
+        if answer == "23505":
+            raise WentBack(f"the marker of epoch {epoch.number} exists")
+        if answer != "OK":
+            raise PrepareFailed(f"PREPARE TRANSACTION: {answer}")
+        return {**part, "gid": gid}
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+        """COMMIT PREPARED; where the gid is gone, the marker row tells."""
+        gid = part["gid"]
+        answer = twice(lambda: self._step("P commit", lambda: self.target.commit_prepared(gid)))
+        return COMMITTED if answer == "OK" else self.judge(epoch, answer)
+
+    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:  # noqa: ARG002
+        """Stage and prepare the rows again."""
+        return self.prepare(epoch, self.restage(rows, attempt))
+
+    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+        """Roll back the prepared transactions, then drop the staging tables, that ``keep`` does not name."""
+        generation = self._identity.generation
+        kept = {part["gid"] for part in keep}
+        gids = self._step("P list", lambda: self.target.prepared_of(self._key, generation), reads=True)
+        gone = [gid for gid in gids if gid not in kept]
+        for gid in gone:
+            self._roll_back(gid)
+        return gone + super().sweep(keep)
+
+    def _roll_back(self, gid: str) -> None:
+        self._step("P roll back", lambda: self.target.rollback_prepared(gid))

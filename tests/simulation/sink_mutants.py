@@ -1,0 +1,232 @@
+"""Mutants of the sinks: each port with one rule of its target broken."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from epochsink.naming import PreparedName, TransactionalId, identity_key
+from epochsink.protocol import COMMITTED, Committable, Epoch, Rows, Task, Verdict
+from simulation.kafka_port import KafkaPort, KafkaTask
+from simulation.port import ABORTED, twice
+from simulation.postgres_port import PreparedPort, StagedPort
+from simulation.search_port import KeyedSearchPort, SearchPort
+from simulation.world import PreparedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from simulation.world import Row
+
+# ---- Kafka
+
+
+class KafkaWithoutMarker(KafkaPort):
+    """Has no marker to tell a committed transaction from a lost one."""
+
+    def marker(self, slot: int) -> int:  # noqa: ARG002 - that is the mutation
+        return -1
+
+
+class KafkaGuesses(KafkaPort):
+    """Takes a time-out for an abort."""
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+        name, producer = part["id"], part["epoch"]
+        try:
+            answer = self._step("K commit", lambda: self._world.kafka.end(name, producer, commit=True))
+        except OSError:
+            return Verdict(ABORTED, "timed out")
+        if answer == "OK" or self.marker(part["slot"]) >= epoch.number:
+            return COMMITTED
+        return Verdict(ABORTED)
+
+
+class KafkaMarkerApart(KafkaPort):
+    """Writes the marker after the transaction, not in it."""
+
+    def send(self, part: Committable, key: str, rows: list[Row], number: int) -> None:  # noqa: ARG002 - the port's
+        name, epoch = part["id"], part["epoch"]
+        self._step("K send", lambda: self._world.kafka.send(name, epoch, rows, None))
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+        verdict = super().commit(epoch, part, rows)
+        if verdict is COMMITTED:
+            mark = {(self._key, part["slot"]): epoch.number}
+            self._step("K mark", lambda: self._world.kafka.markers.update(mark))
+        return verdict
+
+
+class KafkaOldBroker(KafkaPort):
+    """The production's port on a broker whose EndTxn leaves the producer epoch as it is (KAFKA-17754)."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._world.kafka.bumps_on_commit = False
+
+
+class KafkaReusesProducer(KafkaOldBroker):
+    """Keeps a producer for the next transaction."""
+
+    def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:  # noqa: ARG002 - the mutation
+        name = TransactionalId(identity_key(task.identity), task.identity.generation, task.slot, 0, 0)
+        return KafkaTask(self, str(name), task)
+
+    def initialise(self, name: str) -> int:
+        known = self._world.kafka.transactions.get(name)
+        if known is None:
+            return super().initialise(name)
+        if known.state != "Ongoing":
+            known.rows, known.state = [], "Empty"
+        return known.epoch
+
+
+class KafkaSweepsNewer(KafkaPort):
+    """Sweeps what newer generations have left, too."""
+
+    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+        with _any_generation(self):
+            return super().sweep(keep)
+
+
+@contextmanager
+def _any_generation(port: Any) -> Iterator[None]:
+    identity = port._identity
+    port._identity = type(identity)(identity.query_id, identity.sink, 10**6, identity.origin)
+    try:
+        yield
+    finally:
+        port._identity = identity
+
+
+# ---- PostgreSQL
+
+
+class TrustsMissing(PreparedPort):
+    """Takes 42704 for done."""
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+        super().commit(epoch, part, rows)
+        return COMMITTED
+
+
+class MissingIsAborted(PreparedPort):
+    """Takes 42704 for aborted, without asking the marker."""
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+        gid = part["gid"]
+        answer = twice(lambda: self._step("P commit", lambda: self.target.commit_prepared(gid)))
+        return COMMITTED if answer == "OK" else Verdict(ABORTED, answer)
+
+
+class ReusesGid(PreparedPort):
+    """Gives every attempt at an epoch the same gid."""
+
+    def prepare(self, epoch: Epoch, part: Committable) -> Committable:
+        same = {**part, "gid": str(PreparedName(self._key, 0, epoch.number, "0" * 32))}
+        table, marker = self.table(part), (self._key, epoch.number)
+
+        def apply() -> str:
+            rows = self.target.staged_rows(table, part["tasks"])
+            answer: str = self.target.prepare(same["gid"], PreparedRows(marker, epoch.attempt, rows or []))
+            return answer
+
+        answer = self._step("P prepare", apply)
+        if answer not in ("OK", "42710"):
+            raise OSError(answer)
+        return same
+
+
+class UpsertsMarker(StagedPort):
+    """Merges whether or not the marker row exists."""
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+        table, marker = self.table(part), (self._key, epoch.number)
+
+        def apply() -> str:
+            self.target.markers.pop(marker, None)
+            answer: str = self.target.merge(table, part["tasks"], marker, epoch.attempt)
+            return answer
+
+        answer = twice(lambda: self._step("S merge", apply))
+        return COMMITTED if answer == "OK" else self.judge(epoch, answer)
+
+
+class MarksApart(StagedPort):
+    """Merges in one transaction, and writes the marker row in the next."""
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+        table, marker = self.table(part), (self._key, epoch.number)
+        if self._step("S marker", lambda: self.target.marker(*marker), reads=True) == epoch.attempt:
+            return COMMITTED
+
+        def apply() -> str:
+            answer: str = self.target.merge(table, part["tasks"], marker, epoch.attempt)
+            self.target.markers.pop(marker, None)
+            return answer
+
+        answer = twice(lambda: self._step("S merge", apply))
+        if answer != "OK":
+            return self.judge(epoch, answer)
+        self._step("S mark", lambda: self.target.markers.update({marker: epoch.attempt}))
+        return COMMITTED
+
+
+class MergesLosers(StagedPort):
+    """Merges all that an attempt's tasks have staged, accepted or not."""
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+        staged = self.target.staging.get(self.table(part), {})
+        return super().commit(epoch, {**part, "tasks": list(staged) or part["tasks"]}, rows)
+
+
+class StagedSweepsNewer(StagedPort):
+    """Sweeps what newer generations have left, too."""
+
+    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+        with _any_generation(self):
+            return super().sweep(keep)
+
+
+# ---- Elasticsearch
+
+
+class SearchWithoutMarker(SearchPort):
+    """Has no marker document."""
+
+    def newest(self) -> int | None:
+        return None
+
+
+class SearchWithoutQuery(SearchPort):
+    """Makes ids of keyless documents without the query id."""
+
+    def documents(self, epoch: Epoch, rows: list[Row]) -> list[tuple[str, Row]]:
+        return [(f"{epoch.number}-{position}", row) for position, row in enumerate(rows)]
+
+
+class SearchAutomaticIds(SearchPort):
+    """Lets the server choose the ids."""
+
+    def _bulk(self, version: int, some: list[tuple[str, Row]]) -> str:
+        def apply() -> str:
+            first = len(self.target.documents)
+            answer: str = self.target.bulk(version, [(f"auto-{first + i}", row) for i, (_, row) in enumerate(some)])
+            return answer
+
+        return self._step("E bulk", apply)
+
+
+class SearchWithoutBase(KeyedSearchPort):
+    """Takes the epoch alone for the version."""
+
+    def found(self) -> dict[str, Any]:
+        return {"base": 0}
+
+
+class SearchWithoutVersion(KeyedSearchPort):
+    """Writes whatever comes last."""
+
+    def _bulk(self, version: int, some: list[tuple[str, Row]]) -> str:
+        highest = max((known for known, _ in self.target.documents.values()), default=version)
+        return super()._bulk(max(version, highest), some)
