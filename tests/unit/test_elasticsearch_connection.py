@@ -11,6 +11,7 @@ import subprocess
 import traceback
 from typing import TYPE_CHECKING, Any
 
+import elasticsearch as vendor
 import pytest
 
 from elasticsearch_rig import SCHEMA, Answer, Proxy, Seen

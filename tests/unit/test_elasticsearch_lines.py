@@ -82,6 +82,13 @@ def test_sliced_columns_render_only_their_slice() -> None:
     assert [lines.parse(request.operation(position))[0] for position in range(len(request))] == ["2", "3"]
 
 
+def test_no_rows_make_no_request() -> None:
+    batch = rendered([("a", {"n": 1})])
+    nobody = pa.array([False])
+    request = lines.render(batch["id"].filter(nobody), batch["source"].filter(nobody), HEADS)
+    assert list(lines.cut(request, 100)) == []
+
+
 @pytest.mark.parametrize("text", [pa.string(), pa.large_string()])
 def test_both_arrow_texts_render(text: pa.DataType) -> None:
     ids, sources = pa.array(['"_id":"a"}'], text), pa.array(["{}"], text)

@@ -83,6 +83,8 @@ def render(ids: pa.Array, sources: pa.Array, heads: tuple[pa.Scalar, pa.Scalar])
 
 
 def _request(operations: pa.Array) -> Request:
+    if len(operations) == 0:  # Arrow may leave out the buffers
+        return Request(pa.py_buffer(b""), np.zeros(1, np.int64))
     _, offsets, data = operations.buffers()
     numbers = np.frombuffer(offsets, np.int64)[operations.offset : operations.offset + len(operations) + 1]
     return Request(data, numbers)
