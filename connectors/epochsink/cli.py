@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from epochsink.errors import ConfigurationError, EpochsinkError
+from epochsink.demo.command import demo
+from epochsink.errors import ConfigurationError
 from epochsink.operations import Resolution, Ruling, load_sinks, open_place, read_status, rendering
 from epochsink.operations import recovery as operations
-from epochsink.services import commands as services
+from epochsink.reporting import errors_in_one_block
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Exactly-once sinks for PySpark Structured Streaming.", no_args_is_help=True, pretty_exceptions_enable=False
 )
-app.add_typer(services.app, name="services")
+app.command()(demo)
 
 Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint folder: a path or URI.")]
 SpoolPlace = Annotated[str | None, typer.Option("--spool", help="Where the spool is, if not in the checkpoint.")]
@@ -46,7 +47,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
     """Show what is recorded, decided and committed. Reads only; safe beside a running query."""
-    with _errors_in_one_block(), open_place(checkpoint, spool) as place:
+    with errors_in_one_block(), open_place(checkpoint, spool) as place:
         found = read_status(place)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
@@ -83,7 +84,7 @@ def resolve(
     committed: the rows are in the target. replay: they are not, and are written again from the spool (needs --sinks).
     discard: they are not, and shall not be; what the spool holds of them is kept as a Parquet file.
     """
-    with _errors_in_one_block(), _log_on_console():
+    with errors_in_one_block(), _log_on_console():
         loaded = load_sinks(sinks) if sinks is not None else None
         with _place_of(checkpoint, loaded, spool) as place:
             resolution = Resolution(
@@ -106,6 +107,27 @@ def main() -> None:
     app()
 
 
+def _mount_services() -> None:
+    """Add the verbs for services, or one that says what they need."""
+    try:
+        from epochsink.services.commands import app as services  # noqa: PLC0415 - clients of the extra [services]
+    except ModuleNotFoundError as absent:
+        missing = absent.name
+
+        @app.command("services")
+        def refuse() -> None:
+            """Start services for development: needs the extra [services]."""
+            with errors_in_one_block():
+                raise ConfigurationError(
+                    f"the services need the module {missing}", way_out='pip install "epochsink[services]"'
+                )
+    else:
+        app.add_typer(services, name="services")
+
+
+_mount_services()
+
+
 def _operate(
     operation: Callable[[Place, Mapping[str, Sink]], Account],
     checkpoint: str,
@@ -114,7 +136,7 @@ def _operate(
     *,
     yes: bool,
 ) -> None:
-    with _errors_in_one_block(), _log_on_console():
+    with errors_in_one_block(), _log_on_console():
         loaded = load_sinks(sinks)
         with _place_of(checkpoint, loaded, spool) as place:
             typer.echo(FENCES)
@@ -168,17 +190,6 @@ def _log_on_console() -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-
-
-@contextmanager
-def _errors_in_one_block() -> Iterator[None]:
-    try:
-        yield
-    except (EpochsinkError, OSError) as failure:
-        # plain text: a message's brackets are no markup, and a terminal's width breaks no line
-        console = Console(stderr=True)
-        console.print(f"error: {failure}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from failure
 
 
 if __name__ == "__main__":

@@ -1,0 +1,138 @@
+"""One pipeline from its first start to its last row, with its kills."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Final
+
+from epochsink.demo.display import Result
+from epochsink.demo.kills import ANY_MOMENT
+from epochsink.demo.orders import Orders, make_topic
+from epochsink.demo.progress import decided_offsets
+from epochsink.demo.reader import Reader
+from epochsink.demo.victim import DemoFailed, Victim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from epochsink.demo.background import Background
+    from epochsink.demo.display import Display, Figures
+    from epochsink.demo.kills import Kill
+    from epochsink.demo.settings import PipelineSettings
+
+LOOK_SECONDS: Final = 0.05
+LIFE_SECONDS: Final = 180.0
+"""How long one life of the pipeline may take to reach its kill, or its end after the last one."""
+BACKLOG_EPOCHS: Final = 4
+"""How far producing runs ahead of the pipeline."""
+RESERVED_EPOCHS: Final = 4
+"""What is produced only after the last kill, so that no life runs out of orders."""
+
+
+def orders_per_epoch(orders: int, kills: Sequence[Kill]) -> int:
+    """Return how many orders make an epoch, so that every kill finds one to strike in."""
+    epochs = sum(kill.most_epochs for kill in kills) + BACKLOG_EPOCHS + RESERVED_EPOCHS
+    return max(orders // epochs, 1)
+
+
+class Act:
+    """Carries one pipeline through. Everything that it starts has ended when `run` returns or raises."""
+
+    def __init__(
+        self, title: str, settings: PipelineSettings, *, orders: int, kills: Sequence[Kill], folder: Path, seed: int
+    ) -> None:
+        self._title = title
+        self._settings = settings
+        self._orders = orders
+        self._kills = kills
+        self._folder = folder
+        self._checkpoint = folder / "checkpoint"
+        self._killed = 0
+        self._decided = 0
+        self._producer = Orders(settings.bootstrap_servers, settings.topic, orders, self._allowed, seed)
+        self._readers = {
+            name: Reader(destination, self._checkpoint) for name, destination in settings.destinations.items()
+        }
+        self._threads: list[Background] = [self._producer, *self._readers.values()]
+
+    def run(self, display: Display) -> list[Result]:
+        """Return one result for each destination. Raises `DemoFailed`."""
+        make_topic(self._settings.bootstrap_servers, self._settings.topic)
+        self._settings.save(self._folder / "settings.json")
+        for destination in self._settings.destinations.values():
+            destination.create()
+        with ExitStack() as stack:
+            for thread in self._threads:
+                thread.start()
+                stack.callback(thread.end)
+            figures = stack.enter_context(display.figures(self._title, self._orders))
+            for number, kill in enumerate(self._kills, start=1):
+                self._live_until(kill, figures)
+                self._killed = number
+                display.say(f"{self._title}: kill -9 number {number} of {len(self._kills)}: {kill.title}")
+            self._live_to_the_end(figures)
+            display.say(f"{self._title}: all {self._orders:,} orders are through; stopped in order")
+        return self._results()
+
+    def _live_until(self, kill: Kill, figures: Figures) -> None:
+        armed = None if kill.point == ANY_MOMENT else kill
+        with self._victim(armed) as victim:
+            if armed is not None:
+                self._wait(victim, figures, victim.has_struck, kill.title)
+                return
+            enough = self._decided + kill.count * self._settings.orders_per_epoch
+            self._wait(victim, figures, lambda: self._decided >= enough, kill.title)
+            strike = time.monotonic() + kill.delay_seconds
+            self._wait(victim, figures, lambda: time.monotonic() >= strike, kill.title)
+
+    def _live_to_the_end(self, figures: Figures) -> None:
+        with self._victim(None) as victim:
+            self._wait(victim, figures, lambda: self._decided >= self._orders, "the last order is through")
+            victim.stop()
+
+    def _victim(self, armed: Kill | None) -> Victim:
+        command = [sys.executable, "-m", "epochsink.demo.pipeline", str(self._folder / "settings.json")]
+        return Victim(command, self._folder / "pipeline.log", armed)
+
+    def _wait(self, victim: Victim, figures: Figures, is_there: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + LIFE_SECONDS
+        while not is_there():
+            victim.expect_alive()
+            self._raise_failure()
+            self._decided = sum(decided_offsets(self._checkpoint).values())
+            figures.update(self._producer.produced, self._visible())
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"not reached within {LIFE_SECONDS:.0f} s: {what}\n{victim.tail()}")
+            time.sleep(LOOK_SECONDS)
+
+    def _raise_failure(self) -> None:
+        for thread in self._threads:
+            thread.raise_failure()
+
+    def _visible(self) -> int:
+        return min(reader.visible for reader in self._readers.values())
+
+    def _allowed(self) -> int:
+        """Return how many orders may be in the topic by now."""
+        per_epoch = self._settings.orders_per_epoch
+        upto = self._decided + BACKLOG_EPOCHS * per_epoch
+        last = self._orders if self._killed == len(self._kills) else self._orders - RESERVED_EPOCHS * per_epoch
+        return min(upto, last)
+
+    def _results(self) -> list[Result]:
+        self._raise_failure()
+        return [
+            Result(
+                self._title,
+                destination.label,
+                len(self._kills),
+                self._producer.produced,
+                destination.tally(self._orders),
+                len(self._readers[name].early),
+                self._readers[name].looks,
+            )
+            for name, destination in self._settings.destinations.items()
+        ]

@@ -1,0 +1,44 @@
+"""A reader that looks at a destination while the pipeline lives and dies, as any consumer of its rows would."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from epochsink.demo.background import Background
+from epochsink.demo.progress import decided_offsets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epochsink.demo.destination import Destination, Eye
+
+LOOK_SECONDS: Final = 0.2
+
+
+class Reader(Background):
+    """Looks again and again; ``early`` collects the orders that were visible before their epoch was decided."""
+
+    def __init__(self, destination: Destination, checkpoint: Path) -> None:
+        super().__init__(f"reader of {destination.label}")
+        self._destination = destination
+        self._checkpoint = checkpoint
+        self._eye: Eye | None = None
+        self.visible = 0
+        self.looks = 0
+        self.early: set[int] = set()
+
+    def step(self) -> float | None:
+        """Note what is visible, and what of it is early."""
+        if self._eye is None:
+            self._eye = self._destination.eye()
+        self.visible = self._eye.look()
+        # what is decided is read after the rows were: whatever lies beyond it was early beyond doubt
+        self.early |= self._eye.beyond(decided_offsets(self._checkpoint))
+        self.looks += 1
+        return LOOK_SECONDS
+
+    def end(self) -> None:
+        """Stop looking."""
+        super().end()
+        if self._eye is not None:
+            self._eye.close()
