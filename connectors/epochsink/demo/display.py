@@ -72,7 +72,7 @@ class Display:
         """Print the closing table."""
         self.console.print(closing_table(results))
         for result in results:
-            self.console.print(result.in_words(), highlight=False)
+            self.console.print(result.in_words(), highlight=False, soft_wrap=True)
 
 
 class Figures:
@@ -115,7 +115,7 @@ def closing_table(results: Sequence[Result]) -> Table:
     numbers = ("kills", "rows in", "rows out", "lost", "duplicated", "seen early")
     columns = [Column(name, justify="right", no_wrap=True) for name in numbers]
     names = [Column("pipeline", no_wrap=True), Column("into", no_wrap=True)]
-    table = Table(*names, *columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(*names, *columns, box=box.SIMPLE_HEAD, padding=0)
     for result in results:
         tally = result.tally
         table.add_row(

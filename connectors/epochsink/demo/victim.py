@@ -32,7 +32,8 @@ class DemoFailed(EpochsinkError):
 class Victim:
     """One life of the pipeline: driver, JVM and Python workers, a session of their own.
 
-    ``command`` ends at a line "stop" on its standard input. ``armed`` is the kill at whose crash point a process of it kills itself. As a context manager, it leaves no process.
+    ``command`` ends at a line "stop" on its standard input. ``armed`` is the kill at whose crash point a process of it
+    kills itself. As a context manager, it leaves no process.
     """
 
     def __init__(self, command: Sequence[str], log: Path, armed: Kill | None = None) -> None:
