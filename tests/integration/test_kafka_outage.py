@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +16,7 @@ from epochsink.protocol import COMMITTED, Outcome
 from kafka_kit import (
     NO_ROWS,
     ListRows,
+    admin,
     create_topic,
     epoch,
     identity,
@@ -29,6 +30,8 @@ from kafka_kit import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from kafka.admin import KafkaAdminClient
 
     from epochsink.services import KafkaService
     from fix_services import FreshName
@@ -52,7 +55,7 @@ def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing
     broker: KafkaService, fresh_topic: FreshName
 ) -> None:
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=2, timeout=30)
+    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=5, timeout=30)
     who, at = identity(), epoch(8)
     name = uuid.uuid4().hex
     spool = ListRows({name: [rows("a", "b"), rows("c")]})
@@ -123,6 +126,23 @@ def test_a_broker_that_does_not_answer_leaves_the_outcome_unknown_and_the_vote_r
     finally:
         committer.close()
     assert read_all(broker.bootstrap_servers, topic, 1) == ["a"]
+
+
+def test_a_task_that_outlasts_its_transaction_is_told_so(broker: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=1, timeout=30)
+    writer = config.writer(task(identity(), epoch(0)))
+    writer.write(rows("a"))
+    with admin(broker.bootstrap_servers) as client:
+        wait_for(lambda: bool(opened(client)), "it is open")
+        wait_for(lambda: not opened(client), "it times out")
+    with pytest.raises(PrepareFailed, match="longer than transaction_timeout="):
+        writer.prepare()
+    writer.abort()
+
+
+def opened(client: KafkaAdminClient) -> list[Any]:
+    return [listed for listings in client.list_transactions(state_filters=["Ongoing"]).values() for listed in listings]
 
 
 def test_rows_that_the_broker_does_not_take_in_time_are_not_passed_over(

@@ -26,9 +26,10 @@ class Refusal(NamedTuple):
     way_out: str
 
 
-_ANOTHER_ATTEMPT: Final = (
-    "nothing is lost: another attempt at this task or epoch has taken over its transactional id, and Spark runs "
-    "the epoch again if no attempt succeeds"
+_FENCED: Final = (
+    "nothing is lost, and Spark runs the task or the epoch again: either another attempt at this task has taken over "
+    "its transactional id, or writing took longer than transaction_timeout= and the broker gave the transaction up: "
+    "then raise it, or make epochs smaller"
 )
 
 REFUSALS: Final[dict[int, Refusal]] = {
@@ -44,7 +45,8 @@ REFUSALS: Final[dict[int, Refusal]] = {
     -181: Refusal(Nature.SETTING, "see that security.protocol, ssl.ca.location and the host name in the "
                   "broker's certificate fit"),
     -169: Refusal(Nature.SETTING, "correct sasl.username, sasl.password and sasl.mechanism in options"),
-    -144: Refusal(Nature.PASSING, _ANOTHER_ATTEMPT),
+    -150: Refusal(Nature.PASSING, _FENCED),
+    -144: Refusal(Nature.PASSING, _FENCED),
     3: Refusal(Nature.ROWS, "create the topic, or correct its name"),
     10: Refusal(Nature.ROWS, "raise the topic's max.message.bytes (then also message.max.bytes in options), or keep "
                 "such rows out with where="),
@@ -56,14 +58,14 @@ REFUSALS: Final[dict[int, Refusal]] = {
     31: Refusal(Nature.SETTING, "allow the user IDEMPOTENT_WRITE on the cluster"),
     32: Refusal(Nature.ROWS, "write timestamps that the topic's message.timestamp.before.max.ms and "
                 "message.timestamp.after.max.ms allow, or none"),
-    47: Refusal(Nature.PASSING, _ANOTHER_ATTEMPT),
+    47: Refusal(Nature.PASSING, _FENCED),
     50: Refusal(Nature.SETTING, "set transaction_timeout= to at most the broker's transaction.max.timeout.ms, "
                 "or raise that"),
     53: Refusal(Nature.SETTING, "allow the user WRITE and DESCRIBE on transactional ids with the prefix "
                 "'epochsink.'"),
     87: Refusal(Nature.ROWS, "a topic with cleanup.policy=compact takes only rows with a key: set key=, or keep "
                 "rows without one out with where="),
-    90: Refusal(Nature.PASSING, _ANOTHER_ATTEMPT),
+    90: Refusal(Nature.PASSING, _FENCED),
 }  # fmt: skip
 """Keys below zero are librdkafka's own codes, those above zero come from the broker."""
 
