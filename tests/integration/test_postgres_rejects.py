@@ -65,6 +65,40 @@ def test_rows_that_break_a_rule_are_rejected_before_the_decision(
     assert pg_truth.count(table) == 1
 
 
+@pytest.mark.parametrize(
+    ("rule", "batch", "says"),
+    [
+        (("id bigint NOT NULL, note text", ""), rows(1, None), 'null value in column "id"'),
+        (("id bigint, note text", "positive CHECK (id > 0) NOT VALID"), rows(1, -5), "positive"),
+        (("id bigint, note text", '"odd %" CHECK (id < length(note)::int % 7)'), rows(5), "odd %"),
+        (("id bigint, note varchar(3)", ""), rows(1, note="long"), "character varying(3)"),
+        (("id bigint, note inet", ""), rows(1, note="nowhere"), "nowhere"),
+    ],
+    ids=["not-null", "check", "odd-check", "too-long", "cast"],
+)
+def test_staged_rows_too_are_held_to_the_rules_before_the_decision(
+    rule: tuple[str, str],
+    batch: pa.RecordBatch,
+    says: str,
+    pg_schema: str,
+    pg_driver: MakeDriver,
+    *,
+    pg_truth: Truth,
+) -> None:
+    columns, constraint = rule
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.t ({columns}, spare int CHECK (spare > 0) DEFAULT 1)")
+    if constraint:
+        pg_truth.execute(f"ALTER TABLE {pg_schema}.t ADD CONSTRAINT {constraint}")
+    driver = pg_driver(f"{pg_schema}.t", rows(1), commit="staged")
+    with pytest.raises(RowsRejected) as caught:
+        driver.prepare(0, batch)
+    assert says in caught.value.message
+    driver.committer.sweep([])
+    assert pg_truth.staging(pg_schema) == []
+    driver.run(0, rows(0, note="10.0.0.1") if "inet" in columns else rows(0 if "odd" in constraint else 1))
+    assert pg_truth.count(f"{pg_schema}.t") == 1
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_key_that_comes_twice_without_an_order_is_refused_by_name(
     mode: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from epochsink.postgres.relation import Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epochsink.postgres.server import Connection
 
-_TARGET = """
+_TARGET: Final = """
 SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
        a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, NULL),
        coalesce(' COLLATE ' || (SELECT format('%%I.%%I', cn.nspname, co.collname) FROM pg_catalog.pg_collation co
@@ -30,6 +30,16 @@ JOIN pg_catalog.pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetyp
 LEFT JOIN pg_catalog.pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
 WHERE c.oid = to_regclass(%s)
 ORDER BY a.attnum
+"""
+
+_CHECKS: Final = """
+SELECT k.conname, pg_get_expr(k.conbin, k.conrelid)
+FROM pg_catalog.pg_constraint k
+WHERE k.conrelid = to_regclass(%s) AND k.contype = 'c' AND 0 <> ALL (k.conkey)
+  AND coalesce((to_jsonb(k) ->> 'conenforced')::boolean, true)
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a
+                  WHERE a.attrelid = k.conrelid AND a.attnum = ANY (k.conkey) AND a.attname <> ALL (%s))
+ORDER BY 1
 """
 
 
@@ -79,6 +89,11 @@ def read_target(connection: Connection, relation: Relation) -> Target | None:
     schema, name, kind, persistence = rows[0][:4]
     columns = {row[4]: Column(*row[4:15]) for row in rows}
     return Target(Relation(schema, name), kind, persistence, columns, rows[0][15])
+
+
+def read_checks(connection: Connection, target: Target, columns: Sequence[str]) -> dict[str, str]:
+    """Return the expressions of the CHECK constraints that concern no other than ``columns``, by name."""
+    return dict(connection.execute(_CHECKS, [str(target.relation), list(columns)]).fetchall())
 
 
 def max_prepared_transactions(connection: Connection) -> int:

@@ -49,7 +49,8 @@ class Postgres:
 
     ``commit="prepared"``: constraints are checked before Spark's checkpoint decides, by PREPARE TRANSACTION
     (needs ``max_prepared_transactions`` > 0). ``"staged"``: rows wait in a logged table and are merged after the
-    decision, so a row that breaks a constraint then stops the query with the epoch pending. ``"auto"``: prepared
+    decision: types, NOT NULL and CHECK are checked before it (the latter two not with ``delete_when``), but a row
+    that breaks a unique or foreign key stops the query with the epoch pending. ``"auto"``: prepared
     if the server can. ``atomic=False`` is always prepared.
 
     ``schema_for_markers`` holds the marker table and the staging tables; it is created if the user may.

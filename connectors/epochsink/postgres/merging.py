@@ -70,6 +70,9 @@ def verify(connection: Connection, plan: Merge, staging: Relation, tasks: Sequen
         _verify_keys(connection, plan, staging, tasks, rows)
     else:
         verify_count(connection, staging, tasks, rows)
+    if plan.casts:  # counting the values makes the server cast each of them
+        counts = sql.SQL(", ").join(sql.SQL("count({})").format(sql.Identifier(name)) for name in plan.casts)
+        connection.execute(sql.SQL("SELECT {} FROM {}").format(counts, _source(plan, staging, tasks)))
 
 
 def verify_count(connection: Connection, staging: Relation, tasks: Sequence[str], rows: int) -> None:

@@ -41,14 +41,21 @@ class Staging:
     relation: Relation
     logged: bool
 
-    def ensure(self, connection: Connection, columns: Mapping[str, str], note: str) -> None:
-        """Create the table, of columns with their SQL types, if no other task has. Raises `psycopg.Error`."""
+    def ensure(self, connection: Connection, columns: Mapping[str, str], checks: Mapping[str, str], note: str) -> None:
+        """Create the table if no other task has: columns with their SQL types, CHECK constraints by name.
+
+        Raises `psycopg.Error`.
+        """
         name = self.relation.quoted
         found = connection.execute("SELECT to_regclass(%s)", [str(self.relation)]).fetchone()
         if found and found[0]:
             return
         definitions = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind)) for column, kind in columns.items()
+            [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind)) for column, kind in columns.items()]
+            + [
+                sql.SQL("CONSTRAINT {} CHECK ({})").format(sql.Identifier(check), sql.SQL(expression))
+                for check, expression in checks.items()
+            ]
         )
         # The lock lets one task create while the others wait: CREATE ... IF NOT EXISTS alone fails in races.
         connection.execute(

@@ -11,7 +11,7 @@ import pyarrow as pa
 from epochsink.errors import PrepareFailed
 from epochsink.faults import reach
 from epochsink.naming import PreparedName, identity_key, staging_table
-from epochsink.postgres.catalog import read_target
+from epochsink.postgres.catalog import read_checks, read_target
 from epochsink.postgres.copying import CopyIn
 from epochsink.postgres.failures import translated
 from epochsink.postgres.fit import fit
@@ -134,11 +134,21 @@ class StagingWriter(CopyWriter):
             # A crash that loses unlogged rows, or their commit, fails the vote. It need not be waited for.
             self._connection.execute("SET synchronous_commit = off")
         note = f"epochsink generation {self._task.identity.generation} epoch {self._task.epoch.number}"
-        self._staging.ensure(self._connection, _definitions(target, encodings), note)
+        columns = _definitions(target, encodings)
+        checks: dict[str, str] = {}
+        if self._staging.logged and not self._merge.deletes:
+            columns, checks = self._rules(target, columns)
+        self._staging.ensure(self._connection, columns, checks, note)
         self._connection.execute("BEGIN")
         return CopyIn(
             self._connection, table.quoted, [*encodings, TAG_ENCODING], [pa.scalar(tag(self._task.uuid), pa.int64())]
         )
+
+    def _rules(self, target: Target, columns: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Give staging the target's own rules: rows that break them then fail before the decision, not after."""
+        exact = [name for name in self._merge.columns if name not in self._merge.casts]
+        needed = {name: f"{columns[name]} NOT NULL" for name in exact if target.columns[name].not_null}
+        return columns | needed, read_checks(self._connection, target, exact)
 
     def _prepare(self, rows: int) -> Committable:
         commit(self._connection)
