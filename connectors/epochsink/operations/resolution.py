@@ -84,7 +84,8 @@ class Resolution:
         which = f"epoch {self._number}, sink '{self._sink}', {len(share.parts)} part(s)"
         lines = ["take the ledger: a driver that runs on this checkpoint now stops with Fenced"]
         if self._ruling is Ruling.DISCARD:
-            return [*lines, self._plan_to_keep(), f"record {which} as discarded: these rows never reach the target"]
+            lines += [self._plan_to_keep(), f"record {which} as discarded: these rows never reach the target"]
+            return [*lines, "abort what is prepared of them, " + ("now" if self._sinks else "at the next start")]
         if self._sinks is not None:
             lines.append("ask the target once more; what it says itself outweighs your word")
         if self._ruling is Ruling.REPLAY:
@@ -137,7 +138,10 @@ class Resolution:
         committer = sink.committer()
         try:
             committer.open(Identity(self._place.query_id, self._sink, take.generation, take.origins[self._sink]))
-            for index in range(len(self._prepared.shares[self._sink].parts)):
+            # first: what a superseded driver left may hold locks that a commit needs
+            for line in committer.sweep(self._prepared.parts_of(self._sink)):
+                _log.info("aborted what no recorded epoch names: %s", line)
+            for index in range(len(self._prepared.parts_of(self._sink))):
                 self._ask_part(committer, index)
         finally:
             committer.close()
