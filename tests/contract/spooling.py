@@ -1,0 +1,93 @@
+"""What the rigs of real sinks share: identities, tasks that spool as they write, rows that read the spool."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from epochsink.protocol import Epoch, Identity, Rows, Task
+from epochsink.spool import Spool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from epochsink.protocol import Committable, Sink, SinkCommitter
+
+
+class SpoolingRig:
+    """A real sink with a real spool. A subclass says how rows look, and how to see and lose them."""
+
+    loses = True
+
+    def __init__(self, sink: Sink, folder: Path) -> None:
+        self.sink = sink
+        self.spool = Spool(str(folder))
+        # a name of its own for each test: markers outlive it
+        self.name = f"sink-{uuid.uuid4().hex[:10]}"
+        self._origins: dict[str, dict[str, Any]] = {}
+        self._opened: list[SinkCommitter] = []
+
+    def batch(self, rows: list[int]) -> pa.RecordBatch:
+        """Return rows as the sink's writer takes them."""
+        raise NotImplementedError
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of the rows, as `SinkCommitter.check` takes it."""
+        return self.batch([0]).schema
+
+    def identity(self, query: str, generation: int) -> Identity:
+        """Return who a query is to the target; the origin is fixed the first time."""
+        if query not in self._origins:
+            committer = self.sink.committer()
+            with contextlib.closing(committer):
+                assert committer.check(self.schema()) == []
+                self._origins[query] = committer.found()
+        return Identity(query, self.name, generation, self._origins[query])
+
+    def open(self, query: str, generation: int) -> SinkCommitter:
+        """Return a fresh committer."""
+        committer = self.sink.committer()
+        committer.open(self.identity(query, generation))
+        self._opened.append(committer)
+        return committer
+
+    def close(self) -> None:
+        """Close every committer."""
+        for committer in self._opened:
+            committer.close()
+
+    def write(self, query: str, generation: int, epoch: Epoch, slot: int, rows: list[int]) -> tuple[str, Committable]:
+        """Run one task."""
+        task = Task(self.identity(query, generation), epoch, slot, uuid.uuid4().hex)
+        batch = self.batch(rows)
+        self.spool.make(query, epoch)
+        spooled = self.spool.writer(task, batch.schema)
+        writer = self.sink.writer(task)
+        spooled.write(batch)
+        writer.write(batch)
+        spooled.close()
+        return task.uuid, writer.prepare()
+
+    def rows(self, query: str, epoch: Epoch, tasks: Sequence[str]) -> Rows:
+        """Return spooled rows."""
+        return self.spool.rows(Identity(query, self.name), epoch, tasks)
+
+    def drop_spool(self, query: str, epoch: Epoch) -> None:
+        """Drop an attempt's spool."""
+        self.spool.drop(query, epoch)
+
+    def lose_prepared(self) -> None:
+        """Let the target lose what is prepared."""
+        raise NotImplementedError
+
+    def visible(self) -> list[int]:
+        """Return what a reader sees."""
+        raise NotImplementedError
+
+    def leftovers(self) -> list[str]:
+        """Return what is left."""
+        raise NotImplementedError

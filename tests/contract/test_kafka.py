@@ -1,0 +1,110 @@
+"""The contract, held by Kafka."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+
+from contract.cases import OTHER_QUERY, QUERY, SinkContract
+from contract.spooling import SpoolingRig
+from epochsink.kafka import Kafka
+from epochsink.kafka.cluster import Cluster
+from epochsink.kafka.outcomes import State
+from epochsink.kafka.transactions import Transactions
+from epochsink.naming import TransactionalId, identity_key
+from epochsink.protocol import Identity
+from kafka_kit import create_topic, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from epochsink.services import KafkaService
+    from fix_services import FreshName
+
+PARTITIONS = 2
+SECONDS = 30.0
+
+
+class KafkaRig(SpoolingRig):
+    """A topic of two partitions."""
+
+    def __init__(self, sink: Kafka, folder: Path, servers: str, topic: str) -> None:
+        super().__init__(sink, folder)
+        self._servers = servers
+        self._topic = topic
+        self._cluster = Cluster(servers, {}, SECONDS)
+        self._transactions = Transactions(self._cluster)
+
+    def close(self) -> None:
+        super().close()
+        self.lose_prepared()
+        self._cluster.close()
+
+    def batch(self, rows_: list[int]) -> pa.RecordBatch:
+        return rows(*[str(number) for number in rows_])
+
+    def visible(self) -> list[int]:
+        """Read each partition to its last stable offset."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self._servers,
+                "group.id": f"reader-{uuid.uuid4().hex}",
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
+        )
+        consumer.assign([TopicPartition(self._topic, partition, 0) for partition in range(PARTITIONS)])
+        found: list[int] = []
+        ended: set[int] = set()
+        deadline = time.monotonic() + SECONDS
+        try:
+            while len(ended) < PARTITIONS:
+                assert time.monotonic() < deadline, f"{self._topic} was not read to its end within {SECONDS} s"
+                message = consumer.poll(1.0)
+                if message is None:
+                    continue
+                error = message.error()
+                if error is None:
+                    found.append(int(message.value() or b""))
+                else:
+                    assert error.code() == KafkaError._PARTITION_EOF, error
+                    ended.add(message.partition() or 0)
+        finally:
+            consumer.close()
+        return sorted(found)
+
+    def lose_prepared(self) -> None:
+        """Abort every open transaction of ours by taking its id, as a zombie or a time-out does."""
+        for name in self.leftovers():
+            producer = Producer({"bootstrap.servers": self._servers, "transactional.id": name})
+            producer.init_transactions(SECONDS)
+
+    def leftovers(self) -> list[str]:
+        names = []
+        for query in (QUERY, OTHER_QUERY):
+            prefix = TransactionalId.prefix(identity_key(Identity(query, self.name)))
+            deadline = time.monotonic() + SECONDS
+            ids = list(self._transactions.open_ids(prefix, deadline))
+            described = self._transactions.describe(ids, deadline) if ids else {}
+            names += [name for name, now in described.items() if now.state is State.ONGOING]
+        return names
+
+
+class TestKafka(SinkContract):
+    """With a spool: bounded ids."""
+
+    @pytest.fixture
+    def rig(self, kafka: KafkaService, fresh_topic: FreshName, tmp_path: Path) -> Iterator[KafkaRig]:
+        topic = create_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS)
+        sink = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
+        rig = KafkaRig(sink, tmp_path, kafka.bootstrap_servers, topic)
+        yield rig
+        rig.close()

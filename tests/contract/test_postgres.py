@@ -1,0 +1,70 @@
+"""The contract, held by PostgreSQL: prepared, staged, and task by task."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from psycopg import sql
+
+from contract.cases import SinkContract
+from contract.spooling import SpoolingRig
+from epochsink.postgres import Postgres
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from epochsink.services import PostgresService
+    from fix_postgres import Truth
+
+MODES: dict[str, dict[str, Any]] = {
+    "prepared": {"commit": "prepared"},
+    "staged": {"commit": "staged"},
+    "task by task": {"commit": "prepared", "atomic": False},
+}
+
+
+class PostgresRig(SpoolingRig):
+    """A table without a key, so that a row that comes twice is seen twice."""
+
+    def __init__(self, sink: Postgres, folder: Path, truth: Truth, schema: str) -> None:
+        super().__init__(sink, folder)
+        self._truth = truth
+        self._schema = schema
+
+    def batch(self, rows: list[int]) -> pa.RecordBatch:
+        return pa.RecordBatch.from_pydict({"id": pa.array(rows, pa.int64())})
+
+    def visible(self) -> list[int]:
+        return [number for (number,) in sorted(self._truth.rows(f'"{self._schema}".target'))]
+
+    def lose_prepared(self) -> None:
+        for gid in self._truth.prepared():
+            self._truth.execute(f"ROLLBACK PREPARED '{gid}'")
+        for table in self._truth.staging(self._schema):
+            self._truth.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier(self._schema, table)).as_string())
+
+    def leftovers(self) -> list[str]:
+        return [*self._truth.prepared(), *self._truth.staging(self._schema)]
+
+
+class TestPostgres(SinkContract):
+    """The three ways of PostgreSQL."""
+
+    @pytest.fixture(params=MODES)
+    def rig(
+        self,
+        request: pytest.FixtureRequest,
+        postgres: PostgresService,
+        pg_truth: Truth,
+        pg_schema: str,
+        tmp_path: Path,
+    ) -> Iterator[PostgresRig]:
+        pg_truth.execute(f'CREATE TABLE "{pg_schema}".target (id bigint)')
+        table = (pg_schema, "target")
+        sink = Postgres(postgres.dsn, table=table, schema_for_markers=pg_schema, **MODES[request.param])
+        rig = PostgresRig(sink, tmp_path, pg_truth, pg_schema)
+        yield rig
+        rig.close()
