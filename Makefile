@@ -15,7 +15,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "epochsink needs Python 3.11 or later, $(PYTHON) is older: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v java >/dev/null || { echo "Spark and the services need Java 17: install it (e.g. apt-get install openjdk-17-jre-headless)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	for try in 1 2 3 4 5; do \
+	@for try in 1 2 3 4 5; do \
 		$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock \
 		&& $(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable . && break; \
 		test $$try -lt 5 || exit 1; echo "installing failed, trying again"; sleep $$((try * 5)); \
@@ -40,10 +40,16 @@ format: $(STAMP) ## let ruff format the code
 prove: $(STAMP) ## every fault plan and many random kills; writes docs/proof/
 	$(RUN)/python -m simulation.explore
 
-bench: bench-postgres ## all benchmarks
+bench: bench-postgres bench-kafka bench-elasticsearch ## all benchmarks
 
 bench-postgres: $(STAMP) ## PostgreSQL against Spark's JDBC writer, bare COPY and executemany
 	$(RUN)/python tests/benchmarks/bench_postgres.py
+
+bench-kafka: $(STAMP) ## Kafka against Spark's own sink
+	$(RUN)/python tests/benchmarks/bench_kafka.py
+
+bench-elasticsearch: $(STAMP) ## Elasticsearch against parallel_bulk and the server's limit
+	$(RUN)/python tests/benchmarks/bench_elasticsearch.py
 
 wheel: $(STAMP) ## build the wheel
 	$(RUN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import statistics
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from epochs import (
-    checkpoint_folder,
-    decided_times,
-    done_times,
-    make_rows,
-    our_epoch,
-    peak_of_workers,
-    plain_epoch,
-    session,
-    stream,
-)
+from epochs import make_rows, noop, our_epoch, peak_of_workers, plain_epoch, session, small_epochs, stream, ticks
 from measure import Report, console, spread
 from pgpq import ArrowToPostgresBinaryEncoder
 from pyarrow import parquet
 
-from epochsink import ExactlyOnce, Postgres
+from epochsink import Postgres
 from epochsink.services import LocalPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, Row, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from epochsink.services import PostgresService
 
@@ -150,42 +138,17 @@ class Bench:
 
     # ---- figures beside the ratios
 
-    def small_epochs(self, epochs: int) -> None:
+    def latencies(self, epochs: int) -> None:
         """Print what an empty epoch costs, and how long after ``commits/N`` rows are visible."""
-        source = self.spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
-        frame = source.selectExpr("value AS id", "'x' AS payload", "value * 0.5D AS amount", "timestamp AS placed_at")
-
-        def noop(batch: DataFrame, _epoch: int) -> None:
-            batch.write.format("noop").mode("overwrite").save()
-
-        plain = self.triggers(frame.where("id < 0"), noop, epochs)
-        empty = self.triggers(frame.where("id < 0"), None, epochs)
-        console.print(f"an empty epoch: {empty[0]:.0f} ms a trigger, a plain foreachBatch {plain[0]:.0f} ms (medians)")
-        small = self.triggers(frame, None, epochs)
-        console.print(f"an epoch of 100 rows: {small[0]:.0f} ms a trigger (median)")
-        console.print(f"from commits/N to visible rows: {spread(small[1])}")
-
-    def triggers(
-        self, frame: DataFrame, function: Callable[[DataFrame, int], None] | None, epochs: int
-    ) -> tuple[float, list[float]]:
-        """Run many small epochs; return the median of a trigger, and the commits' delays (ms)."""
+        sink = Postgres(self.server.dsn, table="target")
         self.empty_table()
-        with checkpoint_folder() as checkpoint:
-            sink = ExactlyOnce(checkpoint=checkpoint, sinks={"bench": Postgres(self.server.dsn, table="target")})
-            writer = frame.writeStream.trigger(processingTime="0 seconds")
-            query: StreamingQuery
-            if function is None:
-                query = sink.start(writer)
-            else:
-                query = writer.foreachBatch(function).option("checkpointLocation", checkpoint).start()
-            deadline = time.monotonic() + 120
-            while (query.lastProgress or {"batchId": -1})["batchId"] < epochs and time.monotonic() < deadline:
-                time.sleep(0.05)
-            durations = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress[5:]]
-            query.stop()
-            decided, done = decided_times(checkpoint), done_times(checkpoint) if function is None else {}
-            delays = [(done[epoch] - decided[epoch]) * 1000 for epoch in sorted(done) if epoch in decided][5:]
-        return statistics.median(durations), delays
+        nothing = ticks(self.spark, 100).where("id < 0")
+        plain, _ = small_epochs(nothing, noop, epochs)
+        empty, _ = small_epochs(nothing, sink, epochs)
+        console.print(f"an empty epoch: {empty:.0f} ms a trigger, a plain foreachBatch {plain:.0f} ms (medians)")
+        small, delays = small_epochs(ticks(self.spark, 100), sink, epochs)
+        console.print(f"an epoch of 100 rows: {small:.0f} ms a trigger (median)")
+        console.print(f"from commits/N to visible rows: {spread(delays)}")
 
     def memory(self, folder: Path) -> None:
         """Print a task's peak memory for an epoch and for one ten times as large."""
@@ -228,7 +191,7 @@ def main() -> None:
         report, rows, upserts = bench.report, bench.rows, bench.upserts
         direct = bench.ours(atomic=False)
         tuned = bench.jdbc(batchsize="10000")
-        bench.small_epochs(options.epochs)
+        bench.latencies(options.epochs)
         bench.memory(Path(folder))
         report.ratio("postgres-append-vs-jdbc-default", 3.0, rows, direct, bench.jdbc())
         report.ratio("postgres-append-vs-jdbc-tuned", 2.0, rows, direct, tuned)

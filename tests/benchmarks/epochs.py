@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import sys
 import tempfile
 import threading
@@ -21,6 +22,8 @@ from epochsink.services import spark_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from pyspark.sql.streaming.query import StreamingQuery
 
     from epochsink.protocol import Sink
 
@@ -62,6 +65,19 @@ def make_rows(spark: SparkSession, folder: Path, rows: int, first: int = 0) -> s
     return path
 
 
+def ticks(spark: SparkSession, rows: int) -> DataFrame:
+    """Return an endless stream of the same columns, so many rows an epoch."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", rows).load()
+    return source.selectExpr(
+        "value AS id", "repeat('x', 100) AS payload", "value * 0.25D AS amount", "timestamp AS placed_at"
+    )
+
+
+def noop(batch: DataFrame, _epoch: int) -> None:
+    """Run a batch's plan, and write nothing: the least that a foreachBatch function does."""
+    batch.write.format("noop").mode("overwrite").save()
+
+
 def stream(spark: SparkSession, path: str) -> DataFrame:
     """Return the stream of a folder's rows: all of it in one epoch with ``availableNow``."""
     return spark.readStream.schema(spark.read.parquet(path).schema).parquet(path)
@@ -99,6 +115,31 @@ def our_epoch(frame: DataFrame, sink: Sink) -> float:
         return done_times(checkpoint)[0] - timed.begun
 
 
+def small_epochs(
+    frame: DataFrame, what: Sink | Callable[[DataFrame, int], None], epochs: int, trigger: str = "0 seconds"
+) -> tuple[float, list[float]]:
+    """Run so many epochs of an endless stream through a sink or a plain function.
+
+    Return the median of a trigger (ms), and how long after ``commits/N`` each epoch was committed (ms).
+    """
+    with _checkpoint() as checkpoint:
+        writer = frame.writeStream.trigger(processingTime=trigger)
+        query: StreamingQuery
+        if callable(what):
+            query = writer.foreachBatch(what).option("checkpointLocation", checkpoint).start()
+        else:
+            query = ExactlyOnce(checkpoint=checkpoint, sinks={"bench": what}).start(writer)
+        deadline = time.monotonic() + 180
+        while (query.lastProgress or {"batchId": -1})["batchId"] < epochs and time.monotonic() < deadline:
+            time.sleep(0.05)
+        durations = [progress["durationMs"]["triggerExecution"] for progress in query.recentProgress[5:]]
+        query.stop()
+        done = {} if callable(what) else done_times(checkpoint)
+        decided = decided_times(checkpoint)
+    delays = [(done[epoch] - decided[epoch]) * 1000 for epoch in sorted(done) if epoch in decided][5:]
+    return statistics.median(durations), delays
+
+
 def done_times(checkpoint: str) -> dict[int, float]:
     """Return when the ledger said of each epoch that it is committed (seconds since 1970)."""
     times = {}
@@ -122,9 +163,6 @@ def _checkpoint() -> Iterator[str]:
         yield folder
     finally:
         shutil.rmtree(folder)
-
-
-checkpoint_folder = _checkpoint
 
 
 def _run(frame: DataFrame, function: Any, checkpoint: str) -> None:

@@ -1,0 +1,151 @@
+"""`make bench-elasticsearch`: the Elasticsearch sink against parallel_bulk, and against the server's limit."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+import urllib.request
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import elasticsearch
+from elasticsearch import helpers
+from epochs import make_rows, our_epoch, plain_epoch, session, small_epochs, stream, ticks
+from measure import Report, console, spread
+from pyarrow import parquet
+
+from epochsink import Elasticsearch
+from epochsink.services import LocalElasticsearch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import Row, SparkSession
+
+    from epochsink.services import ElasticsearchService
+
+SHARDS = 2
+REQUEST_DOCUMENTS = 10_000
+MAPPING = {
+    "id": {"type": "long"},
+    "payload": {"type": "keyword"},
+    "amount": {"type": "double"},
+    "placed_at": {"type": "date"},
+}
+
+
+class Bench:
+    """The server, the documents, and the ways to write them."""
+
+    def __init__(self, spark: SparkSession, server: ElasticsearchService, rows: int, folder: Path) -> None:
+        self.spark = spark
+        self.url = server.url
+        self.rows = rows
+        self.report = Report()
+        self.path = make_rows(spark, folder, rows)
+        self.client = elasticsearch.Elasticsearch(self.url, request_timeout=120)
+        self.bodies = list(self.rendered())
+
+    def index(self) -> str:
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        settings = {"number_of_shards": SHARDS, "number_of_replicas": 0, "gc_deletes": "1h"}
+        self.client.indices.create(index=name, settings=settings, mappings={"properties": MAPPING})
+        return name
+
+    def check_and_delete(self, index: str) -> None:
+        self.client.indices.refresh(index=index)
+        found = self.client.count(index=index)["count"]
+        if found != self.rows:
+            raise AssertionError(f"{found} documents instead of {self.rows}: the measurement means nothing")
+        self.client.indices.delete(index=index)
+
+    def ours(self) -> float:
+        index = self.index()
+        seconds = our_epoch(stream(self.spark, self.path), Elasticsearch(self.url, index=index, id="id"))
+        self.check_and_delete(index)
+        return seconds
+
+    def parallel_bulk(self) -> float:
+        index, url = self.index(), self.url
+
+        def actions(rows: Iterator[Row]) -> Iterator[dict[str, object]]:
+            for row in rows:
+                yield {
+                    "_index": index,
+                    "_id": str(row.id),
+                    "_source": row.asDict(),
+                    "version": 1,
+                    "version_type": "external_gte",
+                }
+
+        def write_partition(rows: Iterator[Row]) -> None:
+            client = elasticsearch.Elasticsearch(url, request_timeout=120)
+            for succeeded, item in helpers.parallel_bulk(client, actions(rows)):
+                if not succeeded:
+                    raise RuntimeError(item)
+
+        frame = stream(self.spark, self.path)
+        seconds = plain_epoch(frame, lambda batch, _epoch: batch.foreachPartition(write_partition))
+        self.check_and_delete(index)
+        return seconds
+
+    def limit(self) -> float:
+        """Post bulk requests rendered beforehand, by two threads."""
+        index = self.index()
+        url = f"{self.url}/{index}/_bulk?filter_path=errors"
+
+        def post(body: bytes) -> None:
+            headers = {"Content-Type": "application/x-ndjson"}
+            request = urllib.request.Request(url, body, headers)  # noqa: S310 - our own server, on the loopback
+            with urllib.request.urlopen(request, timeout=120) as reply:  # noqa: S310 - likewise
+                if json.load(reply).get("errors"):
+                    raise RuntimeError("the server refused documents")
+
+        begun = time.perf_counter()
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(post, self.bodies))
+        seconds = time.perf_counter() - begun
+        self.check_and_delete(index)
+        return seconds
+
+    def rendered(self) -> Iterator[bytes]:
+        table = parquet.read_table(self.path)
+        for batch in table.to_batches(max_chunksize=REQUEST_DOCUMENTS):
+            lines = []
+            for row in batch.to_pylist():
+                action = {"index": {"_id": str(row["id"]), "version": 1, "version_type": "external_gte"}}
+                lines += [json.dumps(action), json.dumps(row | {"placed_at": row["placed_at"].isoformat()})]
+            yield ("\n".join(lines) + "\n").encode()
+
+    def latencies(self, epochs: int) -> None:
+        """Print how long after ``commits/N`` documents are searchable."""
+        sink = Elasticsearch(self.url, index=self.index(), id="id", refresh=True)
+        trigger, delays = small_epochs(ticks(self.spark, 100), sink, epochs)
+        console.print(f"an epoch of 100 documents: {trigger:.0f} ms a trigger (median)")
+        console.print(f"from commits/N to searchable documents (refresh=True): {spread(delays)}")
+
+
+def main() -> None:
+    """Measure everything."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rows", type=int, default=200_000, help="documents of an epoch, about 150 bytes each")
+    arguments.add_argument("--epochs", type=int, default=60, help="small epochs for the latencies")
+    options = arguments.parse_args()
+    with (
+        tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder,
+        LocalElasticsearch() as server,
+        session() as spark,
+    ):
+        bench = Bench(spark, server, options.rows, Path(folder))
+        bench.latencies(options.epochs)
+        bench.report.ratio("elasticsearch-vs-parallel-bulk", 2.0, bench.rows, bench.ours, bench.parallel_bulk)
+        bench.report.ratio("elasticsearch-vs-limit", 0.8, bench.rows, bench.ours, bench.limit)
+        bench.report.print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""`make bench-kafka`: the Kafka sink against Spark's own at-least-once sink, as it comes and well tuned."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from epochs import make_rows, our_epoch, plain_epoch, session, small_epochs, stream, ticks
+from measure import Report, console, spread
+
+from epochsink import Kafka
+from epochsink.services import LocalKafka
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from epochsink.services import KafkaService
+
+PARTITIONS = 4
+TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1048576", "kafka.compression.type": "lz4"}
+OURS_TUNED = {"linger.ms": "20", "compression.type": "lz4"}
+
+
+class Bench:
+    """The broker, the rows, and the ways to write them."""
+
+    def __init__(self, spark: SparkSession, broker: KafkaService, rows: int, folder: Path) -> None:
+        self.spark = spark
+        self.servers = broker.bootstrap_servers
+        self.rows = rows
+        self.report = Report()
+        self.path = make_rows(spark, folder, rows)
+        self.admin = AdminClient({"bootstrap.servers": self.servers})
+
+    def topic(self) -> str:
+        name = f"bench-{uuid.uuid4().hex[:8]}"
+        self.admin.create_topics([NewTopic(name, PARTITIONS)])[name].result(30)
+        return name
+
+    def rows_of(self) -> DataFrame:
+        return stream(self.spark, self.path).selectExpr("payload AS value")
+
+    def check_and_delete(self, topic: str) -> None:
+        """Compare the offsets with the rows (transactions add a marker each), and free the disk."""
+        consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "bench"})
+        ends = [consumer.get_watermark_offsets(TopicPartition(topic, n))[1] for n in range(PARTITIONS)]
+        consumer.close()
+        if not self.rows <= sum(ends) <= self.rows + 100:
+            raise AssertionError(f"{sum(ends)} offsets for {self.rows} rows: the measurement means nothing")
+        self.admin.delete_topics([topic])[topic].result(30)
+
+    def ours(self, *, spool: bool = True) -> Callable[[], float]:
+        def run() -> float:
+            topic = self.topic()
+            sink = Kafka(bootstrap_servers=self.servers, topic=topic, spool=spool, options=OURS_TUNED)
+            seconds = our_epoch(self.rows_of(), sink)
+            self.check_and_delete(topic)
+            return seconds
+
+        return run
+
+    def spark_sink(self, **options: str) -> Callable[[], float]:
+        def run() -> float:
+            topic = self.topic()
+
+            def write(frame: DataFrame, _epoch: int) -> None:
+                writer = frame.write.format("kafka").option("kafka.bootstrap.servers", self.servers)
+                writer.option("topic", topic).options(**options).save()
+
+            seconds = plain_epoch(self.rows_of(), write)
+            self.check_and_delete(topic)
+            return seconds
+
+        return run
+
+    def latencies(self, epochs: int) -> None:
+        """Print the time of small epochs, and how long after ``commits/N`` their rows are visible."""
+        frame = ticks(self.spark, 1000).selectExpr("payload AS value")
+        sink = Kafka(bootstrap_servers=self.servers, topic=self.topic(), options=OURS_TUNED)
+        trigger, delays = small_epochs(frame, sink, epochs, "200 milliseconds")
+        console.print(f"an epoch of 1,000 rows: {trigger:.0f} ms a trigger (median)")
+        console.print(f"from commits/N to visible rows: {spread(delays)}")
+
+
+def main() -> None:
+    """Measure everything."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--rows", type=int, default=4_000_000, help="rows of an epoch, 100 bytes each")
+    arguments.add_argument("--epochs", type=int, default=60, help="small epochs for the latencies")
+    options = arguments.parse_args()
+    with tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder, LocalKafka() as broker, session() as spark:
+        bench = Bench(spark, broker, options.rows, Path(folder))
+        report, rows, ours = bench.report, bench.rows, bench.ours()
+        bench.latencies(options.epochs)
+        report.ratio("kafka-vs-spark-default", 1.3, rows, ours, bench.spark_sink())
+        report.ratio("kafka-vs-spark-tuned", 1.0, rows, ours, bench.spark_sink(**TUNED))
+        report.ratio("kafka-spool-cost", 0.9, rows, ours, bench.ours(spool=False))
+        report.print()
+
+
+if __name__ == "__main__":
+    main()
