@@ -86,10 +86,11 @@ class Sampler(threading.Thread):
             self._reader.close()
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, and close the reader's connection."""
         self._ended.set()
         if self.ident is not None:
             self.join()
+        self._reader.close()
 
     def _rest(self, deadline: float) -> list[tuple[str, str]]:
         """Return what is still left over when nothing is, or at the deadline."""
