@@ -259,7 +259,7 @@ class Elasticsearch:
             if old and not self.keyed and old[1].query != row.query:
                 self.readers.flag(f"OVERWRITTEN {self.sink}")
             if old is None or version >= old[0]:
-                if old and old[1].query == row.query and row.source < old[1].source:
+                if old and self.keyed and old[1].query == row.query and row.source < old[1].source:
                     self.readers.flag(f"STALE {self.sink}")
                 self.documents[name] = (version, row)
             elif row.query > old[1].query:
