@@ -1,0 +1,218 @@
+"""The demo's own bookkeeping: a demo that cannot show a failure shows nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import time
+from random import Random
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from rich.console import Console
+
+from epochsink.demo.act import BACKLOG_EPOCHS, RESERVED_EPOCHS, orders_per_epoch
+from epochsink.demo.background import Background
+from epochsink.demo.destination import Tally
+from epochsink.demo.display import Display, Result, save_svg
+from epochsink.demo.kills import ANY_MOMENT, EXACTLY_ONCE, PLAIN, Kill, plan
+from epochsink.demo.progress import decided_offsets
+from epochsink.demo.settings import PipelineSettings
+from epochsink.demo.table import PostgresTable
+from epochsink.demo.victim import DemoFailed, Victim
+from epochsink.faults import POINTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DEADLINE = 30.0
+
+
+def result(tally: Tally, early: int = 0, rows_in: int = 100) -> Result:
+    return Result("epochsink", "PostgreSQL", 6, rows_in, tally, early, looks=10)
+
+
+# ---- what counts as exact
+
+
+def test_only_a_row_of_zeros_is_exact() -> None:
+    assert result(Tally(100, 0, 0)).is_exact
+    assert not result(Tally(99, 1, 0)).is_exact
+    assert not result(Tally(101, 0, 1)).is_exact
+    assert not result(Tally(100, 1, 1)).is_exact
+    assert not result(Tally(100, 0, 0), early=1).is_exact
+    assert not result(Tally(100, 0, 0), rows_in=99).is_exact
+
+
+def test_the_closing_table_fits_a_log_and_names_every_figure() -> None:
+    written = io.StringIO()
+    results = [result(Tally(200_000, 0, 0), rows_in=200_000), result(Tally(231_072, 12_345, 43_417), 198_765, 200_000)]
+    Display(Console(file=written, width=80)).close(results)
+    lines = written.getvalue().splitlines()
+    table = [line for line in lines if not line.startswith("epochsink:")]
+    assert all(len(line) <= 80 for line in table)
+    assert [name for name in ("rows in", "rows out", "lost", "duplicated", "seen early") if name not in table[1]] == []
+    for figure in ("231,072", "12,345", "43,417", "198,765"):
+        assert figure in written.getvalue()
+    assert "every order arrived exactly once" in written.getvalue()
+
+
+def test_the_picture_holds_the_table(tmp_path: Path) -> None:
+    save_svg([result(Tally(100, 0, 0))], tmp_path / "demo.svg")
+    assert "PostgreSQL" in (tmp_path / "demo.svg").read_text()
+
+
+# ---- which kills
+
+
+def test_every_step_comes_before_any_comes_again() -> None:
+    steps = {**EXACTLY_ONCE, **PostgresTable.points}
+    kills = plan(steps, len(steps) + 1, Random(1))
+    assert {kill.point for kill in kills[: len(steps)]} == set(steps)
+    assert [kill.title for kill in kills] == [steps[kill.point] for kill in kills]
+
+
+def test_a_seed_repeats_the_kills() -> None:
+    assert plan(PLAIN, 9, Random(7)) == plan(PLAIN, 9, Random(7)) != plan(PLAIN, 9, Random(8))
+
+
+def test_every_step_is_a_crash_point() -> None:
+    points = {*EXACTLY_ONCE, *PLAIN, *PostgresTable.points} - {ANY_MOMENT}
+    assert points <= POINTS.keys()
+
+
+def test_there_are_orders_for_every_kill_to_strike_in() -> None:
+    kills = plan({**EXACTLY_ONCE, **PostgresTable.points}, 9, Random(3))
+    epochs = 200_000 // orders_per_epoch(200_000, kills)
+    assert epochs >= sum(kill.most_epochs for kill in kills) + BACKLOG_EPOCHS + RESERVED_EPOCHS
+
+
+# ---- what is decided
+
+
+def test_offsets_count_once_their_commit_stands(tmp_path: Path) -> None:
+    for folder in ("offsets", "commits"):
+        (tmp_path / folder).mkdir()
+    assert decided_offsets(tmp_path) == {}
+    for number, ends in enumerate(('{"0":10,"1":12}', '{"0":20,"1":25}')):
+        (tmp_path / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{ends}}}')
+    (tmp_path / "commits" / "0").write_text("v1\n{}")
+    assert decided_offsets(tmp_path) == {0: 10, 1: 12}
+    (tmp_path / "commits" / "1").write_text("v1\n{}")
+    assert decided_offsets(tmp_path) == {0: 20, 1: 25}
+
+
+def test_settings_cross_to_another_process(tmp_path: Path) -> None:
+    table = PostgresTable("dsn", "url", "driver", "orders")
+    settings = PipelineSettings("127.0.0.1:1", "orders", "/checkpoint", 7, plain=True, destinations={"table": table})
+    settings.save(tmp_path / "settings.json")
+    assert PipelineSettings.load(tmp_path / "settings.json") == settings
+
+
+# ---- the processes
+
+
+def script(tmp_path: Path, text: str) -> list[str]:
+    path = tmp_path / "victim.py"
+    path.write_text(text)
+    return [sys.executable, str(path)]
+
+
+def pids_in(path: Path, count: int) -> list[int]:
+    """Wait for a victim to have written its process ids."""
+    deadline = time.monotonic() + DEADLINE
+    while len(found := path.read_text().split() if path.exists() else []) < count:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.02)
+    return [int(pid) for pid in found]
+
+
+def wait_until_struck(victim: Victim) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not victim.has_struck():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+FAMILY = """
+import os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import os, time; os.setpgid(0, 0); time.sleep(600)"])
+with open(sys.argv[1], "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+time.sleep(600)
+"""
+
+
+def test_a_kill_takes_processes_with_a_group_of_their_own_too(tmp_path: Path) -> None:
+    """Spark's Python workers leave the driver's process group."""
+    with Victim([*script(tmp_path, FAMILY), str(tmp_path / "pids")], tmp_path / "log") as victim:
+        pids = pids_in(tmp_path / "pids", 2)
+        victim.expect_alive()
+        assert all(psutil.pid_exists(pid) for pid in pids)
+    assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_crash_point_strikes_and_is_noticed(tmp_path: Path) -> None:
+    text = "from epochsink.faults import reach\nreach('coordinator.record.after')\nreach('coordinator.record.after')\n"
+    kill = Kill("coordinator.record.after", "recorded", 2, 0.0)
+    with Victim(script(tmp_path, text), tmp_path / "victim.log", kill) as victim:
+        wait_until_struck(victim)
+
+
+def test_a_pipeline_that_ends_by_itself_is_no_kill(tmp_path: Path) -> None:
+    kill = Kill("coordinator.record.after", "recorded", 1, 0.0)
+    complaint = pytest.raises(DemoFailed, match=r"with status 1; its log ends:\nout of order")
+    command = script(tmp_path, "raise SystemExit('out of order')")
+    with Victim(command, tmp_path / "victim.log", kill) as victim, complaint:
+        wait_until_struck(victim)
+
+
+def test_stopping_in_order_needs_status_zero(tmp_path: Path) -> None:
+    text = "import sys\nassert sys.stdin.readline() == 'stop\\n'\nraise SystemExit(int(sys.argv[1]))\n"
+    with Victim([*script(tmp_path, text), "0"], tmp_path / "log") as victim:
+        victim.stop()
+    with (
+        Victim([*script(tmp_path, text), "3"], tmp_path / "log") as victim,
+        pytest.raises(DemoFailed, match="status 3"),
+    ):
+        victim.stop()
+
+
+def test_a_pipeline_does_not_outlive_the_demo(tmp_path: Path) -> None:
+    """The end of standard input is the death of the demo: the pipeline kills its whole process group."""
+    text = (
+        "import os, subprocess, sys, threading, time\n"
+        "from epochsink.demo.pipeline import _listen\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open(sys.argv[1], 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "_listen(threading.Event())\n"
+    )
+    pipeline = subprocess.Popen(
+        [*script(tmp_path, text), str(tmp_path / "pids")], stdin=subprocess.PIPE, start_new_session=True
+    )
+    assert pipeline.stdin is not None
+    try:
+        _, child = pids_in(tmp_path / "pids", 2)
+        pipeline.stdin.close()
+        assert pipeline.wait(DEADLINE) == -9
+        psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], DEADLINE)
+        assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    finally:
+        if pipeline.poll() is None:
+            os.killpg(pipeline.pid, 9)
+            pipeline.wait()
+
+
+def test_what_ends_a_background_thread_is_raised() -> None:
+    class Broken(Background):
+        def step(self) -> float | None:
+            raise ValueError("broken")
+
+    thread = Broken("broken")
+    thread.start()
+    thread.end()
+    with pytest.raises(ValueError, match="broken"):
+        thread.raise_failure()
