@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import time
 import uuid
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pyarrow as pa
 import pytest
 
 from epochsink.postgres import Postgres
+from epochsink.protocol import Epoch
+from fix_postgres import Driver, Truth
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
-    from fix_postgres import Truth
     from fix_services import PrivatePostgres
 
 ROW = pa.schema([("id", pa.int64()), ("note", pa.string())])
@@ -181,12 +187,68 @@ def test_an_unreachable_server_is_a_finding_without_secrets() -> None:
 
 def test_a_wrong_password_is_a_finding_without_secrets(private_postgres: PrivatePostgres) -> None:
     server = private_postgres()
-    hba = server.log_path.parent / "data" / "pg_hba.conf"
-    if not hba.exists():
-        hba = next(server.log_path.parent.rglob("pg_hba.conf"))
-    hba.write_text("host all all 127.0.0.1/32 scram-sha-256\n")
-    server.restart()
+    with closing(Truth(server.dsn)) as truth:
+        (place,) = truth.execute("SHOW hba_file")[0]
+        truth.execute(f"COPY (SELECT 'host all all 127.0.0.1/32 scram-sha-256') TO '{place}'")
+        truth.execute("SELECT pg_reload_conf()")
+        await_refusal(server.dsn)
     found = only(findings(server.dsn.replace("postgres@", f"postgres:{PASSWORD}@"), "t"))
     assert "password authentication failed" in found
-    assert "password" in found.split(";")[-1]
+    assert "give the right user, password=" in found
     assert PASSWORD not in found
+
+
+def await_refusal(dsn: str) -> None:
+    """Wait until the server has read its new rules."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            psycopg.connect(dsn).close()
+        except psycopg.OperationalError:
+            return
+    raise AssertionError("the server still lets everybody in")
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """Make a self-signed certificate for 127.0.0.1, and its key."""
+    made, key = tmp_path / "server.crt", tmp_path / "server.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(made)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return made, key
+
+
+def test_tls_options_reach_every_session(private_postgres: PrivatePostgres, certificate: tuple[Path, Path]) -> None:
+    """Writers' and committers'; a certificate of another authority is refused, and so is a server without TLS."""
+    server = private_postgres()
+    with closing(Truth(server.dsn)) as truth:
+        assert "SSL" in only(findings(server.dsn, "t", sslmode="require"))
+        folder = truth.execute("SHOW data_directory")[0][0]
+        for file in certificate:
+            lines = f"SELECT unnest(string_to_array('{file.read_text().strip()}', chr(10)))"
+            truth.execute(f"COPY ({lines}) TO PROGRAM 'umask 077; cat > {folder}/{file.name}'")
+        truth.execute("ALTER SYSTEM SET ssl = on")
+        truth.execute("CREATE TABLE t (id bigint, note text)")
+    server.restart()
+
+    trusted: dict[str, Any] = {"sslmode": "verify-full", "sslrootcert": str(certificate[0])}
+    driver = Driver(Postgres(server.dsn, table="t", **trusted))
+    assert driver.committer.check(ROW) == []
+    writer = driver.sink.writer(driver.task(Epoch(0, uuid.uuid4().hex)))
+    with closing(Truth(server.dsn)) as truth:
+        encrypted = truth.execute(
+            "SELECT s.ssl FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) "
+            "WHERE application_name LIKE 'epochsink%'"
+        )
+        assert encrypted == [(True,)] * len(encrypted)
+        assert encrypted
+    writer.abort()
+    driver.close()
+    system = only(findings(server.dsn, "t", sslmode="verify-full", sslrootcert="system"))
+    assert "certificate verify failed" in system

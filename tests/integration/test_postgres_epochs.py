@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from epochsink.protocol import Outcome
+from epochsink.protocol import Epoch, Outcome
+from fix_postgres import ListedRows, Written, write_task
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
@@ -185,6 +188,21 @@ def test_rows_of_tasks_that_spark_did_not_accept_are_never_applied(
     assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
     driver.committer.sweep([])
     assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_many_tasks_may_begin_at_the_same_moment(
+    mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """They race for the staging table's creation; none fails, and the server logs no error."""
+    driver = pg_driver(table, orders(1), key="id", **mode)
+    epoch = Epoch(0, uuid.uuid4().hex)
+    tasks = [driver.task(epoch, slot) for slot in range(8)]
+    with ThreadPoolExecutor(len(tasks)) as pool:
+        made = list(pool.map(lambda task: write_task(driver.sink.writer(task), [orders(task.slot)]), tasks))
+    written = Written(epoch, made, ListedRows({}))
+    driver.commit(written, driver.vote(written))
+    assert pg_truth.rows(table) == [(n, f"x{n}") for n in range(8)]
 
 
 def test_old_markers_are_forgotten_and_the_newest_stays(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,11 @@ import pytest
 
 from epochsink.errors import PrepareFailed
 from epochsink.postgres import Postgres
-from epochsink.protocol import Epoch, Outcome
-from fix_postgres import Driver
+from epochsink.postgres.committer import PostgresCommitter
+from epochsink.protocol import Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
-    from fix_services import PrivatePostgres
 
 MODES = [
     pytest.param({"commit": "prepared"}, id="prepared"),
@@ -150,12 +150,12 @@ def test_a_zombie_that_comes_back_after_the_sweep_changes_nothing(
     assert pg_truth.staging(pg_schema) == []
 
 
-def test_an_unreachable_server_makes_a_sweep_a_matter_for_later(private_postgres: PrivatePostgres) -> None:
-    server = private_postgres()
-    driver = Driver(Postgres(server.dsn, table="orders"))
-    driver.committer.close()
-    server.stop()
-    driver.committer._patience = 0.1  # type: ignore[attr-defined] # no test waits longer than it has to
-    with pytest.raises(ConnectionError, match=str(server.port)):
-        driver.committer.sweep([])
-    driver.committer.finish(Epoch(0, uuid.uuid4().hex), [{"table": "s"}])
+def test_an_unreachable_server_makes_a_sweep_a_matter_for_later() -> None:
+    with closing(socket.socket()) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        committer = PostgresCommitter(Postgres(f"host=127.0.0.1 port={port}", table="orders"), patience=0.1)
+        committer.open(Identity(str(uuid.uuid4()), "table", 1))
+        with pytest.raises(ConnectionError, match=str(port)):
+            committer.sweep([])
+        committer.finish(Epoch(0, uuid.uuid4().hex), [{"table": "s"}])

@@ -99,6 +99,13 @@ def test_what_has_no_binary_form_is_staged_and_cast(given: pa.DataType, target: 
     assert (chosen.staged_as, chosen.cast_to) == (staged_as, target.bare_type)
 
 
+def test_spark_names_the_elements_of_a_list_in_its_own_way() -> None:
+    given = pa.list_(pa.field("element", pa.int16(), nullable=False))
+    chosen = encoding(pa.field("c", given), column("array_recv", element="int4recv"))
+    assert chosen.convert(pa.array([[1, 2], None, []], given)).to_pylist() == [[1, 2], None, []]
+    assert chosen.field.type.value_type == pa.int32()
+
+
 @pytest.mark.parametrize("form", [str, lambda u: u.hex, lambda u: u.hex.upper(), lambda u: "{" + str(u) + "}"])
 def test_uuids_become_their_bytes_in_every_form_that_postgresql_reads(form: Any) -> None:
     known = [uuid.UUID(int=0), uuid.UUID("f81d4fae-7dec-11d0-a765-00a0c91e6bf6"), uuid.UUID(int=2**128 - 1)]

@@ -226,7 +226,7 @@ class PostgresCommitter:
                 reach("postgres.merged")
                 commit(connection)
         except errors.UniqueViolation as refused:
-            if refused.diag.table_name != marker_table.TABLE:
+            if (refused.diag.schema_name, refused.diag.table_name) != (self._sink.marker_schema, marker_table.TABLE):
                 raise
             return self._ask_marker(connection, epoch, part, WHOLE)
         except RowsRejected:
