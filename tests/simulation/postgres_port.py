@@ -41,10 +41,10 @@ class PostgresPort(PortBase):
         found: int = self._step(f"{self.letter} newest", lambda: self.target.newest(self._key), reads=True)
         return None if found < 0 else found
 
-    def judge(self, epoch: Epoch, evidence: str) -> Verdict:
+    def judge(self, epoch: Epoch, part: Committable, evidence: str) -> Verdict:
         """Say what the marker row says of an epoch whose prepared part is gone."""
         attempt = self._step(f"{self.letter} marker", lambda: self.target.marker(self._key, epoch.number), reads=True)
-        if attempt == epoch.attempt:
+        if attempt == part["attempt"]:
             return COMMITTED
         if attempt is None:
             return Verdict(ABORTED, f"{evidence}, and no marker")
@@ -113,9 +113,9 @@ class StagedPort(PostgresPort):
         """Merge, with the marker row in the same transaction."""
         table, marker = self.table(part), (self._key, epoch.number)
         answer = twice(
-            lambda: self._step("S merge", lambda: self.target.merge(table, part["tasks"], marker, epoch.attempt))
+            lambda: self._step("S merge", lambda: self.target.merge(table, part["tasks"], marker, part["attempt"]))
         )
-        return COMMITTED if answer == "OK" else self.judge(epoch, answer)
+        return COMMITTED if answer == "OK" else self.judge(epoch, part, answer)
 
     def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:  # noqa: ARG002
         """Stage the rows again."""
@@ -141,7 +141,7 @@ class PreparedPort(PostgresPort):
         def apply() -> str:
             rows = self.target.staged_rows(table, part["tasks"])
             answer: str = (
-                "NOROWS" if rows is None else self.target.prepare(gid, PreparedRows(marker, epoch.attempt, rows))
+                "NOROWS" if rows is None else self.target.prepare(gid, PreparedRows(marker, part["attempt"], rows))
             )
             return answer
 
@@ -156,7 +156,7 @@ class PreparedPort(PostgresPort):
         """COMMIT PREPARED; where the gid is gone, the marker row tells."""
         gid = part["gid"]
         answer = twice(lambda: self._step("P commit", lambda: self.target.commit_prepared(gid)))
-        return COMMITTED if answer == "OK" else self.judge(epoch, answer)
+        return COMMITTED if answer == "OK" else self.judge(epoch, part, answer)
 
     def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:  # noqa: ARG002
         """Stage and prepare the rows again."""

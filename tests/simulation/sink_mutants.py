@@ -145,11 +145,11 @@ class UpsertsMarker(StagedPort):
 
         def apply() -> str:
             self.target.markers.pop(marker, None)
-            answer: str = self.target.merge(table, part["tasks"], marker, epoch.attempt)
+            answer: str = self.target.merge(table, part["tasks"], marker, part["attempt"])
             return answer
 
         answer = twice(lambda: self._step("S merge", apply))
-        return COMMITTED if answer == "OK" else self.judge(epoch, answer)
+        return COMMITTED if answer == "OK" else self.judge(epoch, part, answer)
 
 
 class MarksApart(StagedPort):
@@ -157,18 +157,18 @@ class MarksApart(StagedPort):
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
         table, marker = self.table(part), (self._key, epoch.number)
-        if self._step("S marker", lambda: self.target.marker(*marker), reads=True) == epoch.attempt:
+        if self._step("S marker", lambda: self.target.marker(*marker), reads=True) == part["attempt"]:
             return COMMITTED
 
         def apply() -> str:
-            answer: str = self.target.merge(table, part["tasks"], marker, epoch.attempt)
+            answer: str = self.target.merge(table, part["tasks"], marker, part["attempt"])
             self.target.markers.pop(marker, None)
             return answer
 
         answer = twice(lambda: self._step("S merge", apply))
         if answer != "OK":
-            return self.judge(epoch, answer)
-        self._step("S mark", lambda: self.target.markers.update({marker: epoch.attempt}))
+            return self.judge(epoch, part, answer)
+        self._step("S mark", lambda: self.target.markers.update({marker: part["attempt"]}))
         return COMMITTED
 
 
