@@ -68,8 +68,14 @@ class StreamExecution:
         return cls(handle_of(query).streamingQuery())
 
     @classmethod
-    def of_batch(cls, session: SparkSession) -> StreamExecution:
-        """Return the execution whose foreachBatch runs on this thread."""
+    def of_batch(cls, session: SparkSession, known: StreamExecution | None) -> StreamExecution:
+        """Return the execution whose foreachBatch runs on this thread: ``known``, mostly.
+
+        Raises `UnsupportedQuery` where there is none.
+        """
+        # a stream thread's jobs are grouped by its run id; asking for that is one call, finding the execution a dozen
+        if known is not None and session.sparkContext.getLocalProperty("spark.jobGroup.id") == known.run_id:
+            return known
         query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
         java = None
         if query_id is not None:

@@ -48,7 +48,7 @@ class Run:
         self._poll_seconds = LOCAL_POLL_SECONDS if isinstance(files, LocalFiles) else REMOTE_POLL_SECONDS
         self._committers = {name: sink.committer() for name, sink in sinks.items()}
         self._spool = spool
-        self._execution: StreamExecution | None = None
+        self.execution: StreamExecution | None = None
         self._watcher: Watcher | None = None
         self._in_batch = False
         self._plans: dict[str, OnePass] = {}
@@ -64,15 +64,15 @@ class Run:
 
     def serves(self, execution: StreamExecution) -> bool:
         """Whether this run is bound to an execution."""
-        return self._execution is not None and self._execution.run_id == execution.run_id
+        return self.execution is not None and self.execution.run_id == execution.run_id
 
     def awaits(self, execution: StreamExecution) -> bool:
         """Whether this run was recovered for the query of an execution, and is not bound yet."""
-        return self._execution is None and self._query_id == execution.query_id
+        return self.execution is None and self._query_id == execution.query_id
 
     def bind(self, execution: StreamExecution) -> None:
         """Start watching an execution's commits; once."""
-        self._execution = execution
+        self.execution = execution
         self._watcher = Watcher(self._coordinator, self, self._poll_seconds)
         self._watcher.start()
         _flush_at_exit(self._watcher)
@@ -98,7 +98,7 @@ class Run:
 
     def is_alive(self) -> bool:
         """Whether the stream thread may still write to the checkpoint (see `epochsink.watcher.Stream`)."""
-        return self._execution is not None and self._execution.is_alive()
+        return self.execution is not None and self.execution.is_alive()
 
     def is_in_batch(self) -> bool:
         """Whether foreachBatch runs now."""
@@ -106,13 +106,13 @@ class Run:
 
     def interrupt(self) -> None:
         """Make the query fail."""
-        if self._execution is not None:
-            self._execution.interrupt()
+        if self.execution is not None:
+            self.execution.interrupt()
 
     def stop(self) -> None:
         """End the query."""
-        if self._execution is not None:
-            self._execution.stop()
+        if self.execution is not None:
+            self.execution.stop()
 
     def foreach_batch(self, frame: DataFrame, number: int) -> None:
         """Prepare one epoch: steps 1 to 4 of the protocol."""

@@ -121,7 +121,8 @@ class ExactlyOnce:
         """Prepare one epoch: what Spark calls for each micro-batch."""
         refuse_connect(frame.sparkSession)
         session = frame.sparkSession
-        execution = StreamExecution.of_batch(session)
+        known = self._run.execution if self._run is not None else None
+        execution = StreamExecution.of_batch(session, known)
         with told_to_spark(epoch, execution):
             if not self._checked:
                 self.check(frame)

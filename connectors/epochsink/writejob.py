@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql.types import IntegerType, StringType, StructField, StructType
 
 from epochsink.errors import EpochsinkError
 from epochsink.faults import reach
@@ -24,8 +25,15 @@ if TYPE_CHECKING:
     from epochsink.protocol import Committable, Epoch, Identity, Sink, SinkWriter
     from epochsink.spool import NoSpool, Spool, SpoolWriter
 
-ANSWER: Final = "sink string, task string, slot int, committable string"
-"""Schema of a task's answer, as Spark DDL: the sink's name, the task's uuid, and what it prepared (JSON)."""
+ANSWER: Final = StructType(
+    [
+        StructField("sink", StringType()),
+        StructField("task", StringType()),
+        StructField("slot", IntegerType()),
+        StructField("committable", StringType()),
+    ]
+)
+"""Schema of a task's answer: the sink's name, the task's uuid and partition, and what it prepared (JSON)."""
 
 
 class TaskFailed(Exception):
