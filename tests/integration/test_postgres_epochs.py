@@ -109,9 +109,9 @@ def test_a_table_of_key_columns_only_keeps_what_is_there(
     pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
     table = f"{pg_schema}.seen"
-    pg_truth.execute(f"CREATE TABLE {table} (a int, b int, PRIMARY KEY (a, b))")
-    rows = pa.record_batch({"b": pa.array([1, 2], pa.int32()), "a": pa.array([1, 1], pa.int32())})
-    driver = pg_driver(table, rows, key=["a", "b"])
+    pg_truth.execute(f"CREATE TABLE {table} (n int, latest int, PRIMARY KEY (n, latest))")
+    rows = pa.record_batch({"latest": pa.array([1, 2], pa.int32()), "n": pa.array([1, 1], pa.int32())})
+    driver = pg_driver(table, rows, key=["n", "latest"], order_by="latest")
     driver.run(0, rows)
     driver.run(1, rows)
     assert pg_truth.rows(table) == [(1, 1), (1, 2)]

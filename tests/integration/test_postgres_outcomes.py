@@ -153,7 +153,7 @@ def test_what_another_attempt_applied_is_unknown(
     assert pg_truth.count(table) == 1
 
 
-@pytest.mark.parametrize("mode", GIDS)
+@pytest.mark.parametrize("mode", MODES)
 def test_an_epoch_that_is_applied_already_stops_the_vote(
     mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
@@ -166,17 +166,6 @@ def test_an_epoch_that_is_applied_already_stops_the_vote(
         later.vote(written)
     later.committer.sweep([])
     assert pg_truth.prepared() == []
-    assert pg_truth.count(table) == 1
-
-
-def test_an_epoch_that_is_applied_already_is_never_merged_from_staging(
-    table: str, pg_driver: MakeDriver, pg_truth: Truth
-) -> None:
-    driver = pg_driver(table, orders(1), commit="staged")
-    driver.run(0, orders(1))
-    later = driver.restart()
-    written, parts = later.prepare(0, orders(1))
-    assert outcomes(later, written, parts) == {Outcome.UNKNOWN}
     assert pg_truth.count(table) == 1
 
 

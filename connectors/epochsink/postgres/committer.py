@@ -118,9 +118,7 @@ class PostgresCommitter:
             return [_repeat_deadlocks()(self._merge_tasks, connection, epoch, written)]
 
     def _vote_tasks(self, connection: Connection, epoch: Epoch, written: Sequence[Committable]) -> list[Committable]:
-        other = self._marker.other_attempt(connection, epoch.number, [epoch.attempt])
-        if other is not None:
-            raise self._went_back(epoch, other)
+        self._refuse_applied(connection, epoch, [epoch.attempt])
         prepared = sweeping.prepared_gids(connection, self._key)
         missing = [part["gid"] for part in written if part["gid"] not in prepared]
         if missing:
@@ -142,6 +140,7 @@ class PostgresCommitter:
         tasks, count = [part["task"] for part in written], sum(part["rows"] for part in written)
         plan, table = Merge.from_json(first["merge"]), self._staging(first)
         if first["logged"]:
+            self._refuse_applied(connection, epoch, [])
             verify(connection, plan, table, tasks, count)
             return {
                 "attempt": epoch.attempt,
@@ -160,6 +159,11 @@ class PostgresCommitter:
             prepare(connection, gid)
         reach("postgres.prepared")
         return prepared_part(gid, count, tasks, table.name)
+
+    def _refuse_applied(self, connection: Connection, epoch: Epoch, ours: list[str]) -> None:
+        applied_by = self._marker.other_attempt(connection, epoch.number, ours)
+        if applied_by is not None:
+            raise self._went_back(epoch, applied_by)
 
     def _mark_whole(self, connection: Connection, epoch: Epoch, attempt: str) -> None:
         try:

@@ -83,14 +83,17 @@ def verify_count(connection: Connection, staging: Relation, tasks: Sequence[str]
 
 def _verify_keys(connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], rows: int) -> bool:
     """Return whether a key comes more than once; counting the rows is a by-product."""
-    grouped = sql.SQL("SELECT {key}, count(*) AS n FROM {source} GROUP BY {key}").format(
-        key=_names(plan.key), source=_source(plan, staging, tasks)
+    many = sql.Identifier(TAG)  # a name that no column of the row has
+    grouped = sql.SQL("SELECT {key}, count(*) AS {many} FROM {source} GROUP BY {key}").format(
+        key=_names(plan.key), many=many, source=_source(plan, staging, tasks)
     )
-    statement = sql.SQL("SELECT coalesce(sum(n), 0), coalesce(max(n), 0) FROM ({}) AS keys").format(grouped)
+    statement = sql.SQL("SELECT coalesce(sum({many}), 0), coalesce(max({many}), 0) FROM ({grouped}) AS keys").format(
+        many=many, grouped=grouped
+    )
     found, most = _numbers(connection, statement)
     _expect(staging, found, rows)
     if most > 1 and not plan.order_by:
-        example = connection.execute(sql.SQL("{} ORDER BY n DESC LIMIT 1").format(grouped)).fetchone() or ()
+        example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
         raise RowsRejected(
             f"key {key} comes {most} times in one epoch, and order_by= does not say which row is the last",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import math
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
@@ -91,7 +92,7 @@ class Server:
         except psycopg.OperationalError as error:
             raise refusal(error) from None
         # UTC, because an instant that goes into a column without time zone is stored as UTC.
-        connection.execute(f"SET TimeZone = 'UTC'; SET lock_timeout = {int(self.lock_timeout * 1000)}")
+        connection.execute(f"SET TimeZone = 'UTC'; SET lock_timeout = {math.ceil(self.lock_timeout * 1000)}")
         return connection
 
     @property
