@@ -13,10 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# in place of this folder, in which simulation.py would hide the package
+sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from simulation import plans
-from simulation.explorer import Findings, explore, steps_of
+from simulation import plans  # noqa: E402 - found by the path above
+from simulation.explorer import Findings, explore, steps_of  # noqa: E402 - likewise
 
 
 def main() -> int:
