@@ -33,7 +33,7 @@ def test_across_tasks_without_an_order_is_refused_and_named() -> None:
     rows = rows_of(["a", "b"], ["c", "a"])
     with pytest.raises(RowsRejected, match="order_by=") as caught:
         duplicates.survivors(rows, rows.tasks(), ranked=False)
-    assert '{"_id": "a"}' in str(caught.value)
+    assert '{"_id":"a"}' in str(caught.value)
 
 
 def test_highest_rank_survives_across_tasks_and_null_is_lowest() -> None:
