@@ -68,7 +68,7 @@ class Act:
             for thread in self._threads:
                 thread.start()
                 stack.callback(thread.end)
-            figures = stack.enter_context(display.figures(self._title, self._orders))
+            figures = stack.enter_context(display.figures(self._title, self._orders, len(self._kills)))
             for number, kill in enumerate(self._kills, start=1):
                 self._live_until(kill, figures)
                 self._killed = number
@@ -103,7 +103,7 @@ class Act:
             victim.expect_alive()
             self._raise_failure()
             self._decided = sum(decided_offsets(self._checkpoint).values())
-            figures.update(self._producer.produced, self._visible())
+            figures.update(self._producer.produced, self._visible(), self._killed)
             if time.monotonic() > deadline:
                 raise DemoFailed(f"not reached within {LIFE_SECONDS:.0f} s: {what}\n{victim.tail()}")
             time.sleep(LOOK_SECONDS)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def demo(
     *,
     orders: Annotated[int, typer.Option(help="How many orders go through each pipeline.", min=1_000)] = 200_000,
-    kills: Annotated[int, typer.Option(help="How often each pipeline is killed -9.", min=1)] = 9,
+    kills: Annotated[int, typer.Option(help="How often each pipeline is killed -9.", min=1)] = 7,
     seed: Annotated[int | None, typer.Option(help="Repeat the order of kills that a run has named.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep services and files until Ctrl-C.")] = False,
     svg: Annotated[Path | None, typer.Option(help="Write the closing table as a picture, too.")] = None,

@@ -64,9 +64,9 @@ class Display:
         seconds = time.monotonic() - self._began
         self.console.print(f"{seconds:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def figures(self, title: str, orders: int) -> Figures:
+    def figures(self, title: str, orders: int, kills: int) -> Figures:
         """Return the running figures of one pipeline."""
-        return Figures(self, title, orders)
+        return Figures(self, title, orders, kills)
 
     def close(self, results: Sequence[Result]) -> None:
         """Print the closing table."""
@@ -76,9 +76,9 @@ class Display:
 
 
 class Figures:
-    """Orders produced and rows visible: two bars that disappear in the end, or a line now and then."""
+    """Orders produced, rows visible, kills: bars that disappear in the end, or a line now and then."""
 
-    def __init__(self, display: Display, title: str, orders: int) -> None:
+    def __init__(self, display: Display, title: str, orders: int, kills: int) -> None:
         self._display = display
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -90,12 +90,14 @@ class Figures:
         )
         self._produced = self._bars.add_task(f"{title}: orders produced", total=orders)
         self._visible = self._bars.add_task(f"{title}: rows visible", total=orders)
+        self._killed = self._bars.add_task(f"{title}: kills -9", total=kills)
         self._next_line = time.monotonic() + LINE_SECONDS
 
-    def update(self, produced: int, visible: int) -> None:
+    def update(self, produced: int, visible: int, killed: int) -> None:
         """Show new figures."""
         self._bars.update(self._produced, completed=produced)
         self._bars.update(self._visible, completed=visible)
+        self._bars.update(self._killed, completed=killed)
         if not self._display.console.is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_SECONDS
             self._display.say(f"produced {produced:,}, visible {visible:,}")

@@ -60,7 +60,8 @@ def _session() -> SparkSession:
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.jars": ",".join(str(jar) for jar in spark_packages()),
+        # spark.jars would copy them at every start
+        "spark.driver.extraClassPath": ":".join(str(jar) for jar in spark_packages()),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         # many short lives: what a JVM optimises late is never reached
