@@ -109,6 +109,14 @@ class Stream:
             (folder / str(epoch)).unlink()
             (folder / f".{epoch}.crc").unlink(missing_ok=True)
 
+    def forget_state(self, epoch: int) -> None:
+        """Remove the state that epoch N left, as a copy of the checkpoint made during the epoch would lack it."""
+        found = [path for path in (self.checkpoint / "state").rglob(f"{epoch + 1}.*") if path.is_file()]
+        assert found, f"no state of epoch {epoch}"
+        for path in found:
+            path.unlink()
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
     def end(self) -> None:
         """Wait until every watcher has ended."""
         for once in self._made:

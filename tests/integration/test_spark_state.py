@@ -30,12 +30,13 @@ def state_store(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator
 
 
 def interrupted_after(stream: Stream, epoch: int, make: Callable[[], DataFrame]) -> None:
-    """Run until an epoch is recorded, and let Spark never decide it."""
+    """Run until an epoch is recorded; let Spark never decide it, and lose the state that the attempt wrote."""
     once = stream.exactly_once()
     writer = make().writeStream.foreachBatch(raising_after(once, epoch)).trigger(availableNow=True)
     with pytest.raises(StreamingQueryException, match="Boom"):
         writer.option("checkpointLocation", str(stream.checkpoint)).start().awaitTermination()
     once.await_committed()
+    stream.forget_state(epoch)
 
 
 def put_four(stream: Stream) -> None:
@@ -69,6 +70,7 @@ def test_duplicates_stay_dropped_when_a_checkpoint_is_restored(stream: Stream) -
         stream.put(range(first, first + 10))
     stream.run(frame=stream.frame().dropDuplicates(["id"]))
     stream.forget_commit(2)
+    stream.forget_state(2)
     stream.put(range(15, 25))
     stream.run(frame=stream.frame().dropDuplicates(["id"]))
     assert stream.sink.values() == list(range(25))
