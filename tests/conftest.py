@@ -1,3 +1,9 @@
 """Fixtures that all tests share, each family in a plugin of its own."""
 
+from hypothesis import settings
+
 pytest_plugins = ["fix_services", "fix_postgres", "fix_spark"]
+
+# a slow machine is no failure: what a test waits for has a deadline of its own
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
