@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from confluent_kafka import Producer
@@ -72,7 +73,8 @@ class Harness:
         self._topic = topic
         self._spec = spec
         self._run = "r1"
-        self._workload = Workload()
+        # few keys, so that every epoch overwrites and deletes what the one before it wrote
+        self._workload = Workload(keys=23)
         self._fed = dict.fromkeys(range(PARTITIONS), 0)
         self.watch = CheckpointWatch(folder / "checkpoint", self._run, self.log)
         self._samplers: list[Sampler] = []
@@ -118,6 +120,7 @@ class Harness:
             topic=self._topic,
             attempts=attempts,
             jvm_options=jvm_options(),
+            workload=asdict(self._workload),
             **self._spec,
         )
         armed = {"EPOCHSINK_CRASH": crash, "EPOCHSINK_CRASH_ONCE": once} if crash else {}
@@ -167,7 +170,8 @@ class Harness:
 
     def kill(self, process: PipelineProcess, what: str, pid: int) -> None:
         """SIGKILL to one process of a run."""
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
         self.log.write("killed", what=what, pid=pid, driver=process.driver)
 
     def wait_for(self, process: PipelineProcess, condition: Callable[[], Any], what: str) -> Any:

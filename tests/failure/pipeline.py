@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import SparkSession
+from spark_archive import class_path
 
 import epochsink
 from epochsink import ExactlyOnce
 from epochsink.faults import reach
-from epochsink.services import spark_packages
 from epochsink.testing import HistoryLog, Workload
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ def session(spec: Spec) -> SparkSession:
     """Start Spark as small and as quickly as it goes."""
     settings = {
         "spark.master": f"local[2,{spec.attempts}]",
-        "spark.jars": ",".join(map(str, spark_packages())),
+        # on the class path of the archive: what comes through spark.jars is copied, and loaded anew at every start
+        "spark.driver.extraClassPath": class_path(),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",

@@ -8,6 +8,7 @@ crash before it left, does at least one epoch, and dies at its own point. Reader
 from __future__ import annotations
 
 import random
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -197,10 +198,21 @@ def kill(tables: Tables, process: PipelineProcess, what: str) -> None:
         tables.server.start()
         return
     if what == "worker":
-        (pid, *_) = harness.wait_for(process, process.workers, "a Python worker")
+        kill_busy_worker(harness, process)
     else:
         pid = process.driver if what == "driver" else harness.wait_for(process, process.jvm, "the JVM")
-    harness.kill(process, what, pid)
+        harness.kill(process, what, pid)
+
+
+def kill_busy_worker(harness: Harness, process: PipelineProcess) -> None:
+    """Kill workers while foreachBatch runs, until one had a task: that ends the run, as tasks have one attempt."""
+    while process.exit_code is None:
+        if harness.open_attempt() is not None:
+            for pid in process.workers()[:1]:
+                harness.kill(process, "worker", pid)
+        harness.watch.look()
+        time.sleep(0.1)
+    assert process.exit_code != 0, "no worker died at work"
 
 
 def test_without_epochsink_the_same_kill_makes_duplicates(
