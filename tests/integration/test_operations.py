@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 import uuid
 from typing import TYPE_CHECKING
@@ -202,4 +205,20 @@ def test_a_database_that_is_gone_leaves_everything_as_it_was(
     assert "Traceback" not in result.output
     assert 'database "gone" does not exist' in result.output
     assert desk.run("recover").exit_code == 0
+    assert desk.visible() == [1]
+
+
+def test_a_checkpoint_on_another_file_system_is_reached_through_spark(desk: Desk, tmp_path: Path) -> None:
+    desk.decided(0, 1)
+    link = f"spark.hadoop.fs.viewfs.mounttable.mounted.link./tree={tmp_path.as_uri()}"
+    place = ["viewfs://mounted/tree/checkpoint", "--spool", desk.kit.spool.root]
+    environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--conf {link} --conf spark.ui.enabled=false pyspark-shell"}
+
+    def run(*arguments: str) -> str:
+        command = [sys.executable, "-m", "epochsink.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=240).stdout
+
+    found = json.loads(run("status", *place, "--json"))
+    assert [(epoch["epoch"], epoch["state"]) for epoch in found["epochs"]] == [(0, "decided")]
+    assert "committed epoch 0" in run("recover", *place, "--sinks", f"{MODULE}:SINKS", "--yes")
     assert desk.visible() == [1]

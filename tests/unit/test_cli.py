@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from typing import TYPE_CHECKING
 
@@ -174,6 +175,22 @@ def test_a_wrong_reference_to_sinks_is_refused(
     assert result.exit_code == 1
     assert complaint in said(result)
     kit.run(0, both(1))  # its driver still owns the ledger
+
+
+@pytest.mark.parametrize(
+    ("absent", "verb", "complaint"),
+    [
+        ("psutil", ["services"], "the services need the module psutil"),
+        ("confluent_kafka", ["demo"], "the demo needs the module confluent_kafka"),
+        ("psutil", ["status", "/nonexistent"], "/nonexistent is no checkpoint of a streaming query"),
+    ],
+)
+def test_a_verb_needs_only_its_own_extra(absent: str, verb: list[str], complaint: str) -> None:
+    program = f"import sys; sys.modules[{absent!r}] = None; from epochsink.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, *verb], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: {complaint}")
+    assert "Traceback" not in done.stderr
 
 
 # ---- recover and abort
