@@ -9,7 +9,6 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from elasticsearch_rig import Rig
@@ -17,10 +16,10 @@ from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from epochsink.services import ElasticsearchService
     from fix_services import FreshName
@@ -49,11 +48,11 @@ ROW = {
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    session = builder.config("spark.sql.session.timeZone", "Asia/Tokyo").getOrCreate()
-    yield session
-    session.stop()
+def spark(spark: SparkSession) -> SparkSession:
+    """Return a session of its own beside that of all tests: the time zone must not matter."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    return session
 
 
 @pytest.fixture
