@@ -132,9 +132,6 @@ class ElasticsearchCommitter:
         """Return the part: it is never ABORTED, since the spool is all that is prepared."""
         return part
 
-    def abort(self, epoch: Epoch, written: Sequence[Committable]) -> None:
-        """Do nothing: the target holds nothing before `commit`."""
-
     def sweep(self, keep: Sequence[Committable]) -> list[str]:  # noqa: ARG002 - the protocol's
         """Find nothing: the target holds nothing before `commit`."""
         return []
