@@ -1,6 +1,9 @@
 """Fixtures that all tests share, each family in a plugin of its own."""
 
+import pytest
 from hypothesis import settings
+
+pytest.register_assert_rewrite("contract.cases", "contract.spooling")
 
 pytest_plugins = ["fix_services", "fix_postgres", "fix_spark"]
 
