@@ -25,6 +25,12 @@ def jvm_of(session: SparkSession) -> tuple[Any, Any]:
     return untyped._jvm, untyped._jsparkSession
 
 
+def byte_limit_of_batches(session: SparkSession) -> int:
+    """Return how many bytes a record batch for a Python worker may have."""
+    _, java = jvm_of(session)
+    return int(java.sessionState().conf().arrowMaxBytesPerBatch())
+
+
 def gateway_of(session: SparkSession) -> Any:
     """Return the py4j gateway."""
     context: Any = session.sparkContext

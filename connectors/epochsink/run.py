@@ -9,6 +9,7 @@ import uuid
 import weakref
 from typing import TYPE_CHECKING, Final
 
+from epochsink.batches import ByteLimit
 from epochsink.checkpoint import Checkpoint
 from epochsink.coordinator import Coordinator, Plan
 from epochsink.files import LocalFiles
@@ -52,6 +53,7 @@ class Run:
         self._watcher: Watcher | None = None
         self._in_batch = False
         self._plans: dict[str, OnePass] = {}
+        self._byte_limit = ByteLimit()
         self._coordinator = Coordinator(
             query_id=query_id,
             ledger=Ledger(files, uuid.uuid4().hex),
@@ -140,9 +142,11 @@ class Run:
         job = WriteJob(epoch, self._sinks, identities, self._spool)
         session = frame.sparkSession
         passed = self._plan(frame).apply(frame, session.sparkContext.defaultParallelism)
-        answers = passed.mapInArrow(job.write_partition, ANSWER).collect()
+        with self._byte_limit.lifted(session):
+            answers = passed.mapInArrow(job.write_partition, ANSWER).collect()
         written: dict[str, list[tuple[str, Committable]]] = {}
         for answer in sorted(answers, key=lambda row: row["slot"]):
+            self._byte_limit.learn(answer["row_bytes"])
             accepted = (answer["task"], json.loads(answer["committable"]))
             written.setdefault(answer["sink"], []).append(accepted)
         return written

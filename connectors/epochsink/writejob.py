@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.types import IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
 
 from epochsink.errors import EpochsinkError
 from epochsink.faults import reach
@@ -31,9 +31,11 @@ ANSWER: Final = StructType(
         StructField("task", StringType()),
         StructField("slot", IntegerType()),
         StructField("committable", StringType()),
+        StructField("row_bytes", DoubleType()),
     ]
 )
-"""Schema of a task's answer: the sink's name, the task's uuid and partition, and what it prepared (JSON)."""
+"""Schema of a task's answer: the sink's name, the task's uuid and partition, what it prepared (JSON), and the
+largest average of bytes in a row, over all its sinks, that one of its batches had."""
 
 
 class TaskFailed(Exception):
@@ -66,7 +68,13 @@ class WriteJob:
 
 
 _ANSWER_SCHEMA: Final = pa.schema(
-    [("sink", pa.string()), ("task", pa.string()), ("slot", pa.int32()), ("committable", pa.string())]
+    [
+        ("sink", pa.string()),
+        ("task", pa.string()),
+        ("slot", pa.int32()),
+        ("committable", pa.string()),
+        ("row_bytes", pa.float64()),
+    ]
 )
 
 
@@ -87,8 +95,10 @@ class _Attempt:
         self._slot = context.partitionId() if context is not None else 0
         self._uuid = uuid.uuid4().hex
         self._shares: dict[str, _Share] = {}
+        self._row_bytes = 0.0
 
     def write(self, batch: pa.RecordBatch) -> None:
+        self._row_bytes = max(self._row_bytes, batch.nbytes / max(1, batch.num_rows))
         for name, column in zip(self._job.sinks, batch.columns, strict=True):
             chosen = column.drop_null() if column.null_count else column
             if len(chosen):
@@ -119,7 +129,13 @@ class _Attempt:
         return [self._answer(name, committable) for name, committable in prepared.items()]
 
     def _answer(self, name: str, committable: Committable) -> dict[str, object]:
-        return {"sink": name, "task": self._uuid, "slot": self._slot, "committable": json.dumps(committable)}
+        return {
+            "sink": name,
+            "task": self._uuid,
+            "slot": self._slot,
+            "committable": json.dumps(committable),
+            "row_bytes": self._row_bytes,
+        }
 
     def abort(self) -> None:
         for share in self._shares.values():

@@ -10,7 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from epochs import make_rows, noop, our_epoch, peak_of_workers, plain_epoch, session, small_epochs, stream, ticks
+from epochs import (
+    FIRST,
+    make_rows,
+    noop,
+    our_epoch,
+    peak_of_workers,
+    plain_epoch,
+    session,
+    small_epochs,
+    stream,
+    ticks,
+    timed_files,
+)
 from measure import Report, console, spread
 from pgpq import ArrowToPostgresBinaryEncoder
 from pyarrow import parquet
@@ -61,7 +73,7 @@ class Bench:
             self.empty_table()
             sink = Postgres(self.server.dsn, table="target", **options)
             seconds = our_epoch(stream(self.spark, self.path), sink)
-            self.count(self.rows)
+            self.count(FIRST + self.rows)
             return seconds
 
         return run
@@ -77,14 +89,14 @@ class Bench:
         def run() -> float:
             self.empty_table()
             seconds = plain_epoch(stream(self.spark, self.path), write)
-            self.count(self.rows)
+            self.count(FIRST + self.rows)
             return seconds
 
         return run
 
     def bare_copy(self) -> float:
         self.empty_table()
-        files = sorted(map(str, Path(self.path).glob("*.parquet")))
+        files = timed_files(self.path)
         context = multiprocessing.get_context("spawn")
         barrier = context.Barrier(len(files) + 1)
         workers = [context.Process(target=copy_file, args=(self.server.dsn, file, barrier)) for file in files]
@@ -104,7 +116,7 @@ class Bench:
             self.prepare_upsert(existing=existing)
             sink = Postgres(self.server.dsn, table="target", key=["id"])
             seconds = our_epoch(stream(self.spark, self.upsert_path), sink)
-            self.count(self.upserts)
+            self.count(FIRST + self.upserts)
             return seconds
 
         return run
@@ -120,7 +132,7 @@ class Bench:
             self.prepare_upsert(existing=existing)
             frame = stream(self.spark, self.upsert_path)
             seconds = plain_epoch(frame, lambda batch, _epoch: batch.foreachPartition(write_partition))
-            self.count(self.upserts)
+            self.count(FIRST + self.upserts)
             return seconds
 
         return run
@@ -131,7 +143,7 @@ class Bench:
             with psycopg.connect(self.server.dsn, autocommit=True) as connection:
                 connection.execute(
                     "INSERT INTO target SELECT i, 'before', 0, now() FROM generate_series(0, %s) AS i",
-                    (self.upserts - 1,),
+                    (FIRST + self.upserts - 1,),
                 )
                 connection.execute("VACUUM ANALYZE target")
                 connection.execute("CHECKPOINT")
@@ -160,7 +172,7 @@ class Bench:
             console.print(f"peak memory of a Python worker, {rows:,} rows in the epoch: {peak[0]:.0f} MB")
 
 
-def copy_file(dsn: str, file: str, barrier: Any) -> None:
+def copy_file(dsn: str, file: Path, barrier: Any) -> None:
     """Copy a file's Arrow batches by one connection: nothing but encoding and COPY between the barriers."""
     table = parquet.read_table(file)
     batches = table.to_batches(max_chunksize=10_000)

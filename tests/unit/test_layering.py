@@ -18,7 +18,7 @@ MODULES = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): 
 FAMILIES = ("kafka", "postgres", "elasticsearch")
 WORDS = {"protocol", "errors", "naming", "faults"}
 STORES = {"files", "ledger", "spool", "checkpoint", "stories", "handover"}
-SPARK = {"spark", "run", "execution", "plan", "writejob", "hadoop", "failures"}
+SPARK = {"spark", "run", "execution", "plan", "writejob", "hadoop", "failures", "batches"}
 MACHINE = WORDS | STORES | {"coordinator", "watcher"} | SPARK
 LONGEST = 400
 
