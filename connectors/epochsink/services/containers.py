@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 import weakref
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _POLL_SECONDS = 0.2
-_TAIL_LINES = 40
 
 
 class ContainerService(Service):
@@ -50,10 +48,6 @@ class ContainerService(Service):
     def _describe(self) -> dict[str, Any]:
         """Image, environment and command, as testcontainers' DockerContainer takes them; `inner_port` beside."""
 
-    @abstractmethod
-    def _is_ready(self) -> bool:
-        """Whether clients can use the service now."""
-
     def start(self) -> Self:  # noqa: D102 - Service
         if self.running:
             return self
@@ -62,7 +56,7 @@ class ContainerService(Service):
         else:
             self._wrapped().start()
         self._starts += 1
-        self._wait_until_ready()
+        self._wait_until_ready(time.monotonic() + self.startup_timeout, _POLL_SECONDS)
         return self
 
     def stop(self) -> None:  # noqa: D102 - Service
@@ -121,20 +115,9 @@ class ContainerService(Service):
         wrapped.reload()
         return str(wrapped.status)
 
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + self.startup_timeout
-        while True:
-            if not self.running:
-                raise ServiceError(f"{self.name} ended while starting; the end of its log:\n{self.logs(_TAIL_LINES)}")
-            with contextlib.suppress(OSError):
-                if self._is_ready():
-                    return
-            if time.monotonic() > deadline:
-                raise ServiceError(
-                    f"{self.name} was not ready within {self.startup_timeout:.0f} s; "
-                    f"the end of its log:\n{self.logs(_TAIL_LINES)}"
-                )
-            time.sleep(_POLL_SECONDS)
+    def _check_alive(self) -> None:
+        if not self.running:
+            raise ServiceError(f"{self.name} ended while starting; the end of its log:\n{self._tail()}")
 
     def _text(self, value: str | int | bool) -> str:  # noqa: FBT001 - a setting's value
         text = str(value).lower() if isinstance(value, bool) else str(value)

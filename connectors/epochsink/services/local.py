@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from epochsink.services.accounts import Account
 
 _POLL_SECONDS = 0.05
-_TAIL_LINES = 40
 # The caller's environment without what would change a server behind its settings file.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 
@@ -69,10 +67,6 @@ class LocalService(Service):
     def _command(self) -> list[str]:
         """Write the configuration and return the command; called at every start."""
 
-    @abstractmethod
-    def _is_ready(self) -> bool:
-        """Whether clients can use the service now; called again and again while it starts."""
-
     def _after_spawn(self, deadline: float) -> None:
         """Do what must be done once the process runs and before it can become ready."""
 
@@ -94,7 +88,7 @@ class LocalService(Service):
         self._process = SupervisedProcess(self._launch())
         try:
             self._after_spawn(deadline)
-            self._wait_until_ready(deadline)
+            self._wait_until_ready(deadline, _POLL_SECONDS)
         except BaseException:
             self.kill()
             raise
@@ -212,19 +206,6 @@ class LocalService(Service):
     def _environment(self) -> dict[str, str]:
         return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
 
-    def _wait_until_ready(self, deadline: float) -> None:
-        while True:
-            self._check_alive()
-            with contextlib.suppress(OSError):
-                if self._is_ready():
-                    return
-            if time.monotonic() > deadline:
-                raise ServiceError(
-                    f"{self.name} was not ready within {self.startup_timeout:.0f} s; "
-                    f"the end of its log:\n{self._tail()}"
-                )
-            time.sleep(_POLL_SECONDS)
-
     def _check_alive(self) -> None:
         if self._process is None or not self._process.running:
             status = self._process.returncode if self._process else None
@@ -236,9 +217,6 @@ class LocalService(Service):
         with self.log_path.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
-
-    def _tail(self) -> str:
-        return self.logs(_TAIL_LINES)
 
     def _with_port(self, value: str | int | bool) -> str:  # noqa: FBT001 - a setting's value
         text = str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Final, Self
 
+from epochsink.errors import ServiceError
 from epochsink.services.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
+
+_TAIL_LINES: Final = 40
 
 
 class Service(ABC):
@@ -73,6 +78,28 @@ class Service(ABC):
     @abstractmethod
     def address(self) -> str:
         """What a client connects to, in the form that clients of this service use."""
+
+    @abstractmethod
+    def _is_ready(self) -> bool:
+        """Whether clients can use the service now. May raise OSError: not yet."""
+
+    @abstractmethod
+    def _check_alive(self) -> None:
+        """Raise ServiceError if the server has ended while starting."""
+
+    def _tail(self) -> str:
+        return self.logs(_TAIL_LINES)
+
+    def _wait_until_ready(self, deadline: float, poll_seconds: float) -> None:
+        """Wait until clients can use the service; ServiceError at the deadline (monotonic seconds)."""
+        while True:
+            self._check_alive()
+            with contextlib.suppress(OSError):
+                if self._is_ready():
+                    return
+            if time.monotonic() > deadline:
+                raise ServiceError(f"{self.name} was not ready in time; the end of its log:\n{self._tail()}")
+            time.sleep(poll_seconds)
 
     def restart(self) -> Self:
         """Stop if it runs, then start on the same port and data."""
