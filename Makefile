@@ -5,7 +5,7 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed-from-lock
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
+.PHONY: help venv demo test lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -21,6 +21,8 @@ $(STAMP): requirements.lock pyproject.toml
 		test $$try -lt 5 || exit 1; echo "installing failed, trying again"; sleep $$((try * 5)); \
 	done
 	touch $@
+
+venv: $(STAMP) ## the virtual environment with everything in it
 
 demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsink, and count the rows
 	$(RUN)/epochsink demo
@@ -56,6 +58,7 @@ wheel: $(STAMP) ## build the wheel
 	$(RUN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
 lock: ## pin the newest versions that pyproject.toml allows
+	@command -v uv >/dev/null || { echo "the lock file is made by uv: pip install uv"; exit 1; }
 	uv pip compile --quiet --group dev --all-extras --no-header --no-annotate --no-emit-index-url --generate-hashes \
 		--output-file requirements.lock pyproject.toml
 

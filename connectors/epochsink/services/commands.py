@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import psutil
 import typer
 from rich.console import Console
-from rich.table import Column, Table
+from rich.table import Table
 
 from epochsink.errors import ServiceError
 from epochsink.services import LocalElasticsearch, LocalKafka, LocalPostgres, versions
@@ -200,11 +200,13 @@ def _record(service: Service, docker: bool) -> ServiceRecord:  # noqa: FBT001 - 
 
 
 def _show(state: State) -> None:
-    table = Table("service", "version", Column("address", overflow="fold"), "pid", "ready")
+    table = Table("service", "version", "pid", "ready")
     for record in state.services:
         pid = str(record.process.pid) if record.process else "container"
-        table.add_row(record.name, record.version, record.address, pid, "yes" if record.ready else "[red]no[/red]")
+        table.add_row(record.name, record.version, pid, "yes" if record.ready else "[red]no[/red]")
     _console.print(table)
+    for record in state.services:  # a line each, whole: to be copied
+        _console.print(record.address, soft_wrap=True, highlight=False)
 
 
 def _end_on_signals() -> threading.Event:
