@@ -29,7 +29,7 @@ demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsi
 
 test: $(STAMP) ## all tests, on real services
 	@$(RUN)/epochsink services fetch # beforehand: a download counts against no test's time
-	$(RUN)/pytest
+	$(RUN)/pytest --numprocesses 2 --dist loadfile
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(RUN)/ruff check .
@@ -40,7 +40,8 @@ format: $(STAMP) ## let ruff format the code
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-prove: $(STAMP) ## many more fault plans than the tests run, for half an hour
+prove: $(STAMP) ## many more kills and fault plans than the tests have, for three quarters of an hour
+	EPOCHSINK_KILLS=40 $(RUN)/pytest -s tests/failure/test_random_kills_kafka.py
 	$(RUN)/python tests/simulation/explore.py --seconds 1800
 
 bench: bench-postgres bench-kafka bench-elasticsearch ## all benchmarks
