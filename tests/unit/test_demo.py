@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,15 @@ from rich.console import Console
 
 from epochsink.demo.act import BACKLOG_EPOCHS, RESERVED_EPOCHS, orders_per_epoch
 from epochsink.demo.background import Background
-from epochsink.demo.destination import Tally
 from epochsink.demo.display import Display, Result, save_svg
+from epochsink.demo.index import ElasticsearchIndex
 from epochsink.demo.kills import ANY_MOMENT, EXACTLY_ONCE, PLAIN, Kill, plan
+from epochsink.demo.lives import Lives
 from epochsink.demo.progress import decided_offsets
 from epochsink.demo.settings import PipelineSettings
 from epochsink.demo.table import PostgresTable
+from epochsink.demo.tally import Tally, divergent
+from epochsink.demo.topic import KafkaTopic
 from epochsink.demo.victim import DemoFailed, Victim
 from epochsink.faults import POINTS
 
@@ -29,10 +33,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 DEADLINE = 30.0
+STEPS = [*EXACTLY_ONCE, *PostgresTable.steps, *ElasticsearchIndex.steps, *KafkaTopic.steps]
 
 
-def result(tally: Tally, early: int = 0, rows_in: int = 100) -> Result:
-    return Result("epochsink", "PostgreSQL", 6, rows_in, tally, early, looks=10)
+def result(tally: Tally, early: int = 0, rows_in: int = 100, divergent: int = 0) -> Result:
+    return Result("epochsink", "Elasticsearch", 6, rows_in, tally, divergent, early, looks=10)
 
 
 # ---- what counts as exact
@@ -44,35 +49,67 @@ def test_only_a_row_of_zeros_is_exact() -> None:
     assert not result(Tally(101, 0, 1)).is_exact
     assert not result(Tally(100, 1, 1)).is_exact
     assert not result(Tally(100, 0, 0), early=1).is_exact
+    assert not result(Tally(100, 0, 0), divergent=1).is_exact
     assert not result(Tally(100, 0, 0), rows_in=99).is_exact
 
 
 def test_the_closing_table_fits_a_log_and_names_every_figure() -> None:
     written = io.StringIO()
-    results = [result(Tally(200_000, 0, 0), rows_in=200_000), result(Tally(231_072, 12_345, 43_417), 198_765, 200_000)]
+    wrong = result(Tally(231_072, 12_345, 43_417), early=198_765, rows_in=200_000, divergent=34_567)
+    results = [result(Tally(200_000, 0, 0), rows_in=200_000), wrong]
     Display(Console(file=written, width=80)).close(results)
     lines = written.getvalue().splitlines()
-    table = [line for line in lines if not line.startswith("epochsink:")]
+    table = [line for line in lines if not line.startswith("epochsink,")]
     assert all(len(line) <= 80 for line in table)
-    assert [name for name in ("rows in", "rows out", "lost", "duplicated", "seen early") if name not in table[1]] == []
-    for figure in ("231,072", "12,345", "43,417", "198,765"):
+    (heads,) = (line for line in table if "into" in line)
+    names = ("rows in", "rows out", "lost", "duplicated", "divergent", "early")
+    assert [name for name in names if name not in heads] == []
+    for figure in ("231,072", "12,345", "43,417", "34,567", "198,765"):
         assert figure in written.getvalue()
     assert "every order arrived exactly once" in written.getvalue()
 
 
 def test_the_picture_holds_the_table(tmp_path: Path) -> None:
     save_svg([result(Tally(100, 0, 0))], tmp_path / "demo.svg")
-    assert "PostgreSQL" in (tmp_path / "demo.svg").read_text()
+    assert "Elasticsearch" in (tmp_path / "demo.svg").read_text()
+
+
+# ---- counting
+
+
+def test_a_tally_counts_what_is_lost_and_what_came_twice() -> None:
+    assert Tally.of(Counter([0, 1, 2]), 3) == Tally(rows_out=3, lost=0, duplicated=0)
+    assert Tally.of(Counter([0, 1, 2]), 5) == Tally(rows_out=3, lost=2, duplicated=0)
+    assert Tally.of(Counter([0, 1, 2, 2, 1]), 3) == Tally(rows_out=5, lost=0, duplicated=2)
+
+
+def test_a_row_that_is_no_order_does_not_hide_a_loss() -> None:
+    assert Tally.of(Counter([0, 99]), 2) == Tally(rows_out=2, lost=1, duplicated=1)
+
+
+def test_destinations_diverge_where_one_holds_other_orders_or_more_of_one() -> None:
+    assert divergent([Counter([0, 1, 2]), Counter([2, 1, 0])]) == 0
+    assert divergent([Counter([0, 1, 2]), Counter([0, 1]), Counter([0, 3])]) == 3
+    assert divergent([Counter([0, 1]), Counter([0, 1, 1])]) == 1
 
 
 # ---- which kills
 
 
 def test_every_step_comes_before_any_comes_again() -> None:
-    steps = {**EXACTLY_ONCE, **PostgresTable.points}
-    kills = plan(steps, len(steps) + 1, Random(1))
-    assert {kill.point for kill in kills[: len(steps)]} == set(steps)
-    assert [kill.title for kill in kills] == [steps[kill.point] for kill in kills]
+    kills = plan(STEPS, len(STEPS) + 1, Random(1))
+    struck = Counter(kill.point for kill in kills)
+    assert struck.keys() == {step.point for step in STEPS}
+    assert sorted(struck.values()) == [1] * (len(STEPS) - 1) + [2]
+    assert {(kill.point, kill.title) for kill in kills} == {(step.point, step.title) for step in STEPS}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_some_steps_are_in_every_plan(seed: int) -> None:
+    """Between the sinks' commits, between Kafka's transactions, in the middle of applying to Elasticsearch."""
+    points = {kill.point for kill in plan(STEPS, 6, Random(seed))}
+    assert points >= {"coordinator.commit.between", "kafka.commit.between", "elasticsearch.bulk.between"}
+    assert len(points) == 6
 
 
 def test_a_seed_repeats_the_kills() -> None:
@@ -80,12 +117,11 @@ def test_a_seed_repeats_the_kills() -> None:
 
 
 def test_every_step_is_a_crash_point() -> None:
-    points = {*EXACTLY_ONCE, *PLAIN, *PostgresTable.points} - {ANY_MOMENT}
-    assert points <= POINTS.keys()
+    assert {step.point for step in [*STEPS, *PLAIN]} - {ANY_MOMENT} <= POINTS.keys()
 
 
 def test_there_are_orders_for_every_kill_to_strike_in() -> None:
-    kills = plan({**EXACTLY_ONCE, **PostgresTable.points}, 9, Random(3))
+    kills = plan(STEPS, 9, Random(3))
     epochs = 200_000 // orders_per_epoch(200_000, kills)
     assert epochs >= sum(kill.most_epochs for kill in kills) + BACKLOG_EPOCHS + RESERVED_EPOCHS
 
@@ -106,8 +142,19 @@ def test_offsets_count_once_their_commit_stands(tmp_path: Path) -> None:
 
 
 def test_settings_cross_to_another_process(tmp_path: Path) -> None:
-    table = PostgresTable("dsn", "url", "driver", "orders")
-    settings = PipelineSettings("127.0.0.1:1", "orders", "/checkpoint", 7, plain=True, destinations={"table": table})
+    settings = PipelineSettings(
+        bootstrap_servers="127.0.0.1:1",
+        topic="orders",
+        checkpoint="/checkpoint",
+        orders_per_epoch=7,
+        plain=True,
+        jvm_options="-Xmx1g",
+        destinations={
+            "table": PostgresTable("dsn", "url", "driver", "orders"),
+            "index": ElasticsearchIndex("http://127.0.0.1:2", "orders"),
+            "topic": KafkaTopic("127.0.0.1:1", "orders.out"),
+        },
+    )
     settings.save(tmp_path / "settings.json")
     assert PipelineSettings.load(tmp_path / "settings.json") == settings
 
@@ -181,6 +228,35 @@ def test_stopping_in_order_needs_status_zero(tmp_path: Path) -> None:
         victim.stop()
 
 
+READY = """
+import os, sys
+with open(sys.argv[1], "a") as file:
+    print(os.getpid(), file=file, flush=True)
+for line in sys.stdin:
+    with open(sys.argv[2], "a") as file:
+        print(os.getpid(), file=file, flush=True)
+"""
+
+
+def test_the_next_life_gets_ready_and_begins_when_it_is_told(tmp_path: Path) -> None:
+    ready, begun = tmp_path / "ready", tmp_path / "begun"
+    kill = Kill(ANY_MOMENT, "at a random moment", 1, 0.0)
+    with Lives([*script(tmp_path, READY), str(ready), str(begun)], tmp_path, [kill, kill]) as lives:
+        for life in range(2):
+            with lives.begin():
+                pids = set(pids_in(ready, life + 2))
+                assert set(pids_in(begun, life + 1)) < pids
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+
+
+def test_a_life_that_ended_before_it_began_is_found_out(tmp_path: Path) -> None:
+    with Victim(script(tmp_path, "raise SystemExit('no Spark')"), tmp_path / "log") as victim:
+        victim._driver.wait(DEADLINE)
+        victim.begin()
+        with pytest.raises(DemoFailed, match="no Spark"):
+            victim.expect_alive()
+
+
 def test_a_pipeline_does_not_outlive_the_demo(tmp_path: Path) -> None:
     """The end of standard input is the death of the demo: the pipeline kills its whole process group."""
     text = (
@@ -188,7 +264,7 @@ def test_a_pipeline_does_not_outlive_the_demo(tmp_path: Path) -> None:
         "from epochsink.demo.pipeline import _listen\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "open(sys.argv[1], 'w').write(f'{os.getpid()} {child.pid}')\n"
-        "_listen(threading.Event())\n"
+        "_listen({'start': threading.Event(), 'stop': threading.Event()})\n"
     )
     pipeline = subprocess.Popen(
         [*script(tmp_path, text), str(tmp_path / "pids")], stdin=subprocess.PIPE, start_new_session=True

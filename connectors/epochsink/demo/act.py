@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Final
 
 from epochsink.demo.display import Result
 from epochsink.demo.kills import ANY_MOMENT
+from epochsink.demo.lives import Lives
 from epochsink.demo.orders import Orders, make_topic
 from epochsink.demo.progress import decided_offsets
 from epochsink.demo.reader import Reader
-from epochsink.demo.victim import DemoFailed, Victim
+from epochsink.demo.tally import Tally, divergent
+from epochsink.demo.victim import DemoFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,13 +24,14 @@ if TYPE_CHECKING:
     from epochsink.demo.display import Display, Figures
     from epochsink.demo.kills import Kill
     from epochsink.demo.settings import PipelineSettings
+    from epochsink.demo.victim import Victim
 
 LOOK_SECONDS: Final = 0.05
 LIFE_SECONDS: Final = 180.0
 """How long one life of the pipeline may take to reach its kill, or its end after the last one."""
-BACKLOG_EPOCHS: Final = 4
+BACKLOG_EPOCHS: Final = 3
 """How far producing runs ahead of the pipeline."""
-RESERVED_EPOCHS: Final = 4
+RESERVED_EPOCHS: Final = 2
 """What is produced only after the last kill, so that no life runs out of orders."""
 
 
@@ -61,41 +64,39 @@ class Act:
     def run(self, display: Display) -> list[Result]:
         """Return one result for each destination. Raises `DemoFailed`."""
         make_topic(self._settings.bootstrap_servers, self._settings.topic)
-        self._settings.save(self._folder / "settings.json")
+        settings = self._folder / "settings.json"
+        self._settings.save(settings)
+        command = [sys.executable, "-m", "epochsink.demo.pipeline", str(settings)]
         for destination in self._settings.destinations.values():
             destination.create()
         with ExitStack() as stack:
             for thread in self._threads:
                 thread.start()
                 stack.callback(thread.end)
+            lives = stack.enter_context(Lives(command, self._folder, self._kills))
             figures = stack.enter_context(display.figures(self._title, self._orders, len(self._kills)))
             for number, kill in enumerate(self._kills, start=1):
-                self._live_until(kill, figures)
+                with lives.begin() as victim:
+                    self._live_until(kill, victim, figures)
                 self._killed = number
                 display.say(f"{self._title}: kill -9 number {number} of {len(self._kills)}: {kill.title}")
-            self._live_to_the_end(figures)
+            with lives.begin() as victim:
+                self._live_to_the_end(victim, figures)
             display.say(f"{self._title}: all {self._orders:,} orders are through; stopped in order")
         return self._results()
 
-    def _live_until(self, kill: Kill, figures: Figures) -> None:
-        armed = None if kill.point == ANY_MOMENT else kill
-        with self._victim(armed) as victim:
-            if armed is not None:
-                self._wait(victim, figures, victim.has_struck, kill.title)
-                return
-            enough = self._decided + kill.count * self._settings.orders_per_epoch
-            self._wait(victim, figures, lambda: self._decided >= enough, kill.title)
-            strike = time.monotonic() + kill.delay_seconds
-            self._wait(victim, figures, lambda: time.monotonic() >= strike, kill.title)
+    def _live_until(self, kill: Kill, victim: Victim, figures: Figures) -> None:
+        if kill.point != ANY_MOMENT:
+            self._wait(victim, figures, victim.has_struck, kill.title)
+            return
+        enough = self._decided + kill.count * self._settings.orders_per_epoch
+        self._wait(victim, figures, lambda: self._decided >= enough, kill.title)
+        strike = time.monotonic() + kill.delay_seconds
+        self._wait(victim, figures, lambda: time.monotonic() >= strike, kill.title)
 
-    def _live_to_the_end(self, figures: Figures) -> None:
-        with self._victim(None) as victim:
-            self._wait(victim, figures, lambda: self._decided >= self._orders, "the last order is through")
-            victim.stop()
-
-    def _victim(self, armed: Kill | None) -> Victim:
-        command = [sys.executable, "-m", "epochsink.demo.pipeline", str(self._folder / "settings.json")]
-        return Victim(command, self._folder / "pipeline.log", armed)
+    def _live_to_the_end(self, victim: Victim, figures: Figures) -> None:
+        self._wait(victim, figures, lambda: self._decided >= self._orders, "the last order is through")
+        victim.stop()
 
     def _wait(self, victim: Victim, figures: Figures, is_there: Callable[[], bool], what: str) -> None:
         deadline = time.monotonic() + LIFE_SECONDS
@@ -124,15 +125,18 @@ class Act:
 
     def _results(self) -> list[Result]:
         self._raise_failure()
+        copies = {name: destination.copies() for name, destination in self._settings.destinations.items()}
+        differing = divergent(list(copies.values()))
         return [
             Result(
-                self._title,
-                destination.label,
-                len(self._kills),
-                self._producer.produced,
-                destination.tally(self._orders),
-                len(self._readers[name].early),
-                self._readers[name].looks,
+                pipeline=self._title,
+                destination=destination.label,
+                kills=len(self._kills),
+                rows_in=self._producer.produced,
+                tally=Tally.of(copies[name], self._orders),
+                divergent=differing,
+                early=len(self._readers[name].early),
+                looks=self._readers[name].looks,
             )
             for name, destination in self._settings.destinations.items()
         ]

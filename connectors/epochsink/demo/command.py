@@ -27,7 +27,8 @@ def demo(
 ) -> None:
     """Kill a real pipeline -9 again and again, with and without epochsink, and count the rows.
 
-    Starts its own Kafka and PostgreSQL. Ends with status 0 only if every order went through epochsink exactly once.
+    Starts its own Kafka, PostgreSQL and Elasticsearch. Ends with status 0 only if every order went through epochsink
+    exactly once.
     """
     with errors_in_one_block():
         exact = _show(orders, kills, secrets.randbelow(10_000) if seed is None else seed, keep=keep, svg=svg)

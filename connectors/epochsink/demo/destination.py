@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from pyspark.sql import DataFrame
 
+    from epochsink.demo.kills import Step
+    from epochsink.demo.tally import Copies
     from epochsink.protocol import Sink
 
 Offsets = dict[int, int]
 """For each partition of the topic of orders, the offset after the last order meant."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What a destination holds in the end, against the orders 0 to n - 1 that went in."""
-
-    rows_out: int
-    lost: int
-    duplicated: int
 
 
 class Eye(Protocol):
@@ -32,7 +24,10 @@ class Eye(Protocol):
         """Return how many rows are visible now; what is asked next is asked of the same instant."""
 
     def beyond(self, decided: Offsets) -> set[int]:
-        """Return the ids of orders that were visible and lie at or after these offsets of the topic."""
+        """Return the ids of orders at or after these offsets of the topic that the look saw.
+
+        May leave out what an earlier look saw, too.
+        """
 
     def close(self) -> None:
         """Release the connection."""
@@ -43,10 +38,8 @@ class Destination(Protocol):
 
     label: ClassVar[str]
     """What the display calls it."""
-    points: ClassVar[Mapping[str, str]]
-    """Crash points of its own sink, each with what is going on there."""
-    plain_writer: ClassVar[str]
-    """What `append` uses, in words."""
+    steps: ClassVar[Sequence[Step]]
+    """Steps of its own sink at which to kill."""
 
     def create(self) -> None:
         """Make it, empty, and without anything that would hide duplicates."""
@@ -60,5 +53,5 @@ class Destination(Protocol):
     def eye(self) -> Eye:
         """Connect as any reader would."""
 
-    def tally(self, orders: int) -> Tally:
-        """Count, after everything has ended."""
+    def copies(self) -> Copies:
+        """Count the rows of each order, after everything has ended."""

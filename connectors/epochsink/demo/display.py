@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from epochsink.demo.destination import Tally
+    from epochsink.demo.tally import Tally
 
 LINE_SECONDS: Final = 10.0
 """How often a log without a terminal gets a line of figures."""
@@ -32,23 +32,27 @@ class Result:
     kills: int
     rows_in: int
     tally: Tally
+    divergent: int
     early: int
     looks: int
 
     @property
     def is_exact(self) -> bool:
-        """Whether every order arrived exactly once, and none too early."""
+        """Whether every order arrived exactly once, as in the other destinations, and none too early."""
         tally = self.tally
-        return (tally.rows_out, tally.lost, tally.duplicated, self.early) == (self.rows_in, 0, 0, 0)
+        wrong = (tally.lost, tally.duplicated, self.divergent, self.early)
+        return tally.rows_out == self.rows_in and not any(wrong)
 
     def in_words(self) -> str:
         """Return the result as a sentence."""
+        where = f"{self.pipeline}, {self.destination}"
+        looks = f"in {self.looks:,} looks"
         if self.is_exact:
-            return f"{self.pipeline}: every order arrived exactly once, and none before the checkpoint had it"
+            return f"{where}: every order arrived exactly once, and none before the checkpoint had it ({looks})"
         tally = self.tally
         return (
-            f"{self.pipeline}: {tally.lost:,} orders lost, {tally.duplicated:,} rows too many, {self.early:,} orders "
-            "seen before the checkpoint had them"
+            f"{where}: {tally.lost:,} orders lost, {tally.duplicated:,} rows too many, {self.divergent:,} orders held "
+            f"otherwise than elsewhere, {self.early:,} seen before the checkpoint had them ({looks})"
         )
 
 
@@ -114,19 +118,19 @@ class Figures:
 
 def closing_table(results: Sequence[Result]) -> Table:
     """Return the closing table."""
-    numbers = ("kills", "rows in", "rows out", "lost", "duplicated", "seen early")
+    numbers = ("rows in", "rows out", "lost", "duplicated", "divergent", "early")
     columns = [Column(name, justify="right", no_wrap=True) for name in numbers]
     names = [Column("pipeline", no_wrap=True), Column("into", no_wrap=True)]
-    table = Table(*names, *columns, box=box.SIMPLE_HEAD, padding=0)
+    title = f"kills -9 of each pipeline: {results[0].kills}"
+    table = Table(*names, *columns, box=box.SIMPLE_HEAD, padding=0, title=title)
     for result in results:
         tally = result.tally
         table.add_row(
             result.pipeline,
             result.destination,
-            str(result.kills),
             f"{result.rows_in:,}",
             f"{tally.rows_out:,}",
-            *(_count(number) for number in (tally.lost, tally.duplicated, result.early)),
+            *(_count(number) for number in (tally.lost, tally.duplicated, result.divergent, result.early)),
         )
     return table
 

@@ -6,27 +6,43 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
     from random import Random
 
 ANY_MOMENT: Final = "any"
 
-_EVERYWHERE: Final = {ANY_MOMENT: "at a random moment"}
 
-EXACTLY_ONCE: Final = {
-    "coordinator.recover.after": "recovered, before the first batch",
-    "coordinator.record.before": "prepared, before the ledger records it",
-    "coordinator.record.after": "recorded, before Spark's checkpoint decides",
-    "coordinator.commit.before": "decided by the checkpoint, before the commit",
-    "coordinator.done.before": "committed, before the ledger says done",
-    **_EVERYWHERE,
-}
-PLAIN: Final = {
-    "coordinator.record.after": "written, before Spark's checkpoint decides",
-    "coordinator.settle.before": "foreachBatch has begun",
-    **_EVERYWHERE,
-}
-MOST_REACHES: Final = 3
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step at which a pipeline may be killed.
+
+    ``reaches`` are the times of passing it that are worth a kill. Every plan has those that are ``always`` in it.
+    """
+
+    point: str
+    title: str
+    reaches: tuple[int, ...] = (1, 2)
+    always: bool = False
+
+
+_EVERYWHERE: Final = Step(ANY_MOMENT, "at a random moment")
+
+EXACTLY_ONCE: Final = (
+    Step("coordinator.recover.after", "recovered, before the first batch", reaches=(1,)),
+    Step("coordinator.record.before", "prepared, before the ledger records it"),
+    Step("coordinator.record.after", "recorded, before Spark's checkpoint decides"),
+    Step("coordinator.commit.before", "decided by the checkpoint, before the commit"),
+    Step("coordinator.commit.between", "one sink has committed, another has not", always=True),
+    Step("coordinator.done.before", "committed, before the ledger says done"),
+    _EVERYWHERE,
+)
+PLAIN: Final = (
+    Step("coordinator.record.after", "written, before Spark's checkpoint decides", always=True),
+    Step("coordinator.vote.between", "written to one place, not yet to the next", always=True),
+    Step("coordinator.settle.before", "foreachBatch has begun"),
+    _EVERYWHERE,
+)
+"""Where foreachBatch of the plain pipeline is at the like step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +56,15 @@ class Kill:
 
     @property
     def most_epochs(self) -> int:
-        """Return how many epochs may pass until it strikes: tasks of one epoch may share a Python worker or not."""
-        return 2 * self.count + 2
+        """Return how many epochs may pass until it strikes: each passes every step, and the next may have begun."""
+        return self.count + 2
 
 
-def plan(steps: Mapping[str, str], kills: int, random: Random) -> list[Kill]:
-    """Return so many kills: every step once, in random order, before any comes again."""
-    points: list[str] = []
+def plan(steps: Sequence[Step], kills: int, random: Random) -> list[Kill]:
+    """Return so many kills in random order: every step once before any comes again, first those that are always in."""
+    points: list[Step] = []
     while len(points) < kills:
-        points += random.sample(list(steps), len(steps))
-    return [_kill(point, steps[point], random) for point in points[:kills]]
-
-
-def _kill(point: str, title: str, random: Random) -> Kill:
-    once = point == "coordinator.recover.after"
-    return Kill(point, title, 1 if once else random.randint(1, MOST_REACHES), random.uniform(0, 0.8))
+        points += sorted(random.sample(steps, len(steps)), key=lambda step: not step.always)
+    points = points[:kills]
+    random.shuffle(points)
+    return [Kill(step.point, step.title, random.choice(step.reaches), random.uniform(0, 0.8)) for step in points]

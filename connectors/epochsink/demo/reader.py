@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 from epochsink.demo.background import Background
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from epochsink.demo.destination import Destination, Eye
 
 LOOK_SECONDS: Final = 0.2
+PAUSES: Final = 5
+"""How many times as long as a look the pause after it is, at least: the pipeline needs the processors."""
 
 
 class Reader(Background):
@@ -31,11 +34,12 @@ class Reader(Background):
         """Note what is visible, and what of it is early."""
         if self._eye is None:
             self._eye = self._destination.eye()
+        began = time.monotonic()
         self.visible = self._eye.look()
         # what is decided is read after the rows were: whatever lies beyond it was early beyond doubt
         self.early |= self._eye.beyond(decided_offsets(self._checkpoint))
         self.looks += 1
-        return LOOK_SECONDS
+        return max(LOOK_SECONDS, PAUSES * (time.monotonic() - began))
 
     def end(self) -> None:
         """Stop looking."""

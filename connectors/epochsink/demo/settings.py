@@ -6,7 +6,9 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from epochsink.demo.index import ElasticsearchIndex
 from epochsink.demo.table import PostgresTable
+from epochsink.demo.topic import KafkaTopic
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 
     from epochsink.demo.destination import Destination
 
-KINDS: Final[dict[str, Any]] = {"postgres": PostgresTable}
+KINDS: Final[dict[str, Any]] = {"postgres": PostgresTable, "elasticsearch": ElasticsearchIndex, "kafka": KafkaTopic}
 """Every kind of destination."""
 
 
@@ -27,6 +29,7 @@ class PipelineSettings:
     checkpoint: str
     orders_per_epoch: int
     plain: bool
+    jvm_options: str
     destinations: Mapping[str, Destination]
 
     def save(self, path: Path) -> None:

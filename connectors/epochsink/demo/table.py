@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
 from psycopg import IsolationLevel, sql
 
-from epochsink.demo.destination import Tally
+from epochsink.demo.kills import Step
 from epochsink.postgres import Postgres
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from pyspark.sql import DataFrame
 
     from epochsink.demo.destination import Offsets
+    from epochsink.demo.tally import Copies
 
 _COLUMNS = """
     order_id bigint, customer text, amount double precision, placed_at timestamptz,
     source_partition int, source_offset bigint
 """
-_COUNT = "SELECT count(*), count(DISTINCT order_id) FILTER (WHERE order_id BETWEEN 0 AND %s - 1) FROM {}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +31,11 @@ class PostgresTable:
     """A table of orders; ``jdbc_url`` and ``jdbc_driver`` are for the plain way."""
 
     label: ClassVar[str] = "PostgreSQL"
-    points: ClassVar[Mapping[str, str]] = {
-        "postgres.copied": "in a task, after its COPY",
-        "postgres.prepared": "PostgreSQL has prepared the transaction, the driver has not noted it",
-        "postgres.committed": "PostgreSQL has committed, the driver has not noted it",
-    }
-    plain_writer: ClassVar[str] = "df.write.jdbc"
+    steps: ClassVar[Sequence[Step]] = (
+        Step("postgres.copied", "in a task, after its COPY into PostgreSQL"),
+        Step("postgres.prepared", "PostgreSQL has prepared the transaction, the driver has not noted it"),
+        Step("postgres.committed", "PostgreSQL has committed, the driver has not noted it"),
+    )
 
     dsn: str
     jdbc_url: str
@@ -64,12 +64,11 @@ class PostgresTable:
         connection.read_only = True
         return _Snapshots(connection, sql.Identifier(self.table))
 
-    def tally(self, orders: int) -> Tally:
-        """Count the rows."""
+    def copies(self) -> Copies:
+        """Count the rows of each order."""
         with psycopg.connect(self.dsn) as connection:
-            counted = connection.execute(self._sql(_COUNT), [orders]).fetchone()
-        rows, distinct = counted or (0, 0)
-        return Tally(rows_out=rows, lost=orders - distinct, duplicated=rows - distinct)
+            counted = connection.execute(self._sql("SELECT order_id, count(*) FROM {} GROUP BY order_id"))
+            return Counter(dict(counted.fetchall()))
 
     def _sql(self, statement: str) -> sql.Composed:
         return sql.SQL(statement).format(sql.Identifier(self.table))

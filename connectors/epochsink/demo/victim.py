@@ -32,8 +32,8 @@ class DemoFailed(EpochsinkError):
 class Victim:
     """One life of the pipeline: driver, JVM and Python workers, a session of their own.
 
-    ``command`` ends at a line "stop" on its standard input. ``armed`` is the kill at whose crash point a process of it
-    kills itself. As a context manager, it leaves no process.
+    ``command`` gets ready, begins at a line "start" on its standard input, and ends at a line "stop". ``armed`` is the
+    kill at whose crash point a process of it kills itself. As a context manager, it leaves no process.
     """
 
     def __init__(self, command: Sequence[str], log: Path, armed: Kill | None = None) -> None:
@@ -86,11 +86,13 @@ class Victim:
             time.sleep(0.01)
         self._driver.wait()
 
+    def begin(self) -> None:
+        """Let the pipeline begin, as soon as it is ready."""
+        self._tell("start")
+
     def stop(self) -> None:
         """Ask the pipeline to end, and wait until it has. Raises `DemoFailed` if it does not end well."""
-        assert self._driver.stdin is not None  # noqa: S101 - for the type checker
-        self._driver.stdin.write(b"stop\n")
-        self._driver.stdin.flush()
+        self._tell("stop")
         try:
             status = self._driver.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired as late:
@@ -99,8 +101,15 @@ class Victim:
             raise DemoFailed(f"the pipeline stopped with status {status}; its log ends:\n{self.tail()}")
 
     def tail(self) -> str:
-        """Return the end of the log of all lives."""
+        """Return the end of the log."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+
+    def _tell(self, what: str) -> None:
+        assert self._driver.stdin is not None  # noqa: S101 - for the type checker
+        # one that has ended is found out by `expect_alive`
+        with suppress(BrokenPipeError):
+            self._driver.stdin.write(f"{what}\n".encode())
+            self._driver.stdin.flush()
 
     def _session(self) -> list[psutil.Process]:
         """Return the living processes of the session: Spark's Python workers have a process group of their own."""
@@ -111,12 +120,18 @@ class Victim:
                     members.append(process)
         return members
 
+    def end(self) -> None:
+        """Leave no process."""
+        self.kill()
+        if self._driver.stdin is not None:
+            # what was told to one that had ended stays unread
+            with suppress(BrokenPipeError):
+                self._driver.stdin.close()
+
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.kill()
-        if self._driver.stdin is not None:
-            self._driver.stdin.close()
+        self.end()
