@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from elasticsearch_rig import Answer, Lost, Proxy, Rig, Seen, keyless, refuse_some, rendered
+from elasticsearch_rig import Rig, keyless, rendered
 from epochsink import faults
 from epochsink.elasticsearch import Elasticsearch, apply, marker
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
 from epochsink.protocol import Epoch, Outcome, Task
 from epochsink.spool import Spool
+from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

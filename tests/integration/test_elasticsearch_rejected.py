@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from elasticsearch_rig import SCHEMA, Answer, Proxy, Rig, Seen, rendered
+from elasticsearch_rig import SCHEMA, Rig, rendered
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.protocol import Outcome
+from http_proxy import Answer, Proxy, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import elasticsearch
 import pytest
 
-from elasticsearch_rig import Answer, Proxy, Seen, rendered
+from elasticsearch_rig import rendered
 from epochsink.elasticsearch import lines
 from epochsink.elasticsearch.bulk import GaveUp, Poster, Stopped
 from epochsink.errors import RowsRejected
+from http_proxy import Answer, Proxy, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable

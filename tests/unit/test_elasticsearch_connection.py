@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import elasticsearch as vendor
 import pytest
 
-from elasticsearch_rig import SCHEMA, Answer, Proxy, Seen
+from elasticsearch_rig import SCHEMA
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import EpochsinkError
 from epochsink.protocol import Identity
+from http_proxy import Answer, Proxy, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

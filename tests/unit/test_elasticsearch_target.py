@@ -8,9 +8,9 @@ from typing import Any
 import elasticsearch
 import pytest
 
-from elasticsearch_rig import Answer, Proxy
 from epochsink.elasticsearch import target
 from epochsink.errors import RowsRejected
+from http_proxy import Answer, Proxy
 
 
 def find(name: str, described: dict[str, Any]) -> target.Target | None:

@@ -29,7 +29,8 @@ _MOST_SHOWN: Final = 1000
 _TURNS: Final = 3
 
 LOOK_EVERY = 10.0
-"""Seconds after which a run looks whether it was overtaken: paused for long, it would write what is stale."""
+"""Seconds after which a run looks, before it sends more, whether it was overtaken: paused for long, it would bring back
+documents whose deletion the server has forgotten (``gc_deletes``)."""
 
 
 class Overtaken(Exception):
@@ -57,7 +58,7 @@ class Application:
         self._kept = kept
         self._looked_at = time.monotonic()
         self._version = identity.origin["base"] + epoch.number
-        self._poster = Poster(client, sink.index, sink.patience)
+        self._poster = Poster(client, sink.index, sink.patience, self._look_now_and_then)
         self._rejected: list[Refusal] = []
         self._dead_letters = (
             DeadLetters(client, sink.dead_letter_index, sink.index, identity, epoch) if sink.dead_letter_index else None
@@ -113,9 +114,11 @@ class Application:
         for future in ended:
             self._judge(future.result())
             faults.reach("elasticsearch.bulk.between")
+        return going_on
+
+    def _look_now_and_then(self) -> None:
         if time.monotonic() - self._looked_at > LOOK_EVERY:
             self._stop_if_overtaken()
-        return going_on
 
     def _stop_if_overtaken(self) -> None:
         self._looked_at = time.monotonic()

@@ -15,7 +15,7 @@ from epochsink.elasticsearch.patience import delays
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _BAD_REQUEST: Final = 400
 _SERVER_ERROR: Final = 500
@@ -51,13 +51,21 @@ class Poster:
     """Posts bulk requests to one index, from several threads.
 
     ``patience`` is the time in seconds after which it gives up if no operation has succeeded meanwhile.
+    ``before_sending`` is called before each request is sent, by the thread that sends it; what it raises ends the post.
     """
 
-    def __init__(self, client: elasticsearch.Elasticsearch, index: str, patience: float) -> None:
+    def __init__(
+        self,
+        client: elasticsearch.Elasticsearch,
+        index: str,
+        patience: float,
+        before_sending: Callable[[], None] | None = None,
+    ) -> None:
         # The client's own retries would repeat whole requests, and hide why.
         self._client = client.options(max_retries=0)
         self._index = index
         self._patience = patience
+        self._before_sending = before_sending
         self._stop = threading.Event()
         # Telling each operation's status costs the server a tenth of its throughput: only once something failed.
         self._detailed = False
@@ -96,6 +104,8 @@ class Poster:
     def _send(self, request: Request) -> list[dict[str, Any]]:
         """Post once; return each operation's answer, or nothing if all are applied."""
         while True:
+            if self._before_sending is not None:
+                self._before_sending()
             detailed = self._detailed
             answer = self._client.bulk(
                 index=self._index,

@@ -63,6 +63,7 @@ class ElasticsearchReader:
                     source_includes=SCHEMA.names,
                     query={"exists": {"field": "src_off"}},
                     track_total_hits=False,
+                    allow_partial_search_results=False,
                 )
                 hits = found["hits"]["hits"]
                 yield from (hit["_source"] for hit in hits)

@@ -1,0 +1,157 @@
+"""Requests that arrive in part, answers that never do, and a driver that sleeps for longer than deletes are kept."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import elasticsearch as vendor
+import pytest
+
+from elasticsearch_rig import Rig, rendered
+from epochsink.elasticsearch import Elasticsearch, apply
+from epochsink.protocol import Outcome
+from http_proxy import Answer, Lost, Proxy, Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from elasticsearch_rig import Document
+    from epochsink.services import ElasticsearchService
+    from fix_services import FreshName
+
+DEADLINE = 60.0
+OLD: list[Document] = [(f"d{number}", {"n": number, "state": "old"}) for number in range(60)]
+NEW: list[Document] = [
+    (f"d{number}", None if number % 3 == 0 else {"n": number, "state": "new"}) for number in range(60)
+]
+KEPT = {name: document for name, document in NEW if document is not None}
+
+
+@pytest.fixture
+def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
+    """Arguments of a sink that upserts and deletes; small requests, so that each epoch has many."""
+    settings = {"number_of_shards": 2, "number_of_replicas": 0}
+    common = {"id": "id", "delete_when": "gone", "bulk_bytes": 500, "patience": 30.0}
+    return {"hosts": elasticsearch.url, "index": fresh_index(), "settings": settings, **common}
+
+
+@pytest.fixture
+def rig(options: dict[str, Any]) -> Iterator[Rig]:
+    made = Rig.joining(Elasticsearch(**options))
+    yield made
+    made.close()
+
+
+def behind(rig: Rig, options: dict[str, Any], proxy: Proxy, **changed: Any) -> Rig:
+    """Return the same sink, reaching the server through a proxy."""
+    return Rig(Elasticsearch(**{**options, "hosts": proxy.url, **changed}), rig.identity)
+
+
+def half_applied(proxy: Proxy, seen: Seen) -> Lost:
+    """Let the server apply every second operation."""
+    proxy.forward(seen.only(seen.operations[::2]))
+    return Lost(0)
+
+
+def cut(_proxy: Proxy, _seen: Seen) -> Lost:
+    """Let the server have the first half of the bytes."""
+    return Lost(0.5)
+
+
+@pytest.mark.parametrize("misfortune", [half_applied, cut])
+def test_a_request_of_which_the_server_got_a_part_is_sent_again(
+    rig: Rig, options: dict[str, Any], misfortune: Callable[[Proxy, Seen], Lost]
+) -> None:
+    """Each request of the epoch, updates and deletes, arrives in part at first."""
+    rig.apply(0, [rendered(OLD)])
+    struck: set[bytes] = set()
+
+    def behave(seen: Seen) -> Lost | None:
+        if not seen.is_bulk or seen.body in struck:
+            return None
+        struck.add(seen.body)
+        return misfortune(proxy, seen)
+
+    with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, options, proxy)) as unlucky:
+        unlucky.apply(1, [rendered(NEW)])
+    assert len(struck) > 5
+    assert rig.stored() == KEPT
+    assert rig.committer.newest() == 1
+
+
+def test_the_answer_to_every_request_of_a_commit_may_be_lost(rig: Rig, options: dict[str, Any]) -> None:
+    """Reading the marker, looking at the index, bulk requests, the refresh, writing the marker: each once in vain."""
+    rig.apply(0, [rendered(OLD)])
+    lost: list[tuple[str, str, bytes]] = []
+
+    def behave(seen: Seen) -> Lost | None:
+        request = (seen.method, seen.path, b"" if "markers" in seen.path else seen.body)
+        if request in lost:
+            return None
+        lost.append(request)
+        return Lost()
+
+    prepared = rig.prepare(1, [rendered(NEW)])
+    with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, options, proxy, refresh=True)) as unlucky:
+        assert unlucky.commit(prepared).outcome is Outcome.COMMITTED
+    assert sum("markers" in path for _, path, _ in lost) == 2, "the marker is read and written"
+    assert sum("_refresh" in path for _, path, _ in lost) == 1
+    assert len(proxy.bulks) > 10
+    assert rig.stored() == KEPT
+    assert rig.committer.newest() == 1
+
+
+def test_a_driver_that_slept_beyond_gc_deletes_brings_nothing_back(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has forgotten the deleted documents' versions, so it would take a stale write: the marker tells."""
+    monkeypatch.setattr(apply, "LOOK_EVERY", 0.0)
+    options |= {"gc_deletes": "1ms", "settings": {"number_of_shards": 1, "number_of_replicas": 0}}
+    asleep, awake = threading.Event(), threading.Event()
+
+    def behave(seen: Seen) -> Answer | None:
+        if not seen.is_bulk or asleep.is_set():
+            return None
+        answer = proxy.forward(seen)
+        asleep.set()
+        awake.wait(DEADLINE)
+        return answer
+
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        first = rig.prepare(0, [rendered([*OLD, ("last", {"n": 0})])])
+        with (
+            Proxy(options["hosts"], behave) as proxy,
+            closing(behind(rig, options, proxy, threads=1)) as sleeper,
+            ThreadPoolExecutor(1) as thread,
+        ):
+            under_way = thread.submit(sleeper.commit, first)
+            assert asleep.wait(DEADLINE)
+            assert rig.commit(first).outcome is Outcome.COMMITTED
+            rig.apply(1, [rendered([(name, None) for name, _ in OLD])])
+            rig.apply(2, [rendered([("last", None)])])
+            wait_until_forgotten(rig, "last")
+            awake.set()
+            assert under_way.result(DEADLINE).outcome is Outcome.COMMITTED
+            assert len(proxy.bulks) == 1
+        assert rig.commit(first).outcome is Outcome.COMMITTED
+        assert rig.stored() == {"last": {"n": -1}}
+
+
+def wait_until_forgotten(rig: Rig, document_id: str) -> None:
+    """Write a deleted document as a writer that does not look at the marker would, until the server takes it."""
+    stale = {"version": rig.identity.origin["base"], "version_type": "external_gte"}
+    deadline = time.monotonic() + DEADLINE
+    with closing(rig.sink.connect()) as client:
+        while True:
+            try:
+                client.index(index=rig.sink.index, id=document_id, document={"n": -1}, **stale)
+            except vendor.ConflictError:
+                assert time.monotonic() < deadline, "the server forgets no deletes"
+                client.indices.refresh(index=rig.sink.index)
+                time.sleep(0.05)
+            else:
+                return
