@@ -7,7 +7,7 @@ from kafka.admin import TransactionState
 from kafka.errors import for_code
 
 from epochsink.kafka.identifiers import Transaction
-from epochsink.kafka.outcomes import END_TRANSACTION, Answer, Description, State, answer_to, verdict
+from epochsink.kafka.outcomes import END_TRANSACTION, ENDING, Answer, Description, State, answer_to, verdict
 from epochsink.protocol import COMMITTED, Outcome, Verdict
 
 MINE = Transaction("epochsink.0123456789abcdef0123.g1.s0.p0.a0", 7, 3)
@@ -59,7 +59,7 @@ def test_an_open_transaction_of_ours_is_asked_to_commit_again() -> None:
     assert judged(State.ONGOING) is None
 
 
-@pytest.mark.parametrize("state", set(State) - {State.PREPARE_COMMIT, State.PREPARE_ABORT, State.PREPARE_EPOCH_FENCE})
+@pytest.mark.parametrize("state", [state for state in State if state not in ENDING])
 @pytest.mark.parametrize("marker", [10, 11])
 def test_the_marker_of_the_epoch_or_a_later_one_is_proof(state: State, marker: int) -> None:
     assert judged(state, epoch=9, marker=marker) == COMMITTED
