@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,9 @@ def test_only_a_row_of_zeros_is_exact() -> None:
     assert not result(Tally(100, 0, 0), early=1).is_exact
     assert not result(Tally(100, 0, 0), divergent=1).is_exact
     assert not result(Tally(100, 0, 0), rows_in=99).is_exact
+    left = replace(result(Tally(100, 0, 0)), leftovers=("open transaction epochsink.1",))
+    assert not left.is_exact
+    assert "left behind: open transaction epochsink.1" in left.in_words()
 
 
 def test_the_closing_table_fits_a_log_and_names_every_figure() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
 from epochsink.demo.display import Result
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epochsink.demo.background import Background
+    from epochsink.demo.destination import Destination
     from epochsink.demo.display import Display, Figures
     from epochsink.demo.kills import Kill
     from epochsink.demo.settings import PipelineSettings
@@ -137,6 +138,12 @@ class Act:
                 divergent=differing,
                 early=len(self._readers[name].early),
                 looks=self._readers[name].looks,
+                leftovers=_leftovers(destination),
             )
             for name, destination in self._settings.destinations.items()
         ]
+
+
+def _leftovers(destination: Destination) -> tuple[str, ...]:
+    with closing(destination.reader()) as reader:
+        return tuple(what for _, what in reader.leftovers())

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from epochsink.demo.kills import Step
     from epochsink.demo.tally import Copies
     from epochsink.protocol import Sink
+    from epochsink.testing.readers import Reader
 
 Offsets = dict[int, int]
 """For each partition of the topic of orders, the offset after the last order meant."""
@@ -55,3 +56,6 @@ class Destination(Protocol):
 
     def copies(self) -> Copies:
         """Count the rows of each order, after everything has ended."""
+
+    def reader(self) -> Reader:
+        """Return the reader for tests, which knows what a sink may leave behind."""

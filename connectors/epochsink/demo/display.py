@@ -35,12 +35,13 @@ class Result:
     divergent: int
     early: int
     looks: int
+    leftovers: tuple[str, ...] = ()
 
     @property
     def is_exact(self) -> bool:
-        """Whether every order arrived exactly once, as in the other destinations, and none too early."""
+        """Whether every order arrived exactly once, as in the other destinations, none too early, and nothing else."""
         tally = self.tally
-        wrong = (tally.lost, tally.duplicated, self.divergent, self.early)
+        wrong = (tally.lost, tally.duplicated, self.divergent, self.early, len(self.leftovers))
         return tally.rows_out == self.rows_in and not any(wrong)
 
     def in_words(self) -> str:
@@ -53,6 +54,7 @@ class Result:
         return (
             f"{where}: {tally.lost:,} orders lost, {tally.duplicated:,} rows too many, {self.divergent:,} orders held "
             f"otherwise than elsewhere, {self.early:,} seen before the checkpoint had them ({looks})"
+            + "".join(f"; left behind: {what}" for what in self.leftovers)
         )
 
 

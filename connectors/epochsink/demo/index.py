@@ -13,6 +13,7 @@ from elasticsearch import helpers
 
 from epochsink.demo.kills import Step
 from epochsink.elasticsearch import Elasticsearch
+from epochsink.testing.readers.elasticsearch import ElasticsearchReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -74,6 +75,10 @@ class ElasticsearchIndex:
         with closing(self.eye()) as eye:
             eye.look()
             return Counter(eye.orders({"match_all": {}}))
+
+    def reader(self) -> ElasticsearchReader:
+        """Return a reader that finds nothing: what is there is visible."""
+        return ElasticsearchReader(self.url, self.index)
 
 
 def _post(url: str, index: str, rows: Iterator[Row]) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
+from epochsink.demo import archive
 from epochsink.demo.act import Act, orders_per_epoch
-from epochsink.demo.archive import jvm_options
 from epochsink.demo.display import save_svg
 from epochsink.demo.kills import EXACTLY_ONCE, PLAIN, plan
 from epochsink.demo.servers import Servers
+from epochsink.demo.session import JVM_OPTIONS
 from epochsink.demo.settings import PipelineSettings
+from epochsink.errors import ServiceError
 from epochsink.services import spark_packages
 from epochsink.services.commands import Kind, prefetch
 
@@ -48,7 +50,7 @@ def show(wishes: Wishes, display: Display) -> bool:
         servers = Servers()
         stack.callback(servers.close)
         with ThreadPoolExecutor(1) as pool:
-            options = pool.submit(jvm_options)
+            options = pool.submit(_jvm_options, display)
             display.say(servers.start())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epochsink-demo-")))
         results = []
@@ -61,6 +63,16 @@ def show(wishes: Wishes, display: Display) -> bool:
         if wishes.keep:
             _keep(display, folder)
     return all(result.is_exact for result in results if result.pipeline == EPOCHSINK)
+
+
+def _jvm_options(display: Display) -> str:
+    try:
+        if not archive.is_made():
+            display.say("archiving Spark's classes, once for all runs: every start of it is then twice as fast")
+        return archive.jvm_options()
+    except ServiceError as failure:
+        display.say(f"Spark starts slowly: {failure}")
+        return JVM_OPTIONS
 
 
 def _act(title: str, wishes: Wishes, servers: Servers, folder: Path, *, plain: bool, jvm_options: str) -> Act:

@@ -11,6 +11,7 @@ from psycopg import IsolationLevel, sql
 
 from epochsink.demo.kills import Step
 from epochsink.postgres import Postgres
+from epochsink.testing.readers.postgres import PostgresReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,6 +70,10 @@ class PostgresTable:
         with psycopg.connect(self.dsn) as connection:
             counted = connection.execute(self._sql("SELECT order_id, count(*) FROM {} GROUP BY order_id"))
             return Counter(dict(counted.fetchall()))
+
+    def reader(self) -> PostgresReader:
+        """Return a reader that finds prepared transactions and staging tables."""
+        return PostgresReader(self.dsn, self.table)
 
     def _sql(self, statement: str) -> sql.Composed:
         return sql.SQL(statement).format(sql.Identifier(self.table))

@@ -15,6 +15,7 @@ from epochsink.demo.kills import Step
 from epochsink.demo.orders import PARTITIONS, make_topic
 from epochsink.errors import ServiceError
 from epochsink.kafka import Kafka
+from epochsink.testing.readers.kafka import KafkaReader
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +74,10 @@ class KafkaTopic:
                     raise ServiceError(f"the topic {self.topic} could not be read to its end in {_READ_SECONDS:.0f} s")
                 copies.update(order["order_id"] for order in log.more())
         return copies
+
+    def reader(self) -> KafkaReader:
+        """Return a reader that finds open transactions."""
+        return KafkaReader(self.bootstrap_servers, self.topic)
 
 
 class _Log:
