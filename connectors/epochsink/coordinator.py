@@ -72,6 +72,7 @@ class Coordinator:
         self._sinks = dict(sinks)
         self._join_running = join_running
         self._handover = Handover(monitor)
+        self._begun = False
         self._identities: dict[str, Identity] = {}
 
     # ---- step 0
@@ -172,6 +173,10 @@ class Coordinator:
 
     def begin(self, number: int) -> Epoch:
         """Return a fresh attempt at an epoch, with a place in the spool. `record` or `abandon` ends it."""
+        if not self._begun:
+            # what an earlier run has recorded may be lost by now: let its replay come first, not overtake this attempt
+            self.wait_settled()
+            self._begun = True
         self._handover.begin_attempt()
         epoch = Epoch(number, uuid.uuid4().hex)
         self._spool.make(self._query_id, epoch)
@@ -204,6 +209,8 @@ class Coordinator:
 
     def _vote(self, epoch: Epoch, written: Mapping[str, Sequence[tuple[str, Committable]]]) -> dict[str, Share]:
         self.wait_settled()
+        if self._handover.overtaken:
+            raise stories.overtaken(epoch.number)
         reach("coordinator.vote.before")
         shares: dict[str, Share] = {}
         for name, accepted in written.items():
@@ -276,7 +283,7 @@ class Coordinator:
                 return False
             if verdict.outcome is Outcome.UNKNOWN:
                 raise stories.unknown_outcome(number, name, verdict.evidence)
-            with self._handover.alone(), self._if_ours():
+            with self._handover.replaying(), self._if_ours():
                 reach("coordinator.replay.before")
                 replayed = self._sinks[name].replay(epoch, parts[index], rows, uuid.uuid4().hex)
                 reach("coordinator.replay.prepared")

@@ -2,7 +2,8 @@
 
 The stream thread adds recorded epochs and waits for them; the watcher removes the committed ones. A sweep, a replay
 and an attempt exclude one another, because a sweep ends whatever the ledger does not name, and what a replay or an
-attempt has just prepared is not named yet.
+attempt has just prepared is not named yet. An attempt that was under way before a replay is *overtaken*: where rows
+stand in the order in which they were written, its rows stand before those of the earlier epoch.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ class Handover:
         self._failure: BaseException | None = None
         self._occupied = False
         self._attempting = False
+        self._overtaken = False
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -74,6 +76,7 @@ class Handover:
         with self._monitor:
             self._monitor.wait_for(lambda: not self._occupied)
             self._attempting = True
+            self._overtaken = False
 
     def end_attempt(self) -> None:
         """Say that the attempt is recorded or ended."""
@@ -90,6 +93,18 @@ class Handover:
             yield
         finally:
             self._vacate()
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Like `alone`, for a replay: the attempt under way is overtaken by it."""
+        with self.alone():
+            self._overtaken = True
+            yield
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether an earlier epoch was prepared again since the attempt under way began."""
+        return self._overtaken
 
     @contextmanager
     def alone_if_idle(self) -> Iterator[bool]:

@@ -6,7 +6,7 @@ ledger, read again, has shown that the question is still its own.
 
 from __future__ import annotations
 
-from epochsink.errors import ConfigurationError, OutcomeUnknown, WentBack
+from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
 
 
 def no_ledger(decided: int) -> WentBack:
@@ -70,6 +70,15 @@ def unknown_past(epoch: int, newest: int) -> WentBack:
     return WentBack(
         f"Spark runs epoch {epoch}, the ledger has later ones (up to {newest}) and not this one",
         way_out="the checkpoint is an old copy, older than what the ledger keeps: restore the newer copy",
+    )
+
+
+def overtaken(epoch: int) -> PrepareFailed:
+    """Say that an epoch was written before an earlier one that had to be prepared again."""
+    return PrepareFailed(
+        f"epoch {epoch} was being written when the epoch before it, which its target had lost, was prepared again: in "
+        "a log, its rows would stand before those of the earlier epoch",
+        way_out="nothing is lost: start the query again, and Spark runs the epoch again",
     )
 
 

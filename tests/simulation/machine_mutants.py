@@ -266,6 +266,15 @@ class TidiesAnyTime(Coordinator):
         self._end_unrecorded()
 
 
+class IgnoresReplays(Coordinator):
+    """Records an attempt that was under way when the epoch before it was prepared again."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        handover: Any = self._handover
+        handover.replaying = handover.alone
+
+
 class AbandonsTheUnknown(Coordinator):
     """Aborts an attempt when appending its record has raised."""
 

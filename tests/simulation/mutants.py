@@ -39,7 +39,7 @@ TRIMMING = Variant(ledger=TrimmingLedger)
 
 
 MUTANTS = (
-    Mutant("ledger without a fence", Variant(ledger=machine.Unfenced), "K", ((2, ("pause", 20, 2)),)),
+    Mutant("ledger without a fence", Variant(ledger=machine.Unfenced), "K", ((29, ("pause", 36, 6)),)),
     Mutant("ledger overwritten", Variant(ledger=machine.Overwriting), "K", ((1, ("pause", 20, 2)),)),
     Mutant("no generation check", Variant(ledger=machine.Unchecked), "K", ((1, ("pause", 20, 2)),)),
     Mutant(
@@ -107,6 +107,9 @@ MUTANTS = (
         TRIMMING,
     ),
     Mutant("tidy beside an attempt", Variant(coordinator=machine.TidiesAnyTime), "K", ((52, ("stall", 25)),)),
+    Mutant(
+        "attempt that a replay has overtaken", Variant(coordinator=machine.IgnoresReplays), "K", ((32, ("timeout",)),)
+    ),
     Mutant("abort after an unknown append", Variant(coordinator=machine.AbandonsTheUnknown), "E", ((23, ("lost",)),)),
     Mutant("spool dropped before done", Variant(coordinator=machine.DropsFirst), "KPE", ()),
     Mutant("Kafka without markers", Variant(ports={"K": sink.KafkaWithoutMarker}), "K", ((36, ("lost",)),)),

@@ -3,67 +3,14 @@
 from __future__ import annotations
 
 import threading
-import uuid
 from typing import Any
 
 import pytest
 
-from epochsink.checkpoint import Checkpoint
-from epochsink.coordinator import Coordinator, Plan
 from epochsink.errors import Fenced
-from epochsink.ledger import Ledger
-from epochsink.protocol import Epoch, Task
-from simulation.driver import offsets_file
-from simulation.kafka_port import KafkaPort
-from simulation.steps import at_once
-from simulation.storage import MemoryFiles, MemorySpool, spool_name
-from simulation.world import Row, World
-
-QUERY = "query-1"
-
-
-class Query:
-    """A query with one Kafka sink, driven by hand, without a scheduler and without faults."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.files = MemoryFiles(world.files, at_once)
-        self.spool = MemorySpool(world, at_once)
-        self.port = KafkaPort(world, at_once)
-        self.coordinator = Coordinator(
-            query_id=QUERY,
-            ledger=Ledger(self.files, uuid.uuid4().hex),
-            checkpoint=Checkpoint(self.files),
-            spool=self.spool,
-            sinks={"K": self.port.committer},
-        )
-        self.coordinator.recover()
-
-    def task(self, epoch: Epoch, number: int = 0) -> tuple[str, Any]:
-        """Run one task attempt."""
-        task = Task(self.coordinator.identity("K"), epoch, 0, uuid.uuid4().hex)
-        rows = [Row(QUERY, epoch.number, 0, epoch.attempt)]
-        writer = self.port.begin(task, number)
-        writer.write(rows)
-        if (QUERY, epoch.number, epoch.attempt) in self.world.spool:
-            self.spool.write(QUERY, epoch, spool_name("K", task.uuid), rows)
-        return task.uuid, writer.prepare()
-
-    def begin(self, number: int) -> Epoch:
-        """Begin an epoch."""
-        self.files.create(f"offsets/{number}", offsets_file(number, number + 1))
-        assert self.coordinator.settle(number) is Plan.WRITE
-        return self.coordinator.begin(number)
-
-    def decide(self, epoch: Epoch) -> None:
-        """Let Spark decide, and commit."""
-        self.files.create(f"commits/{epoch.number}", b"v1")
-        self.world.readers.decided.add((QUERY, epoch.number))
-        assert self.coordinator.commit_decided()
-
-    def open_transactions(self) -> int:
-        """Count what holds readers back."""
-        return sum(one.state == "Ongoing" for one in self.world.kafka.transactions.values())
+from epochsink.protocol import Epoch
+from simulation.by_hand import Query
+from simulation.world import World
 
 
 @pytest.fixture

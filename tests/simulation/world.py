@@ -51,22 +51,31 @@ class Readers:
 
 @dataclass(slots=True)
 class Transaction:
-    """A Kafka transactional id's state: producer epoch, transaction state, rows, and the marker it carries."""
+    """A Kafka transactional id's state: producer epoch, transaction state, rows, and the marker it carries.
+
+    ``place`` is where its first row stands in the log.
+    """
 
     epoch: int = 0
     state: str = "Empty"
+    place: int = 0
     rows: list[Row] = field(default_factory=list)
     marker: tuple[str, int, int] | None = None
 
 
 @dataclass(slots=True)
 class Kafka:
-    """Transactional ids with producer epochs; offsets of marker groups by (identity key, slot)."""
+    """Transactional ids with producer epochs; offsets of marker groups by (identity key, slot).
+
+    ``log`` has, by query, the place and the epoch of each committed transaction.
+    """
 
     readers: Readers
     transactions: dict[str, Transaction] = field(default_factory=dict)
     markers: dict[tuple[str, int], int] = field(default_factory=dict)
     bumps_on_commit: bool = True
+    log: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    _end: int = 0
 
     def initialise(self, name: str) -> int:
         """Fence every earlier producer of an id, aborting what it left open; return the new producer epoch."""
@@ -80,7 +89,9 @@ class Kafka:
         transaction = self.transactions[name]
         if transaction.epoch != epoch:
             return "FENCED"
-        transaction.state = "Ongoing"
+        if transaction.state != "Ongoing":
+            self._end += 1
+            transaction.state, transaction.place = "Ongoing", self._end
         # sequence numbers: a produce request that arrives twice is one
         transaction.rows += [row for row in rows if row not in transaction.rows]
         transaction.marker = marker
@@ -103,9 +114,19 @@ class Kafka:
         if not commit:
             return
         self.readers.publish("K", transaction.rows)
+        self._keep_order(transaction)
         if transaction.marker is not None:
             key, slot, number = transaction.marker
             self.markers[key, slot] = max(self.markers.get((key, slot), -1), number)
+
+    def _keep_order(self, transaction: Transaction) -> None:
+        """Flag rows that stand behind those of a later epoch: a key's older value would be the last one."""
+        for row in transaction.rows[:1]:
+            others = self.log.setdefault(row.query, [])
+            turned = any((at < transaction.place) == (epoch > row.epoch) for at, epoch in others if epoch != row.epoch)
+            if turned and not self.readers.went_back:
+                self.readers.flag("OUT OF ORDER K")
+            others.append((transaction.place, row.epoch))
 
     def describe(self, name: str) -> tuple[int, str]:
         """Return producer epoch and state of an id."""
