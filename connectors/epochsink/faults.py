@@ -4,7 +4,8 @@
 ``coordinator.record.after`` is reached for the second time in that process (``:1`` may be left out). Tasks
 inherit the driver's environment in local mode; elsewhere set ``spark.executorEnv.EPOCHSINK_CRASH``. With
 ``EPOCHSINK_CRASH_ONCE=/path/of/a/file`` the crash happens only if that file can be created, so a pipeline
-that is started again with the same environment goes on.
+that is started again with the same environment goes on. ``EPOCHSINK_CRASH_SIGNAL=STOP`` makes the process stop at the
+point, until it gets SIGCONT.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def reach(point: str) -> None:
         return
     _reached[point] += 1
     if _reached[point] >= int(count or 1) and _first_time():
-        os.kill(os.getpid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.Signals[f"SIG{os.environ.get('EPOCHSINK_CRASH_SIGNAL', 'KILL')}"])
 
 
 def _first_time() -> bool:

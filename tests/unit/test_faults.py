@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -58,6 +59,16 @@ def test_it_dies_once(tmp_path: Path) -> None:
     assert run(EPOCHSINK_CRASH=POINT, EPOCHSINK_CRASH_ONCE=str(once)).returncode == -signal.SIGKILL
     assert once.exists()
     assert run(EPOCHSINK_CRASH=POINT, EPOCHSINK_CRASH_ONCE=str(once)).stdout == "0\n1\n2\n"
+
+
+def test_it_stops_there_until_it_is_let_go() -> None:
+    environment = {"EPOCHSINK_CRASH": f"{POINT}:2", "EPOCHSINK_CRASH_SIGNAL": "STOP"}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE) as process:
+        try:
+            _, status = os.waitpid(process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(status)
+        finally:
+            process.kill()
 
 
 def test_every_point_is_reached_somewhere() -> None:
