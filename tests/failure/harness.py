@@ -107,8 +107,13 @@ class Harness:
         if producer.flush(30):
             raise TimeoutError("the source topic did not take the input")
 
-    def start(self, *, crash: str = "", once: str = "", attempts: int = 1) -> PipelineProcess:
-        """Start the pipeline, with a crash point armed for its first pass. To be used as a context manager."""
+    def start(
+        self, *, crash: str = "", once: str = "", stop: bool = False, attempts: int = 1, tasks: int = 0
+    ) -> PipelineProcess:
+        """Start the pipeline, with a crash point armed for its first pass. To be used as a context manager.
+
+        With ``stop`` it stops at that point, until it gets SIGCONT.
+        """
         self.runs += 1
         driver = uuid.uuid4().hex
         spec = Spec(
@@ -119,11 +124,14 @@ class Harness:
             bootstrap_servers=self._servers,
             topic=self._topic,
             attempts=attempts,
+            tasks=tasks,
             jvm_options=jvm_options(),
             workload=asdict(self._workload),
             **self._spec,
         )
         armed = {"EPOCHSINK_CRASH": crash, "EPOCHSINK_CRASH_ONCE": once} if crash else {}
+        if stop:
+            armed["EPOCHSINK_CRASH_SIGNAL"] = "STOP"
         self.log.write("started", run=self._run, driver=driver, armed=crash)
         return PipelineProcess(spec.write(self.folder / f"spec-{self.runs}.json"), self.output, armed)
 
@@ -132,10 +140,10 @@ class Harness:
         """What the newest run has written."""
         return self.folder / f"run-{self.runs}.log"
 
-    def run(self, *, crash: str = "", attempts: int = 1) -> Ended:
+    def run(self, *, crash: str = "", attempts: int = 1, tasks: int = 0) -> Ended:
         """Run the pipeline to its end, which may be the armed crash point."""
         once = self.folder / f"crashed-{self.runs + 1}"
-        with self.start(crash=crash, once=str(once), attempts=attempts) as process:
+        with self.start(crash=crash, once=str(once), attempts=attempts, tasks=tasks) as process:
             code = process.wait(time.monotonic() + RUN_SECONDS, self.watch.look)
         self.log.write("ended", driver=process.driver, code=code)
         ended = Ended(code, once.exists())
@@ -163,9 +171,9 @@ class Harness:
                 newest = None
         return newest
 
-    def crash_at(self, point: str, *, attempts: int = 1) -> None:
+    def crash_at(self, point: str, *, attempts: int = 1, tasks: int = 0) -> None:
         """Run the pipeline until it kills itself at a crash point. AssertionError if it never came there."""
-        ended = self.run(crash=point, attempts=attempts)
+        ended = self.run(crash=point, attempts=attempts, tasks=tasks)
         assert ended.crashed, f"run {self.runs} never reached {point} (status {ended.exit_code}):\n{self.tail()}"
 
     def kill(self, process: PipelineProcess, what: str, pid: int) -> None:
@@ -183,6 +191,20 @@ class Harness:
             assert time.monotonic() < deadline, f"{what} did not come:\n{self.tail()}"
             time.sleep(0.02)
         return held
+
+    def lives_until(self, process: PipelineProcess, condition: Callable[[], Any]) -> bool:
+        """Wait until something holds; return whether the run has lived to see it."""
+        deadline = time.monotonic() + RUN_SECONDS
+        while process.exit_code is None and not condition():
+            self.watch.look()
+            assert time.monotonic() < deadline, f"run {self.runs} does nothing:\n{self.tail()}"
+            time.sleep(0.02)
+        return process.exit_code is None
+
+    def backlog(self) -> int:
+        """Return how many rows of a source partition are not decided yet, at the most."""
+        decided = self.watch.decided()
+        return max(fed - decided.get(partition, 0) for partition, fed in self._fed.items())
 
     def wait_for_epochs(self, process: PipelineProcess, more: int) -> None:
         """Wait until a run has decided so many more epochs."""

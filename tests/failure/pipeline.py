@@ -35,7 +35,7 @@ class Spec:
     """What one run of the pipeline needs to know.
 
     ``sinks`` has, by name, the class in `epochsink` under "kind" and its options. ``plain`` is a JDBC URL and a table.
-    ``attempts`` is how often Spark tries a task.
+    ``attempts`` is how often Spark tries a task, ``tasks`` how many an epoch has (0: one for each source partition).
     """
 
     run: str
@@ -48,6 +48,7 @@ class Spec:
     plain: tuple[str, str] | None = None
     rows_per_epoch: int = 60
     attempts: int = 1
+    tasks: int = 0
     jvm_options: str = ""
     workload: dict[str, int] = field(default_factory=dict)
 
@@ -130,7 +131,8 @@ def stream(spec: Spec, spark: SparkSession) -> DataFrame:
             "maxOffsetsPerTrigger": str(spec.rows_per_epoch),
         }
     )
-    return source.load().selectExpr(*Workload(**spec.workload).stream(run=spec.run))
+    rows = source.load().selectExpr(*Workload(**spec.workload).stream(run=spec.run))
+    return rows.coalesce(spec.tasks) if spec.tasks else rows
 
 
 def run(spec: Spec) -> None:
