@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from epochsink.demo.victim import Victim
 
 LOOK_SECONDS: Final = 0.05
-LIFE_SECONDS: Final = 180.0
-"""How long one life of the pipeline may take to reach its kill, or its end after the last one."""
+STANDSTILL_SECONDS: Final = 180.0
+"""How long one life of the pipeline may go on without a further epoch before its kill or its end."""
 BACKLOG_EPOCHS: Final = 3
 """How far producing runs ahead of the pipeline."""
 RESERVED_EPOCHS: Final = 2
@@ -100,14 +100,16 @@ class Act:
         victim.stop()
 
     def _wait(self, victim: Victim, figures: Figures, is_there: Callable[[], bool], what: str) -> None:
-        deadline = time.monotonic() + LIFE_SECONDS
+        moved = time.monotonic()
         while not is_there():
             victim.expect_alive()
             self._raise_failure()
-            self._decided = sum(decided_offsets(self._checkpoint).values())
+            before, self._decided = self._decided, sum(decided_offsets(self._checkpoint).values())
             figures.update(self._producer.produced, self._visible(), self._killed)
-            if time.monotonic() > deadline:
-                raise DemoFailed(f"not reached within {LIFE_SECONDS:.0f} s: {what}\n{victim.tail()}")
+            if self._decided > before:
+                moved = time.monotonic()
+            elif time.monotonic() - moved > STANDSTILL_SECONDS:
+                raise DemoFailed(f"no epoch within {STANDSTILL_SECONDS:.0f} s, and not yet: {what}\n{victim.tail()}")
             time.sleep(LOOK_SECONDS)
 
     def _raise_failure(self) -> None:

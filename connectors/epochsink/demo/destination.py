@@ -48,9 +48,6 @@ class Destination(Protocol):
     def sink(self) -> Sink:
         """Return its sink for `ExactlyOnce`."""
 
-    def append(self, frame: DataFrame) -> None:
-        """Write a batch the way that pipelines do it without epochsink."""
-
     def eye(self) -> Eye:
         """Connect as any reader would."""
 
@@ -59,3 +56,10 @@ class Destination(Protocol):
 
     def reader(self) -> Reader:
         """Return the reader for tests, which knows what a sink may leave behind."""
+
+
+class Appendable(Destination, Protocol):
+    """A destination for the plain pipeline, too: one that Spark has a writer for."""
+
+    def append(self, frame: DataFrame) -> None:
+        """Write a batch the way that pipelines do it without epochsink."""

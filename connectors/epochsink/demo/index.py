@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from elasticsearch import Elasticsearch as Client
-from elasticsearch import helpers
 
 from epochsink.demo.kills import Step
 from epochsink.elasticsearch import Elasticsearch
@@ -18,14 +16,12 @@ from epochsink.testing.readers.elasticsearch import ElasticsearchReader
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pyspark.sql import DataFrame, Row
-
     from epochsink.demo.destination import Offsets
     from epochsink.demo.tally import Copies
 
 _PAGE: Final = 10_000
 _KEEP_ALIVE: Final = "1m"
-_BULK_BYTES: Final = 100_000
+_BULK_BYTES: Final = 250_000
 """An epoch takes several requests, so that a kill can come between two of them."""
 _SETTINGS: Final = {"number_of_shards": 1, "number_of_replicas": 0}
 _MAPPING: Final = {
@@ -62,10 +58,6 @@ class ElasticsearchIndex:
         """Return the sink for `ExactlyOnce`."""
         return Elasticsearch(self.url, index=self.index, bulk_bytes=_BULK_BYTES)
 
-    def append(self, frame: DataFrame) -> None:
-        """Append a batch with the vendor's helper, in the tasks."""
-        frame.selectExpr("to_json(struct(*)) AS document").foreachPartition(partial(_post, self.url, self.index))
-
     def eye(self) -> _PointsInTime:
         """Connect a reader that refreshes, and so sees more than others do."""
         return _PointsInTime(Client(self.url), self.index)
@@ -79,11 +71,6 @@ class ElasticsearchIndex:
     def reader(self) -> ElasticsearchReader:
         """Return a reader that finds nothing: what is there is visible."""
         return ElasticsearchReader(self.url, self.index)
-
-
-def _post(url: str, index: str, rows: Iterator[Row]) -> None:
-    with closing(Client(url)) as client:
-        helpers.bulk(client, (row.document for row in rows), index=index)
 
 
 class _PointsInTime:

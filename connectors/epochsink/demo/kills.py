@@ -56,8 +56,8 @@ class Kill:
 
     @property
     def most_epochs(self) -> int:
-        """Return how many epochs may pass until it strikes: each passes every step, and the next may have begun."""
-        return self.count + 2
+        """Return how many epochs may pass until it strikes: each passes every step, and one more may have begun."""
+        return self.count + 1
 
 
 def plan(steps: Sequence[Step], kills: int, random: Random) -> list[Kill]:

@@ -13,18 +13,20 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from epochsink import ExactlyOnce
-from epochsink.demo.session import session
+from epochsink.demo.session import session, warm_up
 from epochsink.demo.settings import PipelineSettings
 from epochsink.faults import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from epochsink.demo.destination import Appendable
 
 ORDER: Final = "order_id long, customer string, amount double, placed_at timestamp"
 
@@ -35,6 +37,7 @@ def main() -> None:
     told = {what: threading.Event() for what in ("start", "stop")}
     threading.Thread(target=_listen, args=[told], daemon=True).start()
     spark = session(settings.jvm_options)
+    warm_up(spark)
     told["start"].wait()
     query = _start(_orders(spark, settings), settings)
     threading.Thread(target=_stop, args=[query, told["stop"]], daemon=True).start()
@@ -79,9 +82,12 @@ def _start(orders: DataFrame, settings: PipelineSettings) -> StreamingQuery:
 
 
 def _start_plain(orders: DataFrame, settings: PipelineSettings) -> StreamingQuery:
+    # those that the demo gives to the plain pipeline are
+    destinations = cast("Sequence[Appendable]", list(settings.destinations.values()))
+
     def append(frame: DataFrame, _epoch: int) -> None:
         reach("coordinator.settle.before")
-        for number, destination in enumerate(settings.destinations.values()):
+        for number, destination in enumerate(destinations):
             if number:
                 reach("coordinator.vote.between")
             destination.append(frame)

@@ -14,7 +14,7 @@ from epochsink.services import LocalElasticsearch, LocalKafka, LocalPostgres
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epochsink.demo.destination import Destination
+    from epochsink.demo.destination import Appendable, Destination
 
 
 class Servers:
@@ -32,14 +32,20 @@ class Servers:
             list(pool.map(lambda service: service.start(), self._all))
         return ", ".join(f"{service.name} {service.version} on {service.address}" for service in self._all)
 
-    def destinations(self, pipeline: str) -> Mapping[str, Destination]:
-        """Return the places that a pipeline writes to, in the order of their commits."""
-        postgres = self._postgres
-        return {
-            "table": PostgresTable(postgres.dsn, postgres.jdbc_url, postgres.jdbc_driver, f"orders_{pipeline}"),
-            "index": ElasticsearchIndex(self._elasticsearch.url, f"orders-{pipeline}"),
-            "topic": KafkaTopic(self.kafka.bootstrap_servers, f"orders.{pipeline}.out"),
-        }
+    def destinations(self) -> Mapping[str, Destination]:
+        """Return where the pipeline with epochsink writes to, in the order of its commits."""
+        index = ElasticsearchIndex(self._elasticsearch.url, "orders")
+        return {"table": self._table("orders"), "index": index, "topic": self._topic("orders.out")}
+
+    def plain_destinations(self) -> Mapping[str, Appendable]:
+        """Return where the plain pipeline writes to, in this order."""
+        return {"table": self._table("orders_plain"), "topic": self._topic("orders.plain.out")}
+
+    def _table(self, name: str) -> PostgresTable:
+        return PostgresTable(self._postgres.dsn, self._postgres.jdbc_url, self._postgres.jdbc_driver, name)
+
+    def _topic(self, name: str) -> KafkaTopic:
+        return KafkaTopic(self.kafka.bootstrap_servers, name)
 
     def close(self) -> None:
         """Stop them, and remove their data."""

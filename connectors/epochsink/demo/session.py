@@ -1,12 +1,17 @@
-"""The Spark session of the demo's pipelines: small, and quick to start."""
+"""The Spark session of the demo's pipelines: small, quick to start, and warm before there is work."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
 from epochsink.services import spark_packages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import pyarrow as pa
 
 JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Many short lives: what a JVM optimises late is never reached."""
@@ -17,6 +22,7 @@ def session(jvm_options: str) -> SparkSession:
     settings: dict[str, bool | float | int | str | None] = {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         # spark.jars would copy them at every start
@@ -26,3 +32,14 @@ def session(jvm_options: str) -> SparkSession:
         "spark.driver.extraJavaOptions": jvm_options,
     }
     return SparkSession.builder.appName("epochsink-demo").config(map=settings).getOrCreate()
+
+
+def warm_up(spark: SparkSession) -> None:
+    """Start the Python workers, which then have the destinations' clients loaded."""
+    spark.range(0, 2, 1, 2).mapInArrow(_pass_on, "id long").collect()
+
+
+def _pass_on(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    import epochsink.demo.settings  # noqa: F401, PLC0415 - loaded here is loaded for all tasks of this worker
+
+    return batches

@@ -76,7 +76,7 @@ def _jvm_options(display: Display) -> str:
 
 
 def _act(title: str, wishes: Wishes, servers: Servers, folder: Path, *, plain: bool, jvm_options: str) -> Act:
-    destinations = servers.destinations(title)
+    destinations = servers.plain_destinations() if plain else servers.destinations()
     steps = [*(PLAIN if plain else EXACTLY_ONCE)]
     if not plain:
         steps += [step for destination in destinations.values() for step in destination.steps]
