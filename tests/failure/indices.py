@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from http_proxy import Seen
 
 BULK_BYTES: Final = 2_500
-"""So small that an epoch of 60 rows has eight requests for the index without keys and four for the other."""
+"""So small that an epoch of 60 rows has six requests for the index without keys and four for the other."""
 
 SETTINGS: Final = {"number_of_shards": 2, "number_of_replicas": 0}
 

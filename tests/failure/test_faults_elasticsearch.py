@@ -82,7 +82,7 @@ def test_a_server_that_dies_while_epochs_are_applied_stops_nothing_and_loses_not
         Proxy(server.url, lambda _: None) as proxy,
         two_indices(tmp_path, kafka, fresh_topic("source"), url=proxy.url, server=server.url) as harness,
     ):
-        strikes = [Strike(epoch=1, request=1, applied=False), Strike(epoch=3, request=10, applied=True)]
+        strikes = [Strike(epoch=1, request=1, applied=False), Strike(epoch=3, request=8, applied=True)]
         outages = proxy.behave = Outages(proxy, server, harness.log, strikes)
         harness.feed(150)
         harness.drain()

@@ -1,0 +1,56 @@
+"""The pipeline is killed while it applies epochs, at one bulk request after another, and nothing is lost or doubled.
+
+One growing pipeline writes two indices: one appends, so that a row that comes twice would show, the other upserts and
+deletes. Each start goes on with what the crash before it left half applied, and dies a little later.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pytest
+from indices import two_indices
+
+from epochsink.faults import POINTS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epochsink.services import ElasticsearchService, KafkaService
+    from fix_services import FreshName
+
+ROWS_FED: Final = 30
+"""Rows added to each of the two source partitions before a start: one epoch."""
+
+CRASHES: Final = (
+    "elasticsearch.bulk.between",
+    "elasticsearch.bulk.between:8",  # in the recovery: the log is whole, the state is not
+    "elasticsearch.marker.before",  # in the recovery: the state's
+    "elasticsearch.bulk.between:7",  # in the next epoch's log
+    "elasticsearch.bulk.between:18",  # in the next epoch's state
+    "coordinator.commit.between:3",  # the next epoch's log is marked, the state has nothing
+)
+"""An epoch takes ten requests, six for the log and then four for the state; those of the recovery count too."""
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def test_every_point_that_elasticsearch_has_is_among_these() -> None:
+    mine = {point for point in POINTS if point.startswith("elasticsearch.")}
+    assert mine <= {crash.partition(":")[0] for crash in CRASHES}
+
+
+def test_a_pipeline_killed_in_the_middle_of_its_applies_is_exactly_once(
+    tmp_path: Path, kafka: KafkaService, elasticsearch: ElasticsearchService, fresh_topic: FreshName
+) -> None:
+    url = elasticsearch.url
+    with two_indices(tmp_path, kafka, fresh_topic("source"), url=url, server=url) as harness:
+        harness.feed(ROWS_FED)
+        for crash in CRASHES:
+            harness.feed(ROWS_FED)
+            harness.crash_at(crash)
+        harness.drain()
+        report = harness.report()
+    assert report.clean, str(report)
+    assert report.counts["rows read"] > 2 * report.counts["source rows"], "the readers were not looking"
+    assert min(report.windows.values()) > 1, "no crash left an epoch in part for as long as a start takes"

@@ -1,0 +1,80 @@
+"""One epoch goes to Kafka, PostgreSQL and Elasticsearch; the pipeline dies where some of them have it and some not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import pytest
+from harness import Harness, make_topic
+from indices import keyed
+
+from epochsink.testing import Target
+from epochsink.testing.readers.elasticsearch import ElasticsearchReader
+from epochsink.testing.readers.kafka import KafkaReader
+from epochsink.testing.readers.postgres import PostgresReader
+from epochsink.testing.rows import SCHEMA
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epochsink.services import ElasticsearchService
+    from fix_services import FreshName, PrivateKafka, PrivatePostgres
+
+ROWS_FED: Final = 30
+"""Rows added to each of the two source partitions before a start: one epoch."""
+
+CRASHES: Final = (
+    "coordinator.vote.between:2",  # Kafka and PostgreSQL have voted, Elasticsearch has not
+    "coordinator.record.before:2",
+    "coordinator.record.after",
+    "kafka.commit.between",  # of the epoch's two transactions one is ended
+    "coordinator.commit.between:3",  # Kafka and PostgreSQL have it, Elasticsearch has nothing
+    "elasticsearch.bulk.between:2",
+    "coordinator.done.before",
+)
+
+pytestmark = pytest.mark.timeout(900)
+
+
+def make_table(dsn: str, name: str) -> None:
+    """Create a table with the proof columns, and no key that would hide a duplicate."""
+    types = {"string": "text", "int32": "integer", "int64": "bigint"}
+    columns = ", ".join(f"{field.name} {types[str(field.type)]}" for field in SCHEMA)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE {name} ({columns})".encode())
+
+
+def sinks(servers: str, topic: str, dsn: str, url: str, index: str) -> dict[str, dict[str, Any]]:
+    """Return the three sinks, in the order in which they vote and commit."""
+    return {
+        "topic": {"kind": "Kafka", "bootstrap_servers": servers, "topic": topic, "key": "cast(key AS string)"},
+        "table": {"kind": "Postgres", "dsn": dsn, "table": "log", "commit": "prepared"},
+        "search": keyed(url, index),
+    }
+
+
+def test_three_sinks_of_one_pass_hold_the_same_epochs_wherever_it_is_killed(
+    tmp_path: Path,
+    private_kafka: PrivateKafka,
+    private_postgres: PrivatePostgres,
+    elasticsearch: ElasticsearchService,
+    fresh_topic: FreshName,
+) -> None:
+    kafka, postgres = private_kafka(), private_postgres()
+    topic, servers = fresh_topic("sink"), kafka.bootstrap_servers
+    make_topic(servers, topic)
+    make_table(postgres.dsn, "log")
+    made = sinks(servers, topic, postgres.dsn, elasticsearch.url, topic)
+    with Harness(tmp_path, kafka, fresh_topic("source"), sinks=made) as harness:
+        harness.read(Target("topic", atomic=False, lag=2.0), KafkaReader(servers, topic))
+        harness.read(Target("table"), PostgresReader(postgres.dsn, "log"))
+        harness.read(Target("search", atomic=False, keyed=True), ElasticsearchReader(elasticsearch.url, topic))
+        harness.feed(ROWS_FED)
+        for crash in CRASHES:
+            harness.feed(ROWS_FED)
+            harness.crash_at(crash)
+        harness.drain()
+        report = harness.report()
+    assert report.clean, str(report)
+    assert report.windows["search"] > 1, "no crash left an epoch in part for as long as a start takes"
