@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from epochsink.demo.victim import Victim
 
 LOOK_SECONDS: Final = 0.05
-STANDSTILL_SECONDS: Final = 180.0
+STANDSTILL_SECONDS: Final = 300.0
 """How long one life of the pipeline may go on without a further epoch before its kill or its end."""
 BACKLOG_EPOCHS: Final = 3
 """How far producing runs ahead of the pipeline."""
