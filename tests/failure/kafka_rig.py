@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epochsink.services import KafkaService
+    from epochsink.testing import Report
 
 ROWS_FED: Final = 60
 """Rows added to each of the two source partitions before a start: two epochs."""
@@ -58,16 +59,17 @@ class KafkaRig:
         self.harness.log.write("killed", what=f"transactions {lost}", pid=0)
         return lost
 
-    def is_clean(self) -> None:
+    def is_clean(self) -> Report:
         """Drain, and have the checker find nothing."""
         self.harness.drain()
-        self.was_clean()
+        return self.was_clean()
 
-    def was_clean(self) -> None:
+    def was_clean(self) -> Report:
         """Have the checker find nothing."""
         report = self.harness.report()
         assert report.clean, str(report)
         assert report.counts["rows read"] > 2 * report.counts["source rows"], "the reader was not looking"
+        return report
 
 
 @contextmanager

@@ -117,7 +117,7 @@ def test_a_late_abort_by_a_task_does_not_abort_the_attempt_after_it(wire: Wire) 
     failing = wire.proxied.writer(task(who, at, name=name))
     failing.write(rows("given up"))
     # what never reached the broker needs no EndTxn
-    failing._producer.flush()
+    failing._producer.flush()  # type: ignore[attr-defined] # of this sink
     caught = wire.proxy.catch(Api.END_TXN, Fate.HOLD)
     failing.abort()
     part = prepare(wire.direct, task(who, at, name=name), rows("again"))
