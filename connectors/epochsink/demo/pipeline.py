@@ -37,7 +37,9 @@ def main() -> None:
     told = {what: threading.Event() for what in ("start", "stop")}
     threading.Thread(target=_listen, args=[told], daemon=True).start()
     spark = session(settings.jvm_options)
-    warm_up(spark)
+    if not settings.plain:
+        # the plain pipeline has no Python in its tasks
+        warm_up(spark)
     told["start"].wait()
     query = _start(_orders(spark, settings), settings)
     threading.Thread(target=_stop, args=[query, told["stop"]], daemon=True).start()
