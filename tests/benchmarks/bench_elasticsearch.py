@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
+import threading
 import time
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import elasticsearch
 from elasticsearch import helpers
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 SHARDS = 2
 REQUEST_DOCUMENTS = 10_000
+WINDOW_DOCUMENTS = 10_000
 MAPPING = {
     "id": {"type": "long"},
     "payload": {"type": "keyword"},
@@ -50,9 +53,9 @@ class Bench:
         self.client = elasticsearch.Elasticsearch(self.url, request_timeout=120)
         self.bodies = list(self.rendered())
 
-    def index(self) -> str:
+    def index(self, shards: int = SHARDS, **more: str) -> str:
         name = f"bench-{uuid.uuid4().hex[:8]}"
-        settings = {"number_of_shards": SHARDS, "number_of_replicas": 0, "gc_deletes": "1h"}
+        settings = {"number_of_shards": shards, "number_of_replicas": 0, "gc_deletes": "1h", **more}
         self.client.indices.create(index=name, settings=settings, mappings={"properties": MAPPING})
         return name
 
@@ -128,6 +131,60 @@ class Bench:
         console.print(f"an epoch of 100 documents: {trigger:.0f} ms a trigger (median)")
         console.print(f"from commits/N to searchable documents (refresh=True): {spread(delays)}")
 
+    def windows(self, epochs: int) -> None:
+        """Print for how long searches saw a part of an epoch, with its visibility held back and without."""
+        frame = ticks(self.spark, WINDOW_DOCUMENTS)
+        for shards, held in ((1, True), (2, True), (8, True), (2, False)):
+            index = self.index(shards, refresh_interval="-1" if held else "1s")
+            sink = Elasticsearch(self.url, index=index, id="id", epoch_visibility=held)
+            with Onlooker(self.url, index, WINDOW_DOCUMENTS) as onlooker:
+                small_epochs(frame, sink, epochs)
+            console.print(f"{shards} shard(s), epoch_visibility={held}: {onlooker.verdict()}", highlight=False)
+            self.client.indices.delete(index=index)
+
+
+class Onlooker:
+    """Counts documents again and again; a count that is no multiple of an epoch's size has seen a part of one."""
+
+    def __init__(self, url: str, index: str, epoch: int) -> None:
+        self._client = elasticsearch.Elasticsearch(url)
+        self._index = index
+        self._epoch = epoch
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._windows: list[float] = []
+        self._reads: list[float] = []
+        self._newest = 0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._client.close()
+
+    def _look(self) -> None:
+        since = until = None
+        while not self._over.is_set():
+            began = time.perf_counter()
+            self._newest = self._client.count(index=self._index)["count"]
+            ended = time.perf_counter()
+            self._reads.append((ended - began) * 1000)
+            if self._newest % self._epoch:
+                since, until = since or began, ended
+            elif since is not None and until is not None:
+                self._windows.append((until - since) * 1000)
+                since = None
+
+    def verdict(self) -> str:
+        """Say how many epochs were seen in part, for how long, and how closely was looked."""
+        seen = f"{len(self._windows)} of {self._newest // self._epoch} epochs seen in part"
+        if self._windows:
+            seen += f", for {statistics.median(self._windows):.0f} ms (median), {max(self._windows):.0f} ms at the most"
+        return f"{seen}; a count took {statistics.median(self._reads):.1f} ms (median)"
+
 
 def main() -> None:
     """Measure everything."""
@@ -142,6 +199,7 @@ def main() -> None:
     ):
         bench = Bench(spark, server, options.rows, Path(folder))
         bench.latencies(options.epochs)
+        bench.windows(options.epochs // 3)
         bench.report.ratio("elasticsearch-vs-parallel-bulk", 2.0, bench.rows, bench.ours, bench.parallel_bulk)
         bench.report.ratio("elasticsearch-vs-limit", 0.8, bench.rows, bench.ours, bench.limit)
         bench.report.print()
