@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Fault = tuple[Any, ...]
 Plan = tuple[tuple[int, Fault], ...]
 
-SINKS = ("F", "K", "P", "S", "E", "KP", "KPE", "KSE")
+SINKS = ("F", "K", "P", "S", "E", "KP", "KPE", "KSE", "KE", "PE")
 SIMPLE: tuple[Fault, ...] = (("before",), ("after",), ("err",), ("lost",), ("timeout",), ("rollback",), ("newck",))
 LOSERS: tuple[Fault, ...] = (("loser", 0, 0), ("loser", 1, 0), ("loser", 0, 1), ("loser", 0, 2))
 RESTORES: tuple[Fault, ...] = (
