@@ -224,12 +224,13 @@ def test_up_status_down(tmp_path: Path) -> None:
 
     up = run("up", "kafka", "postgres", "--detach")
     assert up.returncode == 0, up.stderr
-    rows = re.findall(r"│ (\w+) +│ ([\d.]+) +│ (\S+) +│ (\d+) +│ (\w+) +│", up.stdout)
-    assert [(name, version, ready) for name, version, _, _, ready in rows] == [
+    rows = re.findall(r"│ (\w+) +│ ([\d.]+) +│ (\d+) +│ (\w+) +│", up.stdout)
+    assert [(name, version, ready) for name, version, _, ready in rows] == [
         ("kafka", versions.KAFKA, "yes"),
         ("postgres", versions.POSTGRES, "yes"),
     ]
-    processes = [psutil.Process(int(pid)) for _, _, _, pid, _ in rows]
+    assert re.search(r"\n127\.0\.0\.1:\d+\npostgresql://postgres@127\.0\.0\.1:\d+/postgres\n", up.stdout), up.stdout
+    processes = [psutil.Process(int(pid)) for _, _, pid, _ in rows]
     assert run("status").stdout.splitlines() == up.stdout.splitlines()[:-1]
     again = run("up")
     assert again.returncode == 1
