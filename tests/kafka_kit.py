@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from epochsink.errors import SpoolMissing
+from epochsink.kafka.committer import KafkaCommitter
 from epochsink.protocol import Epoch, Identity, Task
 
 if TYPE_CHECKING:
@@ -98,6 +99,17 @@ def prepare_and_die(settings: Mapping[str, Any], of: Task, *values: str) -> Comm
     assert done.returncode == -9, done.stderr
     committable: Committable = json.loads(done.stdout)
     return committable
+
+
+@contextmanager
+def committing(config: Kafka, who: Identity) -> Iterator[KafkaCommitter]:
+    """Yield the sink's committer, opened for an identity."""
+    committer = KafkaCommitter(config)
+    committer.open(who)
+    try:
+        yield committer
+    finally:
+        committer.close()
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import uuid
@@ -13,7 +12,6 @@ import pytest
 
 from epochsink.errors import PrepareFailed, SpoolMissing
 from epochsink.kafka import Kafka
-from epochsink.kafka.committer import KafkaCommitter
 from epochsink.naming import identity_key, marker_group
 from epochsink.protocol import COMMITTED, Outcome
 from kafka_kit import (
@@ -21,6 +19,7 @@ from kafka_kit import (
     ListRows,
     Reader,
     admin,
+    committing,
     create_topic,
     epoch,
     identity,
@@ -33,9 +32,6 @@ from kafka_kit import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from epochsink.protocol import Identity
     from epochsink.services import KafkaService
     from fix_services import FreshName
 
@@ -48,16 +44,6 @@ def topic(kafka: KafkaService, fresh_topic: FreshName) -> str:
 @pytest.fixture
 def config(kafka: KafkaService, topic: str) -> Kafka:
     return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
-
-
-@contextlib.contextmanager
-def committing(config: Kafka, who: Identity) -> Iterator[KafkaCommitter]:
-    committer = KafkaCommitter(config)
-    committer.open(who)
-    try:
-        yield committer
-    finally:
-        committer.close()
 
 
 def native_threads() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,15 +10,13 @@ import pytest
 from confluent_kafka import Producer
 
 from epochsink.kafka import Kafka
-from epochsink.kafka.committer import KafkaCommitter
 from epochsink.protocol import COMMITTED
-from kafka_kit import NO_ROWS, Reader, create_topic, epoch, identity, prepare, read_all, rows, task
+from kafka_kit import NO_ROWS, Reader, committing, create_topic, epoch, identity, prepare, read_all, rows, task
 from kafka_proxy import Api, Fate, KafkaProxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from epochsink.protocol import Identity
     from epochsink.services import KafkaService
     from fix_services import FreshName
 
@@ -57,16 +54,6 @@ def broker(make_kafka: Callable[..., KafkaService]) -> Iterator[tuple[KafkaProxy
 def wire(broker: tuple[KafkaProxy, KafkaService], fresh_topic: FreshName) -> Wire:
     proxy, service = broker
     return Wire(proxy, service.bootstrap_servers, create_topic(service.bootstrap_servers, fresh_topic(), 1))
-
-
-@contextlib.contextmanager
-def committing(config: Kafka, who: Identity) -> Iterator[KafkaCommitter]:
-    committer = KafkaCommitter(config)
-    committer.open(who)
-    try:
-        yield committer
-    finally:
-        committer.close()
 
 
 STEPS = [(api, fate) for api in Api for fate in (Fate.DROP, Fate.LOSE_REPLY)]

@@ -26,6 +26,8 @@ class Service(ABC):
 
     name: ClassVar[str]
     version: ClassVar[str]
+    startup_timeout: float
+    """Seconds that a start may take."""
 
     @abstractmethod
     def start(self) -> Self:
@@ -98,7 +100,10 @@ class Service(ABC):
                 if self._is_ready():
                     return
             if time.monotonic() > deadline:
-                raise ServiceError(f"{self.name} was not ready in time; the end of its log:\n{self._tail()}")
+                raise ServiceError(
+                    f"{self.name} was not ready within {self.startup_timeout:.0f} s; "
+                    f"the end of its log:\n{self._tail()}"
+                )
             time.sleep(poll_seconds)
 
     def restart(self) -> Self:
