@@ -29,7 +29,7 @@ demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsi
 
 test: $(STAMP) ## all tests, on real services
 	@$(RUN)/epochsink services fetch # beforehand: a download counts against no test's time
-	$(RUN)/pytest --numprocesses 2 --dist loadfile
+	$(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(RUN)/ruff check .

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections import Counter
 from typing import Final
 
@@ -62,7 +63,10 @@ def reach(point: str) -> None:
         return
     _reached[point] += 1
     if _reached[point] >= int(count or 1) and _first_time():
-        os.kill(os.getpid(), signal.Signals[f"SIG{os.environ.get('EPOCHSINK_CRASH_SIGNAL', 'KILL')}"])
+        # to this thread: sent to the process, another one may take it while this one goes on for a moment
+        signal.pthread_kill(
+            threading.get_ident(), signal.Signals[f"SIG{os.environ.get('EPOCHSINK_CRASH_SIGNAL', 'KILL')}"]
+        )
 
 
 def _first_time() -> bool:

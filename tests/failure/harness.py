@@ -16,14 +16,14 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pipeline import Spec
 from processes import PipelineProcess
-from spark_archive import jvm_options
 
+from epochsink.demo.archive import jvm_options
 from epochsink.testing import HistoryLog, Report, Workload, check
 from epochsink.testing.sampling import Sampler
 from epochsink.testing.watch import CheckpointWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from epochsink.services import KafkaService
@@ -170,6 +170,12 @@ class Harness:
             elif event["event"] == "returned" and event["attempt"] == newest:
                 newest = None
         return newest
+
+    def feed_and_crash_at(self, points: Iterable[str], rows: int) -> None:
+        """Feed so many rows and run the pipeline until it kills itself, at one crash point after another."""
+        for point in points:
+            self.feed(rows)
+            self.crash_at(point)
 
     def crash_at(self, point: str, *, attempts: int = 1, tasks: int = 0) -> None:
         """Run the pipeline until it kills itself at a crash point. AssertionError if it never came there."""

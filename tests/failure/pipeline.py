@@ -14,18 +14,16 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import SparkSession
-from spark_archive import class_path
-
 import epochsink
 from epochsink import ExactlyOnce
+from epochsink.demo.session import session
 from epochsink.faults import reach
 from epochsink.testing import HistoryLog, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from epochsink.protocol import Sink
 
@@ -97,28 +95,17 @@ def sinks(spec: Spec) -> Iterator[tuple[str, Sink]]:
         yield name, kind(**{key: value for key, value in options.items() if key != "kind"})
 
 
-def session(spec: Spec) -> SparkSession:
+def start_spark(spec: Spec) -> SparkSession:
     """Start Spark as small and as quickly as it goes."""
     settings = {
         "spark.master": f"local[2,{spec.attempts}]",
-        # on the class path of the archive: what comes through spark.jars is copied, and loaded anew at every start
-        "spark.driver.extraClassPath": class_path(),
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": spec.jvm_options,
-        "spark.sql.shuffle.partitions": "2",
         "spark.local.dir": f"{spec.history}/spark",
         "spark.sql.warehouse.dir": f"{spec.history}/warehouse",
     }
-    builder: Any = SparkSession.builder
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    made: SparkSession = builder.getOrCreate()
-    made.sparkContext.setLogLevel("WARN")
-    return made
+    spark = session(spec.jvm_options, **settings)
+    spark.sparkContext.setLogLevel("WARN")
+    return spark
 
 
 def stream(spec: Spec, spark: SparkSession) -> DataFrame:
@@ -137,7 +124,7 @@ def stream(spec: Spec, spark: SparkSession) -> DataFrame:
 
 def run(spec: Spec) -> None:
     """Process all input that there is."""
-    frame, witness = stream(spec, session(spec)), Witness(spec)
+    frame, witness = stream(spec, start_spark(spec)), Witness(spec)
     writer = frame.writeStream.trigger(availableNow=True)
     if spec.plain is None:
         exactly_once = WitnessedExactlyOnce(witness, checkpoint=spec.checkpoint, sinks=dict(sinks(spec)))

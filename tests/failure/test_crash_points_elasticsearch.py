@@ -46,9 +46,7 @@ def test_a_pipeline_killed_in_the_middle_of_its_applies_is_exactly_once(
     url = elasticsearch.url
     with two_indices(tmp_path, kafka, fresh_topic("source"), url=url, server=url) as harness:
         harness.feed(ROWS_FED)
-        for crash in CRASHES:
-            harness.feed(ROWS_FED)
-            harness.crash_at(crash)
+        harness.feed_and_crash_at(CRASHES, ROWS_FED)
         harness.drain()
         report = harness.report()
     assert report.clean, str(report)

@@ -15,12 +15,12 @@ import psycopg
 import pytest
 from harness import Harness
 from psycopg import sql
+from tables import make_table
 
 from epochsink.faults import POINTS
 from epochsink.naming import staging_owner
 from epochsink.testing import Target
 from epochsink.testing.readers.postgres import PostgresReader
-from epochsink.testing.rows import SCHEMA
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -100,14 +100,6 @@ class Tables:
                 connection.execute(sql.SQL("DROP TABLE {}").format(sql.Identifier("epochsink", name)))
         self.harness.log.write("killed", what=f"{gids}, {staging}", pid=0)
         return len(gids), len(staging)
-
-
-def make_table(dsn: str, name: str, *, key: bool = False) -> None:
-    """Create a table with the proof columns."""
-    types = {"string": "text", "int32": "integer", "int64": "bigint"}
-    columns = ", ".join(f"{field.name} {types[str(field.type)]}" for field in SCHEMA)
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"CREATE TABLE {name} ({columns}{', PRIMARY KEY (key)' if key else ''})".encode())
 
 
 def postgres_sinks(dsn: str) -> dict[str, dict[str, Any]]:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
 import pytest
 from harness import Harness, make_topic
 from indices import keyed
+from tables import make_table
 
 from epochsink.testing import Target
 from epochsink.testing.readers.elasticsearch import ElasticsearchReader
 from epochsink.testing.readers.kafka import KafkaReader
 from epochsink.testing.readers.postgres import PostgresReader
-from epochsink.testing.rows import SCHEMA
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,14 +34,6 @@ CRASHES: Final = (
 )
 
 pytestmark = pytest.mark.timeout(900)
-
-
-def make_table(dsn: str, name: str) -> None:
-    """Create a table with the proof columns, and no key that would hide a duplicate."""
-    types = {"string": "text", "int32": "integer", "int64": "bigint"}
-    columns = ", ".join(f"{field.name} {types[str(field.type)]}" for field in SCHEMA)
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute(f"CREATE TABLE {name} ({columns})".encode())
 
 
 def sinks(servers: str, topic: str, dsn: str, url: str, index: str) -> dict[str, dict[str, Any]]:
@@ -71,9 +62,7 @@ def test_three_sinks_of_one_pass_hold_the_same_epochs_wherever_it_is_killed(
         harness.read(Target("table"), PostgresReader(postgres.dsn, "log"))
         harness.read(Target("search", atomic=False, keyed=True), ElasticsearchReader(elasticsearch.url, topic))
         harness.feed(ROWS_FED)
-        for crash in CRASHES:
-            harness.feed(ROWS_FED)
-            harness.crash_at(crash)
+        harness.feed_and_crash_at(CRASHES, ROWS_FED)
         harness.drain()
         report = harness.report()
     assert report.clean, str(report)

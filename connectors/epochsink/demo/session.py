@@ -17,9 +17,9 @@ JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Many short lives: what a JVM optimises late is never reached."""
 
 
-def session(jvm_options: str) -> SparkSession:
-    """Start Spark."""
-    settings: dict[str, bool | float | int | str | None] = {
+def session(jvm_options: str, **settings: str) -> SparkSession:
+    """Start Spark; ``settings`` are more of Spark's, or others."""
+    defaults: dict[str, bool | float | int | str | None] = {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -31,7 +31,7 @@ def session(jvm_options: str) -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         "spark.driver.extraJavaOptions": jvm_options,
     }
-    return SparkSession.builder.appName("epochsink-demo").config(map=settings).getOrCreate()
+    return SparkSession.builder.appName("epochsink-demo").config(map={**defaults, **settings}).getOrCreate()
 
 
 def warm_up(spark: SparkSession) -> None:
