@@ -213,6 +213,9 @@ class FolderCommitter:
             path.unlink()
         return [path.name for path in swept]
 
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Do nothing: what is committed is visible."""
+
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         del parts
         self._log("finish", epoch.number)

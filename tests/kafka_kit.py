@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from epochsink.kafka import Kafka
-    from epochsink.protocol import Committable
+    from epochsink.protocol import Committable, Rows, Verdict
 
 DEADLINE_SECONDS = 30.0
 
@@ -110,6 +110,13 @@ def committing(config: Kafka, who: Identity) -> Iterator[KafkaCommitter]:
         yield committer
     finally:
         committer.close()
+
+
+def commit(committer: KafkaCommitter, at: Epoch, part: Committable, spooled: Rows = NO_ROWS) -> Verdict:
+    """Commit one part, and wait until readers see it."""
+    verdict = committer.commit(at, part, spooled)
+    committer.await_visible(at, [part])
+    return verdict
 
 
 @contextmanager

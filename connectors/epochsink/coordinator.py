@@ -262,10 +262,13 @@ class Coordinator:
                 if not self._commit_part(prepared, name, index):
                     return
                 reach("coordinator.commit.between")
+        prepared = self._ledger.verify().epochs[number]  # a replay has put parts in the place of others
+        for name, share in prepared.shares.items():
+            self._sinks[name].await_visible(Epoch(number, prepared.attempt), share.parts)
         reach("coordinator.done.before")
         self._ledger.append(Done(number))
         reach("coordinator.done.after")
-        self._clear(self._ledger.verify().epochs[number])
+        self._clear(prepared)
 
     def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
         """Commit one part, replaying it if the target has lost it; False if the epoch proves to be done."""

@@ -152,7 +152,7 @@ class SinkCommitter(Protocol):
         """
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
-        """Make a part visible; right to repeat at any time. Retries of passing failures are its business.
+        """Decide that a part becomes visible; right to repeat at any time. It retries after passing failures itself.
 
         ABORTED only where the target itself says that the part is gone *and* its marker is absent.
         Raises `RowsRejected` if the target refuses rows for good: the epoch stays pending.
@@ -169,6 +169,13 @@ class SinkCommitter(Protocol):
 
         ``keep`` lists the parts of recorded epochs that are not done. Return one line for each thing
         ended.
+        """
+
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Wait, for a while, until readers see what `commit` has decided: all parts at once, before the epoch is done.
+
+        A target that shows a part as soon as it is committed has nothing to wait for. Must not raise: what is not
+        visible by then will be.
         """
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:

@@ -87,7 +87,9 @@ class Driver:
     def commit(self, prepared: PreparedEpoch) -> list[Outcome]:
         """Commit every part; return the outcomes."""
         rows = self.rig.rows(self.query, prepared.epoch, prepared.tasks)
-        return [self.committer.commit(prepared.epoch, part, rows).outcome for part in prepared.parts]
+        outcomes = [self.committer.commit(prepared.epoch, part, rows).outcome for part in prepared.parts]
+        self.committer.await_visible(prepared.epoch, prepared.parts)
+        return outcomes
 
     def replay(self, prepared: PreparedEpoch) -> PreparedEpoch:
         """Prepare every part again."""

@@ -12,6 +12,7 @@ import pytest
 
 from epochsink.errors import PrepareFailed, SpoolMissing
 from epochsink.kafka import Kafka
+from epochsink.kafka.outcomes import State
 from epochsink.naming import identity_key, marker_group
 from epochsink.protocol import COMMITTED, Outcome
 from kafka_kit import (
@@ -19,6 +20,7 @@ from kafka_kit import (
     ListRows,
     Reader,
     admin,
+    commit,
     committing,
     create_topic,
     epoch,
@@ -60,7 +62,7 @@ def test_rows_of_a_task_that_died_after_prepare_appear_at_commit_and_not_before(
         assert committer.vote(at, [part], NO_ROWS) == [part]
         assert committer.newest() is None
         assert reader.poll(1) == []
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
         reader.until(3)
         assert reader.values() == ["one", "three", "two"]
         assert committer.newest() == 7
@@ -73,8 +75,8 @@ def test_a_commit_may_be_repeated_by_anybody_and_shows_the_rows_once(
     part = prepare(config, task(who, at), rows("a", "b"))
     for _ in range(2):
         with committing(config, who) as committer:
-            assert committer.commit(at, part, NO_ROWS) == COMMITTED
-            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+            assert commit(committer, at, part) == COMMITTED
+            assert commit(committer, at, part) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
 
 
@@ -84,11 +86,24 @@ def test_each_slot_is_committed_on_its_own(kafka: KafkaService, topic: str, conf
     second = prepare(config, task(who, at, slot=1), rows("b"))
     with committing(config, who) as committer:
         assert committer.vote(at, [first, second], NO_ROWS) == [first, second]
-        assert committer.commit(at, second, NO_ROWS) == COMMITTED
+        assert commit(committer, at, second) == COMMITTED
         assert committer._markers.of_slot(0, committer._cluster.deadline()) is None
         assert committer._markers.of_slot(1, committer._cluster.deadline()) == 5
-        assert committer.commit(at, first, NO_ROWS) == COMMITTED
+        assert commit(committer, at, first) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_of_many_decided_slots_none_is_left_unwritten(kafka: KafkaService, topic: str, config: Kafka) -> None:
+    who, at = identity(), epoch(5)
+    parts = [prepare(config, task(who, at, slot), rows(str(slot))) for slot in range(9)]
+    with committing(config, who) as committer:
+        assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * 9
+        committer.await_visible(at, parts)
+        ids = [part["transactional_id"] for part in parts]
+        states = committer._transactions.describe(ids, committer._cluster.deadline()).values()
+        assert {found.state for found in states} == {State.COMPLETE_COMMIT}
+        assert committer.newest() == 5
+    assert read_all(kafka.bootstrap_servers, topic, 9) == [str(slot) for slot in range(9)]
 
 
 def test_neither_dropping_nor_collecting_a_writer_ends_its_transaction_or_keeps_its_threads(config: Kafka) -> None:
@@ -117,9 +132,9 @@ def test_an_aborted_attempt_is_never_seen_and_holds_no_reader_back(
     with committing(config, who) as committer:
         committer._abort(part)
         committer._abort(part)
-        assert committer.commit(at, after, NO_ROWS) == COMMITTED
+        assert commit(committer, at, after) == COMMITTED
         assert read_all(kafka.bootstrap_servers, topic, 1) == ["after"]
-        assert committer.commit(at, part, NO_ROWS).outcome is Outcome.ABORTED
+        assert commit(committer, at, part).outcome is Outcome.ABORTED
 
 
 def test_a_writer_that_gives_up_aborts_its_rows(kafka: KafkaService, topic: str, config: Kafka) -> None:
@@ -129,7 +144,7 @@ def test_a_writer_that_gives_up_aborts_its_rows(kafka: KafkaService, topic: str,
     writer.abort()
     part = prepare(config, task(identity(), at), rows("after"))
     with committing(config, who) as committer:
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
         # the client may give up while its request to begin is still on the way: then the sweep has to end it
         committer.sweep([])
         assert committer.sweep([]) == []
@@ -158,7 +173,7 @@ def test_an_attempt_that_is_fenced_while_it_writes_fails_and_the_later_one_stand
     earlier.abort()
     with committing(config, who) as committer:
         assert committer.vote(at, [part], NO_ROWS) == [part]
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 1) == ["later"]
 
 
@@ -172,14 +187,14 @@ def test_a_zombie_that_uses_a_recorded_id_again_costs_a_replay_and_no_row(
     prepare(config, task(who, epoch(6), name=name), rows("zombie"))
     spool = ListRows({name: batches})
     with committing(config, who) as committer:
-        verdict = committer.commit(at, part, spool)
+        verdict = commit(committer, at, part, spool)
         assert verdict.outcome is Outcome.ABORTED, verdict
         assert part["transactional_id"] in verdict.evidence
         replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
         assert replayed["task"] == part["task"]
         assert replayed["rows"] == 3
-        assert committer.commit(at, replayed, spool) == COMMITTED
-        assert committer.commit(at, part, spool) == COMMITTED, "the marker tells that its rows are there"
+        assert commit(committer, at, replayed, spool) == COMMITTED
+        assert commit(committer, at, part, spool) == COMMITTED, "the marker tells that its rows are there"
         committer.sweep([])
     assert read_all(kafka.bootstrap_servers, topic, 3) == ["a", "b", "c"]
 
@@ -191,10 +206,10 @@ def test_an_id_that_has_moved_on_after_the_commit_is_known_by_its_marker(
     name = uuid.uuid4().hex
     part = prepare(config, task(who, at, name=name), rows("a"))
     with committing(config, who) as committer:
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
         later = prepare(config, task(who, epoch(6), name=name), rows("b"))
         assert later["transactional_id"] == part["transactional_id"]
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
         committer._abort(later)
     assert read_all(kafka.bootstrap_servers, topic, 1) == ["a"]
 
@@ -204,12 +219,12 @@ def test_a_marker_that_may_have_expired_proves_nothing(kafka: KafkaService, conf
     name = uuid.uuid4().hex
     part = prepare(config, task(who, at, name=name), rows("a"))
     with committing(config, who) as committer:
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
         later = prepare(config, task(who, epoch(6), name=name), rows("b"))
         committer._abort(later)
         with admin(kafka.bootstrap_servers) as client:
             client.delete_groups([marker_group(identity_key(who), 0)])
-        verdict = committer.commit(at, part | {"prepared_at": part["prepared_at"] - 8 * 86_400}, NO_ROWS)
+        verdict = commit(committer, at, part | {"prepared_at": part["prepared_at"] - 8 * 86_400})
         assert verdict.outcome is Outcome.UNKNOWN
         assert "offsets.retention.minutes" in verdict.evidence
 
@@ -219,10 +234,10 @@ def test_an_id_that_the_broker_has_forgotten_is_judged_by_the_marker_alone(confi
     part = prepare(config, task(who, at), rows("a"))
     forgotten = part | {"transactional_id": f"{part['transactional_id']}9"}
     with committing(config, who) as committer:
-        assert committer.commit(at, forgotten, NO_ROWS).outcome is Outcome.UNKNOWN
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
-        assert committer.commit(at, forgotten, NO_ROWS) == COMMITTED
-        assert committer.commit(epoch(6), forgotten, NO_ROWS).outcome is Outcome.ABORTED
+        assert commit(committer, at, forgotten).outcome is Outcome.UNKNOWN
+        assert commit(committer, at, part) == COMMITTED
+        assert commit(committer, at, forgotten) == COMMITTED
+        assert commit(committer, epoch(6), forgotten).outcome is Outcome.ABORTED
 
 
 def test_the_sweep_aborts_orphans_so_that_readers_get_on_and_keeps_what_is_recorded(
@@ -239,7 +254,7 @@ def test_the_sweep_aborts_orphans_so_that_readers_get_on_and_keeps_what_is_recor
         assert committer.sweep([recorded]) == []
         assert committer.vote(at, [recorded, newer, foreign], NO_ROWS) == [recorded, newer, foreign]
         for part in (recorded, newer, foreign):
-            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+            assert commit(committer, at, part) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 3) == ["foreign", "of a newer driver", "recorded"]
 
 
@@ -250,7 +265,7 @@ def test_the_sweep_aborts_a_zombie_under_a_recorded_id(config: Kafka) -> None:
     prepare(config, task(who, at, name=name), rows("zombie"))
     with committing(config, who) as committer:
         assert len(committer.sweep([recorded])) == 1
-        assert committer.commit(at, recorded, NO_ROWS).outcome is Outcome.ABORTED
+        assert commit(committer, at, recorded).outcome is Outcome.ABORTED
 
 
 def test_the_sweep_leaves_a_replay_alone_that_is_not_recorded_yet(config: Kafka) -> None:
@@ -261,9 +276,9 @@ def test_the_sweep_leaves_a_replay_alone_that_is_not_recorded_yet(config: Kafka)
         committer._abort(part)
         replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
         assert committer.sweep([]) == []
-        assert committer.commit(at, replayed, spool) == COMMITTED
+        assert commit(committer, at, replayed, spool) == COMMITTED
     with committing(config, who) as another:
-        assert another.commit(at, replayed, spool) == COMMITTED
+        assert commit(another, at, replayed, spool) == COMMITTED
 
 
 def test_a_replay_needs_all_rows_in_the_spool(config: Kafka) -> None:
@@ -289,7 +304,7 @@ def test_without_a_spool_no_id_is_ever_used_again(config: Kafka) -> None:
         assert committer.vote(at, [part], NO_ROWS) == [part]
         assert committer.sweep([part]) != []
         assert zombie["transactional_id"] != part["transactional_id"]
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
 
 
 def test_newest_is_the_largest_epoch_of_all_slots_ever_used(config: Kafka) -> None:
@@ -298,7 +313,7 @@ def test_newest_is_the_largest_epoch_of_all_slots_ever_used(config: Kafka) -> No
         for number, slot in ((3, 11), (5, 2), (4, 0)):
             at = epoch(number)
             part = prepare(config, task(who, at, slot), rows("a"))
-            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+            assert commit(committer, at, part) == COMMITTED
         pending = prepare(config, task(who, epoch(9), 2), rows("not committed"))
         assert committer.newest() == 5
         committer._abort(pending)
@@ -314,9 +329,9 @@ def test_the_next_epoch_may_be_open_while_the_last_one_is_committed(
     part = prepare(config, task(who, at, name=name), rows("a"))
     following = prepare(config, task(who, then, name=name), rows("b"))
     with committing(config, who) as committer:
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
         assert committer.newest() == 0
-        assert committer.commit(then, following, NO_ROWS) == COMMITTED
+        assert commit(committer, then, following) == COMMITTED
         assert committer.newest() == 1
     assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
 

@@ -17,6 +17,7 @@ from kafka_kit import (
     NO_ROWS,
     ListRows,
     admin,
+    commit,
     create_topic,
     epoch,
     identity,
@@ -67,10 +68,10 @@ def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing
         wait_for(lambda: not committer._transactions.open_ids("", committer._cluster.deadline()), "it times out")
         with pytest.raises(PrepareFailed, match=r"(Prepare|Complete)Abort"):
             committer.vote(at, [part], spool)
-        verdict = committer.commit(at, part, spool)
+        verdict = commit(committer, at, part, spool)
         assert verdict.outcome is Outcome.ABORTED, verdict
         replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
-        assert committer.commit(at, replayed, spool) == COMMITTED
+        assert commit(committer, at, replayed, spool) == COMMITTED
     finally:
         committer.close()
     assert read_all(broker.bootstrap_servers, topic, 3) == ["a", "b", "c"]
@@ -90,14 +91,14 @@ def test_a_broker_killed_between_prepare_and_commit_still_commits_all(
     committer.open(who)
     try:
         assert committer.vote(at, [first, second], NO_ROWS) == [first, second]
-        assert committer.commit(at, first, NO_ROWS) == COMMITTED
+        assert commit(committer, at, first) == COMMITTED
         broker.kill()
         restart = threading.Thread(target=broker.start)
         restart.start()
         # asked while nobody answers: the commit itself waits for the broker
-        assert committer.commit(at, second, NO_ROWS) == COMMITTED
+        assert commit(committer, at, second) == COMMITTED
         restart.join()
-        assert committer.commit(at, first, NO_ROWS) == COMMITTED
+        assert commit(committer, at, first) == COMMITTED
         assert read_all(broker.bootstrap_servers, topic, 3) == ["a", "b", "c"]
         assert committer.newest() == 0
     finally:
@@ -105,7 +106,7 @@ def test_a_broker_killed_between_prepare_and_commit_still_commits_all(
 
 
 def test_a_broker_that_does_not_answer_leaves_the_outcome_unknown_and_the_vote_refused(
-    broker: KafkaService, fresh_topic: FreshName
+    broker: KafkaService, fresh_topic: FreshName, caplog: pytest.LogCaptureFixture
 ) -> None:
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
     config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=30)
@@ -117,12 +118,14 @@ def test_a_broker_that_does_not_answer_leaves_the_outcome_unknown_and_the_vote_r
         assert committer.newest() is None
         broker.pause()
         assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN
+        committer.await_visible(at, [part])
+        assert "whether readers see it yet is unknown" in caplog.text
         with pytest.raises(PrepareFailed, match="could not be asked"):
             committer.vote(at, [part], NO_ROWS)
         with pytest.raises(OSError, match="did not answer within 2 s"):
             committer.sweep([part])
         broker.resume()
-        wait_for(lambda: committer.commit(at, part, NO_ROWS) == COMMITTED, "the broker answers again")
+        wait_for(lambda: commit(committer, at, part) == COMMITTED, "the broker answers again")
     finally:
         committer.close()
     assert read_all(broker.bootstrap_servers, topic, 1) == ["a"]
@@ -174,7 +177,7 @@ def test_a_task_rides_out_a_broker_that_is_killed_and_comes_back(broker: KafkaSe
     committer = KafkaCommitter(config)
     committer.open(who)
     try:
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
     finally:
         committer.close()
     assert read_all(broker.bootstrap_servers, topic, 20_000) == sorted(expected)

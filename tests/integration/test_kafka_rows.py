@@ -12,7 +12,7 @@ from kafka.partitioner.default import murmur2
 from epochsink.kafka import Kafka
 from epochsink.kafka.committer import KafkaCommitter
 from epochsink.protocol import COMMITTED
-from kafka_kit import NO_ROWS, Reader, create_topic, epoch, identity, prepare, rows, task
+from kafka_kit import Reader, commit, create_topic, epoch, identity, prepare, rows, task
 
 if TYPE_CHECKING:
     from epochsink.services import KafkaService
@@ -32,7 +32,7 @@ def written(kafka: KafkaService, config: Kafka, topic: str, *batches: pa.RecordB
     committer = KafkaCommitter(config)
     committer.open(who)
     try:
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
     finally:
         committer.close()
     with Reader(kafka.bootstrap_servers, topic) as reader:
@@ -135,7 +135,7 @@ def test_each_row_may_name_its_topic_and_one_commit_shows_them_all(kafka: KafkaS
     committer = KafkaCommitter(config)
     committer.open(who)
     try:
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
         assert committer.newest() == 3
     finally:
         committer.close()

@@ -17,7 +17,7 @@ from epochsink.kafka import Kafka, NewTopic
 from epochsink.kafka.committer import KafkaCommitter
 from epochsink.kafka.options import for_kafka_python, normalise
 from epochsink.protocol import COMMITTED
-from kafka_kit import NO_ROWS, Reader, epoch, identity, prepare, rows, task
+from kafka_kit import NO_ROWS, Reader, commit, epoch, identity, prepare, rows, task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,9 +148,9 @@ def test_an_epoch_passes_through_sasl_over_tls_with_the_documented_rights(
     orphan = prepare(config, task(who, at, slot=1), rows("orphan"))
     assert committer.vote(at, [part], NO_ROWS) == [part]
     assert len(committer.sweep([part])) == 1
-    assert committer.commit(at, part, NO_ROWS) == COMMITTED
+    assert commit(committer, at, part) == COMMITTED
     assert committer.newest() == 0
-    assert committer.commit(at, orphan, NO_ROWS) != COMMITTED
+    assert commit(committer, at, orphan) != COMMITTED
     with Reader(guarded.bootstrap_servers, TOPIC, **options(certificates, "admin")) as reader:
         reader.until(2)
         assert reader.values() == ["a", "b"]

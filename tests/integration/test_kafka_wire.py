@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 
 from epochsink.kafka import Kafka
 from epochsink.protocol import COMMITTED
-from kafka_kit import NO_ROWS, Reader, committing, create_topic, epoch, identity, prepare, read_all, rows, task
+from kafka_kit import NO_ROWS, Reader, commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task
 from kafka_proxy import Api, Fate, KafkaProxy
 
 if TYPE_CHECKING:
@@ -67,10 +67,10 @@ def test_a_request_or_a_reply_that_is_lost_loses_and_doubles_no_row(wire: Wire, 
     part = prepare(wire.proxied, task(who, at), rows("a", "b"), rows("c"))
     with committing(wire.proxied, who) as committer:
         assert committer.vote(at, [part], NO_ROWS) == [part]
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
         caught.wait()
         assert committer.newest() == 0
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
     assert wire.seen(3) == ["a", "b", "c"]
 
 
@@ -84,7 +84,7 @@ def test_a_late_end_of_a_transaction_ends_no_later_one_of_the_same_id(wire: Wire
     caught = wire.proxy.catch(Api.END_TXN, fate)
     with committing(wire.proxied, who) as committer, Reader(wire.servers, wire.topic) as reader:
         if decision == "commit":
-            assert committer.commit(earlier, part, NO_ROWS) == COMMITTED
+            assert commit(committer, earlier, part) == COMMITTED
         else:
             assert len(committer.sweep([])) == 1
         following = prepare(wire.direct, task(who, later, name=name), rows("later"))
@@ -93,7 +93,7 @@ def test_a_late_end_of_a_transaction_ends_no_later_one_of_the_same_id(wire: Wire
         expected = ["earlier"] if decision == "commit" else []
         assert len(reader.poll(1)) == len(expected)
         assert committer.vote(later, [following], NO_ROWS) == [following]
-        assert committer.commit(later, following, NO_ROWS) == COMMITTED
+        assert commit(committer, later, following) == COMMITTED
     assert wire.seen(len(expected) + 1) == [*expected, "later"]
 
 
@@ -111,7 +111,7 @@ def test_a_late_abort_by_a_task_does_not_abort_the_attempt_after_it(wire: Wire) 
     assert caught.deliver() in STALE_EPOCH
     with committing(wire.direct, who) as committer:
         assert committer.vote(at, [part], NO_ROWS) == [part]
-        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert commit(committer, at, part) == COMMITTED
     assert wire.seen(1) == ["again"]
 
 
@@ -140,10 +140,10 @@ def test_rows_that_come_after_the_end_of_their_transaction_are_refused(wire: Wir
     after = prepare(wire.direct, task(identity(), at), rows("after"))
     with committing(wire.direct, who) as committer:
         if decision == "commit":
-            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+            assert commit(committer, at, part) == COMMITTED
         else:
             assert len(committer.sweep([])) == 1
         caught.deliver()
-        assert committer.commit(at, after, NO_ROWS) == COMMITTED
+        assert commit(committer, at, after) == COMMITTED
     expected = ["after", "in time"] if decision == "commit" else ["after"]
     assert wire.seen(len(expected)) == expected

@@ -82,6 +82,9 @@ class PortBase:
         self._identity = identity
         self._key = identity_key(identity)
 
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Do nothing: what is committed is visible."""
+
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Leave nothing."""
 

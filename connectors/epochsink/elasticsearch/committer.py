@@ -136,6 +136,9 @@ class ElasticsearchCommitter:
         """Find nothing: the target holds nothing before `commit`."""
         return []
 
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Do nothing: what is committed is visible."""
+
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Do nothing: a committed epoch leaves nothing behind."""
 

@@ -79,7 +79,7 @@ class KafkaCommitter:
         return list(written)
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the contract's
-        """End the transaction of a part with "commit", however often, and see it through to the partitions."""
+        """End the transaction of a part with "commit", however often; the coordinator's answer is the decision."""
         deadline = self._cluster.deadline()
         transaction = Transaction.of(part)
         try:
@@ -137,6 +137,25 @@ class KafkaCommitter:
             )
         return lines
 
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Wait until the coordinators have written their decisions to the partitions: of all parts in one question.
+
+        One after another, each part would wait for that by itself, which takes far longer than to decide it.
+        """
+        deadline = self._cluster.deadline()
+        ending = [Transaction.of(part).transactional_id for part in parts]
+        try:
+            while ending and time.monotonic() < deadline:
+                now = self._transactions.describe(ending, deadline)
+                ending = [name for name in ending if now[name].state in outcomes.ENDING]
+                if ending:
+                    time.sleep(_LOOK_AGAIN_SECONDS)
+        except (Unreachable, Refused) as failure:
+            log.warning("epoch %d is committed, and whether readers see it yet is unknown: %s", epoch.number, failure)
+            return
+        if ending:
+            log.warning("epoch %d is committed, and not yet written to the partitions: %s", epoch.number, ending)
+
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Nothing is left of a committed transaction."""
 
@@ -156,7 +175,7 @@ class KafkaCommitter:
                     "transactional ids with the prefix 'epochsink.', then start again",
                 )
             if answer is Answer.DECIDED:
-                return self._await_visible(transaction, deadline)
+                return COMMITTED
             verdict = self._look(epoch, part, transaction, deadline)
             if verdict is not None:
                 return verdict
@@ -166,15 +185,6 @@ class KafkaCommitter:
                     f"{transaction.transactional_id}: {name}, and no more after {self._config.timeout:g} s",
                 )
             time.sleep(_LOOK_AGAIN_SECONDS)
-
-    def _await_visible(self, transaction: Transaction, deadline: float) -> Verdict:
-        """Wait until the decision has reached the partitions; it stands even if that takes longer than we wait."""
-        while time.monotonic() < deadline:
-            now = self._describe(transaction, deadline)
-            if now.state not in outcomes.ENDING:
-                return COMMITTED
-            time.sleep(_LOOK_AGAIN_SECONDS)
-        return Verdict(Outcome.COMMITTED, "decided; the coordinator is still writing it to the partitions")
 
     def _look(self, epoch: Epoch, part: Committable, transaction: Transaction, deadline: float) -> Verdict | None:
         now = self._describe(transaction, deadline)

@@ -143,6 +143,7 @@ class Resolution:
                 _log.info("aborted what no recorded epoch names: %s", line)
             for index in range(len(self._prepared.parts_of(self._sink))):
                 self._ask_part(committer, index)
+            committer.await_visible(self._epoch(), self._prepared.parts_of(self._sink))
         finally:
             committer.close()
 

@@ -277,6 +277,9 @@ class PostgresCommitter:
                     raise ConnectionError(f"{doing}: {self._sink.server.database}: {describe(error)}") from error
                 raise
 
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Do nothing: what is committed is visible."""
+
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Drop the epoch's staging table, and now and then markers that nobody will ask for."""
         tables = {part["table"] for part in parts if "table" in part}
