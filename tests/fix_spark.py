@@ -21,11 +21,6 @@ TESTS = Path(__file__).parent
 JVM_SECONDS = 30
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Let PySpark leave the sockets of `collect` to the garbage collector, as it does."""
-    config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
-
-
 def spark_settings(folder: Path) -> dict[str, str]:
     """Return the settings of a session for tests, with all its files below `folder`.
 

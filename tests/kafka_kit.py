@@ -128,10 +128,10 @@ def admin(servers: str) -> Iterator[KafkaAdminClient]:
         client.close()
 
 
-def create_topic(servers: str, topic: str, partitions: int = 2, **config: str) -> str:
+def create_topic(servers: str, topic: str, partitions: int = 2, replicas: int = 1, **config: str) -> str:
     """Create a topic; underscores in the names of settings stand for dots."""
     settings = {name.replace("_", "."): value for name, value in config.items()}
-    how = {"num_partitions": partitions, "replication_factor": 1, "configs": settings}
+    how = {"num_partitions": partitions, "replication_factor": replicas, "configs": settings}
     with admin(servers) as client:
         client.create_topics({topic: how}, wait_for_metadata=True)
     return topic

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 import elasticsearch
 from elasticsearch import helpers
 from epochs import FIRST, make_rows, our_epoch, plain_epoch, session, small_epochs, stream, ticks, timed_files
-from measure import Report, console, spread
+from measure import Report, console, sizes, spread
 from pyarrow import parquet
 
 from epochsink import Elasticsearch
@@ -188,10 +187,7 @@ class Onlooker:
 
 def main() -> None:
     """Measure everything."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rows", type=int, default=200_000, help="documents of an epoch, about 150 bytes each")
-    arguments.add_argument("--epochs", type=int, default=60, help="small epochs for the latencies")
-    options = arguments.parse_args()
+    options = sizes(__doc__, 200_000)
     with (
         tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder,
         LocalElasticsearch() as server,

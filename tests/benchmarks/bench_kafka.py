@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import uuid
 from pathlib import Path
@@ -12,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from epochs import FIRST, make_rows, our_epoch, plain_epoch, session, small_epochs, stream, ticks
-from measure import Report, console, spread
+from measure import Report, console, sizes, spread
 
 from epochsink import Kafka
 from epochsink.services import LocalKafka
@@ -92,10 +91,7 @@ class Bench:
 
 def main() -> None:
     """Measure everything."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rows", type=int, default=4_000_000, help="rows of an epoch, 100 bytes each")
-    arguments.add_argument("--epochs", type=int, default=60, help="small epochs for the latencies")
-    options = arguments.parse_args()
+    options = sizes(__doc__, 4_000_000)
     with tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder, LocalKafka() as broker, session() as spark:
         bench = Bench(spark, broker, options.rows, Path(folder))
         report, rows, ours = bench.report, bench.rows, bench.ours()

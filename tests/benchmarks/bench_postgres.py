@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import tempfile
 import time
@@ -23,7 +22,7 @@ from epochs import (
     ticks,
     timed_files,
 )
-from measure import Report, console, spread
+from measure import Report, console, sizes, spread
 from pgpq import ArrowToPostgresBinaryEncoder
 from pyarrow import parquet
 
@@ -190,10 +189,7 @@ def copy_file(dsn: str, file: Path, barrier: Any) -> None:
 
 def main() -> None:
     """Measure everything."""
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--rows", type=int, default=1_000_000, help="rows of an appended epoch")
-    arguments.add_argument("--epochs", type=int, default=60, help="small epochs for the latencies")
-    options = arguments.parse_args()
+    options = sizes(__doc__, 1_000_000)
     with (
         tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder,
         LocalPostgres() as server,

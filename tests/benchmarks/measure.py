@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -43,6 +44,14 @@ class Report:
         """Print the ratios as the last lines, in a form that a program reads."""
         for line in self.lines:
             console.print(line, highlight=False)
+
+
+def sizes(description: str | None, rows: int) -> argparse.Namespace:
+    """Read the command line: ``rows`` of the timed epoch, and how many small ``epochs`` the latencies take."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rows", type=int, default=rows, help="rows of the timed epoch (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=60, help="small epochs for latencies (default: %(default)s)")
+    return parser.parse_args()
 
 
 def spread(milliseconds: list[float]) -> str:

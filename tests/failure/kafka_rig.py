@@ -14,7 +14,7 @@ from epochsink.testing import Target
 from epochsink.testing.readers.kafka import KafkaReader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from epochsink.services import KafkaService
@@ -73,11 +73,13 @@ class KafkaRig:
 
 
 @contextmanager
-def pipeline_into_kafka(folder: Path, broker: KafkaService, **options: Any) -> Iterator[KafkaRig]:
-    """Make a pipeline from a topic of two partitions into another; ``options`` are those of the sink."""
+def pipeline_into_kafka(
+    folder: Path, broker: KafkaService, settings: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[KafkaRig]:
+    """Make a pipeline from a topic of two partitions into another; ``options`` are the sink's, ``settings`` Spark's."""
     servers = broker.bootstrap_servers
     make_topic(servers, "sink")
     sink = {"kind": "Kafka", "bootstrap_servers": servers, "topic": "sink", "key": "cast(key AS string)", **options}
-    with Harness(folder, broker, "source", sinks={"topic": sink}) as harness:
+    with Harness(folder, broker, "source", sinks={"topic": sink}, settings=dict(settings or {})) as harness:
         harness.read(Target("topic", atomic=False, lag=2.0), KafkaReader(servers, "sink"))
         yield KafkaRig(harness, broker, "sink")

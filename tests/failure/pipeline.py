@@ -34,6 +34,7 @@ class Spec:
 
     ``sinks`` has, by name, the class in `epochsink` under "kind" and its options. ``plain`` is a JDBC URL and a table.
     ``attempts`` is how often Spark tries a task, ``tasks`` how many an epoch has (0: one for each source partition).
+    ``settings`` are Spark's, over those of `start_spark`.
     """
 
     run: str
@@ -48,6 +49,7 @@ class Spec:
     attempts: int = 1
     tasks: int = 0
     jvm_options: str = ""
+    settings: dict[str, str] = field(default_factory=dict)
     workload: dict[str, int] = field(default_factory=dict)
 
     def write(self, path: Path) -> Path:
@@ -103,7 +105,7 @@ def start_spark(spec: Spec) -> SparkSession:
         "spark.local.dir": f"{spec.history}/spark",
         "spark.sql.warehouse.dir": f"{spec.history}/warehouse",
     }
-    spark = session(spec.jvm_options, **settings)
+    spark = session(spec.jvm_options, **(settings | spec.settings))
     spark.sparkContext.setLogLevel("WARN")
     return spark
 

@@ -44,7 +44,10 @@ def is_made() -> bool:
 
 
 def _folder() -> Path:
-    installed = f"{JVM_OPTIONS} {Path(pyspark.__file__).parent} {spark_packages()} {Path(java()).resolve()}"
+    home = Path(pyspark.__file__).parent
+    # a JVM refuses an archive if a jar on its class path is newer, though it be the same
+    jars = {str(jar): jar.stat().st_mtime_ns for jar in (*(home / "jars").glob("*.jar"), *spark_packages())}
+    installed = f"{JVM_OPTIONS} {sorted(jars.items())} {Path(java()).resolve()}"
     digest = hashlib.sha256(installed.encode()).hexdigest()[:12]
     return cache_folder() / "archives" / f"demo-{digest}"
 

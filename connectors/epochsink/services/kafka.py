@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import uuid
-from base64 import urlsafe_b64encode
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ServiceError
@@ -19,6 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 HEAP = "512m"
+CLUSTER = "epochsinkLocalClusterA"
+"""The id of every cluster, so that a second broker can join the first: who belongs together, the voters say."""
 # The last one waits for a listener that a caller's settings add.
 PROTOCOLS = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
 _READY = "Kafka Server started"
@@ -44,15 +44,13 @@ class LocalKafka(LocalService, KafkaService):
 
     def _prepare(self) -> None:
         self._choose_port()
-        identity = urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         command = [
             *self._java("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
             "kafka.tools.StorageTool",
             "format",
         ]
         done = subprocess.run(
-            # "--cluster-id=" in one word: an id may begin with a dash
-            [*command, f"--cluster-id={identity}", "--config", str(self._write_properties())],
+            [*command, "--cluster-id", CLUSTER, "--config", str(self._write_properties())],
             capture_output=True,
             text=True,
             check=False,
