@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql import SparkSession
 
-from epochsink.services import spark_packages
+from epochsink.demo.archive import jvm_options
+from epochsink.demo.session import session
 from streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
 
 TESTS = Path(__file__).parent
 JVM_SECONDS = 30
@@ -28,35 +30,24 @@ def spark_settings(folder: Path) -> dict[str, str]:
     """
     (folder / "tree").mkdir(exist_ok=True)
     return {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.memory": "1g",
-        "spark.jars": ",".join(str(jar) for jar in spark_packages()),
         "spark.local.dir": str(folder / "local"),
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
         "spark.hadoop.fs.viewfs.mounttable.mounted.link./tree": (folder / "tree").as_uri(),
     }
 
 
 def start_session(master: str, settings: Mapping[str, str]) -> SparkSession:
     """Start the process's Spark session."""
-    builder: Any = SparkSession.builder
-    for key, value in settings.items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.master(master).appName("epochsink-tests").getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
-    return session
+    started = session(jvm_options(), **{"spark.master": master, **settings})
+    started.sparkContext.setLogLevel("OFF")
+    return started
 
 
-def end_session(session: SparkSession) -> None:
+def end_session(started: SparkSession) -> None:
     """Stop the session and its JVM, a child of this process."""
-    gateway: Any = session.sparkContext._gateway
+    gateway: Any = started.sparkContext._gateway
     process = gateway.proc
-    session.stop()
+    started.stop()
     gateway.shutdown()
     process.stdin.close()
     try:
@@ -78,9 +69,9 @@ def spark(spark_folder: Path) -> Iterator[SparkSession]:
     # workers of Python import the sinks of the tests from here
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    session = start_session("local[2]", spark_settings(spark_folder))
-    yield session
-    end_session(session)
+    started = start_session("local[2]", spark_settings(spark_folder))
+    yield started
+    end_session(started)
 
 
 @pytest.fixture

@@ -177,10 +177,14 @@ class Harness:
             self.feed(rows)
             self.crash_at(point)
 
-    def crash_at(self, point: str, *, attempts: int = 1, tasks: int = 0) -> None:
-        """Run the pipeline until it kills itself at a crash point. AssertionError if it never came there."""
+    def crash_at(self, point: str, *, attempts: int = 1, tasks: int = 0) -> Ended:
+        """Run the pipeline until a process kills itself at a crash point; return how the run ended.
+
+        AssertionError if it never came there.
+        """
         ended = self.run(crash=point, attempts=attempts, tasks=tasks)
         assert ended.crashed, f"run {self.runs} never reached {point} (status {ended.exit_code}):\n{self.tail()}"
+        return ended
 
     def kill(self, process: PipelineProcess, what: str, pid: int) -> None:
         """SIGKILL to one process of a run."""

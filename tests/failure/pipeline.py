@@ -102,6 +102,8 @@ def start_spark(spec: Spec) -> SparkSession:
     settings = {
         "spark.master": f"local[2,{spec.attempts}]",
         "spark.driver.memory": "512m",
+        # to compile a plan takes longer than to interpret it for so few rows
+        "spark.sql.codegen.wholeStage": "false",
         "spark.local.dir": f"{spec.history}/spark",
         "spark.sql.warehouse.dir": f"{spec.history}/warehouse",
     }

@@ -27,7 +27,7 @@ CRASHES: Final = (
     "elasticsearch.bulk.between:8",  # in the recovery: the log is whole, the state is not
     "elasticsearch.marker.before",  # in the recovery: the state's
     "elasticsearch.bulk.between:7",  # in the next epoch's log
-    "elasticsearch.bulk.between:18",  # in the next epoch's state
+    "elasticsearch.bulk.between:17",  # in the next epoch's state: the first of its four
     "coordinator.commit.between:3",  # the next epoch's log is marked, the state has nothing
 )
 """An epoch takes ten requests, six for the log and then four for the state; those of the recovery count too."""

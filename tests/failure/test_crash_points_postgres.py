@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 import pytest
-from harness import Harness
+from harness import Ended, Harness
 from psycopg import sql
 from tables import make_table
 
@@ -76,10 +76,10 @@ class Tables:
         self.harness = harness
         self.server = server
 
-    def restart_with(self, crash: str, *, attempts: int = 1) -> None:
-        """Feed, start, and die at a crash point."""
+    def restart_with(self, crash: str, *, attempts: int = 1) -> Ended:
+        """Feed, start, and die at a crash point; return how the run ended."""
         self.harness.feed(ROWS_FED)
-        self.harness.crash_at(crash, attempts=attempts)
+        return self.harness.crash_at(crash, attempts=attempts)
 
     def is_clean(self) -> None:
         """Drain, and have the checker find nothing."""
@@ -159,8 +159,7 @@ def test_a_pipeline_killed_while_it_prepares_a_lost_epoch_again_is_exactly_once(
 
 def test_a_task_that_dies_is_tried_again_and_its_first_attempt_leaves_nothing(tables: Tables) -> None:
     for crash in ("task.prepared:2", "postgres.copied:2"):
-        tables.restart_with(crash, attempts=2)
-        ended = tables.harness.run()
+        ended = tables.restart_with(crash, attempts=2)
         assert ended.exit_code == 0
     tables.is_clean()
 
@@ -171,7 +170,7 @@ def test_a_pipeline_whose_processes_and_server_are_killed_at_random_is_exactly_o
     print(f"seed {seed}")  # noqa: T201 - a failure has to be told with it
     moments = random.Random(seed)
     for what in ("driver", "JVM", "worker", "PostgreSQL"):
-        tables.harness.feed(10 * ROWS_FED)
+        tables.harness.feed(4 * ROWS_FED)
         process = tables.harness.start()
         with process:
             tables.harness.wait_for_epochs(process, 2)

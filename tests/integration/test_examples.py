@@ -15,6 +15,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from epochsink.demo.archive import jvm_options
 from epochsink.services import spark_packages
 
 if TYPE_CHECKING:
@@ -33,14 +34,14 @@ README_DSN = "postgresql://app@db.example/shop?sslmode=require"
 
 def run(script: Path, **environment: str) -> None:
     """Run a script as a user would, with Spark's jars at hand."""
-    jars = ",".join(map(str, spark_packages()))
+    jars = f"--driver-class-path {':'.join(map(str, spark_packages()))} --driver-java-options '{jvm_options()}'"
     settings = "--master local[2] --conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
     done = subprocess.run(
         [sys.executable, script],
         env={
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_SUBMIT_ARGS": f"{settings} --jars {jars} pyspark-shell",
+            "PYSPARK_SUBMIT_ARGS": f"{settings} {jars} pyspark-shell",
             **environment,
         },
         capture_output=True,
