@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import os
 import re
+import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +30,7 @@ from epochsink.protocol import Epoch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
 
     from epochsink.protocol import Identity, Task
 
@@ -139,26 +142,59 @@ class SpoolWriter:
     """Writes one task's rows of one sink; durable when `close` returns."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> None:
-        self._filesystem = filesystem
         self._path = path
         self._sink = filesystem.open_output_stream(path)
         self._stream = pa.ipc.new_stream(self._sink, schema)
+        self._disk = _Disk(path) if isinstance(filesystem, fs.LocalFileSystem) else None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a record batch."""
         self._stream.write_batch(batch)
+        if self._disk is not None:
+            self._disk.added(batch.nbytes)
 
     def close(self) -> None:
         """Finish the file and make it durable."""
         self._stream.close()
         self._sink.close()
-        if isinstance(self._filesystem, fs.LocalFileSystem):
-            descriptor = os.open(self._path, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+        if self._disk is not None:
+            self._disk.sync()
             sync_folder(Path(self._path).parent)
+
+
+class _Disk:
+    """Brings a local file to the disk beside the writing of it, so that the last fsync finds little left to do."""
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDONLY)
+        # a task that fails closes nothing
+        self._release = weakref.finalize(self, os.close, self._descriptor)
+        self._thread = ThreadPoolExecutor(1)
+        self._syncing: Future[None] | None = None
+        self._waiting = 0
+
+    def added(self, size: int) -> None:
+        """Take in how many bytes were written. Raises OSError if the disk did not take those before."""
+        self._waiting += size
+        if self._waiting < _SYNC_BYTES or (self._syncing is not None and not self._syncing.done()):
+            return
+        self._check()
+        self._waiting = 0
+        self._syncing = self._thread.submit(os.fdatasync, self._descriptor)
+
+    def sync(self) -> None:
+        """Make all of the file durable. Raises OSError."""
+        try:
+            self._check()
+            os.fsync(self._descriptor)
+        finally:
+            self._thread.shutdown()
+            self._release()
+
+    def _check(self) -> None:
+        # the system tells a descriptor of an error once: what the thread was told counts for the file
+        if self._syncing is not None:
+            self._syncing.result()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +229,7 @@ def _missing(identity: Identity, epoch: Epoch, task: str, why: object) -> SpoolM
     )
 
 
+_SYNC_BYTES: Final = 16 << 20
 _ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"
 
 

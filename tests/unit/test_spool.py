@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import gc
+import os
 import pickle
 import stat
 from pathlib import Path
@@ -44,6 +47,45 @@ def test_rows_come_back_as_written(spool: Spool) -> None:
     assert rows.tasks() == ("1" * 32, "2" * 32)
     assert [one.column("id").to_pylist() for task in rows.tasks() for one in rows.read(task)] == [[1, 2], [3], [4]]
     assert spool.size(QUERY, EPOCH) > 0
+
+
+def test_a_large_file_goes_to_the_disk_while_it_is_written(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    spool.make(QUERY, EPOCH)
+    numbers = list(range(1 << 20))
+    spooled(spool, "1" * 32, *[batch(*numbers)] * 5)
+    assert len(synced) >= 1
+    rows = spool.rows(SINK, EPOCH, ["1" * 32]).read("1" * 32)
+    assert [one.column("id").to_pylist() == numbers for one in rows] == [True] * 5
+
+
+def test_what_the_disk_does_not_take_fails_the_task(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system tells of such an error once: an fsync afterwards would not know of it."""
+
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    spool.make(QUERY, EPOCH)
+    with pytest.raises(OSError, match="Input/output error"):
+        spooled(spool, "1" * 32, *[batch(*range(1 << 20))] * 5)
+
+
+def test_a_writer_that_is_never_closed_keeps_no_file_open(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    writer = spool.writer(Task(SINK, EPOCH, 0, "1" * 32), batch(1).schema)
+    writer.write(batch(1))
+    path = writer._path
+    assert path in open_files()
+    del writer
+    gc.collect()
+    assert path not in open_files()
+
+
+def open_files() -> set[str]:
+    """Return the paths of this process's open files."""
+    return {str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.exists()}
 
 
 def test_it_crosses_to_executors(spool: Spool) -> None:
