@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
@@ -18,7 +18,7 @@ from epochsink.services.ports import LOOPBACK
 from kafka_kit import NO_ROWS, committing, create_topic, epoch, identity, prepare, read_all, rows, task, wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from epochsink.kafka.committer import KafkaCommitter
     from epochsink.protocol import Committable
@@ -86,35 +86,38 @@ def coordinators(committer: KafkaCommitter, parts: list[Committable]) -> set[int
     return set(committer._cluster._by_coordinator(CoordinatorType.TRANSACTION, ids))
 
 
-def test_transactions_whose_coordinators_have_moved_since_the_vote_are_committed(
-    cluster: Cluster, config: Kafka
-) -> None:
+@contextmanager
+def voted(cluster: Cluster, config: Kafka) -> Iterator[Callable[[], None]]:
+    """Let a committer vote, for which it asks the second broker, and yield what commits all of it."""
     who, at = identity(), epoch(4)
     parts = [prepare(config, task(who, at, slot), rows(str(slot))) for slot in range(SLOTS)]
+
+    def commit() -> None:
+        assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
+        committer.await_visible(at, parts)
+        assert committer.newest() == 4
+
     coordinators_move_to(2, cluster)
     with committing(config, who) as committer:
         assert committer.vote(at, parts, NO_ROWS) == parts
         assert coordinators(committer, parts) == {2}
-        coordinators_move_to(1, cluster)
-        assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
-        committer.await_visible(at, parts)
+        yield commit
         assert coordinators(committer, parts) == {1}
-        assert committer.newest() == 4
     assert read_all(cluster.servers, config.topic or "", SLOTS) == ["0", "1", "2"]
+
+
+def test_transactions_whose_coordinators_have_moved_since_the_vote_are_committed(
+    cluster: Cluster, config: Kafka
+) -> None:
+    with voted(cluster, config) as commit:
+        coordinators_move_to(1, cluster)
+        commit()
 
 
 def test_transactions_whose_coordinators_have_died_since_the_vote_are_committed_by_their_successors(
     cluster: Cluster, config: Kafka
 ) -> None:
     """The last test of this cluster: its second broker does not come back."""
-    who, at = identity(), epoch(4)
-    parts = [prepare(config, task(who, at, slot), rows(str(slot))) for slot in range(SLOTS)]
-    coordinators_move_to(2, cluster)
-    with committing(config, who) as committer:
-        assert committer.vote(at, parts, NO_ROWS) == parts
-        assert coordinators(committer, parts) == {2}
+    with voted(cluster, config) as commit:
         cluster.second.kill()
-        assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
-        committer.await_visible(at, parts)
-        assert committer.newest() == 4
-    assert read_all(cluster.servers, config.topic or "", SLOTS) == ["0", "1", "2"]
+        commit()

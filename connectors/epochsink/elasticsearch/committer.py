@@ -137,7 +137,7 @@ class ElasticsearchCommitter:
         return []
 
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
-        """Do nothing: what is committed is visible."""
+        """Do nothing: `commit` has refreshed the index if it was asked to."""
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Do nothing: a committed epoch leaves nothing behind."""
