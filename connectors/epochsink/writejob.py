@@ -13,16 +13,18 @@ import zipimport
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
 
+from epochsink import arrow
 from epochsink.errors import EpochsinkError
 from epochsink.faults import reach
 from epochsink.protocol import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from epochsink.protocol import Committable, Epoch, Identity, Sink, SinkWriter
     from epochsink.spool import NoSpool, Spool, SpoolWriter
@@ -68,7 +70,7 @@ class WriteJob:
             raise
         finally:
             _forget_archives()
-        yield pa.RecordBatch.from_pylist(answers, schema=_ANSWER_SCHEMA)
+        yield _in_one_batch(answers)
 
 
 def _forget_archives() -> None:
@@ -82,15 +84,26 @@ def _forget_archives() -> None:
             del sys.path_importer_cache[path]
 
 
-_ANSWER_SCHEMA: Final = pa.schema(
-    [
-        ("sink", pa.string()),
-        ("task", pa.string()),
-        ("slot", pa.int32()),
-        ("committable", pa.string()),
-        ("row_bytes", pa.float64()),
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A row of `ANSWER`."""
+
+    sink: str
+    task: str
+    slot: int
+    committable: str
+    row_bytes: float
+
+
+def _in_one_batch(answers: Sequence[_Answer]) -> pa.RecordBatch:
+    columns = [
+        arrow.texts([answer.sink for answer in answers], pa.string()),
+        arrow.texts([answer.task for answer in answers], pa.string()),
+        arrow.numbers(np.array([answer.slot for answer in answers], np.int32)),
+        arrow.texts([answer.committable for answer in answers], pa.string()),
+        arrow.numbers(np.array([answer.row_bytes for answer in answers], np.float64)),
     ]
-)
+    return pa.RecordBatch.from_arrays(columns, names=ANSWER.names)
 
 
 @dataclass(slots=True)
@@ -133,7 +146,7 @@ class _Attempt:
         self._shares[name] = share = _Share(sink.writer(task), spool)
         return share
 
-    def prepare(self) -> list[dict[str, object]]:
+    def prepare(self) -> list[_Answer]:
         reach("task.written")
         for share in self._shares.values():
             if share.spool is not None:
@@ -143,14 +156,8 @@ class _Attempt:
         reach("task.prepared")
         return [self._answer(name, committable) for name, committable in prepared.items()]
 
-    def _answer(self, name: str, committable: Committable) -> dict[str, object]:
-        return {
-            "sink": name,
-            "task": self._uuid,
-            "slot": self._slot,
-            "committable": json.dumps(committable),
-            "row_bytes": self._row_bytes,
-        }
+    def _answer(self, name: str, committable: Committable) -> _Answer:
+        return _Answer(name, self._uuid, self._slot, json.dumps(committable), self._row_bytes)
 
     def abort(self) -> None:
         for share in self._shares.values():

@@ -12,7 +12,8 @@ import pytest
 
 from elasticsearch_rig import rendered
 from epochsink.elasticsearch import lines
-from epochsink.elasticsearch.bulk import GaveUp, Poster, Stopped
+from epochsink.elasticsearch.bulk import Poster, Stopped
+from epochsink.elasticsearch.patience import GaveUp
 from epochsink.errors import RowsRejected
 from http_proxy import Answer, Proxy, Seen
 

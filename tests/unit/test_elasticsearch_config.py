@@ -55,6 +55,12 @@ def test_bad_value_is_named_with_its_rule_and_way_out(options: dict[str, Any], n
     assert "Way out:" in str(caught.value)
 
 
+def test_a_missing_client_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epochsink.elasticsearch.config.find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=r"(?s)package elasticsearch.*install epochsink\[elasticsearch\]"):
+        sink()
+
+
 @pytest.mark.parametrize(
     "secret",
     [{"api_key": CANARY}, {"basic_auth": ("elastic", CANARY)}, {"bearer_auth": CANARY}, {"headers": {"x": CANARY}}],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ROOT = Path(epochsink.__file__).parent
 MODULES = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): path for path in ROOT.rglob("*.py")}
 FAMILIES = ("kafka", "postgres", "elasticsearch")
-WORDS = {"protocol", "errors", "naming", "faults"}
+WORDS = {"protocol", "errors", "naming", "faults", "arrow"}
 STORES = {"files", "ledger", "spool", "checkpoint", "stories", "handover"}
 SPARK = {"spark", "run", "execution", "plan", "writejob", "hadoop", "failures", "batches"}
 MACHINE = WORDS | STORES | {"coordinator", "watcher"} | SPARK

@@ -15,7 +15,6 @@ VENDORS = [
     "psycopg",
     "pgpq",
     "elasticsearch",
-    "numpy",
     "psutil",
     "tenacity",
     "platformdirs",

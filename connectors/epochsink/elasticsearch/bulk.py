@@ -11,7 +11,7 @@ from elastic_transport import TransportError
 
 from epochsink.elasticsearch.connection import CONFLICT, PASSING, TOO_LARGE, describe, is_passing
 from epochsink.elasticsearch.lines import Request, parse
-from epochsink.elasticsearch.patience import delays
+from epochsink.elasticsearch.patience import GaveUp, delays
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
@@ -21,10 +21,6 @@ _BAD_REQUEST: Final = 400
 _SERVER_ERROR: Final = 500
 
 _CLOSED: Final = "index_closed_exception"
-
-
-class GaveUp(Exception):
-    """Only passing failures for as long as patience lasts; the argument says the last one."""
 
 
 class Stopped(Exception):

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
 from elastic_transport import TransportError
 
 from epochsink.elasticsearch import deadletter, marker, probe, target
-from epochsink.elasticsearch.bulk import GaveUp, Poster
+from epochsink.elasticsearch.bulk import Poster
 from epochsink.elasticsearch.connection import FORBIDDEN, client_version, describe
+from epochsink.elasticsearch.duration import seconds
 from epochsink.elasticsearch.mapping import conflicts, from_schema
+from epochsink.elasticsearch.patience import GaveUp
 from epochsink.errors import EpochsinkError, RowsRejected
 
 if TYPE_CHECKING:
@@ -20,15 +21,8 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.config import Elasticsearch
 
 _SUPPORTED: Final = (8, 9)
-_UNITS: Final = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _ASK_ABOUT_SIZE: Final = 1_000_000
 _ACTION_LINE: Final = 1_000
-
-
-def seconds(duration: str) -> float | None:
-    """Return a duration as Elasticsearch writes it ("60s", "1h", "-1") in seconds; None if it is none."""
-    found = re.fullmatch(r"(-?\d+)(nanos|micros|ms|s|m|h|d)?", duration)
-    return None if found is None else int(found[1]) * _UNITS[found[2] or "ms"]
 
 
 def findings(client: elasticsearch.Elasticsearch, sink: Elasticsearch, schema: pa.Schema) -> list[str]:

@@ -10,8 +10,7 @@ from elastic_transport import TransportError
 
 from epochsink.elasticsearch import check, connection, duplicates, marker, target
 from epochsink.elasticsearch.apply import Application, Overtaken
-from epochsink.elasticsearch.bulk import GaveUp
-from epochsink.elasticsearch.patience import delays
+from epochsink.elasticsearch.patience import GaveUp, delays
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.protocol import COMMITTED, Outcome, Verdict
 

@@ -1,14 +1,18 @@
-"""The configuration of an Elasticsearch sink."""
+"""The configuration of an Elasticsearch sink.
+
+A task that only spools needs no client, and importing it takes each of Spark's Python workers more than a second of
+processor time: it is imported where it is used.
+"""
 
 from __future__ import annotations
 
 import re
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from epochsink.elasticsearch import connection, render
-from epochsink.elasticsearch.bulk import Poster
-from epochsink.elasticsearch.check import seconds
-from epochsink.elasticsearch.committer import ElasticsearchCommitter
+from epochsink.elasticsearch import render
+from epochsink.elasticsearch.duration import seconds
+from epochsink.elasticsearch.options import check_options, shown_host, shown_options
 from epochsink.elasticsearch.writer import ElasticsearchWriter
 from epochsink.errors import ConfigurationError
 
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     import elasticsearch
     import pyarrow as pa
 
+    from epochsink.elasticsearch.bulk import Poster
+    from epochsink.elasticsearch.committer import ElasticsearchCommitter
     from epochsink.protocol import Task
 
 _LONGEST_NAME: Final = 255
@@ -83,6 +89,11 @@ class Elasticsearch:
         allow_insecure: bool = False,
         **options: Any,
     ) -> None:
+        if find_spec("elasticsearch") is None:
+            raise ConfigurationError(
+                "the Elasticsearch sink needs the package elasticsearch, which is not installed here",
+                way_out="install epochsink[elasticsearch] on the driver (and on every executor for validate=True)",
+            )
         self.hosts = (hosts,) if isinstance(hosts, str) else tuple(hosts)
         self.index = index
         self.key = () if id is None else (id,) if isinstance(id, str) else tuple(id)
@@ -103,7 +114,7 @@ class Elasticsearch:
         self.patience = patience
         self.allow_insecure = allow_insecure
         self._options = {"request_timeout": _DEFAULT_TIMEOUT, **options}
-        connection.check_options(self.hosts, options, allow_insecure=allow_insecure)
+        check_options(self.hosts, options, allow_insecure=allow_insecure)
         self._check_rows(empty_key=id is not None and not self.key)
         self._check_rejects(on_rejected)
         self._check_numbers()
@@ -121,7 +132,7 @@ class Elasticsearch:
     @property
     def shown_hosts(self) -> list[str]:
         """The hosts without credentials."""
-        return [connection.shown_host(host) for host in self.hosts]
+        return [shown_host(host) for host in self.hosts]
 
     def columns(self, row: str, schema: pa.Schema) -> list[str]:
         """Return the expressions that render action lines' ends and documents. Raises `ConfigurationError`."""
@@ -129,19 +140,27 @@ class Elasticsearch:
 
     def writer(self, task: Task) -> ElasticsearchWriter:
         """Make the writer of one task attempt; it connects only to validate."""
-        validator = Poster(self.connect(), self.index, self.patience) if self.validate else None
-        return ElasticsearchWriter(task, validator, self.bulk_bytes)
+        return ElasticsearchWriter(task, self._validator() if self.validate else None, self.bulk_bytes)
 
     def committer(self) -> ElasticsearchCommitter:
         """Make the driver's side; does not connect yet."""
+        from epochsink.elasticsearch.committer import ElasticsearchCommitter  # noqa: PLC0415 - imports the client
+
         return ElasticsearchCommitter(self)
 
     def connect(self) -> elasticsearch.Elasticsearch:
         """Make a client; nothing is sent yet."""
-        return connection.connect(self.hosts, self._options, self.threads + 1)
+        from epochsink.elasticsearch.connection import connect  # noqa: PLC0415 - imports the client
+
+        return connect(self.hosts, self._options, self.threads + 1)
+
+    def _validator(self) -> Poster:
+        from epochsink.elasticsearch.bulk import Poster  # noqa: PLC0415 - imports the client
+
+        return Poster(self.connect(), self.index, self.patience)
 
     def __repr__(self) -> str:
-        shown = {"id": list(self.key) or None, **connection.shown_options(self._options)}
+        shown = {"id": list(self.key) or None, **shown_options(self._options)}
         options = ", ".join(f"{name}={value!r}" for name, value in shown.items())
         return f"Elasticsearch({self.shown_hosts!r}, index={self.index!r}, {options})"
 

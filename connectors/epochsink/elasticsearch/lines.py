@@ -10,13 +10,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochsink import arrow
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import numpy.typing as npt
 
 _TEXT = pa.large_binary()  # 64-bit offsets: a batch of large documents may pass 2 GiB once rendered
-_NONE = pa.scalar(b"", _TEXT)
+_NONE = arrow.text("", _TEXT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +62,22 @@ def parse(operation: bytes) -> tuple[str, str | None]:
 def action_heads(**metadata: Any) -> tuple[pa.Scalar, pa.Scalar]:
     """Return the beginnings of index and delete action lines that carry ``metadata`` before their ``_id``."""
     fields = json.dumps(metadata, separators=(",", ":")).removesuffix("}")
-    index, delete = (f'{{"{action}":{fields},'.encode() for action in ("index", "delete"))
-    return pa.scalar(index, _TEXT), pa.scalar(delete, _TEXT)
+    index, delete = (arrow.text(f'{{"{action}":{fields},', _TEXT) for action in ("index", "delete"))
+    return index, delete
 
 
 def position_ids(prefix: str, first: int, count: int) -> pa.Array:
     """Return the ends of action lines for rows without a key: ``_id`` is ``prefix`` and the row's number."""
-    numbers = pa.array(np.arange(first, first + count)).cast(pa.string())
-    return pc.binary_join_element_wise(f'"_id":"{prefix}', numbers, '"}', "")
+    before, after, nothing = (arrow.text(part) for part in (f'"_id":"{prefix}', '"}', ""))
+    numbers = arrow.numbers(np.arange(first, first + count)).cast(pa.large_string())
+    return pc.binary_join_element_wise(before, numbers, after, nothing)
 
 
 def render(ids: pa.Array, sources: pa.Array, heads: tuple[pa.Scalar, pa.Scalar]) -> Request:
     """Return the operations of one batch; a document that is NULL is deleted."""
     index, delete = heads
     ids, documents = ids.cast(_TEXT), sources.cast(_TEXT)
-    newline, end = pa.scalar(b"\n", _TEXT), pa.scalar(b"}\n", _TEXT)
+    newline, end = arrow.text("\n", _TEXT), arrow.text("}\n", _TEXT)
     if documents.null_count == 0:
         return _request(pc.binary_join_element_wise(index, ids, end, documents, newline, _NONE))
     head = pc.if_else(pc.is_valid(documents), index, delete)

@@ -13,6 +13,10 @@ _FIRST: Final = 0.1
 _LONGEST: Final = 5.0
 
 
+class GaveUp(Exception):
+    """Only passing failures for as long as patience lasts; the argument says the last one."""
+
+
 def delays(patience: float) -> Iterator[float]:
     """Yield growing delays, in seconds, until ``patience`` seconds have gone since the first was asked for."""
     deadline = time.monotonic() + patience

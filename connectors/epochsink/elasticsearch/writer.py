@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochsink import arrow
 from epochsink.elasticsearch import lines, probe
-from epochsink.elasticsearch.bulk import GaveUp
+from epochsink.elasticsearch.patience import GaveUp
 from epochsink.errors import PrepareFailed, RowsRejected
 
 if TYPE_CHECKING:
@@ -77,8 +78,9 @@ def rejected(refused: list[Any], state: str) -> RowsRejected:
 
 def check_ids(ids: pa.Array) -> None:
     """Refuse ids that are NULL, empty or too long. Raises `RowsRejected`."""
-    lengths = pc.fill_null(pc.binary_length(ids), 0)
-    unusual = pc.or_(pc.less_equal(lengths, _ENVELOPE), pc.greater(lengths, _ENVELOPE + _LONGEST_ID))
+    lengths = pc.fill_null(pc.binary_length(ids), arrow.number(0, "int32"))
+    shortest, longest = (arrow.number(_ENVELOPE + length, "int32") for length in (0, _LONGEST_ID))
+    unusual = pc.or_(pc.less_equal(lengths, shortest), pc.greater(lengths, longest))
     for text in ids.filter(unusual).to_pylist():
         found = json.loads("{" + (text or "}")).get("_id")
         if not found or len(found.encode()) > _LONGEST_ID:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochsink import arrow
 from epochsink.kafka.librdkafka import MESSAGE, UNASSIGNED
 
 if TYPE_CHECKING:
@@ -33,17 +34,16 @@ def fill(batch: pa.RecordBatch) -> NDArray[Any]:
 
 def partitions(batch: pa.RecordBatch) -> NDArray[Any]:
     """Return the partition of each row, -1 where the partitioner shall choose."""
-    column = pc.fill_null(batch.column("partition"), UNASSIGNED)
-    return np.asarray(column.to_numpy(zero_copy_only=False))
+    return arrow.to_numpy(pc.fill_null(batch.column("partition"), arrow.number(UNASSIGNED, "int32")))
 
 
 def by_topic(batch: pa.RecordBatch) -> list[tuple[str | None, pa.RecordBatch]]:
     """Split a batch by its column ``topic``, in the order of first appearance; None where that is null."""
     column = batch.column("topic")
     parts = []
-    for topic in pc.unique(column).to_pylist():
-        mask = pc.is_null(column) if topic is None else pc.equal(column, topic)
-        parts.append((topic, batch.filter(mask)))
+    for topic in pc.unique(column):
+        mask = pc.equal(column, topic) if topic.is_valid else pc.is_null(column)
+        parts.append((topic.as_py(), batch.filter(mask)))
     return parts
 
 
@@ -60,7 +60,7 @@ def _pointers(column: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
     addresses = offsets[:-1].astype("u8") + np.uint64(base)
     lengths = np.diff(offsets).astype("u8")
     if column.null_count:
-        nulls = np.asarray(pc.is_null(column).to_numpy(zero_copy_only=False))
+        nulls = arrow.to_numpy(pc.is_null(column))
         addresses[nulls] = 0
         lengths[nulls] = 0
     return addresses, lengths

@@ -6,10 +6,10 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochsink import arrow
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.faults import reach
 from epochsink.kafka import messages, refusals
@@ -135,5 +135,5 @@ def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
     column = batch.column("timestamp")
     unit = pa.timestamp("ms", tz=column.type.tz)
     milliseconds = pc.cast(column, unit, safe=False).cast(pa.int64())
-    values: list[int] = np.asarray(pc.fill_null(milliseconds, 0)).tolist()
+    values: list[int] = arrow.to_numpy(pc.fill_null(milliseconds, arrow.number(0, "int64"))).tolist()
     return values

@@ -18,6 +18,8 @@ import pyarrow.compute as pc
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
+from epochsink import arrow
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -184,15 +186,15 @@ def _as_is(array: pa.Array) -> pa.Array:
 def _uuids(array: pa.Array) -> pa.Array:
     """Turn uuids as text (hyphens and braces allowed) into their 16 bytes. Raises `pyarrow.ArrowInvalid`."""
     digits = pc.replace_substring_regex(pc.cast(array, pa.string()), "[-{}]", "")
-    good = pc.fill_null(pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$"), fill_value=True)
+    good = pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$")
     if not pc.all(good, min_count=0).as_py():
         raise pa.ArrowInvalid(f"{array.filter(pc.invert(good))[0].as_py()!r} is no uuid")
-    text = pc.cast(pc.fill_null(digits, "0" * _UUID_DIGITS), pa.binary(_UUID_DIGITS))
+    text = pc.cast(pc.fill_null(digits, arrow.text("0" * _UUID_DIGITS, pa.string())), pa.binary(_UUID_DIGITS))
     codes = np.frombuffer(text.buffers()[1], np.uint8)[text.offset * _UUID_DIGITS :][: len(text) * _UUID_DIGITS]
     nibbles = np.where(codes > ord("9"), (codes & ord("_")) - ord("A") + 10, codes - ord("0")).astype(np.uint8)
     packed = pa.py_buffer((nibbles[0::2] << 4 | nibbles[1::2]).tobytes())
     made = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_UUID_DIGITS // 2), len(array), [None, packed])
-    return pc.if_else(pc.is_valid(array), made, pa.scalar(None, made.type))
+    return pc.if_else(pc.is_valid(array), made, pa.nulls(1, made.type)[0])
 
 
 def _refusal(field: pa.Field, column: Column) -> str:

@@ -6,8 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-import pyarrow as pa
 
+from epochsink import arrow
 from epochsink.errors import PrepareFailed
 from epochsink.faults import reach
 from epochsink.naming import PreparedName, identity_key, staging_table
@@ -24,6 +24,8 @@ from epochsink.postgres.transaction import commit, prepare, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import pyarrow as pa
 
     from epochsink.postgres.catalog import Target
     from epochsink.postgres.config import Postgres
@@ -141,7 +143,7 @@ class StagingWriter(CopyWriter):
         self._staging.ensure(self._connection, columns, checks, note)
         self._connection.execute("BEGIN")
         return CopyIn(
-            self._connection, table.quoted, [*encodings, TAG_ENCODING], [pa.scalar(tag(self._task.uuid), pa.int64())]
+            self._connection, table.quoted, [*encodings, TAG_ENCODING], [arrow.number(tag(self._task.uuid), "int64")]
         )
 
     def _rules(self, target: Target, columns: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:

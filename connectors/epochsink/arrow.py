@@ -1,0 +1,53 @@
+"""Arrow from Python's values and NumPy's, and back, without pandas.
+
+`pyarrow.array`, `pyarrow.scalar` (which every compute function calls for a Python value) and `Array.to_numpy` import
+pandas when they are first called, to know its types. That costs each of Spark's Python workers more than a second of
+processor time and 50 MB, so nothing that runs in a task calls them.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+
+def texts(values: Sequence[str | bytes], kind: pa.DataType | None = None) -> pa.Array:
+    """Return an array of ``kind``: a string or binary type, large_string if left out."""
+    encoded = [value.encode() if isinstance(value, str) else value for value in values]
+    offsets = np.array([0, *accumulate(map(len, encoded))], np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+    return pa.Array.from_buffers(pa.large_binary(), len(encoded), buffers).cast(kind or pa.large_string())
+
+
+def text(value: str | bytes, kind: pa.DataType | None = None) -> pa.Scalar:
+    """Return a scalar of ``kind``, as `texts` does."""
+    return texts([value], kind)[0]
+
+
+def numbers(values: NDArray[Any]) -> pa.Array:
+    """Return an array of the same type, which shares the memory of ``values``."""
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def number(value: float, kind: str) -> pa.Scalar:
+    """Return a scalar of NumPy's type ``kind``, such as "int64"."""
+    return numbers(np.array([value], kind))[0]
+
+
+def to_numpy(column: pa.Array) -> NDArray[Any]:
+    """Return a view of a column of fixed width without nulls, or a copy of a boolean one."""
+    if pa.types.is_boolean(column.type):
+        return to_numpy(column.cast(pa.uint8())).view(np.bool_)
+    kind = column.type.to_pandas_dtype()
+    if len(column) == 0:  # Arrow may leave out the buffers
+        return np.zeros(0, kind)
+    return np.frombuffer(column.buffers()[1], kind)[column.offset : column.offset + len(column)]
