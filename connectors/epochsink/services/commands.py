@@ -126,13 +126,19 @@ def make(kind: Kind, *, docker: bool) -> Service:
 def prefetch(kinds: list[Kind]) -> None:
     """Fetch what plain processes of these kinds need, where the user can see the progress."""
     for kind in kinds:
-        bundles = {
-            Kind.KAFKA: [versions.KAFKA_BUNDLE],
-            Kind.POSTGRES: [versions.postgres_bundle()],
-            Kind.ELASTICSEARCH: [versions.ELASTICSEARCH_BUNDLE, versions.ELASTICSEARCH_HTTP_BUNDLE],
-        }[kind]
-        for bundle in bundles:
+        for bundle in _bundles(kind):
             fetch(bundle)
+
+
+def _bundles(kind: Kind) -> list[versions.Bundle]:
+    match kind:
+        case Kind.KAFKA:
+            return [versions.KAFKA_BUNDLE]
+        case Kind.POSTGRES:
+            return [versions.postgres_bundle()]
+        case Kind.ELASTICSEARCH:
+            release = versions.elasticsearch()
+            return [release.bundle, release.http_bundle]
 
 
 def _up_in_foreground(kinds: list[Kind], *, docker: bool) -> None:

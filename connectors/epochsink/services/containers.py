@@ -176,9 +176,11 @@ class ContainerPostgres(ContainerService, PostgresService):
 
 
 class ContainerElasticsearch(ContainerService, ElasticsearchService):
-    """One Elasticsearch node in a container; `settings` are node settings."""
+    """One Elasticsearch node of the installed client's major version, in a container; `settings` are node settings."""
 
-    version = versions.ELASTICSEARCH
+    @property
+    def version(self) -> str:  # noqa: D102 - Service
+        return versions.elasticsearch().version
 
     def _describe(self) -> dict[str, Any]:
         settings: dict[str, str | int | bool] = {
@@ -189,7 +191,7 @@ class ContainerElasticsearch(ContainerService, ElasticsearchService):
             **self.settings,
         }
         env = {name: self._text(value) for name, value in settings.items()}
-        return {"image": versions.ELASTICSEARCH_IMAGE, "env": env, "inner_port": 9200}
+        return {"image": versions.elasticsearch().image, "env": env, "inner_port": 9200}
 
     def _is_ready(self) -> bool:
         return self.is_healthy()

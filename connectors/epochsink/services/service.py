@@ -25,9 +25,13 @@ class Service(ABC):
     """
 
     name: ClassVar[str]
-    version: ClassVar[str]
     startup_timeout: float
     """Seconds that a start may take."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """The server's version."""
 
     @abstractmethod
     def start(self) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
+from importlib import metadata
 
 import pyspark
 
@@ -11,14 +12,12 @@ from epochsink.errors import ServiceError
 
 KAFKA = "4.1.1"
 POSTGRES = "18.0"
-ELASTICSEARCH = "8.19.9"
 POSTGRES_JDBC = "42.7.8"
 _POSTGRES_JDBC_SHA256 = "2a32a9dcbc42d67a50ad3a0de5efd102c8d2be46720045f2cbd6689f160ab7c7"
 JAVA_MINIMUM = 17
 
 KAFKA_IMAGE = f"apache/kafka:{KAFKA}"
 POSTGRES_IMAGE = f"postgres:{POSTGRES}"
-ELASTICSEARCH_IMAGE = f"docker.elastic.co/elasticsearch/elasticsearch:{ELASTICSEARCH}"
 
 
 @dataclass(frozen=True)
@@ -69,29 +68,67 @@ KAFKA_BUNDLE = Bundle(
     ),
 )
 
-ELASTICSEARCH_BUNDLE = Bundle(
-    f"elasticsearch-{ELASTICSEARCH}",
-    (
-        Artifact(
-            "org.elasticsearch",
-            "elasticsearch",
-            ELASTICSEARCH,
-            "37805ef8d9996d32871c92a5cbd697f374ff8c7f283edab91069973fe9e12fc8",
-        ),
+
+@dataclass(frozen=True)
+class ElasticsearchRelease:
+    """One version of the server, for the clients of its major version."""
+
+    version: str
+    java_minimum: int
+    java_options: tuple[str, ...]
+    sha256: str
+    http_sha256: str
+
+    @property
+    def bundle(self) -> Bundle:
+        """The server's jars."""
+        server = Artifact("org.elasticsearch", "elasticsearch", self.version, self.sha256)
+        return Bundle(f"elasticsearch-{self.version}", (server,))
+
+    @property
+    def http_bundle(self) -> Bundle:
+        """The HTTP transport, a module of its own: it and its netty jars live in a folder apart."""
+        transport = Artifact("org.elasticsearch.plugin", "transport-netty4", self.version, self.http_sha256)
+        return Bundle(f"elasticsearch-netty-{self.version}", (transport,))
+
+    @property
+    def image(self) -> str:
+        """The container's image."""
+        return f"docker.elastic.co/elasticsearch/elasticsearch:{self.version}"
+
+
+ELASTICSEARCH = {
+    8: ElasticsearchRelease(
+        "8.19.9",
+        17,
+        ("-Djava.security.manager=allow",),
+        "37805ef8d9996d32871c92a5cbd697f374ff8c7f283edab91069973fe9e12fc8",
+        "86a6729752068f0f12075ac4abc5be6552fe64d281d6c684eb882c6a5e13fd92",
     ),
-)
-# The HTTP transport is a module of its own: it and its netty jars live in a folder apart.
-ELASTICSEARCH_HTTP_BUNDLE = Bundle(
-    f"elasticsearch-netty-{ELASTICSEARCH}",
-    (
-        Artifact(
-            "org.elasticsearch.plugin",
-            "transport-netty4",
-            ELASTICSEARCH,
-            "86a6729752068f0f12075ac4abc5be6552fe64d281d6c684eb882c6a5e13fd92",
-        ),
+    9: ElasticsearchRelease(
+        "9.2.2",
+        21,
+        (),
+        "c3072694e7be5278bae70a56f8894a4a62d7286dfcfad507a196a934b8bbc543",
+        "49541904ba42959d4ecd55e5db211ad19030f287aad9b55496c7ba3304e51d49",
     ),
-)
+}
+"""By major version."""
+
+
+def elasticsearch() -> ElasticsearchRelease:
+    """Return the release of the installed client's major version, which is the one that the client can talk to."""
+    try:
+        major = int(metadata.version("elasticsearch").partition(".")[0])
+    except metadata.PackageNotFoundError:
+        major = min(ELASTICSEARCH)
+    if major not in ELASTICSEARCH:
+        raise ServiceError(
+            f"no Elasticsearch {major} is pinned for the installed client {metadata.version('elasticsearch')}",
+            way_out=f"install a client of the major version {' or '.join(map(str, ELASTICSEARCH))}",
+        )
+    return ELASTICSEARCH[major]
+
 
 _POSTGRES_BINARIES = {
     "x86_64": ("amd64", "5dbbdf754ddb3ae2169b7864de4b7c294ec6add47999331a64f1c6c85e862a0c"),
