@@ -8,17 +8,18 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
-from contextlib import suppress
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyspark
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from epochsink.demo.session import JVM_OPTIONS, session
 from epochsink.errors import ServiceError
-from epochsink.services import spark_packages
+from epochsink.services import LocalKafka, spark_packages
 from epochsink.services.cache import build_once, cache_folder
 from epochsink.services.java import java
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _FILE: Final = "spark.jsa"
 _SECONDS: Final = 240.0
+_TOPIC: Final = "classes"
+_MESSAGES: Final = 20
 
 
 def jvm_options() -> str:
@@ -48,7 +51,7 @@ def _folder() -> Path:
     # a JVM refuses an archive if a jar on its class path is newer, though it be the same
     jars = {str(jar): jar.stat().st_mtime_ns for jar in (*(home / "jars").glob("*.jar"), *spark_packages())}
     installed = f"{JVM_OPTIONS} {sorted(jars.items())} {Path(java()).resolve()}"
-    digest = hashlib.sha256(installed.encode()).hexdigest()[:12]
+    digest = hashlib.sha256(installed.encode() + Path(__file__).read_bytes()).hexdigest()[:12]
     return cache_folder() / "archives" / f"demo-{digest}"
 
 
@@ -74,16 +77,24 @@ def _make(archive: str) -> None:
 
 
 def _load_classes(spark: SparkSession) -> None:
-    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10).load()
-    rows.writeStream.trigger(availableNow=True).foreachBatch(_batch).start().awaitTermination()
-    # of a broker that does not exist nothing can be read, and all classes for it are loaded
-    source = spark.read.format("kafka").option("kafka.bootstrap.servers", "127.0.0.1:1").option("subscribe", "none")
-    with suppress(PySparkException, Py4JJavaError):
-        source.option("kafka.default.api.timeout.ms", "2000").load().collect()
+    """Do what the pipelines do: a few messages of a topic, parsed and rendered, through Python, batch by batch."""
+    with LocalKafka() as broker, tempfile.TemporaryDirectory() as checkpoint:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        admin.create_topics([NewTopic(_TOPIC, 1, 1)])[_TOPIC].result(timeout=30)
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+        for _ in range(_MESSAGES):
+            producer.produce(_TOPIC, b'{"a": 1}')
+        producer.flush(30)
+        options = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": _TOPIC}
+        # two batches: the second does what only follows a first
+        options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(_MESSAGES // 2)}
+        rows = spark.readStream.format("kafka").options(**options).load()
+        writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        writer.foreachBatch(_batch).start().awaitTermination()
 
 
 def _batch(frame: DataFrame, _epoch: int) -> None:
-    parsed = frame.selectExpr("from_json('{\"a\": 1}', 'a long') AS parsed", "value").selectExpr("parsed.*", "value")
+    parsed = frame.selectExpr("from_json(CAST(value AS STRING), 'a long') AS parsed", "*").selectExpr("parsed.*", "*")
     rendered = parsed.selectExpr("struct(to_json(struct(*)) AS value) AS row")
     rendered.mapInArrow(lambda batches: batches, rendered.schema).collect()
 
