@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pytest
@@ -49,20 +50,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session")
 def make_kafka(request: pytest.FixtureRequest) -> Callable[..., KafkaService]:
-    """Return the class to make brokers with, as `--docker` says."""
-    return ContainerKafka if request.config.getoption("docker") else LocalKafka
+    """Return what makes brokers, as `--docker` says."""
+    return ContainerKafka if request.config.getoption("docker") else partial(LocalKafka, short_lived=True)
 
 
 @pytest.fixture(scope="session")
 def make_postgres(request: pytest.FixtureRequest) -> Callable[..., PostgresService]:
-    """Return the class to make PostgreSQL servers with, as `--docker` says."""
+    """Return what makes PostgreSQL servers, as `--docker` says."""
     return ContainerPostgres if request.config.getoption("docker") else LocalPostgres
 
 
 @pytest.fixture(scope="session")
 def make_elasticsearch(request: pytest.FixtureRequest) -> Callable[..., ElasticsearchService]:
-    """Return the class to make Elasticsearch nodes with, as `--docker` says."""
-    return ContainerElasticsearch if request.config.getoption("docker") else LocalElasticsearch
+    """Return what makes Elasticsearch nodes, as `--docker` says."""
+    return (
+        ContainerElasticsearch if request.config.getoption("docker") else partial(LocalElasticsearch, short_lived=True)
+    )
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ CLIENT = vendor.__version__[0]
 def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[ElasticsearchService]:
     """Return a node of each version that is pinned, with Java as it needs it."""
     monkeypatch.setattr(versions, "elasticsearch", lambda: versions.ELASTICSEARCH[request.param])
-    with LocalElasticsearch() as service:
+    with LocalElasticsearch(short_lived=True) as service:
         yield service
 
 

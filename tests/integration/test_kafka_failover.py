@@ -45,10 +45,10 @@ class Cluster(NamedTuple):
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with LocalKafka(REPLICATED) as first:
+    with LocalKafka(REPLICATED, short_lived=True) as first:
         voters = first.properties()["controller.quorum.voters"]
         joining = REPLICATED | {"process.roles": "broker", "node.id": 2, "controller.quorum.voters": voters}
-        with LocalKafka({**joining, "listeners": f"PLAINTEXT://{LOOPBACK}:{{port}}"}) as second:
+        with LocalKafka({**joining, "listeners": f"PLAINTEXT://{LOOPBACK}:{{port}}"}, short_lived=True) as second:
             yield Cluster(first, second)
 
 

@@ -21,13 +21,14 @@ from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
 
 from epochsink.errors import ServiceError
-from epochsink.services import LocalPostgres, free_port, spark_packages, versions
+from epochsink.services import LocalElasticsearch, LocalKafka, LocalPostgres, free_port, spark_packages, versions
 from epochsink.services.ports import LOOPBACK, answers, is_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epochsink.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink.services.local import LocalService
     from fix_services import FreshName, PrivateElasticsearch, PrivateKafka, PrivatePostgres
 
 
@@ -88,6 +89,15 @@ def test_postgres_is_the_pinned_version_and_durable(postgres: PostgresService) -
         "synchronous_commit": "on",
         "max_prepared_transactions": "64",
     }
+
+
+@pytest.mark.parametrize("kind", [LocalKafka, LocalElasticsearch])
+def test_a_short_lived_server_starts_from_an_archive_of_its_classes(
+    kind: Callable[..., LocalService], tmp_path: Path
+) -> None:
+    """The archive is in use only if the JVM has mapped it: one that does not fit is refused without a word."""
+    with kind(short_lived=True, home=tmp_path) as server:
+        assert "classes.jsa" in Path(f"/proc/{server.pid}/maps").read_text()
 
 
 def test_elasticsearch_answers_searches(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> None:

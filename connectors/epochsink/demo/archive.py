@@ -5,7 +5,6 @@ Run as ``python -m epochsink.demo.archive FILE`` it starts Spark, runs a small s
 
 from __future__ import annotations
 
-import hashlib
 import subprocess
 import sys
 import tempfile
@@ -22,6 +21,7 @@ from epochsink.errors import ServiceError
 from epochsink.services import LocalKafka, spark_packages
 from epochsink.services.cache import build_once, cache_folder
 from epochsink.services.java import java
+from epochsink.services.jvm import fingerprint, from_archive
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,7 +38,7 @@ def jvm_options() -> str:
     Raises `ServiceError` if it cannot be made.
     """
     archive = build_once(_folder(), _fill) / _FILE
-    return f"{JVM_OPTIONS} -XX:SharedArchiveFile={archive} -Xlog:cds=off -Xlog:class+path=off"
+    return " ".join([JVM_OPTIONS, *from_archive(archive)])
 
 
 def is_made() -> bool:
@@ -47,12 +47,9 @@ def is_made() -> bool:
 
 
 def _folder() -> Path:
-    home = Path(pyspark.__file__).parent
-    # a JVM refuses an archive if a jar on its class path is newer, though it be the same
-    jars = {str(jar): jar.stat().st_mtime_ns for jar in (*(home / "jars").glob("*.jar"), *spark_packages())}
-    installed = f"{JVM_OPTIONS} {sorted(jars.items())} {Path(java()).resolve()}"
-    digest = hashlib.sha256(installed.encode() + Path(__file__).read_bytes()).hexdigest()[:12]
-    return cache_folder() / "archives" / f"demo-{digest}"
+    jars = [*Path(pyspark.__file__).with_name("jars").glob("*.jar"), *spark_packages()]
+    made_so = Path(__file__).read_text()
+    return cache_folder() / "archives" / f"demo-{fingerprint(java(), jars, JVM_OPTIONS, made_so)}"
 
 
 def _fill(draft: Path) -> None:
@@ -78,7 +75,7 @@ def _make(archive: str) -> None:
 
 def _load_classes(spark: SparkSession) -> None:
     """Do what the pipelines do: a few messages of a topic, parsed and rendered, through Python, batch by batch."""
-    with LocalKafka() as broker, tempfile.TemporaryDirectory() as checkpoint:
+    with LocalKafka(short_lived=True) as broker, tempfile.TemporaryDirectory() as checkpoint:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
         admin.create_topics([NewTopic(_TOPIC, 1, 1)])[_TOPIC].result(timeout=30)
         producer = Producer({"bootstrap.servers": broker.bootstrap_servers})

@@ -21,9 +21,9 @@ class Servers:
     """A Kafka, a PostgreSQL and an Elasticsearch. `close` ends those that were started."""
 
     def __init__(self) -> None:
-        self.kafka = LocalKafka()
+        self.kafka = LocalKafka(short_lived=True)
         self._postgres = LocalPostgres()
-        self._elasticsearch = LocalElasticsearch()
+        self._elasticsearch = LocalElasticsearch(short_lived=True)
         self._all = (self.kafka, self._postgres, self._elasticsearch)
 
     def start(self) -> str:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import SparkSession
 
 from epochsink.services import spark_packages
+from epochsink.services.jvm import LIGHTLY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pyarrow as pa
 
-JVM_OPTIONS: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Many short lives: what a JVM optimises late is never reached."""
+JVM_OPTIONS: Final = f"{LIGHTLY} -XX:+UseSerialGC"
 
 
 def session(jvm_options: str, **settings: str) -> SparkSession:

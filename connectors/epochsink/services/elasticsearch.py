@@ -23,7 +23,7 @@ from epochsink.errors import ServiceError
 from epochsink.services import versions
 from epochsink.services.artifacts import fetch
 from epochsink.services.java import java
-from epochsink.services.local import LocalService
+from epochsink.services.jvm import JavaService
 from epochsink.services.ports import LOOPBACK, free_port
 from epochsink.services.service import ElasticsearchService
 
@@ -40,7 +40,7 @@ rootLogger.appenderRef.console.ref = console
 """
 
 
-class LocalElasticsearch(LocalService, ElasticsearchService):
+class LocalElasticsearch(JavaService, ElasticsearchService):
     """One Elasticsearch node of the installed client's major version; `settings` are as in elasticsearch.yml.
 
     It is the server's core: documents, bulk, search, aggregations, aliases. What Elasticsearch keeps in unpublished
@@ -56,6 +56,12 @@ class LocalElasticsearch(LocalService, ElasticsearchService):
     @property
     def version(self) -> str:  # noqa: D102 - Service
         return self._release.version
+
+    def _program(self) -> str:
+        return java(self._release.java_minimum)
+
+    def _jars(self) -> Path:
+        return fetch(self._release.bundle)
 
     def _prepare(self) -> None:
         self.data.mkdir()
@@ -88,10 +94,10 @@ class LocalElasticsearch(LocalService, ElasticsearchService):
 
     def _command(self) -> list[str]:
         return [
-            *(java(self._release.java_minimum), "-Xms512m", f"-Xmx{HEAP}", *self._release.java_options),
+            *(*self._jvm(), "-Xms512m", f"-Xmx{HEAP}", *self._release.java_options),
             *("-Des.networkaddress.cache.ttl=60", "-Dlog4j2.disable.jmx=true"),
             "-Dlog4j.shutdownHookEnabled=false",  # else the log closes before the node does
-            *("-p", str(fetch(self._release.bundle)), "--add-modules", "ALL-MODULE-PATH"),
+            *("-p", str(self._jars()), "--add-modules", "ALL-MODULE-PATH"),
             *("--add-exports", "org.elasticsearch.server/org.elasticsearch.node=ALL-UNNAMED"),
             # Port 0 and a token of its own making; both are the first lines of the log. It listens on loopback only.
             *("-cp", str(_py4j_jar()), "py4j.GatewayServer", "--enable-auth", "0"),

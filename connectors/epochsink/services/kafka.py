@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from epochsink.errors import ServiceError
 from epochsink.services import versions
 from epochsink.services.artifacts import fetch
-from epochsink.services.java import java
-from epochsink.services.local import LocalService
+from epochsink.services.jvm import LIGHTLY, JavaService
 from epochsink.services.ports import LOOPBACK, answers, free_port
 from epochsink.services.service import KafkaService
 
@@ -33,7 +32,7 @@ rootLogger.appenderRef.out.ref = out
 """
 
 
-class LocalKafka(LocalService, KafkaService):
+class LocalKafka(JavaService, KafkaService):
     """One Kafka broker; `settings` are server properties.
 
     "{port}" and "{controller_port}" in a value stand for the ports, so that a listener can be redefined (SASL).
@@ -44,11 +43,10 @@ class LocalKafka(LocalService, KafkaService):
 
     def _prepare(self) -> None:
         self._choose_port()
-        command = [
-            *self._java("-Xmx128m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
-            "kafka.tools.StorageTool",
-            "format",
-        ]
+        jvm = [self._program(), "-Xmx128m", LIGHTLY, "-XX:+UseSerialGC"]
+        if self._short_lived:
+            jvm += self._from_archive()
+        command = [*jvm, *self._class_path(), "kafka.tools.StorageTool", "format"]
         done = subprocess.run(
             [*command, "--cluster-id", CLUSTER, "--config", str(self._write_properties())],
             capture_output=True,
@@ -60,7 +58,7 @@ class LocalKafka(LocalService, KafkaService):
             raise ServiceError(f"Kafka could not format {self.data}:\n{done.stdout}{done.stderr}")
 
     def _command(self) -> list[str]:
-        return [*self._java(f"-Xmx{HEAP}"), "kafka.Kafka", str(self._write_properties())]
+        return [*self._jvm(), f"-Xmx{HEAP}", *self._class_path(), "kafka.Kafka", str(self._write_properties())]
 
     def _is_ready(self) -> bool:
         # The port accepts connections some time before the broker serves requests; its own word comes last.
@@ -105,8 +103,10 @@ class LocalKafka(LocalService, KafkaService):
         path.write_text("".join(f"{name}={value}\n" for name, value in self.properties().items()))
         return path
 
-    def _java(self, *options: str) -> list[str]:
+    def _jars(self) -> Path:
+        return fetch(versions.KAFKA_BUNDLE)
+
+    def _class_path(self) -> list[str]:
         logging = self.home / "log4j2.properties"
         logging.write_text(_LOGGING)
-        classpath = f"{fetch(versions.KAFKA_BUNDLE)}/*"
-        return [java(), *options, f"-Dlog4j2.configurationFile={logging}", "-cp", classpath]
+        return [f"-Dlog4j2.configurationFile={logging}", "-cp", f"{self._jars()}/*"]

@@ -84,8 +84,9 @@ class LocalService(Service):
         self._set_up_home()
         self._choose_port()
         self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        launch = self._launch()
         deadline = time.monotonic() + self.startup_timeout
-        self._process = SupervisedProcess(self._launch())
+        self._process = SupervisedProcess(launch)
         try:
             self._after_spawn(deadline)
             self._wait_until_ready(deadline, _POLL_SECONDS)
