@@ -60,8 +60,8 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
     def _program(self) -> str:
         return java(self._release.java_minimum)
 
-    def _jars(self) -> Path:
-        return fetch(self._release.bundle)
+    def _jars(self) -> list[Path]:
+        return [*fetch(self._release.bundle).glob("*.jar"), _py4j_jar()]
 
     def _prepare(self) -> None:
         self.data.mkdir()
@@ -97,7 +97,7 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
             *(*self._jvm(), "-Xms512m", f"-Xmx{HEAP}", *self._release.java_options),
             *("-Des.networkaddress.cache.ttl=60", "-Dlog4j2.disable.jmx=true"),
             "-Dlog4j.shutdownHookEnabled=false",  # else the log closes before the node does
-            *("-p", str(self._jars()), "--add-modules", "ALL-MODULE-PATH"),
+            *("-p", str(fetch(self._release.bundle)), "--add-modules", "ALL-MODULE-PATH"),
             *("--add-exports", "org.elasticsearch.server/org.elasticsearch.node=ALL-UNNAMED"),
             # Port 0 and a token of its own making; both are the first lines of the log. It listens on loopback only.
             *("-cp", str(_py4j_jar()), "py4j.GatewayServer", "--enable-auth", "0"),

@@ -22,7 +22,7 @@ _FILE: Final = "classes.jsa"
 
 def from_archive(archive: Path) -> list[str]:
     """Return the options of a JVM that starts from an archive of its classes, and says nothing if it cannot."""
-    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:class+path=off"]
+    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off", "-Xlog:class+path=off"]
 
 
 def fingerprint(program: str, jars: Iterable[Path], *more: str) -> str:
@@ -54,8 +54,8 @@ class JavaService(LocalService):
         self._recorded_to: Path | None = None
 
     @abstractmethod
-    def _jars(self) -> Path:
-        """Return the folder with the server's jars."""
+    def _jars(self) -> list[Path]:
+        """Return all jars that the server's JVM loads classes from."""
 
     def _program(self) -> str:
         """Return the Java that runs the server."""
@@ -72,7 +72,7 @@ class JavaService(LocalService):
         return from_archive(archive) if archive.exists() else []  # not every Java can make one
 
     def _archives(self) -> Path:
-        mark = fingerprint(self._program(), self._jars().glob("*.jar"))
+        mark = fingerprint(self._program(), self._jars())
         return build_once(cache_folder() / "services" / f"{self.name}-{self.version}-{mark}", self._record)
 
     def _record(self, draft: Path) -> None:

@@ -103,10 +103,10 @@ class LocalKafka(JavaService, KafkaService):
         path.write_text("".join(f"{name}={value}\n" for name, value in self.properties().items()))
         return path
 
-    def _jars(self) -> Path:
-        return fetch(versions.KAFKA_BUNDLE)
+    def _jars(self) -> list[Path]:
+        return list(fetch(versions.KAFKA_BUNDLE).glob("*.jar"))
 
     def _class_path(self) -> list[str]:
         logging = self.home / "log4j2.properties"
         logging.write_text(_LOGGING)
-        return [f"-Dlog4j2.configurationFile={logging}", "-cp", f"{self._jars()}/*"]
+        return [f"-Dlog4j2.configurationFile={logging}", "-cp", f"{fetch(versions.KAFKA_BUNDLE)}/*"]
