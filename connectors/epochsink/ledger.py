@@ -9,7 +9,7 @@ gap between checking and writing. Nothing is overwritten. Files are removed only
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import Fenced, LedgerCorrupt, WentBack
@@ -309,7 +309,13 @@ def _epoch_of(entry: Entry) -> int | None:
 
 def _encode(entry: Entry) -> bytes:
     kind = next(name for name, of in _KINDS.items() if type(entry) is of)
-    return json.dumps({"entry": kind, "version": 1, **asdict(entry)}).encode() + b"\n"
+    content = {"entry": kind, "version": 1, **_fields_of(entry)}
+    return json.dumps(content, default=_fields_of).encode() + b"\n"
+
+
+def _fields_of(value: Entry | Share) -> dict[str, Any]:
+    # `asdict` would copy every committable deeply
+    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def _decode(data: bytes, number: int) -> Entry:
