@@ -12,7 +12,10 @@ import sys
 import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.pandas import functions
 
 import epochsink
 from epochsink import ExactlyOnce
@@ -97,8 +100,17 @@ def sinks(spec: Spec) -> Iterator[tuple[str, Sink]]:
         yield name, kind(**{key: value for key, value in options.items() if key != "kind"})
 
 
+def import_less() -> None:
+    """Keep PySpark from importing pandas to see its version, and its test tools for one flag: 2 s of each start."""
+    functions.__dict__["require_minimum_pandas_version"] = lambda: None
+    tools = ModuleType("pyspark.testing.utils")
+    tools.__dict__["have_numpy"] = True
+    sys.modules |= {"pyspark.testing": ModuleType("pyspark.testing"), tools.__name__: tools}
+
+
 def start_spark(spec: Spec) -> SparkSession:
     """Start Spark as small and as quickly as it goes."""
+    import_less()
     settings = {
         "spark.master": f"local[2,{spec.attempts}]",
         "spark.driver.memory": "512m",
