@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, KafkaAdminClient
-from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest
+from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import silence
@@ -96,8 +96,9 @@ class Cluster:
 
         Raises `Unreachable`, `Refused`.
         """
-        cluster = self.until(self.deadline(), lambda: self.admin().describe_cluster())
-        broker = str(cluster["brokers"][0]["broker_id"])
+        # kafka-python's describe_cluster ends with a KeyError at brokers before 3.7
+        cluster = self.until(self.deadline(), lambda: self._run(MetadataRequest(topics=[]), None))
+        broker = str(cluster.brokers[0].node_id)
         asked = [ConfigResource("broker", broker, [name])]
         told = self.describe_configs(asked)
         if told is None:
