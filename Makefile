@@ -31,11 +31,11 @@ venv: $(STAMP) ## the virtual environment with everything in it
 demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsink, and count the rows
 	$(RUN)/epochsink demo
 
-test: test-elasticsearch9 ## all tests, on real services
+test: $(STAMP) ## all tests, on real services
 	@$(RUN)/epochsink services fetch # beforehand: a download counts against no test's time
 	$(PYTEST)
 
-test-elasticsearch9: $(STAMP) ## what talks to Elasticsearch, with client and server of version 9 (the other tests: 8)
+test-elasticsearch9: $(STAMP) ## what talks to Elasticsearch, with client and server of version 9 (make test: 8)
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/epochsink services fetch
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/python -c 'import elasticsearch as e; assert e.__version__[0] == 9, e.__file__'
 	PYTHONPATH=$(ELASTICSEARCH9) $(PYTEST) $(wildcard tests/*/test_elasticsearch*.py)
