@@ -50,6 +50,7 @@ BEFORE_THE_RECORD: Final = (
     "postgres.merged:2",
     "postgres.prepared:2",
     "coordinator.vote.between:3",
+    "coordinator.vote.between:4",
     "coordinator.record.before:2",
 )
 AFTER_THE_RECORD: Final = (

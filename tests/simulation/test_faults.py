@@ -31,9 +31,9 @@ def test_every_plan_with_one_fault(sinks: str) -> None:
 @pytest.mark.parametrize("schedule", [1, 2])
 @pytest.mark.parametrize("sinks", plans.SINKS)
 def test_one_fault_with_a_thread_that_goes_first(sinks: str, schedule: int) -> None:
-    """An eighth of the faults, with the stream or the watcher always ahead of the other."""
-    some = itertools.islice(plans.one_fault(steps_of(sinks, schedule), plans.QUICK), schedule, None, 8)
-    expect_none(explore(some, sinks, schedule), 250)
+    """A fifth of the faults, with the stream or the watcher always ahead of the other."""
+    some = itertools.islice(plans.one_fault(steps_of(sinks, schedule), plans.QUICK), schedule, None, 5)
+    expect_none(explore(some, sinks, schedule), 400)
 
 
 @pytest.mark.parametrize("sinks", plans.SINKS)
