@@ -3,28 +3,67 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from epochsink.elasticsearch import Elasticsearch
-    from epochsink.errors import EpochsinkError
-    from epochsink.kafka import Kafka
+    from epochsink.errors import (
+        CheckFailed,
+        ConfigurationError,
+        EpochsinkError,
+        Fenced,
+        LedgerCorrupt,
+        OutcomeUnknown,
+        PrepareFailed,
+        RowsRejected,
+        SpoolMissing,
+        UnsupportedQuery,
+        WentBack,
+    )
+    from epochsink.kafka import Kafka, NewTopic
     from epochsink.postgres import Postgres
-    from epochsink.spark import ExactlyOnce
+    from epochsink.sink import Sink
+    from epochsink.spark.exactly_once import ExactlyOnce
 
-__all__ = ["Elasticsearch", "EpochsinkError", "ExactlyOnce", "Kafka", "Postgres"]
+    __version__: str
+
+__all__ = [
+    "CheckFailed",
+    "ConfigurationError",
+    "Elasticsearch",
+    "EpochsinkError",
+    "ExactlyOnce",
+    "Fenced",
+    "Kafka",
+    "LedgerCorrupt",
+    "NewTopic",
+    "OutcomeUnknown",
+    "Postgres",
+    "PrepareFailed",
+    "RowsRejected",
+    "Sink",
+    "SpoolMissing",
+    "UnsupportedQuery",
+    "WentBack",
+    "__version__",
+]
 
 _HOMES = {
     "Elasticsearch": "elasticsearch",
-    "EpochsinkError": "errors",
-    "ExactlyOnce": "spark",
+    "ExactlyOnce": "spark.exactly_once",
     "Kafka": "kafka",
+    "NewTopic": "kafka",
     "Postgres": "postgres",
+    "Sink": "sink",
 }
+"""Where a name is defined, if not in `epochsink.errors`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: a destination's client is only needed by who uses it."""
-    if name not in _HOMES:
+    """Import a public name when it is first used: a target's client is only needed by who uses that target."""
+    if name == "__version__":
+        return version("epochsink")
+    if name not in __all__:
         raise AttributeError(f"module 'epochsink' has no attribute {name!r}")
-    return getattr(import_module(f"epochsink.{_HOMES[name]}"), name)
+    return getattr(import_module(f"epochsink.{_HOMES.get(name, 'errors')}"), name)

@@ -27,22 +27,22 @@ from typing import Any, Self
 class EpochsinkError(Exception):
     """Base of all errors of this package.
 
-    ``message`` says what is wrong and with which value; ``way_out``, where there is one, what to do
+    ``message`` says what is wrong and with which value; ``hint``, where there is one, what to do
     about it. Further keyword arguments become entries of ``facts``.
     """
 
-    def __init__(self, message: str, *, way_out: str = "", **facts: Any) -> None:
+    def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
         super().__init__(message)
         self.message = message
-        self.way_out = way_out
+        self.hint = hint
         self.facts = facts
 
     def __str__(self) -> str:
-        return f"{self.message}\n  Way out: {self.way_out}" if self.way_out else self.message
+        return f"{self.message}\n  Hint: {self.hint}" if self.hint else self.message
 
     def to_line(self) -> str:
         """Return the error as one line of text that `from_text` finds again: for crossing into a JVM's message."""
-        fields = [type(self).__name__, self.message, self.way_out, {k: str(v) for k, v in self.facts.items()}]
+        fields = [type(self).__name__, self.message, self.hint, {k: str(v) for k, v in self.facts.items()}]
         return f"{_LINE}{json.dumps(fields)}"
 
     @staticmethod
@@ -50,17 +50,17 @@ class EpochsinkError(Exception):
         """Return the error that a text quotes (see `to_line`), or None."""
         for line in re.findall(re.escape(_LINE) + r"(\[.*\])", text):
             try:
-                name, message, way_out, facts = json.loads(line)
+                name, message, hint, facts = json.loads(line)
             except ValueError:
                 # somebody's text that looks like ours
                 continue
             kind = next((kind for kind in _all_kinds(EpochsinkError) if kind.__name__ == name), None)
             if kind is not None:
-                return kind(message, way_out=way_out, **facts)
+                return kind(message, hint=hint, **facts)
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.way_out, self.facts))
+        return (_rebuild, (type(self), self.message, self.hint, self.facts))
 
 
 _LINE = "epochsink-error: "
@@ -70,8 +70,8 @@ def _all_kinds(kind: type[EpochsinkError]) -> list[type[EpochsinkError]]:
     return [kind, *(below for child in kind.__subclasses__() for below in _all_kinds(child))]
 
 
-def _rebuild(kind: type[EpochsinkError], message: str, way_out: str, facts: dict[str, Any]) -> EpochsinkError:
-    return kind(message, way_out=way_out, **facts)
+def _rebuild(kind: type[EpochsinkError], message: str, hint: str, facts: dict[str, Any]) -> EpochsinkError:
+    return kind(message, hint=hint, **facts)
 
 
 class ConfigurationError(EpochsinkError, ValueError):
@@ -83,7 +83,7 @@ class CheckFailed(ConfigurationError):
 
     @classmethod
     def of(cls, findings: list[str]) -> Self:
-        """Join findings, each a sentence with its own way out, into one error."""
+        """Join findings, each a sentence with its own hint, into one error."""
         lines = "\n".join(f"  - {finding}" for finding in findings)
         return cls(f"{len(findings)} check(s) failed before any row moved:\n{lines}", findings=findings)
 

@@ -20,14 +20,14 @@ from measure import Report, console, sizes, spread
 from pyarrow import parquet
 
 from epochsink import Elasticsearch
-from epochsink.services import LocalElasticsearch
+from epochsink.devkit.services import LocalElasticsearch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import Row, SparkSession
 
-    from epochsink.services import ElasticsearchService
+    from epochsink.devkit.services import ElasticsearchService
 
 SHARDS = 2
 REQUEST_DOCUMENTS = 10_000

@@ -14,14 +14,14 @@ from epochs import FIRST, make_rows, our_epoch, plain_epoch, session, small_epoc
 from measure import Report, console, sizes, spread
 
 from epochsink import Kafka
-from epochsink.services import LocalKafka
+from epochsink.devkit.services import LocalKafka
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.services import KafkaService
+    from epochsink.devkit.services import KafkaService
 
 PARTITIONS = 4
 TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1048576", "kafka.compression.type": "lz4"}

@@ -27,14 +27,14 @@ from pgpq import ArrowToPostgresBinaryEncoder
 from pyarrow import parquet
 
 from epochsink import Postgres
-from epochsink.services import LocalPostgres
+from epochsink.devkit.services import LocalPostgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, Row, SparkSession
 
-    from epochsink.services import PostgresService
+    from epochsink.devkit.services import PostgresService
 
 COLUMNS = "id bigint, payload text, amount double precision, placed_at timestamptz"
 UPSERT = (

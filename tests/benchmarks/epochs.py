@@ -21,14 +21,14 @@ import psutil
 from pyspark.sql import DataFrame, SparkSession
 
 from epochsink import ExactlyOnce
-from epochsink.services import spark_packages
+from epochsink.devkit.services import spark_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from epochsink.protocol import Sink
+    from epochsink.sink import Sink
 
 FIRST = 1_000
 """Rows of the epoch before the timed one."""

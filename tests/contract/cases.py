@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 
 from epochsink.errors import PrepareFailed
-from epochsink.protocol import Epoch, Outcome
+from epochsink.sink import Epoch, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epochsink.protocol import Committable, Rows, SinkCommitter
+    from epochsink.sink import Committable, Rows, SinkCommitter
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 OTHER_QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f002"
@@ -32,7 +32,9 @@ class Rig(Protocol):
     def open(self, query: str, generation: int) -> SinkCommitter:
         """Return a fresh committer, as another process would have it, opened for an identity."""
 
-    def write(self, query: str, generation: int, epoch: Epoch, slot: int, rows: list[int]) -> tuple[str, Committable]:
+    def write(
+        self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
+    ) -> tuple[str, Committable]:
         """Write, spool and prepare rows as one task attempt; return its uuid and its committable."""
 
     def rows(self, query: str, epoch: Epoch, tasks: Sequence[str]) -> Rows:
@@ -69,9 +71,9 @@ class Driver:
         self.query = query
         self.committer = rig.open(query, generation)
 
-    def write(self, epoch: Epoch, slot: int, rows: list[int]) -> tuple[str, Committable]:
+    def write(self, epoch: Epoch, partition: int, rows: list[int]) -> tuple[str, Committable]:
         """Run one task."""
-        return self.rig.write(self.query, self.generation, epoch, slot, rows)
+        return self.rig.write(self.query, self.generation, epoch, partition, rows)
 
     def vote(self, epoch: Epoch, accepted: list[tuple[str, Committable]]) -> PreparedEpoch:
         """Let the sink vote."""
@@ -79,10 +81,10 @@ class Driver:
         rows = self.rig.rows(self.query, epoch, tasks)
         return PreparedEpoch(epoch, tasks, self.committer.vote(epoch, [part for _, part in accepted], rows))
 
-    def prepare(self, number: int, *slots: list[int]) -> PreparedEpoch:
-        """Write one task for each slot, and vote."""
+    def prepare(self, number: int, *partitions: list[int]) -> PreparedEpoch:
+        """Write one task for each partition, and vote."""
         epoch = Epoch(number, uuid.uuid4().hex)
-        return self.vote(epoch, [self.write(epoch, slot, rows) for slot, rows in enumerate(slots)])
+        return self.vote(epoch, [self.write(epoch, partition, rows) for partition, rows in enumerate(partitions)])
 
     def commit(self, prepared: PreparedEpoch) -> list[Outcome]:
         """Commit every part; return the outcomes."""
@@ -99,7 +101,7 @@ class Driver:
 
     def abandon(self, prepared: PreparedEpoch) -> None:
         """Abort an attempt that nobody has recorded."""
-        self.committer.sweep([])
+        self.committer.abort_orphans([])
         self.rig.drop_spool(self.query, prepared.epoch)
 
 
@@ -174,7 +176,7 @@ class SinkContract:
         driver = Driver(rig)
         kept = driver.prepare(0, [1], [2])
         driver.write(Epoch(1, uuid.uuid4().hex), 0, [3])
-        driver.committer.sweep(kept.parts)
+        driver.committer.abort_orphans(kept.parts)
         assert committed(driver.commit(kept))
         driver.committer.finish(kept.epoch, kept.parts)
         assert rig.visible() == [1, 2]
@@ -183,7 +185,7 @@ class SinkContract:
     def test_sweep_ends_what_older_generations_left(self, rig: Rig) -> None:
         Driver(rig).write(Epoch(0, uuid.uuid4().hex), 0, [1])
         Driver(rig).prepare(0, [2])
-        Driver(rig, generation=2).committer.sweep([])
+        Driver(rig, generation=2).committer.abort_orphans([])
         assert rig.leftovers() == []
 
     def test_sweep_spares_newer_generations(self, rig: Rig) -> None:
@@ -191,21 +193,21 @@ class SinkContract:
         superseded = Driver(rig)
         successor = Driver(rig, generation=2)
         prepared = successor.prepare(0, [1], [2])
-        superseded.committer.sweep([])
+        superseded.committer.abort_orphans([])
         assert committed(successor.commit(prepared))
         assert rig.visible() == [1, 2]
 
     def test_sweep_spares_other_queries(self, rig: Rig) -> None:
         other = Driver(rig, query=OTHER_QUERY)
         prepared = other.prepare(0, [1])
-        Driver(rig, generation=9).committer.sweep([])
+        Driver(rig, generation=9).committer.abort_orphans([])
         assert committed(other.commit(prepared))
         assert rig.visible() == [1]
 
     def test_sweep_keeps_what_is_visible(self, rig: Rig) -> None:
         driver = Driver(rig)
         driver.commit(driver.prepare(0, [1]))
-        Driver(rig, generation=2).committer.sweep([])
+        Driver(rig, generation=2).committer.abort_orphans([])
         assert rig.visible() == [1]
 
     def test_newest_is_the_last_epoch_committed(self, rig: Rig) -> None:
@@ -232,7 +234,7 @@ class SinkContract:
         driver = Driver(rig)
         for number in range(4):
             prepared = driver.prepare(number, [2 * number], [2 * number + 1])
-            driver.committer.sweep(prepared.parts)
+            driver.committer.abort_orphans(prepared.parts)
             assert committed(driver.commit(prepared))
             driver.committer.finish(prepared.epoch, prepared.parts)
         assert rig.visible() == list(range(8))
@@ -246,7 +248,7 @@ class SinkContract:
         winner = driver.write(epoch, 0, [1])
         other = driver.write(epoch, 1, [2])
         prepared = driver.vote(epoch, [winner, other])
-        driver.committer.sweep(prepared.parts)
+        driver.committer.abort_orphans(prepared.parts)
         assert committed(driver.commit(prepared))
         assert rig.visible() == [1, 2]
 
@@ -259,7 +261,7 @@ class SinkContract:
         if not committed(driver.commit(prepared)):
             prepared = driver.replay(prepared)
             assert committed(driver.commit(prepared))
-        driver.committer.sweep(prepared.parts)
+        driver.committer.abort_orphans(prepared.parts)
         assert rig.visible() == [1]
 
     def test_what_is_lost_is_replayed_once(self, rig: Rig) -> None:
@@ -297,7 +299,7 @@ class SinkContract:
         driver = Driver(rig)
         epoch = Epoch(0, uuid.uuid4().hex)
         written = [driver.write(epoch, 0, [1])]
-        driver.committer.sweep([])
+        driver.committer.abort_orphans([])
         if rig.loses:
             with pytest.raises(PrepareFailed):
                 driver.vote(epoch, written)

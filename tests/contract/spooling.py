@@ -6,8 +6,8 @@ import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from epochsink.protocol import Epoch, Identity, Rows, Task
-from epochsink.spool import Spool
+from epochsink.protocol.spool import Spool
+from epochsink.sink import Epoch, Identity, Rows, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from epochsink.protocol import Committable, Sink, SinkCommitter
+    from epochsink.sink import Committable, Sink, SinkCommitter
 
 
 class SpoolingRig:
@@ -45,7 +45,7 @@ class SpoolingRig:
             committer = self.sink.committer()
             with contextlib.closing(committer):
                 assert committer.check(self.schema()) == []
-                self._origins[query] = committer.found()
+                self._origins[query] = committer.initial_state()
         return Identity(query, self.name, generation, self._origins[query])
 
     def open(self, query: str, generation: int) -> SinkCommitter:
@@ -60,9 +60,11 @@ class SpoolingRig:
         for committer in self._opened:
             committer.close()
 
-    def write(self, query: str, generation: int, epoch: Epoch, slot: int, rows: list[int]) -> tuple[str, Committable]:
+    def write(
+        self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
+    ) -> tuple[str, Committable]:
         """Run one task."""
-        task = Task(self.identity(query, generation), epoch, slot, uuid.uuid4().hex)
+        task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex)
         batch = self.batch(rows)
         self.spool.make(query, epoch)
         spooled = self.spool.writer(task, batch.schema)

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
+from elasticsearch_rig import keyless
 
 from contract.cases import SinkContract
 from contract.spooling import SpoolingRig
-from elasticsearch_rig import keyless
 from epochsink.elasticsearch import Elasticsearch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from epochsink.services import ElasticsearchService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import ElasticsearchService
 
 
 class ElasticsearchRig(SpoolingRig):

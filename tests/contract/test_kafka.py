@@ -8,25 +8,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from kafka_kit import create_topic, rows
 
 from contract.cases import OTHER_QUERY, QUERY, SinkContract
 from contract.spooling import SpoolingRig
+from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import Kafka
 from epochsink.kafka.cluster import Cluster
-from epochsink.kafka.outcomes import State
+from epochsink.kafka.end_txn import State
 from epochsink.kafka.transactions import Transactions
-from epochsink.naming import TransactionalId, identity_key
-from epochsink.protocol import Identity
-from kafka_kit import create_topic, rows
+from epochsink.sink import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     import pyarrow as pa
-
-    from epochsink.services import KafkaService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import KafkaService
 
 PARTITIONS = 2
 SECONDS = 30.0

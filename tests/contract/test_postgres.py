@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from epochsink.services import PostgresService
     from fix_postgres import Truth
+
+    from epochsink.devkit.services import PostgresService
 
 MODES: dict[str, dict[str, Any]] = {
     "prepared": {"commit": "prepared"},

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Final
 import pytest
 from indices import two_indices
 
-from epochsink.faults import POINTS
+from epochsink.failpoints import POINTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epochsink.services import ElasticsearchService, KafkaService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import ElasticsearchService, KafkaService
 
 ROWS_FED: Final = 30
 """Rows added to each of the two source partitions before a start: one epoch."""

@@ -1,4 +1,4 @@
-"""The pipeline is killed at every crash point that it can reach, again and again, and nothing is lost or doubled.
+"""The pipeline is killed at every failpoint that it can reach, again and again, and nothing is lost or doubled.
 
 One growing pipeline writes two tables at once: one appends without a unique key (which would hide duplicates) through
 prepared transactions, the other upserts and deletes through logged staging tables. Each start recovers what the
@@ -17,8 +17,8 @@ from harness import Ended, Harness
 from psycopg import sql
 from tables import make_table
 
-from epochsink.faults import POINTS
-from epochsink.naming import staging_owner
+from epochsink.failpoints import POINTS
+from epochsink.identity import staging_owner
 from epochsink.testing import Target
 from epochsink.testing.readers.postgres import PostgresReader
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from fix_services import FreshName, PrivatePostgres
     from processes import PipelineProcess
 
-    from epochsink.services import KafkaService, PostgresService
-    from fix_services import FreshName, PrivatePostgres
+    from epochsink.devkit.services import KafkaService, PostgresService
 
 ROWS_FED: Final = 60
 """Rows added to each of the two source partitions before a start: two epochs."""
@@ -77,7 +77,7 @@ class Tables:
         self.server = server
 
     def restart_with(self, crash: str, *, attempts: int = 1) -> Ended:
-        """Feed, start, and die at a crash point; return how the run ended."""
+        """Feed, start, and die at a failpoint; return how the run ended."""
         self.harness.feed(ROWS_FED)
         return self.harness.crash_at(crash, attempts=attempts)
 

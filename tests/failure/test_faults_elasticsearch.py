@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from indices import epoch_of, two_indices
-
 from http_proxy import Answer, Lost, Proxy, Seen
+from indices import epoch_of, two_indices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from fix_services import FreshName, PrivateElasticsearch
     from processes import PipelineProcess
 
-    from epochsink.services import ElasticsearchService, KafkaService
+    from epochsink.devkit.services import ElasticsearchService, KafkaService
     from epochsink.testing import HistoryLog
-    from fix_services import FreshName, PrivateElasticsearch
 
 SLEEP_SECONDS: Final = 240.0
 """More than a second driver needs, less than a test may take."""

@@ -16,12 +16,11 @@ from kafka_rig import ROWS_FED, KafkaRig, pipeline_into_kafka
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from fix_services import PrivateKafka
     from processes import PipelineProcess
 
-    from fix_services import PrivateKafka
-
 KILLS: Final = int(os.environ.get("EPOCHSINK_KILLS", "4"))
-VICTIMS: Final = ("driver", "JVM", "worker", "broker")
+KINDS: Final = ("driver", "JVM", "worker", "broker")
 BACKLOG: Final = 6 * ROWS_FED
 """Rows of each source partition that a run finds at its start: enough for it to be killed at work."""
 LONGEST_PAUSE_SECONDS: Final = 1.5
@@ -38,14 +37,14 @@ class Killer:
         self._harness = rig.harness
         self._chance = chance
 
-    def kill_all(self, victims: list[str]) -> None:
+    def kill_all(self, kills: list[str]) -> None:
         """Start runs until each kill has struck one that was at work."""
-        while victims:
+        while kills:
             self._harness.feed(max(1, BACKLOG - self._harness.backlog()))
             with self._harness.start() as process:
-                while victims and self._reaches_work(process):
-                    if self._strike(process, victims[-1]):
-                        victims.pop()
+                while kills and self._reaches_work(process):
+                    if self._strike(process, kills[-1]):
+                        kills.pop()
                 self._harness.log.write("ended", driver=process.driver, code=process.exit_code)
             self._harness.watch.look()
 
@@ -56,28 +55,28 @@ class Killer:
         until = time.monotonic() + self._chance.uniform(0, LONGEST_PAUSE_SECONDS)
         return self._harness.lives_until(process, lambda: time.monotonic() > until)
 
-    def _strike(self, process: PipelineProcess, victim: str) -> bool:
-        if victim == "broker":
+    def _strike(self, process: PipelineProcess, what: str) -> bool:
+        if what == "broker":
             self._rig.kill_broker()
             return True
-        pid = self._pid_of(process, victim)
+        pid = self._pid_of(process, what)
         if pid is None:
             return False
-        self._harness.kill(process, victim, pid)
-        if victim != "worker":
+        self._harness.kill(process, what, pid)
+        if what != "worker":
             process.wait(time.monotonic() + ENDS_SECONDS, self._harness.watch.look)
         return True
 
-    def _pid_of(self, process: PipelineProcess, victim: str) -> int | None:
-        if victim == "worker":
+    def _pid_of(self, process: PipelineProcess, what: str) -> int | None:
+        if what == "worker":
             workers = process.workers()
             return self._chance.choice(workers) if workers else None
-        return process.jvm() if victim == "JVM" else process.driver
+        return process.jvm() if what == "JVM" else process.driver
 
 
-def victims_of(chance: random.Random) -> list[str]:
+def kill_plan(chance: random.Random) -> list[str]:
     """Return what to kill, one after another: each kind as often as any other."""
-    chosen = [VICTIMS[at % len(VICTIMS)] for at in range(KILLS)]
+    chosen = [KINDS[at % len(KINDS)] for at in range(KILLS)]
     chance.shuffle(chosen)
     return chosen
 
@@ -87,8 +86,8 @@ def test_a_pipeline_whose_processes_and_broker_are_killed_at_random_is_exactly_o
 ) -> None:
     seed = int(os.environ.get("EPOCHSINK_SEED") or random.randrange(2**32))
     chance = random.Random(seed)
-    victims = victims_of(chance)
-    print(f"EPOCHSINK_SEED={seed} EPOCHSINK_KILLS={KILLS}: {', '.join(reversed(victims))}")  # noqa: T201 - to repeat it
+    kills = kill_plan(chance)
+    print(f"EPOCHSINK_SEED={seed} EPOCHSINK_KILLS={KILLS}: {', '.join(reversed(kills))}")  # noqa: T201 - to repeat it
     with pipeline_into_kafka(tmp_path, private_kafka()) as rig:
-        Killer(rig, chance).kill_all(victims)
+        Killer(rig, chance).kill_all(kills)
         print(rig.is_clean().counts)  # noqa: T201 - what was read while things were killed

@@ -26,7 +26,11 @@ def test_a_task_that_hangs_with_its_rows_prepared_is_overtaken_by_its_copy_and_l
     tmp_path: Path, private_kafka: PrivateKafka
 ) -> None:
     hangs = tmp_path / "hangs"
-    armed = {"EPOCHSINK_CRASH": "task.prepared", "EPOCHSINK_CRASH_ONCE": str(hangs), "EPOCHSINK_CRASH_SIGNAL": "STOP"}
+    armed = {
+        "EPOCHSINK_FAILPOINT": "task.prepared",
+        "EPOCHSINK_FAILPOINT_ONCE": str(hangs),
+        "EPOCHSINK_FAILPOINT_SIGNAL": "STOP",
+    }
     in_executors = {f"spark.executorEnv.{name}": value for name, value in armed.items()}
     home = tmp_path / "cluster"
     home.mkdir()

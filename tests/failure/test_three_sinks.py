@@ -17,8 +17,9 @@ from epochsink.testing.readers.postgres import PostgresReader
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epochsink.services import ElasticsearchService
     from fix_services import FreshName, PrivateKafka, PrivatePostgres
+
+    from epochsink.devkit.services import ElasticsearchService
 
 ROWS_FED: Final = 30
 """Rows added to each of the two source partitions before a start: one epoch."""

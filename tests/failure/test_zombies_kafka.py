@@ -14,9 +14,8 @@ from kafka_rig import ROWS_FED, KafkaRig, pipeline_into_kafka
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from processes import PipelineProcess
-
     from fix_services import PrivateKafka
+    from processes import PipelineProcess
 
 pytestmark = pytest.mark.timeout(1200)
 

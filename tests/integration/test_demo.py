@@ -16,17 +16,18 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from elasticsearch import Elasticsearch as Client
 from elasticsearch import helpers
 
-from epochsink.demo.index import ElasticsearchIndex
-from epochsink.demo.orders import PARTITIONS, Orders, make_topic
-from epochsink.demo.table import PostgresTable
-from epochsink.demo.topic import KafkaTopic
+from epochsink.devkit.demo.index import ElasticsearchIndex
+from epochsink.devkit.demo.orders import PARTITIONS, Orders, make_topic
+from epochsink.devkit.demo.table import PostgresTable
+from epochsink.devkit.demo.topic import KafkaTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from epochsink.demo.destination import Destination, Offsets
-    from epochsink.services import ElasticsearchService, KafkaService, PostgresService
     from fix_services import FreshName
+
+    from epochsink.devkit.demo.destination import Destination, Offsets
+    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
 
     Insert = Callable[[Sequence[tuple[int, int, int]]], None]
     """Inserts rows of (order, partition, offset)."""
@@ -146,7 +147,18 @@ def read_orders(kafka: KafkaService, topic: str, count: int) -> list[int]:
 @pytest.mark.timeout(900)
 def test_the_demo_runs_from_end_to_end() -> None:
     """With this seed, one is killed in the middle of an Elasticsearch apply, the other between two of its writes."""
-    command = [sys.executable, "-m", "epochsink.cli", "demo", "--orders", str(ORDERS), "--kills", "1", "--seed", "27"]
+    command = [
+        sys.executable,
+        "-m",
+        "epochsink.cli.app",
+        "demo",
+        "--orders",
+        str(ORDERS),
+        "--kills",
+        "1",
+        "--seed",
+        "27",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=880)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count(": every order arrived exactly once") == 3

@@ -13,22 +13,24 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import elasticsearch_rig
 import pytest
-
 from elasticsearch_rig import Rig, keyless, rendered
-from epochsink import faults
-from epochsink.elasticsearch import Elasticsearch, apply, marker
-from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
-from epochsink.protocol import Epoch, Outcome, Task
-from epochsink.spool import Spool
 from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
+
+from epochsink import failpoints
+from epochsink.elasticsearch import Elasticsearch, applied_epochs, apply
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
+from epochsink.protocol.spool import Spool
+from epochsink.sink import Epoch, Outcome, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from elasticsearch_rig import Document, Prepared
-    from epochsink.services import ElasticsearchService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import ElasticsearchService
 
 
 @pytest.fixture
@@ -164,7 +166,7 @@ def test_a_driver_that_slept_long_looks_before_it_goes_on_writing(rig: Rig, monk
             monkeypatch.setattr(apply, "LOOK_EVERY", 0.0)
 
     with Proxy(rig.sink.hosts[0], lambda _: None) as proxy, closing(behind(rig, proxy, threads=1)) as slow:
-        monkeypatch.setattr(faults, "reach", sleep)
+        monkeypatch.setattr(failpoints, "reach", sleep)
         assert slow.commit(first).outcome is Outcome.COMMITTED
     assert slept
     assert len(proxy.bulks) <= slept[0] + 2
@@ -215,7 +217,7 @@ def test_the_base_lies_above_counters_and_timestamps_used_as_versions(rig: Rig, 
 
 
 def test_bases_differ_even_within_one_second(rig: Rig) -> None:
-    bases = [rig.committer.found()["base"] for _ in range(4)]
+    bases = [rig.committer.initial_state()["base"] for _ in range(4)]
     assert len({*bases, rig.identity.origin["base"]}) == 5
     assert bases == sorted(bases)
 
@@ -390,10 +392,12 @@ def _versions(rig: Rig) -> dict[str, int]:
 
 def _forget_marker(rig: Rig) -> None:
     with closing(rig.sink.connect()) as client:
-        client.indices.refresh(index=marker.INDEX)
+        client.indices.refresh(index=applied_epochs.INDEX)
         query = {"term": {"query_id": rig.identity.query_id}}
-        (hit,) = client.search(index=marker.INDEX, query=query)["hits"]["hits"]
-        client.delete(index=marker.INDEX, id=hit["_id"], version=hit["_source"]["epoch"], version_type="external_gte")
+        (hit,) = client.search(index=applied_epochs.INDEX, query=query)["hits"]["hits"]
+        client.delete(
+            index=applied_epochs.INDEX, id=hit["_id"], version=hit["_source"]["epoch"], version_type="external_gte"
+        )
 
 
 def _ahead(rig: Rig, number: int, documents: list[Document]) -> Prepared:
@@ -412,8 +416,8 @@ def _spooled(
     if any(name in dict(documents[:middle]) for name, _ in documents[middle:]):
         batches = {uuid.uuid4().hex: rendered(documents)}
     written = []
-    for slot, (task, batch) in enumerate(batches.items()):
-        identified = Task(rig.identity, epoch, slot, task)
+    for partition, (task, batch) in enumerate(batches.items()):
+        identified = Task(rig.identity, epoch, partition, task)
         writer, file = rig.sink.writer(identified), spool.writer(identified, batch.schema)
         file.write(batch)
         writer.write(batch)
@@ -426,8 +430,8 @@ def _spooled(
 
 
 def _apply_in_a_process(order: dict[str, Any], crash: str | None) -> subprocess.CompletedProcess[str]:
-    program = Path(__file__).parents[1] / "elasticsearch_apply.py"
-    environment = {**os.environ, **({"EPOCHSINK_CRASH": crash} if crash else {})}
+    program = Path(elasticsearch_rig.__file__).with_name("elasticsearch_apply.py")
+    environment = {**os.environ, **({"EPOCHSINK_FAILPOINT": crash} if crash else {})}
     return subprocess.run(
         [sys.executable, "-W", "error", str(program)],
         input=json.dumps(order),

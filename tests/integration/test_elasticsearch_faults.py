@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Any
 
 import elasticsearch as vendor
 import pytest
-
 from elasticsearch_rig import Rig, rendered
-from epochsink.elasticsearch import Elasticsearch, apply
-from epochsink.protocol import Outcome
 from http_proxy import Answer, Lost, Proxy, Seen
+
+from epochsink.elasticsearch import Elasticsearch, apply
+from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elasticsearch_rig import Document
-    from epochsink.services import ElasticsearchService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import ElasticsearchService
 
 DEADLINE = 60.0
 OLD: list[Document] = [(f"d{number}", {"n": number, "state": "old"}) for number in range(60)]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-
 from elasticsearch_rig import SCHEMA, Rig, rendered
+
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import RowsRejected, WentBack
 
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import elasticsearch as vendor
-
-    from epochsink.services import ElasticsearchService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import ElasticsearchService
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_an_index_made_anew_stops_until_it_is_accepted(sink: Elasticsearch, clie
         with pytest.raises(WentBack, match="deleted and created again") as caught:
             rig.prepare(1, [rendered([("b", {"n": 2})])])
         uuid_now = client.indices.get(index=sink.index, flat_settings=True)[sink.index]["settings"]["index.uuid"]
-        assert f"accept_index='{uuid_now}'" in caught.value.way_out
+        assert f"accept_index='{uuid_now}'" in caught.value.hint
         with closing(Rig(changed(sink, accept_index=uuid_now), rig.identity)) as accepting:
             accepting.apply(1, [rendered([("b", {"n": 2})])])
         rig.apply(2, [rendered([("c", {"n": 3})])])

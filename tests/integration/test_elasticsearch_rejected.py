@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-
 from elasticsearch_rig import SCHEMA, Rig, rendered
+from http_proxy import Answer, Proxy, Seen
+
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import PrepareFailed, RowsRejected
-from epochsink.protocol import Outcome
-from http_proxy import Answer, Proxy, Seen
+from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import elasticsearch as vendor
-
     from elasticsearch_rig import Document
-    from epochsink.services import ElasticsearchService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import ElasticsearchService
 
 GOOD: list[Document] = [(f"good{number}", {"n": number}) for number in range(8)]
 BAD: list[Document] = [("bad-number", {"n": "many"}), ("bad-date", {"at": "2026-13-45"})]
@@ -60,7 +60,7 @@ def test_a_malformed_date_and_number_stop_with_index_id_reason_and_way_out(optio
         for each in ("bad-number", "bad-date", "2026-13-45", "failed to parse field [n]"):
             assert each in shown
         assert "stays pending" in shown
-        assert 'on_rejected="dead_letter"' in caught.value.way_out
+        assert 'on_rejected="dead_letter"' in caught.value.hint
         assert rig.committer.newest() is None
 
 
@@ -151,7 +151,7 @@ def test_a_document_larger_than_the_server_takes_is_refused_before_the_checkpoin
     with closing(Rig.joining(Elasticsearch(**options))) as rig:
         with pytest.raises(RowsRejected, match=r"http\.max_content_length") as caught:
             rig.prepare(0, [rendered([*GOOD, ("huge", {"text": "x" * 104_900_000})])])
-        assert "where=" in caught.value.way_out
+        assert "where=" in caught.value.hint
         assert rig.stored() == {}
 
 

@@ -9,9 +9,9 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from elasticsearch_rig import Rig
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from elasticsearch_rig import Rig
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import RowsRejected
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
+    from fix_services import FreshName
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.services import ElasticsearchService
-    from fix_services import FreshName
+    from epochsink.devkit.services import ElasticsearchService
 
 HOSTILE = 'x"}}\n{"delete":{"_id":"y"}}\r\n\u2028\\ü\t\x00'
 MOMENT = datetime(2026, 11, 21, 10, 0, 0, 123456, tzinfo=UTC)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import elasticsearch as vendor
 import pytest
-
 from elasticsearch_rig import SCHEMA, Rig, rendered
+
+from epochsink.devkit.services import LocalElasticsearch, versions
 from epochsink.elasticsearch import Elasticsearch
-from epochsink.services import LocalElasticsearch, versions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epochsink.services import ElasticsearchService
+    from epochsink.devkit.services import ElasticsearchService
 
 CLIENT = vendor.__version__[0]
 

@@ -15,11 +15,11 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from epochsink.demo.archive import jvm_options
-from epochsink.services import spark_packages
+from epochsink.devkit.demo.archive import jvm_options
+from epochsink.devkit.services import spark_packages
 
 if TYPE_CHECKING:
-    from epochsink.services import KafkaService, PostgresService
+    from epochsink.devkit.services import KafkaService, PostgresService
 
 ROOT = Path(__file__).parents[2]
 WATCH_TWO_EPOCHS = """

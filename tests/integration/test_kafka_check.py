@@ -1,4 +1,4 @@
-"""Findings before the first row moves, each with its way out."""
+"""Findings before the first row moves, each with its hint."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from kafka_kit import admin, create_topic
 
 from epochsink.kafka import Kafka, NewTopic
 from epochsink.kafka.committer import KafkaCommitter
-from kafka_kit import admin, create_topic
 
 if TYPE_CHECKING:
-    from epochsink.services import KafkaService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import KafkaService
 
 ORDERS = pa.schema([("order_id", pa.int64()), ("amount", pa.float64())])
 

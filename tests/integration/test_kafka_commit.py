@@ -9,12 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-from epochsink.errors import PrepareFailed, SpoolMissing
-from epochsink.kafka import Kafka
-from epochsink.kafka.outcomes import State
-from epochsink.naming import identity_key, marker_group
-from epochsink.protocol import COMMITTED, Outcome
 from kafka_kit import (
     NO_ROWS,
     ListRows,
@@ -33,9 +27,16 @@ from kafka_kit import (
     wait_for,
 )
 
+from epochsink.errors import PrepareFailed, SpoolMissing
+from epochsink.identity import identity_key, marker_group
+from epochsink.kafka import Kafka
+from epochsink.kafka.end_txn import State
+from epochsink.sink import COMMITTED, Outcome
+
 if TYPE_CHECKING:
-    from epochsink.services import KafkaService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import KafkaService
 
 
 @pytest.fixture
@@ -82,20 +83,20 @@ def test_a_commit_may_be_repeated_by_anybody_and_shows_the_rows_once(
 
 def test_each_slot_is_committed_on_its_own(kafka: KafkaService, topic: str, config: Kafka) -> None:
     who, at = identity(), epoch(5)
-    first = prepare(config, task(who, at, slot=0), rows("a"))
-    second = prepare(config, task(who, at, slot=1), rows("b"))
+    first = prepare(config, task(who, at, partition=0), rows("a"))
+    second = prepare(config, task(who, at, partition=1), rows("b"))
     with committing(config, who) as committer:
         assert committer.vote(at, [first, second], NO_ROWS) == [first, second]
         assert commit(committer, at, second) == COMMITTED
-        assert committer._markers.of_slot(0, committer._cluster.deadline()) is None
-        assert committer._markers.of_slot(1, committer._cluster.deadline()) == 5
+        assert committer._markers.of_partition(0, committer._cluster.deadline()) is None
+        assert committer._markers.of_partition(1, committer._cluster.deadline()) == 5
         assert commit(committer, at, first) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
 
 
-def test_of_many_decided_slots_none_is_left_unwritten(kafka: KafkaService, topic: str, config: Kafka) -> None:
+def test_of_many_decided_partitions_none_is_left_unwritten(kafka: KafkaService, topic: str, config: Kafka) -> None:
     who, at = identity(), epoch(5)
-    parts = [prepare(config, task(who, at, slot), rows(str(slot))) for slot in range(9)]
+    parts = [prepare(config, task(who, at, partition), rows(str(partition))) for partition in range(9)]
     with committing(config, who) as committer:
         assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * 9
         committer.await_visible(at, parts)
@@ -103,15 +104,15 @@ def test_of_many_decided_slots_none_is_left_unwritten(kafka: KafkaService, topic
         states = committer._transactions.describe(ids, committer._cluster.deadline()).values()
         assert {found.state for found in states} == {State.COMPLETE_COMMIT}
         assert committer.newest() == 5
-    assert read_all(kafka.bootstrap_servers, topic, 9) == [str(slot) for slot in range(9)]
+    assert read_all(kafka.bootstrap_servers, topic, 9) == [str(partition) for partition in range(9)]
 
 
 def test_neither_dropping_nor_collecting_a_writer_ends_its_transaction_or_keeps_its_threads(config: Kafka) -> None:
     who, at = identity(), epoch(0)
     threads = native_threads()
     parts = []
-    for slot in range(3):
-        writer = config.writer(task(who, at, slot))
+    for partition in range(3):
+        writer = config.writer(task(who, at, partition))
         writer.write(rows("a"))
         parts.append(writer.prepare())
     unprepared = config.writer(task(who, at, 9))
@@ -146,8 +147,8 @@ def test_a_writer_that_gives_up_aborts_its_rows(kafka: KafkaService, topic: str,
     with committing(config, who) as committer:
         assert commit(committer, at, part) == COMMITTED
         # the client may give up while its request to begin is still on the way: then the sweep has to end it
-        committer.sweep([])
-        assert committer.sweep([]) == []
+        committer.abort_orphans([])
+        assert committer.abort_orphans([]) == []
     assert read_all(kafka.bootstrap_servers, topic, 1) == ["after"]
 
 
@@ -195,7 +196,7 @@ def test_a_zombie_that_uses_a_recorded_id_again_costs_a_replay_and_no_row(
         assert replayed["rows"] == 3
         assert commit(committer, at, replayed, spool) == COMMITTED
         assert commit(committer, at, part, spool) == COMMITTED, "the marker tells that its rows are there"
-        committer.sweep([])
+        committer.abort_orphans([])
     assert read_all(kafka.bootstrap_servers, topic, 3) == ["a", "b", "c"]
 
 
@@ -245,13 +246,13 @@ def test_the_sweep_aborts_orphans_so_that_readers_get_on_and_keeps_what_is_recor
 ) -> None:
     who, at = identity(generation=2), epoch(0)
     orphan = prepare(config, task(identity(1, query_id=who.query_id), at), rows("orphan"))
-    recorded = prepare(config, task(who, at, slot=1), rows("recorded"))
+    recorded = prepare(config, task(who, at, partition=1), rows("recorded"))
     newer = prepare(config, task(identity(3, query_id=who.query_id), at), rows("of a newer driver"))
     foreign = prepare(config, task(identity(), at), rows("foreign"))
     with committing(config, who) as committer:
-        [line] = committer.sweep([recorded])
+        [line] = committer.abort_orphans([recorded])
         assert orphan["transactional_id"] in line
-        assert committer.sweep([recorded]) == []
+        assert committer.abort_orphans([recorded]) == []
         assert committer.vote(at, [recorded, newer, foreign], NO_ROWS) == [recorded, newer, foreign]
         for part in (recorded, newer, foreign):
             assert commit(committer, at, part) == COMMITTED
@@ -264,7 +265,7 @@ def test_the_sweep_aborts_a_zombie_under_a_recorded_id(config: Kafka) -> None:
     recorded = prepare(config, task(who, at, name=name), rows("recorded"))
     prepare(config, task(who, at, name=name), rows("zombie"))
     with committing(config, who) as committer:
-        assert len(committer.sweep([recorded])) == 1
+        assert len(committer.abort_orphans([recorded])) == 1
         assert commit(committer, at, recorded).outcome is Outcome.ABORTED
 
 
@@ -275,7 +276,7 @@ def test_the_sweep_leaves_a_replay_alone_that_is_not_recorded_yet(config: Kafka)
     with committing(config, who) as committer:
         committer._abort(part)
         replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
-        assert committer.sweep([]) == []
+        assert committer.abort_orphans([]) == []
         assert commit(committer, at, replayed, spool) == COMMITTED
     with committing(config, who) as another:
         assert commit(another, at, replayed, spool) == COMMITTED
@@ -290,7 +291,7 @@ def test_a_replay_needs_all_rows_in_the_spool(config: Kafka) -> None:
             committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
         with pytest.raises(SpoolMissing, match="holds 1 rows, and 2 were prepared"):
             committer.replay(at, part, ListRows({part["task"]: [rows("a")]}), uuid.uuid4().hex)
-        assert committer.sweep([]) == [], "what the failed replay had begun is aborted"
+        assert committer.abort_orphans([]) == [], "what the failed replay had begun is aborted"
 
 
 def test_without_a_spool_no_id_is_ever_used_again(config: Kafka) -> None:
@@ -302,17 +303,17 @@ def test_without_a_spool_no_id_is_ever_used_again(config: Kafka) -> None:
     zombie = prepare(unspooled, task(who, at), rows("zombie"))
     with committing(unspooled, who) as committer:
         assert committer.vote(at, [part], NO_ROWS) == [part]
-        assert committer.sweep([part]) != []
+        assert committer.abort_orphans([part]) != []
         assert zombie["transactional_id"] != part["transactional_id"]
         assert commit(committer, at, part) == COMMITTED
 
 
-def test_newest_is_the_largest_epoch_of_all_slots_ever_used(config: Kafka) -> None:
+def test_newest_is_the_largest_epoch_of_all_partitions_ever_used(config: Kafka) -> None:
     who = identity()
     with committing(config, who) as committer:
-        for number, slot in ((3, 11), (5, 2), (4, 0)):
+        for number, partition in ((3, 11), (5, 2), (4, 0)):
             at = epoch(number)
-            part = prepare(config, task(who, at, slot), rows("a"))
+            part = prepare(config, task(who, at, partition), rows("a"))
             assert commit(committer, at, part) == COMMITTED
         pending = prepare(config, task(who, epoch(9), 2), rows("not committed"))
         assert committer.newest() == 5
@@ -338,4 +339,4 @@ def test_the_next_epoch_may_be_open_while_the_last_one_is_committed(
 
 def test_found_fixes_the_brokers_cap_of_transaction_timeouts(config: Kafka) -> None:
     with committing(config, identity()) as committer:
-        assert committer.found() == {"transaction_timeout": 900.0}
+        assert committer.initial_state() == {"transaction_timeout": 900.0}

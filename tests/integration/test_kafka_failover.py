@@ -10,19 +10,20 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from kafka.protocol.metadata import CoordinatorType
-
-from epochsink.kafka import Kafka
-from epochsink.protocol import COMMITTED
-from epochsink.services import LocalKafka
-from epochsink.services.ports import LOOPBACK
 from kafka_kit import NO_ROWS, committing, create_topic, epoch, identity, prepare, read_all, rows, task, wait_for
+
+from epochsink.devkit.services import LocalKafka
+from epochsink.devkit.services.ports import LOOPBACK
+from epochsink.kafka import Kafka
+from epochsink.sink import COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from epochsink.kafka.committer import KafkaCommitter
-    from epochsink.protocol import Committable
     from fix_services import FreshName
+
+    from epochsink.kafka.committer import KafkaCommitter
+    from epochsink.sink import Committable
 
 REPLICATED: Final[dict[str, str | int | bool]] = {
     "offsets.topic.replication.factor": 2,
@@ -90,7 +91,7 @@ def coordinators(committer: KafkaCommitter, parts: list[Committable]) -> set[int
 def voted(cluster: Cluster, config: Kafka) -> Iterator[Callable[[], None]]:
     """Let a committer vote, for which it asks the second broker, and yield what commits all of it."""
     who, at = identity(), epoch(4)
-    parts = [prepare(config, task(who, at, slot), rows(str(slot))) for slot in range(SLOTS)]
+    parts = [prepare(config, task(who, at, partition), rows(str(partition))) for partition in range(SLOTS)]
 
     def commit() -> None:
         assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS

@@ -8,11 +8,6 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from epochsink.errors import PrepareFailed
-from epochsink.kafka import Kafka
-from epochsink.kafka.committer import KafkaCommitter
-from epochsink.protocol import COMMITTED, Outcome
 from kafka_kit import (
     NO_ROWS,
     ListRows,
@@ -29,13 +24,18 @@ from kafka_kit import (
     wait_for,
 )
 
+from epochsink.errors import PrepareFailed
+from epochsink.kafka import Kafka
+from epochsink.kafka.committer import KafkaCommitter
+from epochsink.sink import COMMITTED, Outcome
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from fix_services import FreshName
     from kafka.admin import KafkaAdminClient
 
-    from epochsink.services import KafkaService
-    from fix_services import FreshName
+    from epochsink.devkit.services import KafkaService
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def test_a_broker_killed_between_prepare_and_commit_still_commits_all(
     settings = {"bootstrap_servers": broker.bootstrap_servers, "topic": topic}
     config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=90)
     who, at = identity(), epoch(0)
-    first = prepare(config, task(who, at, slot=0), rows("c"))
-    second = prepare_and_die(settings, task(who, at, slot=1), "a", "b")
+    first = prepare(config, task(who, at, partition=0), rows("c"))
+    second = prepare_and_die(settings, task(who, at, partition=1), "a", "b")
 
     committer = KafkaCommitter(config)
     committer.open(who)
@@ -123,7 +123,7 @@ def test_a_broker_that_does_not_answer_leaves_the_outcome_unknown_and_the_vote_r
         with pytest.raises(PrepareFailed, match="could not be asked"):
             committer.vote(at, [part], NO_ROWS)
         with pytest.raises(OSError, match="did not answer within 2 s"):
-            committer.sweep([part])
+            committer.abort_orphans([part])
         broker.resume()
         wait_for(lambda: commit(committer, at, part) == COMMITTED, "the broker answers again")
     finally:

@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from kafka.partitioner.default import murmur2
+from kafka_kit import Reader, commit, create_topic, epoch, identity, prepare, rows, task
 
 from epochsink.kafka import Kafka
 from epochsink.kafka.committer import KafkaCommitter
-from epochsink.protocol import COMMITTED
-from kafka_kit import Reader, commit, create_topic, epoch, identity, prepare, rows, task
+from epochsink.sink import COMMITTED
 
 if TYPE_CHECKING:
-    from epochsink.services import KafkaService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import KafkaService
 
 
 @pytest.fixture

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, KafkaAdminClient, ResourcePattern
 from kafka.admin import ResourceType as Kind
+from kafka_kit import NO_ROWS, Reader, commit, epoch, identity, prepare, rows, task
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka, NewTopic
+from epochsink.kafka.client_options import for_kafka_python, normalise
 from epochsink.kafka.committer import KafkaCommitter
-from epochsink.kafka.options import for_kafka_python, normalise
-from epochsink.protocol import COMMITTED
-from kafka_kit import NO_ROWS, Reader, commit, epoch, identity, prepare, rows, task
+from epochsink.sink import COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from epochsink.services import KafkaService
+    from epochsink.devkit.services import KafkaService
 
 SECRETS = {user: f"canary-{user}-s3cr3t" for user in ("admin", "writer", "stranger")}
 KEY_PASSWORD = "canary-key-s3cr3t"
@@ -145,9 +145,9 @@ def test_an_epoch_passes_through_sasl_over_tls_with_the_documented_rights(
     committer.open(who)
     assert committer.check(SCHEMA) == []
     part = prepare(config, task(who, at), rows("a", "b"))
-    orphan = prepare(config, task(who, at, slot=1), rows("orphan"))
+    orphan = prepare(config, task(who, at, partition=1), rows("orphan"))
     assert committer.vote(at, [part], NO_ROWS) == [part]
-    assert len(committer.sweep([part])) == 1
+    assert len(committer.abort_orphans([part])) == 1
     assert commit(committer, at, part) == COMMITTED
     assert committer.newest() == 0
     assert commit(committer, at, orphan) != COMMITTED
@@ -243,7 +243,7 @@ def test_no_secret_shows_in_logs_reprs_or_what_is_recorded(
     part = prepare(config, task(identity(), epoch(0)), rows("a"))
     committer._abort(part)
     printed = "".join(capfd.readouterr())
-    shown = f"{config} {config!r} {config.options} {part} {committer.found()} {caplog.text} {printed}"
+    shown = f"{config} {config!r} {config.options} {part} {committer.initial_state()} {caplog.text} {printed}"
     assert "SaslHandshakeRequest" in caplog.text, "the log is deep enough to have shown it"
     assert "s3cr3t" not in shown
     assert config.options["sasl.password"] == SECRETS["writer"], "and yet it crosses"

@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
-
-from epochsink.kafka import Kafka
-from epochsink.protocol import COMMITTED
 from kafka_kit import NO_ROWS, Reader, commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task
 from kafka_proxy import Api, Fate, KafkaProxy
+
+from epochsink.kafka import Kafka
+from epochsink.sink import COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from epochsink.services import KafkaService
     from fix_services import FreshName
+
+    from epochsink.devkit.services import KafkaService
 
 STALE_EPOCH = {47, 90}
 """INVALID_PRODUCER_EPOCH and PRODUCER_FENCED: whoever sends this, the id has been used by another since."""
@@ -86,7 +87,7 @@ def test_a_late_end_of_a_transaction_ends_no_later_one_of_the_same_id(wire: Wire
         if decision == "commit":
             assert commit(committer, earlier, part) == COMMITTED
         else:
-            assert len(committer.sweep([])) == 1
+            assert len(committer.abort_orphans([])) == 1
         following = prepare(wire.direct, task(who, later, name=name), rows("later"))
         assert following["transactional_id"] == part["transactional_id"]
         assert caught.deliver() in STALE_EPOCH
@@ -142,7 +143,7 @@ def test_rows_that_come_after_the_end_of_their_transaction_are_refused(wire: Wir
         if decision == "commit":
             assert commit(committer, at, part) == COMMITTED
         else:
-            assert len(committer.sweep([])) == 1
+            assert len(committer.abort_orphans([])) == 1
         caught.deliver()
         assert commit(committer, at, after) == COMMITTED
     expected = ["after", "in time"] if decision == "commit" else ["after"]

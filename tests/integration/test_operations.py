@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from checkpoint_kit import CheckpointKit
 from typer.testing import CliRunner
 
-from checkpoint_kit import CheckpointKit
-from epochsink.cli import app
-from epochsink.naming import identity_key
+from epochsink.cli.app import app
+from epochsink.identity import identity_key
 from epochsink.postgres import Postgres
-from epochsink.protocol import Identity
+from epochsink.sink import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from fix_postgres import Truth
     from typer.testing import Result
 
-    from epochsink.services import PostgresService
-    from fix_postgres import Truth
+    from epochsink.devkit.services import PostgresService
 
 MODULE = "operators_table"
 
@@ -215,7 +215,7 @@ def test_a_checkpoint_on_another_file_system_is_reached_through_spark(desk: Desk
     environment = {**os.environ, "PYSPARK_SUBMIT_ARGS": f"--conf {link} --conf spark.ui.enabled=false pyspark-shell"}
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "epochsink.cli", *arguments]
+        command = [sys.executable, "-m", "epochsink.cli.app", *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=240).stdout
 
     found = json.loads(run("status", *place, "--json"))

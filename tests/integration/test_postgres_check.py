@@ -1,4 +1,4 @@
-"""What is wrong with table, row, privileges or server is found before the first row, with its way out."""
+"""What is wrong with table, row, privileges or server is found before the first row, with its hint."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
+from fix_postgres import Driver, Truth
 
 from epochsink.postgres import Postgres
-from epochsink.protocol import Epoch
-from fix_postgres import Driver, Truth
+from epochsink.sink import Epoch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from fix_postgres import Driver, ListedRows, Written
 
 from epochsink.postgres import Postgres
-from epochsink.protocol import Epoch, Outcome
-from fix_postgres import Driver, ListedRows, Written
+from epochsink.sink import Epoch, Outcome
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
@@ -63,12 +63,12 @@ def test_a_kill_at_any_point_ends_exactly(
     later = driver.restart()
     if recorded is None:
         assert pg_truth.count(table) == 0
-        later.committer.sweep([])
+        later.committer.abort_orphans([])
         assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
         later.run(0, FIRST, SECOND)
     else:
         written, parts = recorded
-        later.committer.sweep(parts)
+        later.committer.abort_orphans(parts)
         assert {verdict.outcome for verdict in later.commit(written, parts)} == {Outcome.COMMITTED}
         later.committer.finish(written.epoch, parts)
     assert pg_truth.rows(table) == [(n, f"x{n}") for n in (1, 2, 3, 4)]
@@ -82,7 +82,7 @@ def killed_epoch(driver: Driver, point: str) -> tuple[Written, list[dict[str, An
     child = os.fork()
     if child == 0:
         try:
-            os.environ["EPOCHSINK_CRASH"] = point
+            os.environ["EPOCHSINK_FAILPOINT"] = point
             run_epoch(Driver(driver.sink, driver.identity), writer)
         finally:
             os._exit(3)  # the point was not reached
@@ -115,4 +115,4 @@ def test_every_committable_is_json_without_secrets(pg_schema: str, pg_driver: Ma
             assert json.loads(text) == committable
             assert "c4nary" not in text
         assert isinstance(driver.sink, Postgres)
-        driver.committer.sweep([])
+        driver.committer.abort_orphans([])

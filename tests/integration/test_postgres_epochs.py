@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from fix_postgres import ListedRows, Written, write_task
 from psycopg import sql
 
-from epochsink.protocol import Epoch, Outcome
-from fix_postgres import ListedRows, Written, write_task
+from epochsink.sink import Epoch, Outcome
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
@@ -186,7 +186,7 @@ def test_rows_of_tasks_that_spark_did_not_accept_are_never_applied(
     driver.commit(written, parts)
     driver.committer.finish(written.epoch, parts)
     assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
-    driver.committer.sweep([])
+    driver.committer.abort_orphans([])
     assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
 
 
@@ -197,9 +197,9 @@ def test_many_tasks_may_begin_at_the_same_moment(
     """They race for the staging table's creation; none fails, and the server logs no error."""
     driver = pg_driver(table, orders(1), key="id", **mode)
     epoch = Epoch(0, uuid.uuid4().hex)
-    tasks = [driver.task(epoch, slot) for slot in range(8)]
+    tasks = [driver.task(epoch, partition) for partition in range(8)]
     with ThreadPoolExecutor(len(tasks)) as pool:
-        made = list(pool.map(lambda task: write_task(driver.sink.writer(task), [orders(task.slot)]), tasks))
+        made = list(pool.map(lambda task: write_task(driver.sink.writer(task), [orders(task.partition)]), tasks))
     written = Written(epoch, made, ListedRows({}))
     driver.commit(written, driver.vote(written))
     assert pg_truth.rows(table) == [(n, f"x{n}") for n in range(8)]

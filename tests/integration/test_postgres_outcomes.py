@@ -15,22 +15,23 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
+from fix_postgres import Driver, ListedRows, Truth
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
-from epochsink.naming import PreparedName
+from epochsink.identity import PreparedName
 from epochsink.postgres import Postgres
 from epochsink.postgres import committer as module
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.sessions import Session
-from epochsink.protocol import Outcome
-from fix_postgres import Driver, ListedRows, Truth
+from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epochsink.protocol import Committable
     from fix_postgres import MakeDriver, Written
     from fix_services import PrivatePostgres
+
+    from epochsink.sink import Committable
 
 WHOLE = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"commit": "staged"}, id="staged")]
 GIDS = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"atomic": False}, id="by-task")]
@@ -97,7 +98,7 @@ def test_what_somebody_rolled_back_is_aborted_and_replayed_from_the_spool(
     assert {part["attempt"] for part in replayed} == set(attempts)
 
     last = later.restart()
-    ended = [line for line in last.committer.sweep(replayed) if "session" not in line]
+    ended = [line for line in last.committer.abort_orphans(replayed) if "session" not in line]
     assert ended == [f"dropped staging table {part['table']}" for part in parts if "table" in part]
     assert outcomes(last, written, replayed) == {Outcome.COMMITTED}
     last.committer.finish(written.epoch, replayed)
@@ -164,7 +165,7 @@ def test_an_epoch_that_is_applied_already_stops_the_vote(
     written = later.write(0, orders(1))
     with pytest.raises(WentBack, match="already applied"):
         later.vote(written)
-    later.committer.sweep([])
+    later.committer.abort_orphans([])
     assert pg_truth.prepared() == []
     assert pg_truth.count(table) == 1
 
@@ -287,7 +288,7 @@ def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postg
             driver.committer.finish(written.epoch, parts)
         with pytest.raises(PrepareFailed, match="holds 0 rows of the accepted tasks, and they wrote 2"):
             drivers[0].vote(unvoted)
-        drivers[0].committer.sweep([])
+        drivers[0].committer.abort_orphans([])
         assert [truth.count(f"orders_{index}") for index in range(3)] == [3, 3, 3]
         assert truth.prepared() == truth.staging("epochsink") == []
     for driver in drivers:
@@ -330,10 +331,10 @@ def test_a_session_that_died_while_idle_is_replaced(table: str, pg_driver: MakeD
 def test_markers_are_not_looked_for_in_another_schema(table: str, pg_driver: MakeDriver, pg_schema: str) -> None:
     """There an applied epoch would seem lost, and be applied again."""
     driver = pg_driver(table, orders(1))
-    assert driver.committer.found() == {"schema": pg_schema}
+    assert driver.committer.initial_state() == {"schema": pg_schema}
     moved = Postgres(str(driver.sink.server.parameters and "host=127.0.0.1"), table=table, schema_for_markers="other")
     with pytest.raises(ConfigurationError, match="markers are in"):
-        moved.committer().open(replace(driver.identity, origin=driver.committer.found()))
+        moved.committer().open(replace(driver.identity, origin=driver.committer.initial_state()))
 
 
 def test_a_row_that_breaks_a_constraint_leaves_a_staged_epoch_pending(
@@ -374,4 +375,4 @@ def test_sessions_outlive_a_closed_connection(pg_truth: Truth) -> None:
 def test_an_unknown_epoch_is_none_of_ours(table: str, pg_driver: MakeDriver) -> None:
     driver = pg_driver(table, orders(1))
     assert driver.committer.newest() is None
-    assert driver.committer.sweep([]) == []
+    assert driver.committer.abort_orphans([]) == []

@@ -1,4 +1,4 @@
-"""Rows and circumstances that an epoch cannot survive: named with value, rule and way out; nothing is applied."""
+"""Rows and circumstances that an epoch cannot survive: named with value, rule and hint; nothing is applied."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from fix_postgres import Driver, Truth
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.postgres import Postgres
-from epochsink.protocol import Epoch
-from fix_postgres import Driver, Truth
+from epochsink.sink import Epoch
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver
@@ -59,8 +59,8 @@ def test_rows_that_break_a_rule_are_rejected_before_the_decision(
     with pytest.raises(RowsRejected) as caught:
         driver.prepare(0, batch)
     assert says in caught.value.message
-    assert caught.value.way_out
-    driver.committer.sweep([])
+    assert caught.value.hint
+    driver.committer.abort_orphans([])
     assert pg_truth.prepared() == []
     assert pg_truth.count(table) == 0
     driver.run(0, rows(2, note="2b0f5c1e-0000-4000-8000-000000000000" if "uuid" in rule else "1"))
@@ -95,7 +95,7 @@ def test_staged_rows_too_are_held_to_the_rules_before_the_decision(
     with pytest.raises(RowsRejected) as caught:
         driver.prepare(0, batch)
     assert says in caught.value.message
-    driver.committer.sweep([])
+    driver.committer.abort_orphans([])
     assert pg_truth.staging(pg_schema) == []
     driver.run(0, rows(0, note="10.0.0.1") if "inet" in columns else rows(0 if "odd" in constraint else 1))
     assert pg_truth.count(f"{pg_schema}.t") == 1
@@ -110,7 +110,7 @@ def test_a_key_that_comes_twice_without_an_order_is_refused_by_name(
     driver = pg_driver(table, rows(1), key="id", **mode)
     with pytest.raises(RowsRejected, match="key id=42 comes 2 times in one epoch") as caught:
         driver.prepare(0, [rows(1, 42), rows(42, 3)])
-    assert "order_by=" in caught.value.way_out
+    assert "order_by=" in caught.value.hint
     assert pg_truth.count(table) == 0
     assert pg_truth.prepared() == []
 
@@ -135,7 +135,7 @@ def test_a_trigger_that_notifies_points_to_staging(pg_schema: str, pg_driver: Ma
     pg_truth.execute(f"CREATE TRIGGER t AFTER INSERT ON {table} EXECUTE FUNCTION {pg_schema}.tell()")
     with pytest.raises(PrepareFailed) as caught:
         pg_driver(table, rows(1)).prepare(0, rows(1))
-    assert "commit='staged'" in caught.value.way_out
+    assert "commit='staged'" in caught.value.hint
     pg_driver(table, rows(1), commit="staged").run(0, rows(1))
     assert pg_truth.count(table) == 1
 
@@ -156,8 +156,8 @@ def test_used_up_prepared_transactions_are_counted_and_the_setting_is_named(
     with pytest.raises(PrepareFailed) as caught:
         driver.prepare(1, rows(2))
     assert "max_prepared_transactions = 2 are used: 1 by epochsink, 1 by others" in caught.value.message
-    assert "pg_prepared_xacts" in caught.value.way_out
-    driver.committer.sweep(parts)
+    assert "pg_prepared_xacts" in caught.value.hint
+    driver.committer.abort_orphans(parts)
     driver.commit(written, parts)
     assert truth.rows("t") == [(1, "x")]
     driver.close()
@@ -216,7 +216,7 @@ def test_a_lock_is_waited_for_no_longer_than_the_option_says(
     pg_truth.execute(f"LOCK TABLE {table} IN SHARE MODE")
     with pytest.raises(PrepareFailed) as caught:
         driver.vote(written)
-    assert "lock_timeout=" in caught.value.way_out
+    assert "lock_timeout=" in caught.value.hint
     pg_truth.execute("ROLLBACK")
     driver.vote(written)
 
@@ -230,7 +230,7 @@ def test_a_statement_time_out_names_its_setting(pg_schema: str, pg_driver: MakeD
     pg_truth.execute(f"LOCK TABLE {table} IN SHARE MODE")
     with pytest.raises(PrepareFailed) as caught:
         driver.vote(written)
-    assert "statement_timeout" in caught.value.way_out
+    assert "statement_timeout" in caught.value.hint
     pg_truth.execute("ROLLBACK")
 
 

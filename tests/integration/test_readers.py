@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-
-    from epochsink.services import ElasticsearchService, KafkaService, PostgresService
     from fix_services import FreshName, PrivatePostgres
+
+    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
 
 MORE_THAN_A_PAGE = 10_500
 DEADLINE = 30.0

@@ -20,16 +20,17 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
 
+from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, free_port, spark_packages, versions
+from epochsink.devkit.services.ports import LOOPBACK, answers, is_free
 from epochsink.errors import ServiceError
-from epochsink.services import LocalElasticsearch, LocalKafka, LocalPostgres, free_port, spark_packages, versions
-from epochsink.services.ports import LOOPBACK, answers, is_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from epochsink.services import ElasticsearchService, KafkaService, PostgresService
-    from epochsink.services.local import LocalService
     from fix_services import FreshName, PrivateElasticsearch, PrivateKafka, PrivatePostgres
+
+    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink.devkit.services.local import LocalService
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
@@ -202,7 +203,7 @@ def test_a_named_home_keeps_the_data_for_the_next_object() -> None:
 
 OWNER = """
 import time
-from epochsink.services import LocalPostgres
+from epochsink.devkit.services import LocalPostgres
 postgres = LocalPostgres().start()
 print(postgres.pid, postgres.home, flush=True)
 time.sleep(1000)
@@ -225,7 +226,7 @@ def test_up_status_down(tmp_path: Path) -> None:
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "epochsink.cli", "services", *arguments],
+            [sys.executable, "-m", "epochsink.cli.app", "services", *arguments],
             env={**os.environ, "XDG_STATE_HOME": str(tmp_path), "COLUMNS": "200"},
             capture_output=True,
             text=True,

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pytest
 
-from epochsink.batches import ByteLimit
-from epochsink.execution import byte_limit_of_batches
-from epochsink.naming import identity_key
-from epochsink.protocol import Epoch, Identity
-from epochsink.spool import NoSpool
-from epochsink.testing import InMemorySink
-from epochsink.writejob import WriteJob
+from epochsink.identity import identity_key
+from epochsink.protocol.spool import NoSpool
+from epochsink.sink import Epoch, Identity
+from epochsink.spark.batch_size import ByteLimit
+from epochsink.spark.compat import byte_limit_of_batches
+from epochsink.spark.write_task import WriteJob
+from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -96,7 +96,7 @@ def test_a_task_forgets_finders_of_archives_and_can_still_import_from_them(
     import epochsink_test_first  # type: ignore[import-not-found] # noqa: F401, PLC0415 - makes the finder
 
     assert isinstance(sys.path_importer_cache[str(archive)], zipimport.zipimporter)
-    sink = InMemorySink(tmp_path / "sink", spool=False)
+    sink = LocalSink(tmp_path / "sink", spool=False)
     identity = Identity("q" * 32, "out", 1)
     job = WriteJob(Epoch(0, "a" * 32), {"out": sink}, {"out": identity}, NoSpool())
     rows = pa.record_batch({"sink_0": pa.array([{"id": 1}, {"id": 2}])})

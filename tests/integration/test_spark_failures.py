@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 def test_a_task_brings_the_sinks_own_error_to_the_driver(stream: Stream) -> None:
-    """Class, message and way out, in the StreamingQueryException."""
+    """Class, message and hint, in the StreamingQueryException."""
     stream.sink.faults.arm("write-rejects")
     stream.put(range(10))
     with pytest.raises(StreamingQueryException) as failed:
         stream.run()
     text = str(failed.value)
     assert "RowsRejected: value 7 of column id breaks the rule id < 7" in text
-    assert "Way out: filter it with where=" in text
+    assert "Hint: filter it with where=" in text
 
 
 def test_an_error_that_no_sink_names_is_told_in_one_line(stream: Stream) -> None:
@@ -71,7 +71,7 @@ def test_a_lost_reply_stops_the_query_and_nothing_comes_twice(stream: Stream) ->
         OutcomeUnknown, match=r"epoch 0 is decided, .* the connection broke after the request"
     ) as stopped:
         stream.run()
-    assert "committed at the next start" in stopped.value.way_out
+    assert "committed at the next start" in stopped.value.hint
     assert stream.done() == []
     stream.run()
     assert stream.sink.values() == list(range(10))

@@ -9,38 +9,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from streams import raising_after
 
 from epochsink import ExactlyOnce
 from epochsink.errors import ConfigurationError, Fenced
-from epochsink.files import LocalFiles
-from epochsink.hadoop import HadoopFiles, open_checkpoint
-from epochsink.ledger import Done, Ledger, Prepared
-from streams import raising_after
+from epochsink.protocol.ledger import Done, Ledger, Prepared
+from epochsink.protocol.storage import LocalStorage
+from epochsink.spark.hadoop_storage import HadoopStorage, open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import SparkSession
-
-    from epochsink.files import Files
     from streams import Stream
+
+    from epochsink.protocol.storage import Storage
 
 
 @pytest.fixture(params=["posix", "hadoop-local", "hadoop-mounted", "hadoop-odd-name"])
-def open_files(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Callable[[], Files]:
+def open_files(request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path) -> Callable[[], Storage]:
     """Return what opens one and the same empty folder, each time anew."""
     name = uuid.uuid4().hex
     if request.param == "posix":
-        return lambda: LocalFiles(tmp_path)
+        return lambda: LocalStorage(tmp_path)
     place = {
         "hadoop-local": tmp_path.as_uri(),
         "hadoop-mounted": f"viewfs://mounted/tree/{name}",
         "hadoop-odd-name": f"viewfs://mounted/tree/{name}/a b%20c,d=[1]",
     }[request.param]
-    return lambda: HadoopFiles(spark, place)
+    return lambda: HadoopStorage(spark, place)
 
 
-def test_a_name_is_given_once(open_files: Callable[[], Files]) -> None:
+def test_a_name_is_given_once(open_files: Callable[[], Storage]) -> None:
     files = open_files()
     assert files.create("ledger/0001", b"first")
     assert not files.create("ledger/0001", b"second")
@@ -48,7 +48,7 @@ def test_a_name_is_given_once(open_files: Callable[[], Files]) -> None:
     assert files.read("ledger/0001") == b"first"
 
 
-def test_one_of_many_at_once_gets_the_name(open_files: Callable[[], Files]) -> None:
+def test_one_of_many_at_once_gets_the_name(open_files: Callable[[], Storage]) -> None:
     """The fence of the ledger: no two drivers ever both write an entry."""
     made: list[int] = []
     start = threading.Barrier(6)
@@ -68,7 +68,7 @@ def test_one_of_many_at_once_gets_the_name(open_files: Callable[[], Files]) -> N
     assert open_files().read("ledger/0001") == str(made[0]).encode()
 
 
-def test_what_is_absent_reads_as_nothing(open_files: Callable[[], Files]) -> None:
+def test_what_is_absent_reads_as_nothing(open_files: Callable[[], Storage]) -> None:
     files = open_files()
     assert files.read("no/such/file") is None
     assert not files.exists("no/such/file")
@@ -76,7 +76,7 @@ def test_what_is_absent_reads_as_nothing(open_files: Callable[[], Files]) -> Non
     files.remove("no/such/file")
 
 
-def test_bytes_come_back_as_they_were(open_files: Callable[[], Files]) -> None:
+def test_bytes_come_back_as_they_were(open_files: Callable[[], Storage]) -> None:
     data = bytes(range(256)) * 300
     files = open_files()
     files.create("deep/er/file", data)
@@ -86,7 +86,7 @@ def test_bytes_come_back_as_they_were(open_files: Callable[[], Files]) -> None:
     assert files.exists("deep/er/file")
 
 
-def test_names_are_those_of_one_folder(open_files: Callable[[], Files]) -> None:
+def test_names_are_those_of_one_folder(open_files: Callable[[], Storage]) -> None:
     files = open_files()
     for name in ("x/1", "x/2", "x/y/3", "z/4"):
         files.create(name, b"-")
@@ -95,7 +95,7 @@ def test_names_are_those_of_one_folder(open_files: Callable[[], Files]) -> None:
     assert not any(name.endswith(".tmp") for name in files.names("x"))
 
 
-def test_an_older_driver_is_fenced_and_writes_nothing(open_files: Callable[[], Files]) -> None:
+def test_an_older_driver_is_fenced_and_writes_nothing(open_files: Callable[[], Storage]) -> None:
     older, newer = Ledger(open_files(), "older"), Ledger(open_files(), "newer")
     older.take("query", {}, -1)
     older.append(Prepared(0, "a" * 32, "digest", {}))
@@ -159,7 +159,7 @@ def test_a_spool_that_pyarrow_cannot_open_is_refused_before_rows_move(
     stream.put(range(10))
     with pytest.raises(ConfigurationError, match=r"spool='viewfs://.*pyarrow cannot open") as refused:
         stream.start(once)
-    assert "give spool=" in refused.value.way_out
+    assert "give spool=" in refused.value.hint
 
 
 def test_without_any_spool_nothing_has_to_open_it(stream: Stream, mounted: Callable[[], ExactlyOnce]) -> None:
@@ -172,5 +172,5 @@ def test_without_any_spool_nothing_has_to_open_it(stream: Stream, mounted: Calla
 @pytest.mark.parametrize("spelling", ["{}", "file://{}", "file:{}", "{}/", "{}/x/.."])
 def test_a_local_folder_has_one_place_however_it_is_spelt(spark: SparkSession, tmp_path: Path, spelling: str) -> None:
     files, location = open_checkpoint(spark, spelling.format(tmp_path / "a b#c"))
-    assert isinstance(files, LocalFiles)
+    assert isinstance(files, LocalStorage)
     assert Path(location).resolve() == files.root.resolve() == tmp_path / "a b#c"

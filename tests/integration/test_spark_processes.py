@@ -9,9 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 import folder_pipeline
+import pytest
 from streams import wait_until
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def put_three(stream: Stream) -> None:
 def test_a_driver_killed_at_a_step_is_made_good_by_the_next(stream: Stream, drivers: list[Driver], point: str) -> None:
     """Recorded and undecided, decided and uncommitted, or prepared only: every row comes once."""
     put_three(stream)
-    drivers.append(Driver(stream, "await", EPOCHSINK_CRASH=point))
+    drivers.append(Driver(stream, "await", EPOCHSINK_FAILPOINT=point))
     assert drivers[0].wait() == -signal.SIGKILL, drivers[0].log()
     drivers[0].end()
     assert len(stream.sink.values()) < 30
@@ -92,7 +91,9 @@ def test_what_a_killed_task_prepared_is_ended_and_its_retry_stands(stream: Strea
     """Spark runs the task again (maxFailures 3): only what the accepted attempt prepared becomes visible."""
     put_three(stream)
     once = str(stream.folder / "crashed")
-    drivers.append(Driver(stream, "await", "local[2,3]", EPOCHSINK_CRASH="task.prepared:1", EPOCHSINK_CRASH_ONCE=once))
+    drivers.append(
+        Driver(stream, "await", "local[2,3]", EPOCHSINK_FAILPOINT="task.prepared:1", EPOCHSINK_FAILPOINT_ONCE=once)
+    )
     assert drivers[0].wait() == 0, drivers[0].log()
     assert Path(once).exists()
     assert stream.sink.values() == list(range(30))

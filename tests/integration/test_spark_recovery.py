@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from folder_sink import FolderSink
 from pyspark.errors import StreamingQueryException
+from streams import Stream, raising_after, wait_until
 
 from epochsink.errors import ConfigurationError, Fenced, OutcomeUnknown, WentBack
-from folder_sink import FolderSink
-from streams import Stream, raising_after, wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -238,7 +238,7 @@ def test_a_sink_may_be_removed_when_it_owes_nothing(stream: Stream) -> None:
 
 
 def test_a_removed_sink_with_a_pending_epoch_is_refused(stream: Stream) -> None:
-    """With the way out: start once more with it."""
+    """With the hint: start once more with it."""
     other = FolderSink(str(stream.folder / "other"))
     other.faults.arm("commit-unknown")
     both: dict[str, Any] = {"folder": stream.sink, "other": other}
@@ -247,7 +247,7 @@ def test_a_removed_sink_with_a_pending_epoch_is_refused(stream: Stream) -> None:
         stream.run(stream.exactly_once(both))
     with pytest.raises(ConfigurationError, match="sink 'other', which this query no longer has") as refused:
         stream.run()
-    assert "start once more with the sink 'other'" in refused.value.way_out
+    assert "start once more with the sink 'other'" in refused.value.hint
     stream.run(stream.exactly_once(both))
     assert other.values() == stream.sink.values() == list(range(10))
 

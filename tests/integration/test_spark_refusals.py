@@ -1,4 +1,4 @@
-"""Bad input: each refused before any row moves, by an error that names the value, the rule and the way out."""
+"""Bad input: each refused before any row moves, by an error that names the value, the rule and the hint."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+from folder_sink import FolderSink
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from epochsink import ExactlyOnce
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, UnsupportedQuery
-from folder_sink import FolderSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame
-
     from streams import Stream
 
 SINK = FolderSink("/nowhere")
@@ -39,7 +38,7 @@ SINK = FolderSink("/nowhere")
 def test_options_are_checked_when_the_object_is_made(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message) as refused:
         ExactlyOnce(**{"checkpoint": "/tmp/checkpoint", "sinks": {"folder": SINK}, **options})  # noqa: S108 - not used
-    assert refused.value.way_out
+    assert refused.value.hint
 
 
 @pytest.mark.parametrize(
@@ -62,7 +61,7 @@ def test_bad_sql_names_its_sink(stream: Stream, change: dict[str, Any], message:
     with pytest.raises(ConfigurationError, match="sink 'bad'") as refused:
         stream.run(stream.exactly_once(sinks))
     assert message in str(refused.value)
-    assert refused.value.way_out
+    assert refused.value.hint
     assert not stream.checkpoint.exists()
 
 
@@ -96,7 +95,7 @@ def test_a_checkpoint_that_spark_has_no_file_system_for_is_refused(stream: Strea
     with pytest.raises(ConfigurationError, match="cannot be used") as refused:
         stream.start(once)
     assert place in str(refused.value)
-    assert "checkpointLocation" in refused.value.way_out
+    assert "checkpointLocation" in refused.value.hint
 
 
 def test_a_checkpoint_that_is_a_file_is_refused(stream: Stream) -> None:

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-
 from streams import raising_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
-
     from streams import Stream
 
 STATE = "org.apache.spark.sql.execution.streaming.state"

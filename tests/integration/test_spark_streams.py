@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-
-from epochsink.errors import ConfigurationError
 from folder_sink import FolderSink
 from streams import wait_until
+
+from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from streams import Stream

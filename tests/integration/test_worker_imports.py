@@ -12,25 +12,26 @@ import uuid
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
 import one_partition
+import pyarrow as pa
+from kafka_kit import create_topic
+
 from contract.spooling import SpoolingRig
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.kafka import Kafka
 from epochsink.postgres import Postgres
-from epochsink.protocol import Epoch
-from epochsink.spool import Spool
-from epochsink.writejob import WriteJob
-from kafka_kit import create_topic
+from epochsink.protocol.spool import Spool
+from epochsink.sink import Epoch
+from epochsink.spark.write_task import WriteJob
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epochsink.protocol import Sink
-    from epochsink.services import ElasticsearchService, KafkaService, PostgresService
     from fix_postgres import Truth
     from fix_services import FreshName
+
+    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink.sink import Sink
 
 MOMENT = dt.datetime(2026, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
 TEXT = pa.string()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from epochsink.checkpoint import Checkpoint
-from epochsink.coordinator import Coordinator, Plan
-from epochsink.ledger import Ledger
-from epochsink.protocol import Task
+from epochsink.protocol.coordinator import Coordinator, Plan
+from epochsink.protocol.ledger import Ledger
+from epochsink.sink import Task
+from epochsink.spark.checkpoint import Checkpoint
 from simulation.driver import offsets_file
 from simulation.kafka_port import KafkaPort
 from simulation.steps import at_once
@@ -16,7 +16,7 @@ from simulation.storage import MemoryFiles, MemorySpool, spool_name
 from simulation.world import Row
 
 if TYPE_CHECKING:
-    from epochsink.protocol import Epoch
+    from epochsink.sink import Epoch
     from simulation.world import World
 
 QUERY = "query-1"
@@ -66,7 +66,7 @@ class Query:
         assert self.coordinator.commit_decided()
 
     def decide_only(self, number: int) -> None:
-        """Let Spark decide; the watcher has not seen it yet."""
+        """Let Spark decide; the commit thread has not seen it yet."""
         self.files.create(f"commits/{number}", b"v1")
         self.world.readers.decided.add((QUERY, number))
 

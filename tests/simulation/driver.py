@@ -1,7 +1,7 @@
-"""A simulated driver: Spark's micro-batch loop around the real coordinator, and the watcher.
+"""A simulated driver: Spark's micro-batch loop around the real coordinator, and the commit thread.
 
 What is real: `Coordinator`, `Ledger`, `Checkpoint`. Imitated: Spark (offsets/N, foreachBatch(N), commits/N), the
-write job, `epochsink.run` and `epochsink.watcher`, which need Spark.
+write job, `epochsink.spark.query_run` and `epochsink.protocol.commit_thread`, which need Spark.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from epochsink.checkpoint import Checkpoint
-from epochsink.coordinator import Coordinator, Plan
 from epochsink.errors import EpochsinkError, Fenced, PrepareFailed
-from epochsink.protocol import Epoch, Task
+from epochsink.protocol.coordinator import Coordinator, Plan
+from epochsink.sink import Epoch, Task
+from epochsink.spark.checkpoint import Checkpoint
 from simulation.ports import PORTS
 from simulation.scheduler import Condition, Process, Thread, wait
 from simulation.storage import MemoryFiles, MemorySpool, QuickLedger, spool_name
@@ -23,7 +23,7 @@ from simulation.world import Row
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epochsink.protocol import Committable
+    from epochsink.sink import Committable
     from simulation.port import PortBase
     from simulation.simulation import Simulation
 
@@ -58,7 +58,7 @@ PRODUCTION = Variant()
 
 
 class Driver(Process):
-    """One run of the query: a process with a stream thread and a watcher thread."""
+    """One run of the query: a process with a stream thread and a commit thread."""
 
     def __init__(self, simulation: Simulation, number: int) -> None:
         self.simulation = simulation
@@ -86,7 +86,7 @@ class Driver(Process):
         )
         self.threads = [
             Thread("stream", self._stream, self._stream_ended),
-            Thread("watcher", self._watch, self._thread_ended),
+            Thread("commit thread", self._watch, self._thread_ended),
         ]
 
     # ---- threads
@@ -199,25 +199,25 @@ class Driver(Process):
         self.simulation.attempts += 1
         rows = [Row(self.simulation.query, epoch.number, at, epoch.attempt) for at in source]
         written: dict[str, list[tuple[str, Committable]]] = {}
-        for slot in range(SLOTS):
-            part = rows[slot::SLOTS]
+        for partition in range(SLOTS):
+            part = rows[partition::SLOTS]
             if part:
-                self.run_task(epoch, slot, part, 0, written)
+                self.run_task(epoch, partition, part, 0, written)
         return written
 
     def run_task(
         self,
         epoch: Epoch,
-        slot: int,
+        partition: int,
         rows: list[Row],
         attempt_number: int,
         written: dict[str, list[tuple[str, Committable]]],
     ) -> None:
-        """Write, spool and prepare one task's rows in every sink, as `epochsink.writejob` does."""
+        """Write, spool and prepare one task's rows in every sink, as `epochsink.spark.write_task` does."""
         identifier = uuid.uuid4().hex
         writers = {}
         for letter, port in self.ports.items():
-            task = Task(self.coordinator.identity(letter), epoch, slot, identifier)
+            task = Task(self.coordinator.identity(letter), epoch, partition, identifier)
             writers[letter] = writer = self._begin(port, task, attempt_number)
             writer.write(rows)
         for letter in self.ports:
@@ -231,7 +231,7 @@ class Driver(Process):
         return port.begin(task, attempt_number)
 
     def lose_a_task(self, number: int, back: int) -> bool:
-        """Let a losing attempt of the task of slot 0 prepare, all at once; return whether there was one to lose."""
+        """Let a losing attempt of partition 0's task prepare, all at once; return whether there was one to lose."""
         if self.running is None or self.running - back not in self.attempts or not self.recovered:
             return False
         epoch = self.attempts[self.running - back]
@@ -242,7 +242,7 @@ class Driver(Process):
             self.simulation.note("        the losing task found no folder in the spool")
         return True
 
-    # ---- the watcher thread
+    # ---- the commit thread
 
     def _watch(self) -> None:
         coordinator = self.coordinator

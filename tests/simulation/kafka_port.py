@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epochsink.errors import PrepareFailed, WentBack
-from epochsink.naming import TransactionalId, identity_key
-from epochsink.protocol import COMMITTED, Epoch, Rows, Task, Verdict
+from epochsink.identity import TransactionalId, identity_key
+from epochsink.sink import COMMITTED, Epoch, Rows, Task, Verdict
 from simulation.port import ABORTED, PortBase, twice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epochsink.protocol import Committable
+    from epochsink.sink import Committable
     from simulation.world import Row
 
 
@@ -27,7 +27,7 @@ class KafkaPort(PortBase):
         name = TransactionalId(
             identity_key(task.identity),
             task.identity.generation,
-            task.slot,
+            task.partition,
             task.epoch.number % 2,
             attempt_number,
             nonce,
@@ -67,12 +67,12 @@ class KafkaPort(PortBase):
             return COMMITTED
         return Verdict(ABORTED, f"{name}: {answer}, and no marker")
 
-    def marker(self, slot: int) -> int:
-        """Read one slot's marker."""
-        return self._step("K marker", lambda: self._world.kafka.marker(self._key, slot), reads=True)
+    def marker(self, partition: int) -> int:
+        """Read one partition's marker."""
+        return self._step("K marker", lambda: self._world.kafka.marker(self._key, partition), reads=True)
 
     def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
-        """Produce the slot's rows again in a new transaction."""
+        """Produce the partition's rows again in a new transaction."""
         spooled: list[Any] = list(rows.read(part["task"]))
         generation = self._identity.generation
         name = str(TransactionalId(self._key, generation, part["slot"], epoch.number % 2, 0, attempt))
@@ -80,7 +80,7 @@ class KafkaPort(PortBase):
         self.send(replayed, self._key, spooled, epoch.number)
         return replayed
 
-    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
         """Abort the open transactions that ``keep`` does not name."""
         generation = self._identity.generation
         kept = {(part["id"], part["epoch"]) for part in keep}
@@ -104,7 +104,12 @@ class KafkaTask:
     def __init__(self, port: KafkaPort, name: str, task: Task) -> None:
         self._port = port
         self._task = task
-        self._part: Committable = {"id": name, "epoch": port.initialise(name), "slot": task.slot, "task": task.uuid}
+        self._part: Committable = {
+            "id": name,
+            "epoch": port.initialise(name),
+            "slot": task.partition,
+            "task": task.uuid,
+        }
 
     def write(self, rows: list[Row]) -> None:
         """Produce."""

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from epochsink.checkpoint import Checkpoint
-from epochsink.coordinator import Coordinator, Plan
-from epochsink.ledger import Entry, History, Prepared, Take, _encode, _name
-from epochsink.protocol import COMMITTED, Epoch
+from epochsink.protocol.coordinator import Coordinator, Plan
+from epochsink.protocol.ledger import Entry, History, Prepared, Take, _encode, _name
+from epochsink.sink import COMMITTED, Epoch
+from epochsink.spark.checkpoint import Checkpoint
 from simulation.storage import QuickLedger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.errors import EpochsinkError
-    from epochsink.protocol import Committable
+    from epochsink.sink import Committable
 
 # ---- the ledger
 
@@ -94,7 +94,7 @@ class AbortsWhatIsRecorded(Coordinator):
         """End the parts of a recorded epoch."""
         others = [one for one in self._ledger.verify().pending if one.epoch != number]
         for name, sink in self._sinks.items():
-            sink.sweep([part for one in others for part in one.parts_of(name)])
+            sink.abort_orphans([part for one in others for part in one.parts_of(name)])
         for epoch in self._spool.attempts(self._query_id):
             if epoch.number == number:
                 self._spool.drop(self._query_id, epoch)
@@ -217,13 +217,13 @@ class SweepsAfterCommits(Coordinator):
     """Commits before it sweeps when it starts."""
 
     def recover(self) -> None:
-        sweep = self._sweep
-        self._sweep = lambda: None  # type: ignore[method-assign]
+        sweep = self._abort_orphans
+        self._abort_orphans = lambda: None  # type: ignore[method-assign]
         try:
             super().recover()
         finally:
-            self._sweep = sweep  # type: ignore[method-assign]
-        self._sweep()
+            self._abort_orphans = sweep  # type: ignore[method-assign]
+        self._abort_orphans()
 
 
 class ClearsWithoutAsking(Coordinator):
@@ -260,7 +260,7 @@ class ClearsWithoutAsking(Coordinator):
 
 
 class TidiesAnyTime(Coordinator):
-    """Sweeps from the watcher while an attempt is under way."""
+    """Sweeps from the commit thread while an attempt is under way."""
 
     def tidy(self) -> None:
         self._end_unrecorded()
@@ -271,8 +271,8 @@ class IgnoresReplays(Coordinator):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        handover: Any = self._handover
-        handover.replaying = handover.alone
+        queue: Any = self._queue
+        queue.replaying = queue.alone
 
 
 class AbandonsTheUnknown(Coordinator):
@@ -287,7 +287,7 @@ class AbandonsTheUnknown(Coordinator):
 
     def _sinks_abort(self, epoch: Epoch) -> None:
         for sink in self._sinks.values():
-            sink.sweep([])
+            sink.abort_orphans([])
         self._spool.drop(self._query_id, epoch)
 
 

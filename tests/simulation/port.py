@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from epochsink.naming import identity_key
-from epochsink.protocol import Epoch, Identity, Outcome, Rows, Task
+from epochsink.identity import identity_key
+from epochsink.sink import Epoch, Identity, Outcome, Rows, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from epochsink.protocol import Committable, SinkCommitter
+    from epochsink.sink import Committable, SinkCommitter
     from simulation.steps import Stepper
     from simulation.world import Row, World
 
@@ -73,7 +73,7 @@ class PortBase:
         """Find nothing."""
         return []
 
-    def found(self) -> dict[str, Any]:
+    def initial_state(self) -> dict[str, Any]:
         """Fix nothing."""
         return {}
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epochsink.errors import PrepareFailed, WentBack
-from epochsink.naming import PreparedName, identity_key
-from epochsink.protocol import COMMITTED, Epoch, Rows, Task, Verdict
+from epochsink.identity import PreparedName, identity_key
+from epochsink.sink import COMMITTED, Epoch, Rows, Task, Verdict
 from simulation.port import ABORTED, UNKNOWN, PortBase, read_rows, twice
 from simulation.world import PreparedRows, Row, Staged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epochsink.protocol import Committable
+    from epochsink.sink import Committable
 
 
 class PostgresPort(PortBase):
@@ -59,7 +59,7 @@ class PostgresPort(PortBase):
         """Drop a staging table."""
         self._step(f"{self.letter} drop", lambda: self.target.drop_staging(table))
 
-    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
         """Drop the staging tables that ``keep`` does not name."""
         generation = self._identity.generation
         kept = {self.table(part) for part in keep}
@@ -162,7 +162,7 @@ class PreparedPort(PostgresPort):
         """Stage and prepare the rows again."""
         return self.prepare(epoch, self.restage(rows, attempt))
 
-    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
         """Roll back the prepared transactions, then drop the staging tables, that ``keep`` does not name."""
         generation = self._identity.generation
         kept = {part["gid"] for part in keep}
@@ -170,7 +170,7 @@ class PreparedPort(PostgresPort):
         gone = [gid for gid in gids if gid not in kept]
         for gid in gone:
             self._roll_back(gid)
-        return gone + super().sweep(keep)
+        return gone + super().abort_orphans(keep)
 
     def _roll_back(self, gid: str) -> None:
         self._step("P roll back", lambda: self.target.rollback_prepared(gid))

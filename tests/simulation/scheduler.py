@@ -241,7 +241,7 @@ class Scheduler:
         if self.schedule == 0:
             self._turn += 1
             return ready[self._turn % len(ready)]
-        first = "stream" if self.schedule == 1 else "watcher"
+        first = "stream" if self.schedule == 1 else "commit thread"
         return next((pair for pair in ready if pair[1].name == first), ready[0])
 
     def _is_ready(self, thread: Thread) -> bool:

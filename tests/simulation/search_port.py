@@ -6,13 +6,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from epochsink.errors import SpoolMissing
-from epochsink.protocol import COMMITTED, Epoch, Rows, Task, Verdict
+from epochsink.sink import COMMITTED, Epoch, Rows, Task, Verdict
 from simulation.port import UNKNOWN, PortBase, read_rows, twice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epochsink.protocol import Committable
+    from epochsink.sink import Committable
     from simulation.world import Row
 
 
@@ -26,7 +26,7 @@ class SearchPort(PortBase):
         """Return the index."""
         return self._world.search[self.letter]
 
-    def found(self) -> dict[str, Any]:
+    def initial_state(self) -> dict[str, Any]:
         """Fix the base of versions above whatever the index holds."""
         return {"base": self._step(f"{self.letter} found", self.target.new_base, reads=True)}
 
@@ -71,7 +71,7 @@ class SearchPort(PortBase):
         """Never: nothing prepared can be lost but the spool itself."""
         raise NotImplementedError
 
-    def sweep(self, keep: Sequence[Committable]) -> list[str]:  # noqa: ARG002 - the protocol's
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:  # noqa: ARG002 - the protocol's
         """Sweep nothing: the coordinator sweeps the spool."""
         return []
 

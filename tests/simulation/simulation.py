@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from epochsink.ledger import FOLDER
+from epochsink.protocol.ledger import FOLDER
 from simulation import invariants
 from simulation.driver import PRODUCTION, SLOTS, Driver, Variant, parse_offsets
 from simulation.scheduler import Scheduler

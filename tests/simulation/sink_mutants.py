@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from epochsink.naming import PreparedName, TransactionalId, identity_key
-from epochsink.protocol import COMMITTED, Committable, Epoch, Rows, Task, Verdict
+from epochsink.identity import PreparedName, TransactionalId, identity_key
+from epochsink.sink import COMMITTED, Committable, Epoch, Rows, Task, Verdict
 from simulation.kafka_port import KafkaPort, KafkaTask
 from simulation.port import ABORTED, twice
 from simulation.postgres_port import PreparedPort, StagedPort
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class KafkaWithoutMarker(KafkaPort):
     """Has no marker to tell a committed transaction from a lost one."""
 
-    def marker(self, slot: int) -> int:  # noqa: ARG002 - that is the mutation
+    def marker(self, partition: int) -> int:  # noqa: ARG002 - that is the mutation
         return -1
 
 
@@ -69,7 +69,7 @@ class KafkaReusesProducer(KafkaOldBroker):
     """Keeps a producer for the next transaction."""
 
     def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:  # noqa: ARG002 - the mutation
-        name = TransactionalId(identity_key(task.identity), task.identity.generation, task.slot, 0, 0)
+        name = TransactionalId(identity_key(task.identity), task.identity.generation, task.partition, 0, 0)
         return KafkaTask(self, str(name), task)
 
     def initialise(self, name: str) -> int:
@@ -84,9 +84,9 @@ class KafkaReusesProducer(KafkaOldBroker):
 class KafkaSweepsNewer(KafkaPort):
     """Sweeps what newer generations have left, too."""
 
-    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
         with _any_generation(self):
-            return super().sweep(keep)
+            return super().abort_orphans(keep)
 
 
 @contextmanager
@@ -183,9 +183,9 @@ class MergesLosers(StagedPort):
 class StagedSweepsNewer(StagedPort):
     """Sweeps what newer generations have left, too."""
 
-    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
         with _any_generation(self):
-            return super().sweep(keep)
+            return super().abort_orphans(keep)
 
 
 # ---- Elasticsearch
@@ -220,7 +220,7 @@ class SearchAutomaticIds(SearchPort):
 class SearchWithoutBase(KeyedSearchPort):
     """Takes the epoch alone for the version."""
 
-    def found(self) -> dict[str, Any]:
+    def initial_state(self) -> dict[str, Any]:
         return {"base": 0}
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epochsink.errors import SpoolMissing
-from epochsink.ledger import FOLDER, History, Ledger
-from epochsink.protocol import Epoch, Identity
+from epochsink.protocol.ledger import FOLDER, History, Ledger
+from epochsink.sink import Epoch, Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ Folders = dict[str, dict[str, bytes]]
 
 
 class MemoryFiles:
-    """`epochsink.files.Files` in memory. While ``quiet``, reading is not a step of its own."""
+    """`epochsink.protocol.storage.Storage` in memory. While ``quiet``, reading is not a step of its own."""
 
     def __init__(self, folders: Folders, step: Stepper) -> None:
         self._folders = folders
@@ -92,7 +92,7 @@ class TrimmingLedger(QuickLedger):
 
 
 class MemorySpool:
-    """`epochsink.protocol.SpoolKeeper` in memory, and the tasks' side of it."""
+    """`epochsink.sink.SpoolKeeper` in memory, and the tasks' side of it."""
 
     def __init__(self, world: World, step: Stepper) -> None:
         self._world = world
@@ -136,7 +136,7 @@ class MemorySpool:
 
 
 class MemoryRows:
-    """`epochsink.protocol.Rows`, of `Row` tuples instead of record batches."""
+    """`epochsink.sink.Rows`, of `Row` tuples instead of record batches."""
 
     def __init__(
         self, world: World, step: Stepper, identity: Identity, epoch: Epoch, accepted: tuple[str, ...]

@@ -31,7 +31,7 @@ def test_every_plan_with_one_fault(sinks: str) -> None:
 @pytest.mark.parametrize("schedule", [1, 2])
 @pytest.mark.parametrize("sinks", plans.SINKS)
 def test_one_fault_with_a_thread_that_goes_first(sinks: str, schedule: int) -> None:
-    """A fifth of the faults, with the stream or the watcher always ahead of the other."""
+    """A fifth of the faults, with the stream or the commit thread always ahead of the other."""
     some = itertools.islice(plans.one_fault(steps_of(sinks, schedule), plans.QUICK), schedule, None, 5)
     expect_none(explore(some, sinks, schedule), 400)
 

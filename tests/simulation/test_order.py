@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from epochsink.coordinator import Plan
 from epochsink.errors import PrepareFailed
+from epochsink.protocol.coordinator import Plan
 from simulation.by_hand import Query
 from simulation.world import World
 

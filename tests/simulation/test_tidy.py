@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from epochsink.errors import Fenced
-from epochsink.protocol import Epoch
+from epochsink.sink import Epoch
 from simulation.by_hand import Query
 from simulation.world import World
 
@@ -68,7 +68,7 @@ def test_an_unreachable_target_is_no_failure(query: Query, monkeypatch: pytest.M
     def unreachable(_keep: object) -> list[str]:
         raise ConnectionError("broker down")
 
-    monkeypatch.setattr(query.port, "sweep", unreachable)
+    monkeypatch.setattr(query.port, "abort_orphans", unreachable)
     query.coordinator.tidy()
     query.coordinator.raise_failure()
 
@@ -84,7 +84,7 @@ def test_a_superseded_driver_learns_it_by_tidying(query: Query) -> None:
 def test_an_attempt_waits_for_the_tidying_to_end(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
     """With real threads: begin() returns only after the sweep, so the sweep cannot see what it writes."""
     sweeping, go_on, begun = threading.Event(), threading.Event(), threading.Event()
-    sweep = query.port.sweep
+    sweep = query.port.abort_orphans
 
     def slow(keep: Any) -> list[str]:
         sweeping.set()
@@ -93,9 +93,9 @@ def test_an_attempt_waits_for_the_tidying_to_end(query: Query, monkeypatch: pyte
 
     query.begin(0)
     query.coordinator.abandon(Epoch(0, "0" * 32))
-    monkeypatch.setattr(query.port, "sweep", slow)
-    watcher = threading.Thread(target=query.coordinator.tidy)
-    watcher.start()
+    monkeypatch.setattr(query.port, "abort_orphans", slow)
+    tidier = threading.Thread(target=query.coordinator.tidy)
+    tidier.start()
     assert sweeping.wait(10)
 
     def stream() -> None:
@@ -107,6 +107,6 @@ def test_an_attempt_waits_for_the_tidying_to_end(query: Query, monkeypatch: pyte
     assert not begun.wait(0.2)
     go_on.set()
     assert begun.wait(10)
-    watcher.join(10)
+    tidier.join(10)
     other.join(10)
-    assert not watcher.is_alive()
+    assert not tidier.is_alive()

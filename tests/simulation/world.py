@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from epochsink.naming import PreparedName, TransactionalId
+from epochsink.identity import PreparedName, TransactionalId
 
 
 class Row(NamedTuple):
@@ -65,7 +65,7 @@ class Transaction:
 
 @dataclass(slots=True)
 class Kafka:
-    """Transactional ids with producer epochs; offsets of marker groups by (identity key, slot).
+    """Transactional ids with producer epochs; offsets of marker groups by (identity key, partition).
 
     ``log`` has, by query, the place and the epoch of each committed transaction.
     """
@@ -85,7 +85,7 @@ class Kafka:
         return transaction.epoch
 
     def send(self, name: str, epoch: int, rows: list[Row], marker: tuple[str, int, int] | None) -> str:
-        """Add rows, and a marker (identity key, slot, epoch number), to the open transaction."""
+        """Add rows, and a marker (identity key, partition, epoch number), to the open transaction."""
         transaction = self.transactions[name]
         if transaction.epoch != epoch:
             return "FENCED"
@@ -116,8 +116,8 @@ class Kafka:
         self.readers.publish("K", transaction.rows)
         self._keep_order(transaction)
         if transaction.marker is not None:
-            key, slot, number = transaction.marker
-            self.markers[key, slot] = max(self.markers.get((key, slot), -1), number)
+            key, partition, number = transaction.marker
+            self.markers[key, partition] = max(self.markers.get((key, partition), -1), number)
 
     def _keep_order(self, transaction: Transaction) -> None:
         """Flag rows that stand behind those of a later epoch: a key's older value would be the last one."""
@@ -142,12 +142,12 @@ class Kafka:
                 found.append((name, transaction.epoch))
         return found
 
-    def marker(self, key: str, slot: int) -> int:
-        """Return the newest epoch committed for a slot, -1 if none."""
-        return self.markers.get((key, slot), -1)
+    def marker(self, key: str, partition: int) -> int:
+        """Return the newest epoch committed for a partition, -1 if none."""
+        return self.markers.get((key, partition), -1)
 
     def newest(self, key: str) -> int:
-        """Return the newest epoch committed for any slot, -1 if none."""
+        """Return the newest epoch committed for any partition, -1 if none."""
         return max((number for (owner, _), number in self.markers.items() if owner == key), default=-1)
 
     def time_out(self) -> bool:

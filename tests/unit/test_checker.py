@@ -486,8 +486,8 @@ def test_a_row_taken_from_the_end_of_a_good_history_is_missed(made: Story, data:
     finals = [read for read in made.history.reads if read.final and read.rows().num_rows]
     for read in finals:
         rows = read.rows()
-        victim = data.draw(st.integers(0, rows.num_rows - 1))
-        read.source = pa.concat_tables([rows.slice(0, victim), rows.slice(victim + 1)])
+        process = data.draw(st.integers(0, rows.num_rows - 1))
+        read.source = pa.concat_tables([rows.slice(0, process), rows.slice(process + 1)])
     if finals:
         assert "lost" in check(made.history).names
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epochsink.checkpoint import NOTHING_DECIDED, Checkpoint
 from epochsink.errors import EpochsinkError
-from epochsink.files import LocalFiles
+from epochsink.protocol.storage import LocalStorage
+from epochsink.spark.checkpoint import NOTHING_DECIDED, Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,11 +35,11 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def checkpoint(root: Path) -> Checkpoint:
-    return Checkpoint(LocalFiles(root))
+    return Checkpoint(LocalStorage(root))
 
 
 def test_a_fresh_checkpoint_decides_nothing(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(LocalFiles(tmp_path / "not-there"))
+    checkpoint = Checkpoint(LocalStorage(tmp_path / "not-there"))
     assert checkpoint.query_id() is None
     assert checkpoint.newest_decided() == NOTHING_DECIDED
     assert not checkpoint.has_commit(0)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epochsink.files import LocalFiles
-from epochsink.ledger import Done, Ledger, Prepared
+from epochsink.protocol.ledger import Done, Ledger, Prepared
+from epochsink.protocol.storage import LocalStorage
 from epochsink.testing import History, HistoryLog
-from epochsink.testing.watch import CheckpointWatch, kafka_ends
+from epochsink.testing.checkpoint_watch import CheckpointWatch, kafka_ends
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ def checkpoint(tmp_path: Path) -> Path:
 
 def test_an_epoch_is_planned_then_decided_then_done(checkpoint: Path, tmp_path: Path) -> None:
     watch = CheckpointWatch(checkpoint, "r1", HistoryLog(tmp_path))
-    ledger = Ledger(LocalFiles(checkpoint), "driver")
+    ledger = Ledger(LocalStorage(checkpoint), "driver")
     ledger.take("query", {}, -1)
     plan(checkpoint, 0, 10)
     watch.look()

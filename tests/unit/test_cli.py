@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from checkpoint_kit import CheckpointKit
+from folder_sink import FolderSink
 from typer.testing import CliRunner
 
-from checkpoint_kit import CheckpointKit
-from epochsink.cli import app
+from epochsink.cli.app import app
 from epochsink.errors import Fenced
-from folder_sink import FolderSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -143,7 +143,7 @@ def test_errors_are_one_block_without_traceback(tmp_path: Path, run: Callable[..
     result = run("status")
     assert result.exit_code == 1
     assert said(result).startswith(f"error: {tmp_path}/checkpoint is no checkpoint of a streaming query")
-    assert "Way out: " in result.output
+    assert "Hint: " in result.output
     assert "Traceback" not in result.output
 
 
@@ -186,7 +186,7 @@ def test_a_wrong_reference_to_sinks_is_refused(
     ],
 )
 def test_a_verb_needs_only_its_own_extra(absent: str, verb: list[str], complaint: str) -> None:
-    program = f"import sys; sys.modules[{absent!r}] = None; from epochsink.cli import main; main()"
+    program = f"import sys; sys.modules[{absent!r}] = None; from epochsink.cli.app import main; main()"
     done = subprocess.run([sys.executable, "-c", program, *verb], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {complaint}")

@@ -16,19 +16,19 @@ import psutil
 import pytest
 from rich.console import Console
 
-from epochsink.demo.act import BACKLOG_EPOCHS, RESERVED_EPOCHS, orders_per_epoch
-from epochsink.demo.background import Background
-from epochsink.demo.display import Display, Result, save_svg
-from epochsink.demo.index import ElasticsearchIndex
-from epochsink.demo.kills import ANY_MOMENT, EXACTLY_ONCE, PLAIN, Kill, plan
-from epochsink.demo.lives import Lives
-from epochsink.demo.progress import decided_offsets
-from epochsink.demo.settings import PipelineSettings
-from epochsink.demo.table import PostgresTable
-from epochsink.demo.tally import Tally, divergent
-from epochsink.demo.topic import KafkaTopic
-from epochsink.demo.victim import DemoFailed, Victim
-from epochsink.faults import POINTS
+from epochsink.devkit.demo.background import Background
+from epochsink.devkit.demo.display import Display, Result, save_svg
+from epochsink.devkit.demo.index import ElasticsearchIndex
+from epochsink.devkit.demo.kill_plan import ANY_MOMENT, EXACTLY_ONCE, PLAIN, Kill, plan
+from epochsink.devkit.demo.pipeline_process import DemoFailed, PipelineProcess
+from epochsink.devkit.demo.progress import decided_offsets
+from epochsink.devkit.demo.row_count import RowCount, divergent
+from epochsink.devkit.demo.scenario import BACKLOG_EPOCHS, RESERVED_EPOCHS, orders_per_epoch
+from epochsink.devkit.demo.settings import PipelineSettings
+from epochsink.devkit.demo.successive_runs import SuccessiveRuns
+from epochsink.devkit.demo.table import PostgresTable
+from epochsink.devkit.demo.topic import KafkaTopic
+from epochsink.failpoints import POINTS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,30 +37,30 @@ DEADLINE = 30.0
 STEPS = [*EXACTLY_ONCE, *PostgresTable.steps, *ElasticsearchIndex.steps, *KafkaTopic.steps]
 
 
-def result(tally: Tally, early: int = 0, rows_in: int = 100, divergent: int = 0) -> Result:
-    return Result("epochsink", "Elasticsearch", 6, rows_in, tally, divergent, early, looks=10)
+def result(count: RowCount, early: int = 0, rows_in: int = 100, divergent: int = 0) -> Result:
+    return Result("epochsink", "Elasticsearch", 6, rows_in, count, divergent, early, looks=10)
 
 
 # ---- what counts as exact
 
 
 def test_only_a_row_of_zeros_is_exact() -> None:
-    assert result(Tally(100, 0, 0)).is_exact
-    assert not result(Tally(99, 1, 0)).is_exact
-    assert not result(Tally(101, 0, 1)).is_exact
-    assert not result(Tally(100, 1, 1)).is_exact
-    assert not result(Tally(100, 0, 0), early=1).is_exact
-    assert not result(Tally(100, 0, 0), divergent=1).is_exact
-    assert not result(Tally(100, 0, 0), rows_in=99).is_exact
-    left = replace(result(Tally(100, 0, 0)), leftovers=("open transaction epochsink.1",))
+    assert result(RowCount(100, 0, 0)).is_exact
+    assert not result(RowCount(99, 1, 0)).is_exact
+    assert not result(RowCount(101, 0, 1)).is_exact
+    assert not result(RowCount(100, 1, 1)).is_exact
+    assert not result(RowCount(100, 0, 0), early=1).is_exact
+    assert not result(RowCount(100, 0, 0), divergent=1).is_exact
+    assert not result(RowCount(100, 0, 0), rows_in=99).is_exact
+    left = replace(result(RowCount(100, 0, 0)), leftovers=("open transaction epochsink.1",))
     assert not left.is_exact
     assert "left behind: open transaction epochsink.1" in left.in_words()
 
 
 def test_the_closing_table_fits_a_log_and_names_every_figure() -> None:
     written = io.StringIO()
-    wrong = result(Tally(231_072, 12_345, 43_417), early=198_765, rows_in=200_000, divergent=34_567)
-    results = [result(Tally(200_000, 0, 0), rows_in=200_000), wrong]
+    wrong = result(RowCount(231_072, 12_345, 43_417), early=198_765, rows_in=200_000, divergent=34_567)
+    results = [result(RowCount(200_000, 0, 0), rows_in=200_000), wrong]
     Display(Console(file=written, width=80)).close(results)
     lines = written.getvalue().splitlines()
     table = [line for line in lines if not line.startswith("epochsink,")]
@@ -74,7 +74,7 @@ def test_the_closing_table_fits_a_log_and_names_every_figure() -> None:
 
 
 def test_the_picture_holds_the_table(tmp_path: Path) -> None:
-    save_svg([result(Tally(100, 0, 0))], tmp_path / "demo.svg")
+    save_svg([result(RowCount(100, 0, 0))], tmp_path / "demo.svg")
     assert "Elasticsearch" in (tmp_path / "demo.svg").read_text()
 
 
@@ -82,13 +82,13 @@ def test_the_picture_holds_the_table(tmp_path: Path) -> None:
 
 
 def test_a_tally_counts_what_is_lost_and_what_came_twice() -> None:
-    assert Tally.of(Counter([0, 1, 2]), 3) == Tally(rows_out=3, lost=0, duplicated=0)
-    assert Tally.of(Counter([0, 1, 2]), 5) == Tally(rows_out=3, lost=2, duplicated=0)
-    assert Tally.of(Counter([0, 1, 2, 2, 1]), 3) == Tally(rows_out=5, lost=0, duplicated=2)
+    assert RowCount.of(Counter([0, 1, 2]), 3) == RowCount(rows_out=3, lost=0, duplicated=0)
+    assert RowCount.of(Counter([0, 1, 2]), 5) == RowCount(rows_out=3, lost=2, duplicated=0)
+    assert RowCount.of(Counter([0, 1, 2, 2, 1]), 3) == RowCount(rows_out=5, lost=0, duplicated=2)
 
 
 def test_a_row_that_is_no_order_does_not_hide_a_loss() -> None:
-    assert Tally.of(Counter([0, 99]), 2) == Tally(rows_out=2, lost=1, duplicated=1)
+    assert RowCount.of(Counter([0, 99]), 2) == RowCount(rows_out=2, lost=1, duplicated=1)
 
 
 def test_destinations_diverge_where_one_holds_other_orders_or_more_of_one() -> None:
@@ -167,13 +167,13 @@ def test_settings_cross_to_another_process(tmp_path: Path) -> None:
 
 
 def script(tmp_path: Path, text: str) -> list[str]:
-    path = tmp_path / "victim.py"
+    path = tmp_path / "process.py"
     path.write_text(text)
     return [sys.executable, str(path)]
 
 
 def pids_in(path: Path, count: int) -> list[int]:
-    """Wait for a victim to have written its process ids."""
+    """Wait for a process to have written its process ids."""
     deadline = time.monotonic() + DEADLINE
     while len(found := path.read_text().split() if path.exists() else []) < count:
         assert time.monotonic() < deadline, found
@@ -181,9 +181,9 @@ def pids_in(path: Path, count: int) -> list[int]:
     return [int(pid) for pid in found]
 
 
-def wait_until_struck(victim: Victim) -> None:
+def wait_until_struck(process: PipelineProcess) -> None:
     deadline = time.monotonic() + DEADLINE
-    while not victim.has_struck():
+    while not process.has_struck():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -199,37 +199,39 @@ time.sleep(600)
 
 def test_a_kill_takes_processes_with_a_group_of_their_own_too(tmp_path: Path) -> None:
     """Spark's Python workers leave the driver's process group."""
-    with Victim([*script(tmp_path, FAMILY), str(tmp_path / "pids")], tmp_path / "log") as victim:
+    with PipelineProcess([*script(tmp_path, FAMILY), str(tmp_path / "pids")], tmp_path / "log") as process:
         pids = pids_in(tmp_path / "pids", 2)
-        victim.expect_alive()
+        process.expect_alive()
         assert all(psutil.pid_exists(pid) for pid in pids)
     assert not [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]
 
 
 def test_a_crash_point_strikes_and_is_noticed(tmp_path: Path) -> None:
-    text = "from epochsink.faults import reach\nreach('coordinator.record.after')\nreach('coordinator.record.after')\n"
+    text = (
+        "from epochsink.failpoints import reach\nreach('coordinator.record.after')\nreach('coordinator.record.after')\n"
+    )
     kill = Kill("coordinator.record.after", "recorded", 2, 0.0)
-    with Victim(script(tmp_path, text), tmp_path / "victim.log", kill) as victim:
-        wait_until_struck(victim)
+    with PipelineProcess(script(tmp_path, text), tmp_path / "process.log", kill) as process:
+        wait_until_struck(process)
 
 
 def test_a_pipeline_that_ends_by_itself_is_no_kill(tmp_path: Path) -> None:
     kill = Kill("coordinator.record.after", "recorded", 1, 0.0)
     complaint = pytest.raises(DemoFailed, match=r"with status 1; its log ends:\nout of order")
     command = script(tmp_path, "raise SystemExit('out of order')")
-    with Victim(command, tmp_path / "victim.log", kill) as victim, complaint:
-        wait_until_struck(victim)
+    with PipelineProcess(command, tmp_path / "process.log", kill) as process, complaint:
+        wait_until_struck(process)
 
 
 def test_stopping_in_order_needs_status_zero(tmp_path: Path) -> None:
     text = "import sys\nassert sys.stdin.readline() == 'stop\\n'\nraise SystemExit(int(sys.argv[1]))\n"
-    with Victim([*script(tmp_path, text), "0"], tmp_path / "log") as victim:
-        victim.stop()
+    with PipelineProcess([*script(tmp_path, text), "0"], tmp_path / "log") as process:
+        process.stop()
     with (
-        Victim([*script(tmp_path, text), "3"], tmp_path / "log") as victim,
+        PipelineProcess([*script(tmp_path, text), "3"], tmp_path / "log") as process,
         pytest.raises(DemoFailed, match="status 3"),
     ):
-        victim.stop()
+        process.stop()
 
 
 READY = """
@@ -245,7 +247,7 @@ for line in sys.stdin:
 def test_the_next_life_gets_ready_and_begins_when_it_is_told(tmp_path: Path) -> None:
     ready, begun = tmp_path / "ready", tmp_path / "begun"
     kill = Kill(ANY_MOMENT, "at a random moment", 1, 0.0)
-    with Lives([*script(tmp_path, READY), str(ready), str(begun)], tmp_path, [kill, kill]) as lives:
+    with SuccessiveRuns([*script(tmp_path, READY), str(ready), str(begun)], tmp_path, [kill, kill]) as lives:
         for life in range(2):
             with lives.begin():
                 pids = set(pids_in(ready, life + 2))
@@ -254,18 +256,18 @@ def test_the_next_life_gets_ready_and_begins_when_it_is_told(tmp_path: Path) -> 
 
 
 def test_a_life_that_ended_before_it_began_is_found_out(tmp_path: Path) -> None:
-    with Victim(script(tmp_path, "raise SystemExit('no Spark')"), tmp_path / "log") as victim:
-        victim._driver.wait(DEADLINE)
-        victim.begin()
+    with PipelineProcess(script(tmp_path, "raise SystemExit('no Spark')"), tmp_path / "log") as process:
+        process._driver.wait(DEADLINE)
+        process.begin()
         with pytest.raises(DemoFailed, match="no Spark"):
-            victim.expect_alive()
+            process.expect_alive()
 
 
 def test_a_pipeline_does_not_outlive_the_demo(tmp_path: Path) -> None:
     """The end of standard input is the death of the demo: the pipeline kills its whole process group."""
     text = (
         "import os, subprocess, sys, threading, time\n"
-        "from epochsink.demo.pipeline import _listen\n"
+        "from epochsink.devkit.demo.pipeline import _listen\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
         "open(sys.argv[1], 'w').write(f'{os.getpid()} {child.pid}')\n"
         "_listen({'start': threading.Event(), 'stop': threading.Event()})\n"

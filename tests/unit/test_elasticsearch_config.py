@@ -9,7 +9,7 @@ import pytest
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import ConfigurationError
-from epochsink.protocol import Epoch, Identity, Sink, SinkCommitter, SinkWriter, Task
+from epochsink.sink import Epoch, Identity, Sink, SinkCommitter, SinkWriter, Task
 
 CANARY = "canary-5f3a"
 
@@ -52,11 +52,11 @@ def test_bad_value_is_named_with_its_rule_and_way_out(options: dict[str, Any], n
     with pytest.raises(ConfigurationError) as caught:
         sink(**options)
     assert named in str(caught.value)
-    assert "Way out:" in str(caught.value)
+    assert "Hint:" in str(caught.value)
 
 
 def test_a_missing_client_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochsink.elasticsearch.config.find_spec", lambda _: None)
+    monkeypatch.setattr("epochsink.elasticsearch.sink.find_spec", lambda _: None)
     with pytest.raises(ConfigurationError, match=r"(?s)package elasticsearch.*install epochsink\[elasticsearch\]"):
         sink()
 

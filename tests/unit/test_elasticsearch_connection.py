@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import elasticsearch as vendor
 import pytest
-
 from elasticsearch_rig import SCHEMA
+from http_proxy import Answer, Proxy, Seen
+
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import EpochsinkError
-from epochsink.protocol import Identity
-from http_proxy import Answer, Proxy, Seen
+from epochsink.sink import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,22 +16,22 @@ AWKWARD = 'value "x"; drop table y;-- \n  breaks\tthe rule: ü \u2028 [1] \\n {"
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_survives_pickling(kind: type[EpochsinkError]) -> None:
-    error = kind(AWKWARD, way_out="do this", column="id", epoch=7)
+    error = kind(AWKWARD, hint="do this", column="id", epoch=7)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 - its own bytes
     assert type(again) is kind
-    assert (again.message, again.way_out, again.facts) == (AWKWARD, "do this", {"column": "id", "epoch": 7})
+    assert (again.message, again.hint, again.facts) == (AWKWARD, "do this", {"column": "id", "epoch": 7})
     assert str(again) == str(error)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_is_found_again_in_a_text_that_quotes_it(kind: type[EpochsinkError]) -> None:
-    """Class, message, way out and facts; facts as text."""
-    line = kind(AWKWARD, way_out=AWKWARD, column=AWKWARD, epoch=7).to_line()
+    """Class, message, hint and facts; facts as text."""
+    line = kind(AWKWARD, hint=AWKWARD, column=AWKWARD, epoch=7).to_line()
     assert "\n" not in line
-    text = f'Traceback:\n  File "x.py", line 1\nepochsink.writejob.TaskFailed: {line}\n\n\tat java.lang.Thread.run()'
+    text = f'Traceback:\n  File "x.py", line 1\nmodule.TaskFailed: {line}\n\n\tat java.lang.Thread.run()'
     found = EpochsinkError.from_text(text)
     assert type(found) is kind
-    assert (found.message, found.way_out, found.facts) == (AWKWARD, AWKWARD, {"column": AWKWARD, "epoch": "7"})
+    assert (found.message, found.hint, found.facts) == (AWKWARD, AWKWARD, {"column": AWKWARD, "epoch": "7"})
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_first_error_of_a_text_that_can_be_read_is_taken() -> None:
 
 
 def test_the_way_out_ends_the_text() -> None:
-    assert str(EpochsinkError("wrong", way_out="do this")) == "wrong\n  Way out: do this"
+    assert str(EpochsinkError("wrong", hint="do this")) == "wrong\n  Hint: do this"
     assert str(EpochsinkError("wrong")) == "wrong"
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import Kafka, NewTopic
-from epochsink.kafka.options import for_kafka_python
-from epochsink.protocol import Identity
+from epochsink.kafka.client_options import for_kafka_python
+from epochsink.sink import Identity
 
 PASSWORD = "canary-s3cr3t"
 SASL = {

@@ -1,10 +1,12 @@
-"""The dependency rule, and the size that keeps modules small."""
+"""The rooms of the package, who may import whom, and the size that keeps modules small."""
 
 from __future__ import annotations
 
 import ast
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
@@ -15,12 +17,28 @@ if TYPE_CHECKING:
 
 ROOT = Path(epochsink.__file__).parent
 MODULES = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): path for path in ROOT.rglob("*.py")}
-FAMILIES = ("kafka", "postgres", "elasticsearch")
-WORDS = {"protocol", "errors", "naming", "faults", "arrow"}
-STORES = {"files", "ledger", "spool", "checkpoint", "stories", "handover"}
-SPARK = {"spark", "run", "execution", "plan", "writejob", "hadoop", "failures", "batches"}
-MACHINE = WORDS | STORES | {"coordinator", "watcher"} | SPARK
-LONGEST = 400
+
+ROOMS: Final[dict[str, tuple[str, ...]]] = {
+    "cli": ("devkit", "spark", "protocol", "words"),
+    "devkit": ("testing", "spark", "kafka", "postgres", "elasticsearch", "protocol", "words"),
+    "testing": ("spark", "protocol", "words"),
+    "spark": ("protocol", "words"),
+    "kafka": ("words",),
+    "postgres": ("words",),
+    "elasticsearch": ("words",),
+    "protocol": ("words",),
+    "words": (),
+}
+"""Each room, and the rooms that it may import from, for types too. ``words`` are the modules at the package's root."""
+
+SPARK_ROOMS: Final = {"spark", "testing", "devkit", "cli"}
+"""Who may import PySpark or py4j when it runs: services use its jars, the command line starts a session."""
+LONGEST, MEDIAN, ROOT_MODULES = 400, 150, 9
+
+
+def room_of(module: str) -> str:
+    head, dot, _ = module.partition(".")
+    return head if dot or head in ROOMS else "words"
 
 
 def imports(module: str) -> Iterator[tuple[str, bool]]:
@@ -38,7 +56,7 @@ def imports(module: str) -> Iterator[tuple[str, bool]]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{module} imports relatively"
             package = str(node.module)
-            names = [f"epochsink.{alias.name}" for alias in node.names] if package == "epochsink" else [package]
+            names = [f"{package}.{alias.name}" for alias in node.names]
         else:
             continue
         for name in names:
@@ -47,12 +65,16 @@ def imports(module: str) -> Iterator[tuple[str, bool]]:
 
 def own(module: str) -> set[str]:
     """Return the package's own modules that a module imports, also for types alone."""
-    return {name.removeprefix("epochsink.") for name, _ in imports(module) if name.startswith("epochsink.")}
-
-
-def of_family(module: str) -> str | None:
-    head = module.partition(".")[0]
-    return head if head in FAMILIES else None
+    found = set()
+    for name, _ in imports(module):
+        inner = name.removeprefix("epochsink.")
+        if inner == name:
+            continue
+        for known in (inner, inner.rpartition(".")[0]):
+            if known in MODULES or f"{known}.__init__" in MODULES:
+                found.add(known if known in MODULES else f"{known}.__init__")
+                break
+    return found - {module}
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -60,50 +82,50 @@ def test_no_module_is_long(module: str) -> None:
     assert len(MODULES[module].read_text().splitlines()) <= LONGEST
 
 
-@pytest.mark.parametrize("module", sorted(module for module in MODULES if of_family(module)))
-def test_a_family_knows_the_words_and_itself(module: str) -> None:
-    """Neither another family, nor the machine, nor Spark: not even for types."""
-    allowed = {*WORDS, "spool"}
-    strangers = {name for name in own(module) if of_family(name) != of_family(module)} - allowed
+def test_modules_are_small_and_the_root_holds_few() -> None:
+    assert median(len(path.read_text().splitlines()) for path in MODULES.values()) <= MEDIAN
+    assert len([module for module in MODULES if "." not in module]) <= ROOT_MODULES
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_arrows_point_down(module: str) -> None:
+    """Nothing imports from a room that the table does not name for it: neither to run nor for types."""
+    if module == "__init__":
+        return
+    room = room_of(module)
+    strangers = {name for name in own(module) if room_of(name) not in (room, *ROOMS[room])}
     assert strangers == set()
-    assert not {name for name, _ in imports(module) if name.partition(".")[0] in ("pyspark", "py4j")}
 
 
-@pytest.mark.parametrize("module", sorted(WORDS))
-def test_the_words_know_nothing_but_words(module: str) -> None:
-    assert own(module) <= WORDS
-
-
-@pytest.mark.parametrize("module", sorted(STORES))
-def test_the_stores_know_words_and_stores(module: str) -> None:
-    assert own(module) <= WORDS | STORES
-
-
-@pytest.mark.parametrize("module", ["coordinator", "watcher"])
-def test_the_coordinator_knows_no_spark(module: str) -> None:
-    assert own(module) <= WORDS | STORES | {"coordinator"}
-
-
-@pytest.mark.parametrize("module", sorted(SPARK))
-def test_the_machine_knows_no_family(module: str) -> None:
-    assert own(module) <= MACHINE
+def test_there_is_no_circle() -> None:
+    """Imports for types alone count: what must know its user's types belongs into one module with them."""
+    graph = {module: own(module) for module in MODULES if module != "__init__"}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as circle:
+        pytest.fail(" -> ".join(circle.args[1]))
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
 def test_only_the_side_of_spark_touches_spark(module: str) -> None:
-    """What the rest needs to run has no JVM in it. Types, services' jars and tests' tools are not the machine."""
     touched = {name for name, runs in imports(module) if runs and name.partition(".")[0] in ("pyspark", "py4j")}
-    if module.partition(".")[0] in SPARK | {"services", "testing", "demo", "cli"}:
-        return
-    if module.startswith("operations."):
-        assert touched <= {"pyspark.sql"}, "operations may start a session for a checkpoint that is not local"
-        return
-    assert touched == set()
+    assert room_of(module) in SPARK_ROOMS or touched == set()
 
 
-def test_every_module_of_the_machine_exists() -> None:
-    """The lists above are about this package, not about an older one."""
-    assert set(MODULES) >= MACHINE
-    command_line = {"__init__", "__main__", "cli", "reporting"}
-    roots = {module for module in MODULES if "." not in module} - command_line
-    assert roots <= MACHINE
+@pytest.mark.parametrize("family", ["kafka", "postgres", "elasticsearch"])
+def test_families_have_the_same_files(family: str) -> None:
+    """Who knows one family knows where to look in the others."""
+    same = ("sink", "config", "committable", "writer", "committer", "preflight", "errors", "applied_epochs")
+    assert [name for name in same if f"{family}.{name}" not in MODULES] == []
+
+
+@pytest.mark.parametrize("family", ["kafka", "postgres", "elasticsearch"])
+def test_a_configuration_knows_nothing_of_its_family(family: str) -> None:
+    known = {name for name in own(f"{family}.config") if room_of(name) == family}
+    assert known == set()
+
+
+def test_the_table_names_every_room() -> None:
+    """The table above is about this package, not about an older one."""
+    assert {room_of(module) for module in MODULES} == set(ROOMS)
+    assert all(path.is_dir() for path in (ROOT / room for room in ROOMS if room != "words"))

@@ -11,8 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochsink.errors import Fenced, LedgerCorrupt, WentBack
-from epochsink.files import LocalFiles
-from epochsink.ledger import FOLDER, Done, Entry, Ledger, Prepared, Replay, Resolved, Share, Take, _decode, _encode
+from epochsink.protocol.ledger import (
+    FOLDER,
+    Done,
+    Entry,
+    Ledger,
+    Prepared,
+    Replay,
+    Resolved,
+    Share,
+    Take,
+    _decode,
+    _encode,
+)
+from epochsink.protocol.storage import LocalStorage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -173,7 +185,7 @@ def test_other_files_are_ignored(files: Interrupted) -> None:
 
 
 def test_one_thread_appends_while_the_other_reads(files: Interrupted) -> None:
-    """The watcher appends between the stream thread's reading of a file and its taking note of it."""
+    """The commit thread appends between the stream thread's reading of a file and its taking note of it."""
     ledger = taken(files, "one")
     ledger.append(prepared(0))
     other = Ledger(files, "one")
@@ -196,7 +208,7 @@ def test_one_thread_appends_while_the_other_reads(files: Interrupted) -> None:
 
 def test_threads_share_a_ledger(tmp_path: Path) -> None:
     """Two threads append and read for real, and no entry is lost, doubled or misnumbered."""
-    files = LocalFiles(tmp_path)
+    files = LocalStorage(tmp_path)
     ledger = Ledger(files, "one")
     ledger.take(QUERY, {}, -1)
     failures: list[BaseException] = []

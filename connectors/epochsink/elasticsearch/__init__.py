@@ -1,5 +1,5 @@
 """Elasticsearch: epochs applied idempotently from a durable redo log."""
 
-from epochsink.elasticsearch.config import Elasticsearch
+from epochsink.elasticsearch.sink import Elasticsearch
 
 __all__ = ["Elasticsearch"]

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from epochsink import faults
-from epochsink.elasticsearch import duplicates, lines, marker, probe, target
-from epochsink.elasticsearch.bulk import Poster, Refusal
-from epochsink.elasticsearch.deadletter import DeadLetters
+from epochsink import failpoints
+from epochsink.elasticsearch import applied_epochs, bulk_body, deduplicate, dry_run, index
+from epochsink.elasticsearch.bulk_request import Poster, Refusal
+from epochsink.elasticsearch.dead_letter import DeadLetters
 from epochsink.elasticsearch.writer import rejected
 from epochsink.errors import OutcomeUnknown, RowsRejected
-from epochsink.naming import document_id_prefix, identity_key
+from epochsink.identity import document_id_prefix, identity_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import elasticsearch
 
-    from epochsink.elasticsearch.config import Elasticsearch
-    from epochsink.elasticsearch.lines import Request
-    from epochsink.protocol import Committable, Epoch, Identity, Rows
+    from epochsink.elasticsearch.bulk_body import Request
+    from epochsink.elasticsearch.sink import Elasticsearch
+    from epochsink.sink import Committable, Epoch, Identity, Rows
 
 _MOST_SHOWN: Final = 1000
 _TURNS: Final = 3
@@ -48,7 +48,7 @@ class Application:
         *,
         epoch: Epoch,
         part: Committable,
-        kept: marker.Marker | None,
+        kept: applied_epochs.Marker | None,
     ) -> None:
         self._client = client
         self._sink = sink
@@ -75,21 +75,21 @@ class Application:
         if self._sink.refresh:
             # Before the marker: once that is written, nobody would come back to refresh.
             self._client.indices.refresh(index=self._sink.index)
-        faults.reach("elasticsearch.marker.before")
-        if not marker.write(self._client, self._identity, self._epoch, reached.index, reached.uuid):
+        failpoints.reach("elasticsearch.marker.before")
+        if not applied_epochs.write(self._client, self._identity, self._epoch, reached.index, reached.uuid):
             raise Overtaken
 
-    def _apply_to_one_index(self, rows: Rows) -> target.Target:
+    def _apply_to_one_index(self, rows: Rows) -> index.Target:
         """Apply all to the index that the name stands for, again if an alias has moved meanwhile."""
         for _ in range(_TURNS):
-            before = target.require_same(self._client, self._sink, self._kept)
+            before = index.require_same(self._client, self._sink, self._kept)
             self._apply(rows)
-            after = target.require(self._client, self._sink.index)
+            after = index.require(self._client, self._sink.index)
             if (before.index, before.uuid) == (after.index, after.uuid):
                 return after
         raise OutcomeUnknown(
             f"{self._sink.index!r} stood for another index after each of {_TURNS} runs at epoch {self._epoch.number}",
-            way_out="keep the alias still and start the query again: the epoch is then applied",
+            hint="keep the alias still and start the query again: the epoch is then applied",
         )
 
     def _apply(self, rows: Rows) -> None:
@@ -113,7 +113,7 @@ class Application:
         ended, going_on = wait(under_way, return_when=FIRST_COMPLETED)
         for future in ended:
             self._judge(future.result())
-            faults.reach("elasticsearch.bulk.between")
+            failpoints.reach("elasticsearch.bulk.between")
         return going_on
 
     def _look_now_and_then(self) -> None:
@@ -122,20 +122,20 @@ class Application:
 
     def _stop_if_overtaken(self) -> None:
         self._looked_at = time.monotonic()
-        kept = marker.read(self._client, self._identity)
+        kept = applied_epochs.read(self._client, self._identity)
         if kept is not None and kept.epoch >= self._epoch.number:
             raise Overtaken
 
     def _requests(self, rows: Rows) -> Iterator[Request]:
-        heads = lines.action_heads(version=self._version, version_type="external_gte")
+        heads = bulk_body.action_heads(version=self._version, version_type="external_gte")
         counted = 0
         for ids, sources, seen in self._columns(rows):
-            yield from lines.cut(lines.render(ids, sources, heads), self._sink.bulk_bytes)
+            yield from bulk_body.cut(bulk_body.render(ids, sources, heads), self._sink.bulk_bytes)
             counted += seen
         if counted != self._part["rows"]:
             raise OutcomeUnknown(
                 f"the spool of epoch {self._epoch.number} holds {counted} rows, recorded are {self._part['rows']}",
-                way_out="look for what has changed or removed spool files; `epochsink resolve` says what can be done",
+                hint="look for what has changed or removed spool files; `epochsink resolve` says what can be done",
             )
 
     def _columns(self, rows: Rows) -> Iterator[tuple[pa.Array, pa.Array, int]]:
@@ -143,16 +143,16 @@ class Application:
         tasks = self._part["tasks"]
         survives = None
         if self._part["replaced"]:
-            survives = duplicates.survivors(rows, tasks, ranked=self._sink.order_by is not None)
+            survives = deduplicate.survivors(rows, tasks, ranked=self._sink.order_by is not None)
         start = 0
-        for slot, task in enumerate(tasks):
-            prefix = f"{document_id_prefix(identity_key(self._identity), self._epoch.number)}{slot}-"
+        for partition, task in enumerate(tasks):
+            prefix = f"{document_id_prefix(identity_key(self._identity), self._epoch.number)}{partition}-"
             row = 0
             for batches in _gathered(rows.read(task), self._sink.bulk_bytes):
                 seen = sum(map(len, batches))
                 sources = pa.concat_arrays([batch.column("source") for batch in batches])
                 if not self._sink.key:
-                    ids = lines.position_ids(prefix, row, seen)
+                    ids = bulk_body.position_ids(prefix, row, seen)
                 else:
                     ids = pa.concat_arrays([batch.column("id") for batch in batches])
                 if survives is not None:
@@ -176,10 +176,10 @@ class Application:
 
     def _refuse_unfit_index(self) -> None:
         """Keep a fault of the index (a missing pipeline, say) from setting every document aside."""
-        if faults_of_index := probe.refused_by_index(self._poster):
+        if faults_of_index := dry_run.refused_by_index(self._poster):
             raise RowsRejected(
                 f"the index {self._sink.index!r} refuses even an empty document: {faults_of_index[0].reason}",
-                way_out="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",
+                hint="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",
             )
 
     def _judge_conflicts(self, conflicts: Sequence[Refusal]) -> None:
@@ -194,7 +194,7 @@ class Application:
 
     def _is_own(self, version: int | None) -> bool:
         base = self._identity.origin["base"]
-        return version is not None and self._version <= version < base + marker.EPOCHS
+        return version is not None and self._version <= version < base + applied_epochs.EPOCHS
 
     def _stopped(self) -> RowsRejected:
         state = f"epoch {self._epoch.number} stays pending in the ledger, and its rows in the spool: nothing is lost"
@@ -218,7 +218,7 @@ def _written_by_others(index: str, foreign: Sequence[str], stored: dict[str, int
     return RowsRejected(
         f"{len(foreign)} document(s) of index {index!r} have newer versions than this sink's {version}, written by "
         f"somebody else: {shown}",
-        way_out="let one sink write these documents: stop the other writer, then start this query with a new "
+        hint="let one sink write these documents: stop the other writer, then start this query with a new "
         "checkpoint, whose versions lie above; the epoch stays pending and nothing is lost",
         ids=list(foreign[:100]),
     )

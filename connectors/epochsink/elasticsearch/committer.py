@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import elasticsearch
 from elastic_transport import TransportError
 
-from epochsink.elasticsearch import check, connection, duplicates, marker, target
+from epochsink.elasticsearch import applied_epochs, connection, deduplicate, index, preflight
 from epochsink.elasticsearch.apply import Application, Overtaken
-from epochsink.elasticsearch.patience import GaveUp, delays
+from epochsink.elasticsearch.backoff import GaveUp, delays
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
-from epochsink.protocol import COMMITTED, Outcome, Verdict
+from epochsink.sink import COMMITTED, Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
 
-    from epochsink.elasticsearch.config import Elasticsearch
-    from epochsink.protocol import Committable, Epoch, Identity, Rows
+    from epochsink.elasticsearch.sink import Elasticsearch
+    from epochsink.sink import Committable, Epoch, Identity, Rows
 
 
 class ElasticsearchCommitter:
@@ -45,12 +45,12 @@ class ElasticsearchCommitter:
 
     def check(self, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the server; create what may be created."""
-        return check.findings(self._client, self._sink, schema)
+        return preflight.findings(self._client, self._sink, schema)
 
-    def found(self) -> dict[str, Any]:
+    def initial_state(self) -> dict[str, Any]:
         """Claim the version base of this sink."""
         with connection.explained(PrepareFailed, "claiming a version base"):
-            return {"base": marker.claim_base(self._client)}
+            return {"base": applied_epochs.claim_base(self._client)}
 
     def open(self, identity: Identity) -> None:
         """Learn who this sink is."""
@@ -58,8 +58,8 @@ class ElasticsearchCommitter:
 
     def newest(self) -> int | None:
         """Return the newest epoch that the marker says is applied."""
-        with connection.explained(OutcomeUnknown, f"reading the marker in {marker.INDEX!r}"):
-            kept = marker.read(self._client, self._me)
+        with connection.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
+            kept = applied_epochs.read(self._client, self._me)
         return None if kept is None else kept.epoch
 
     def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
@@ -71,10 +71,10 @@ class ElasticsearchCommitter:
                 f"the spool of epoch {epoch.number} holds tasks {tasks}, accepted were {sorted(expected)}"
             )
         with connection.explained(PrepareFailed, f"looking at index {self._sink.index!r} and its marker"):
-            kept = marker.read(self._client, self._me)
+            kept = applied_epochs.read(self._client, self._me)
             self._refuse_epoch(epoch, kept)
-            target.require_same(self._client, self._sink, kept)
-            check.refuse_too_large(self._client, max(part["largest"] for part in written))
+            index.require_same(self._client, self._sink, kept)
+            preflight.refuse_too_large(self._client, max(part["largest"] for part in written))
         total = sum(expected.values())
         return [{"tasks": tasks, "rows": total, "replaced": self._replaced(epoch, rows, tasks, total)}]
 
@@ -82,11 +82,11 @@ class ElasticsearchCommitter:
         """Return how many rows give way to a later one of their id. Raises `RowsRejected` if that is uncertain."""
         if not self._sink.key:
             return 0
-        counted, replaced = duplicates.count(rows, tasks)
+        counted, replaced = deduplicate.count(rows, tasks)
         if counted != total:
             raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, the tasks wrote {total}")
         if replaced:
-            duplicates.survivors(rows, tasks, ranked=self._sink.order_by is not None)
+            deduplicate.survivors(rows, tasks, ranked=self._sink.order_by is not None)
         return replaced
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
@@ -96,32 +96,33 @@ class ElasticsearchCommitter:
             try:
                 return self._commit(epoch, part, rows)
             except (elasticsearch.ApiError, TransportError) as error:
-                said, way_out = connection.describe(error)
+                said, hint = connection.describe(error)
                 if not connection.is_passing(error):
-                    raise OutcomeUnknown(f"applying epoch {epoch.number} failed: {said}", way_out=way_out) from error
+                    raise OutcomeUnknown(f"applying epoch {epoch.number} failed: {said}", hint=hint) from error
                 if (delay := next(waits, None)) is None:
-                    return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} may be applied in part; {said}: {way_out}")
+                    return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} may be applied in part; {said}: {hint}")
                 time.sleep(delay)
 
     def _commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
-        kept = marker.read(self._client, self._me)
+        kept = applied_epochs.read(self._client, self._me)
         if (verdict := _told(kept, epoch)) is not None:
             return verdict
         try:
             Application(self._client, self._sink, self._me, epoch=epoch, part=part, kept=kept).run(rows)
         except Overtaken:
-            return _told(marker.read(self._client, self._me), epoch) or Verdict(
+            return _told(applied_epochs.read(self._client, self._me), epoch) or Verdict(
                 Outcome.UNKNOWN,
-                f"epoch {epoch.number} is applied, but its marker in {marker.INDEX!r} cannot be written: somebody has "
-                "deleted or changed that document",
+                f"epoch {epoch.number} is applied, but its marker in {applied_epochs.INDEX!r} cannot be written: "
+                "somebody has deleted or changed that document",
             )
         except SpoolMissing as error:
-            kept = marker.read(self._client, self._me)
+            kept = applied_epochs.read(self._client, self._me)
             newest = "none" if kept is None else kept.epoch
             return _told(kept, epoch) or Verdict(
                 Outcome.UNKNOWN,
-                f"the spool of epoch {epoch.number} is gone ({error.message}) and the marker in {marker.INDEX!r} says "
-                f"that epoch {newest} is the newest applied to index {self._sink.index!r}",
+                f"the spool of epoch {epoch.number} is gone ({error.message}) and the marker in "
+                f"{applied_epochs.INDEX!r} says that epoch {newest} is the newest applied to index "
+                f"{self._sink.index!r}",
             )
         except GaveUp as error:
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
@@ -131,7 +132,7 @@ class ElasticsearchCommitter:
         """Return the part: it is never ABORTED, since the spool is all that is prepared."""
         return part
 
-    def sweep(self, keep: Sequence[Committable]) -> list[str]:  # noqa: ARG002 - the protocol's
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:  # noqa: ARG002 - the protocol's
         """Find nothing: the target holds nothing before `commit`."""
         return []
 
@@ -147,21 +148,21 @@ class ElasticsearchCommitter:
             self._connected.close()
             self._connected = None
 
-    def _refuse_epoch(self, epoch: Epoch, kept: marker.Marker | None) -> None:
+    def _refuse_epoch(self, epoch: Epoch, kept: applied_epochs.Marker | None) -> None:
         if kept is not None and kept.epoch >= epoch.number:
             raise WentBack(
                 f"epoch {epoch.number} is about to be written, but index {self._sink.index!r} holds epoch {kept.epoch} "
                 "of this sink already: the checkpoint is an older copy",
-                way_out="restore the newest copy of the checkpoint, or start with a new checkpoint",
+                hint="restore the newest copy of the checkpoint, or start with a new checkpoint",
             )
-        if epoch.number >= marker.EPOCHS:
+        if epoch.number >= applied_epochs.EPOCHS:
             raise PrepareFailed(
-                f"epoch {epoch.number} is beyond the {marker.EPOCHS} that a version base has room for",
-                way_out="start with a new checkpoint",
+                f"epoch {epoch.number} is beyond the {applied_epochs.EPOCHS} that a version base has room for",
+                hint="start with a new checkpoint",
             )
 
 
-def _told(kept: marker.Marker | None, epoch: Epoch) -> Verdict | None:
+def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
     """Say what the marker tells about an epoch; None if it is not yet applied."""
     if kept is None or kept.epoch < epoch.number:
         return None

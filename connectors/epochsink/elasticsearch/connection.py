@@ -49,7 +49,7 @@ def is_passing(error: Exception) -> bool:
 
 
 def describe(error: Exception) -> tuple[str, str]:
-    """Return what an error of the client says, and the way out."""
+    """Return what an error of the client says, and the hint."""
     if isinstance(error, TlsError):
         return f"the server's certificate was refused: {error}", (
             "give the authority that signed it (ca_certs=) or its fingerprint (ssl_assert_fingerprint=)"
@@ -82,9 +82,9 @@ def _reason(error: elasticsearch.ApiError) -> str:
 
 @contextlib.contextmanager
 def explained(kind: type[EpochsinkError], doing: str) -> Iterator[None]:
-    """Turn the client's errors into ``kind``, saying what was being done and the way out."""
+    """Turn the client's errors into ``kind``, saying what was being done and the hint."""
     try:
         yield
     except (elasticsearch.ApiError, TransportError) as error:
-        said, way_out = describe(error)
-        raise kind(f"{doing} failed: {said}", way_out=way_out) from error
+        said, hint = describe(error)
+        raise kind(f"{doing} failed: {said}", hint=hint) from error

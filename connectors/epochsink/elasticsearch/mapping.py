@@ -110,7 +110,7 @@ def _compare(name: str, kind: pa.DataType, mapped: Mapping[str, Any], dynamic: o
 
 
 def _reason(kind: pa.DataType, target: str) -> str | None:
-    """Say why values of ``kind`` do not fit, with the way out; None if they do, or if it depends on the value."""
+    """Say why values of ``kind`` do not fit, with the hint; None if they do, or if it depends on the value."""
     if target == "alias":
         return "an alias of another field cannot be written; name the column as that field in select="
     if pa.types.is_nested(kind):

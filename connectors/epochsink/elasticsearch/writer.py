@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochsink import arrow
-from epochsink.elasticsearch import lines, probe
-from epochsink.elasticsearch.patience import GaveUp
+from epochsink import arrow_buffers
+from epochsink.elasticsearch import bulk_body, dry_run
+from epochsink.elasticsearch.backoff import GaveUp
 from epochsink.errors import PrepareFailed, RowsRejected
 
 if TYPE_CHECKING:
-    from epochsink.elasticsearch.bulk import Poster
-    from epochsink.protocol import Committable, Task
+    from epochsink.elasticsearch.bulk_request import Poster
+    from epochsink.sink import Committable, Task
 
 _LONGEST_ID: Final = 512
 _ENVELOPE: Final = len('"_id":""}')
@@ -55,11 +55,13 @@ class ElasticsearchWriter:
         if indexed.num_rows == 0:
             return
         ids = (
-            indexed.column("id") if "id" in batch.schema.names else lines.position_ids("row ", self._rows, len(indexed))
+            indexed.column("id")
+            if "id" in batch.schema.names
+            else bulk_body.position_ids("row ", self._rows, len(indexed))
         )
         try:
-            for request in lines.cut(probe.request(ids, indexed.column("source")), self._bulk_bytes):
-                if refused := probe.refused(validator, request):
+            for request in bulk_body.cut(dry_run.request(ids, indexed.column("source")), self._bulk_bytes):
+                if refused := dry_run.refused(validator, request):
                     raise rejected(refused, "validate=True found it before the checkpoint; nothing was written")
         except GaveUp as error:
             raise PrepareFailed(f"the server could not validate the rows: {error}") from error
@@ -70,7 +72,7 @@ def rejected(refused: list[Any], state: str) -> RowsRejected:
     shown = "\n".join(f"    _id {each.id!r}: {each.kind}: {each.reason}" for each in refused[:5])
     return RowsRejected(
         f"Elasticsearch refuses {len(refused)} document(s) for good:\n{shown}\n  {state}",
-        way_out="correct the mapping (or the rows, by select= or where=) and start the query again, or give "
+        hint="correct the mapping (or the rows, by select= or where=) and start the query again, or give "
         'on_rejected="dead_letter" with dead_letter_index= to set such documents aside',
         ids=[each.id for each in refused[:100]],
     )
@@ -78,14 +80,14 @@ def rejected(refused: list[Any], state: str) -> RowsRejected:
 
 def check_ids(ids: pa.Array) -> None:
     """Refuse ids that are NULL, empty or too long. Raises `RowsRejected`."""
-    lengths = pc.fill_null(pc.binary_length(ids), arrow.number(0, "int32"))
-    shortest, longest = (arrow.number(_ENVELOPE + length, "int32") for length in (0, _LONGEST_ID))
+    lengths = pc.fill_null(pc.binary_length(ids), arrow_buffers.number(0, "int32"))
+    shortest, longest = (arrow_buffers.number(_ENVELOPE + length, "int32") for length in (0, _LONGEST_ID))
     unusual = pc.or_(pc.less_equal(lengths, shortest), pc.greater(lengths, longest))
     for text in ids.filter(unusual).to_pylist():
         found = json.loads("{" + (text or "}")).get("_id")
         if not found or len(found.encode()) > _LONGEST_ID:
             raise RowsRejected(
                 f"a row has the _id {found!r}; it must have 1 to {_LONGEST_ID} bytes",
-                way_out="leave such rows out with where=, give an id= expression that is never NULL, "
+                hint="leave such rows out with where=, give an id= expression that is never NULL, "
                 "or a digest of long ones, e.g. id='sha2(url, 256)'",
             )

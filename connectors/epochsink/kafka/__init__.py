@@ -1,5 +1,5 @@
 """Kafka topics as exactly-once sinks."""
 
-from epochsink.kafka.config import Kafka, NewTopic
+from epochsink.kafka.sink import Kafka, NewTopic
 
 __all__ = ["Kafka", "NewTopic"]

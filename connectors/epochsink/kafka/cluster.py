@@ -16,9 +16,9 @@ from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
 from epochsink.errors import PrepareFailed
-from epochsink.kafka import silence
-from epochsink.kafka.options import for_kafka_python
-from epochsink.kafka.refusals import REFUSALS
+from epochsink.kafka import log_redaction
+from epochsink.kafka.client_options import for_kafka_python
+from epochsink.kafka.errors import REFUSALS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -54,7 +54,7 @@ class Cluster:
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str], timeout: float) -> None:
         self._servers = [server.strip() for server in bootstrap_servers.split(",")]
         self._settings = for_kafka_python(options)
-        silence.add(options)
+        log_redaction.add(options)
         self._admin: KafkaAdminClient | None = None
         self._connecting = threading.Lock()
         self._coordinators: dict[tuple[int, str], int] = {}
@@ -146,7 +146,7 @@ class Cluster:
         return Unreachable(
             f"Kafka at {','.join(self._servers)} did not answer within {self.timeout:g} s: "
             f"{type(failure).__name__}: {failure}",
-            way_out="see that the brokers run and can be reached from the driver; nothing is lost meanwhile",
+            hint="see that the brokers run and can be reached from the driver; nothing is lost meanwhile",
         )
 
     def _refused(self, failure: Exception) -> Refused:
@@ -154,7 +154,7 @@ class Cluster:
         known = REFUSALS.get(code) if isinstance(code, int) else None
         return Refused(
             f"Kafka at {','.join(self._servers)} refuses a request: {type(failure).__name__}: {failure}",
-            way_out=known.way_out if known else "see the broker's log; nothing is lost meanwhile",
+            hint=known.hint if known else "see the broker's log; nothing is lost meanwhile",
             code=code,
         )
 

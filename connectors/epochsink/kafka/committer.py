@@ -8,25 +8,25 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import PrepareFailed, SpoolMissing
-from epochsink.faults import reach
-from epochsink.kafka import check, outcomes
+from epochsink.failpoints import reach
+from epochsink.identity import TransactionalId, identity_key
+from epochsink.kafka import end_txn, preflight
+from epochsink.kafka.applied_epochs import Markers
 from epochsink.kafka.cluster import Cluster, Refused, Unreachable
-from epochsink.kafka.identifiers import Transaction, transactional_id
-from epochsink.kafka.marker import Markers
-from epochsink.kafka.outcomes import Answer, State
+from epochsink.kafka.end_txn import Answer, State
+from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
 from epochsink.kafka.writer import KafkaWriter
-from epochsink.naming import TransactionalId, identity_key
-from epochsink.protocol import COMMITTED, Outcome, Task, Verdict
+from epochsink.sink import COMMITTED, Outcome, Task, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
 
-    from epochsink.kafka.config import Kafka
-    from epochsink.kafka.outcomes import Description
-    from epochsink.protocol import Committable, Epoch, Identity, Rows
+    from epochsink.kafka.end_txn import Description
+    from epochsink.kafka.sink import Kafka
+    from epochsink.sink import Committable, Epoch, Identity, Rows
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -34,7 +34,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.01
 
 
 class KafkaCommitter:
-    """The driver's side of a Kafka sink (see `epochsink.protocol.SinkCommitter`). A part is one transaction."""
+    """The driver's side of a Kafka sink (see `epochsink.sink.SinkCommitter`). A part is one transaction."""
 
     def __init__(self, config: Kafka) -> None:
         self._config = config
@@ -44,12 +44,12 @@ class KafkaCommitter:
         self._busy: set[str] = set()
 
     def check(self, schema: pa.Schema) -> list[str]:
-        """Compare the configuration with the cluster; see `epochsink.kafka.check`."""
-        return check.findings(self._config, self._cluster, schema)
+        """Compare the configuration with the cluster; see `epochsink.kafka.preflight`."""
+        return preflight.findings(self._config, self._cluster, schema)
 
-    def found(self) -> dict[str, Any]:
+    def initial_state(self) -> dict[str, Any]:
         """Fix the transaction timeout: what the broker allows at most, unless the configuration says one."""
-        cap = check.transaction_timeout_cap(self._cluster)
+        cap = preflight.transaction_timeout_cap(self._cluster)
         return {} if cap is None else {"transaction_timeout": cap}
 
     def open(self, identity: Identity) -> None:
@@ -59,7 +59,7 @@ class KafkaCommitter:
         self._markers = Markers(self._cluster, self._key)
 
     def newest(self) -> int | None:
-        """Return the newest epoch that the slots' groups say is applied."""
+        """Return the newest epoch that the partitions' groups say is applied."""
         return self._markers.newest(self._cluster.deadline())
 
     def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002 - the contract's
@@ -72,7 +72,7 @@ class KafkaCommitter:
         except (Unreachable, Refused) as failure:
             raise PrepareFailed(
                 f"epoch {epoch.number}: the coordinators could not be asked for its transactions: {failure}",
-                way_out="Spark runs the epoch again",
+                hint="Spark runs the epoch again",
             ) from failure
         for transaction in wanted:
             self._expect_open(epoch, transaction, now[transaction.transactional_id])
@@ -85,7 +85,7 @@ class KafkaCommitter:
         try:
             verdict = self._commit(epoch, part, transaction, deadline)
         except (Unreachable, Refused) as failure:
-            verdict = Verdict(Outcome.UNKNOWN, f"{transaction.transactional_id}: {failure.message}; {failure.way_out}")
+            verdict = Verdict(Outcome.UNKNOWN, f"{transaction.transactional_id}: {failure.message}; {failure.hint}")
         if verdict.outcome is not Outcome.UNKNOWN:
             self._busy.discard(transaction.transactional_id)
         reach("kafka.commit.between")
@@ -98,7 +98,7 @@ class KafkaCommitter:
         batches = rows.read(part["task"])
         first = next(batches, None)  # a spool that is gone says so before a transaction is begun
         if first is None:
-            raise SpoolMissing(f"the spool of epoch {epoch.number}, task {part['task']} is empty", way_out=_RESOLVE)
+            raise SpoolMissing(f"the spool of epoch {epoch.number}, task {part['task']} is empty", hint=_RESOLVE)
         writer = KafkaWriter(self._config, task, part["task"])
         try:
             for batch in itertools.chain([first], batches):
@@ -112,11 +112,11 @@ class KafkaCommitter:
             raise SpoolMissing(
                 f"epoch {epoch.number}: the spool of task {part['task']} holds {replayed['rows']} rows, and "
                 f"{part['rows']} were prepared",
-                way_out=_RESOLVE,
+                hint=_RESOLVE,
             )
         return replayed
 
-    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
         deadline = self._cluster.deadline()
         kept = {Transaction.of(part) for part in keep}
@@ -147,7 +147,7 @@ class KafkaCommitter:
         try:
             while ending and time.monotonic() < deadline:
                 now = self._transactions.describe(ending, deadline)
-                ending = [name for name in ending if now[name].state in outcomes.ENDING]
+                ending = [name for name in ending if now[name].state in end_txn.ENDING]
                 if ending:
                     time.sleep(_LOOK_AGAIN_SECONDS)
         except (Unreachable, Refused) as failure:
@@ -188,9 +188,9 @@ class KafkaCommitter:
 
     def _look(self, epoch: Epoch, part: Committable, transaction: Transaction, deadline: float) -> Verdict | None:
         now = self._describe(transaction, deadline)
-        marker = self._markers.of_slot(int(part["slot"]), deadline)
+        marker = self._markers.of_partition(int(part["slot"]), deadline)
         age = time.time() - float(part["prepared_at"])
-        return outcomes.verdict(
+        return end_txn.verdict(
             transaction,
             now,
             epoch=epoch.number,
@@ -209,7 +209,7 @@ class KafkaCommitter:
             f"epoch {epoch.number}: transaction {transaction.transactional_id}, prepared by producer "
             f"{transaction.producer_id} in epoch {transaction.producer_epoch}, is now {now.state.value} (producer "
             f"{now.producer_id}, epoch {now.producer_epoch})",
-            way_out="nothing is lost, and Spark runs the epoch again: another attempt at the task has used the id, or "
+            hint="nothing is lost, and Spark runs the epoch again: another attempt at the task has used the id, or "
             "the write took longer than transaction_timeout=",
         )
 

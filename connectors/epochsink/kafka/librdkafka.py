@@ -238,7 +238,7 @@ def library() -> Library:
     except ImportError as missing:
         raise ConfigurationError(
             "the Kafka sink needs the package confluent-kafka, which is not installed here",
-            way_out="install epochsink[kafka] on the driver and on every executor",
+            hint="install epochsink[kafka] on the driver and on every executor",
         ) from missing
     package = Path(confluent_kafka.__file__).parent
     # wheels for Linux and macOS bring the library along; a build from source links the system's
@@ -250,6 +250,6 @@ def library() -> Library:
     if path is None:
         raise ConfigurationError(
             f"no librdkafka is found beside {package} or on this system",
-            way_out="install confluent-kafka from a wheel, or librdkafka where the dynamic linker finds it",
+            hint="install confluent-kafka from a wheel, or librdkafka where the dynamic linker finds it",
         )
     return Library(path)

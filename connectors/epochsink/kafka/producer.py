@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from epochsink.errors import ConfigurationError
-from epochsink.kafka import librdkafka, refusals, settings
-from epochsink.kafka.events import Events
+from epochsink.kafka import errors, librdkafka, producer_config
 from epochsink.kafka.librdkafka import OK, Argument, Kind, Library, NativeError, library
+from epochsink.kafka.producer_events import Events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -59,7 +59,7 @@ class TransactionalProducer:
         self._partitions: dict[str, int] = {}
         self._size_sum = self._count = 0
         self._native = self._connectable(
-            settings.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
+            producer_config.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
         )
         queue: int = self._rdkafka.queue_get_main(self._native)
         self._rdkafka.set_log_queue(self._native, None)
@@ -68,8 +68,8 @@ class TransactionalProducer:
         self._release = weakref.finalize(self, _destroy, self._rdkafka, self._native, queue, self._topics)
 
     def _connectable(self, wanted: Mapping[str, str]) -> int:
-        conf = settings.configure(self._rdkafka, wanted)
-        self.limit = int(settings.value(self._rdkafka, conf, "message.max.bytes"))
+        conf = producer_config.configure(self._rdkafka, wanted)
+        self.limit = int(producer_config.value(self._rdkafka, conf, "message.max.bytes"))
         self._rdkafka.conf_set_events(conf, Events.ENABLED)
         reason = ctypes.create_string_buffer(512)
         client: int | None = self._rdkafka.new(librdkafka.PRODUCER, conf, reason, len(reason))
@@ -119,7 +119,7 @@ class TransactionalProducer:
                 if known["producer_id"] >= 0:
                     return int(known["producer_id"]), int(known["producer_epoch"])
                 self._events.statistics = b""
-            self._events.serve(settings.STATISTICS_MS)
+            self._events.serve(producer_config.STATISTICS_MS)
         raise NativeError(_TIMED_OUT, "librdkafka's statistics did not tell the producer id")
 
     def release(self) -> None:
@@ -275,7 +275,7 @@ class TransactionalProducer:
     def _make_room(self) -> None:
         """Wait while librdkafka holds more than `settings.BYTES_IN_FLIGHT`, by the average size of a row."""
         average = max(1, self._size_sum // self._count)
-        while self._rdkafka.outq_len(self._client) * average > settings.BYTES_IN_FLIGHT:
+        while self._rdkafka.outq_len(self._client) * average > producer_config.BYTES_IN_FLIGHT:
             self._events.serve(5)
         self._events.serve(0)
         self._raise_undelivered()
@@ -319,7 +319,7 @@ class TransactionalProducer:
         return f"{text}; the client's last error: {self._events.trouble.text}" if self._events.trouble else text
 
     def _raise_standing_trouble(self) -> None:
-        if self._events.trouble is not None and refusals.stands(self._events.trouble.code):
+        if self._events.trouble is not None and errors.stands(self._events.trouble.code):
             raise self._events.trouble
 
     def _raise_undelivered(self) -> None:

@@ -10,13 +10,13 @@ from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import EndTxnRequest
 
 from epochsink.kafka.cluster import raise_for
-from epochsink.kafka.outcomes import Answer, Description, State, answer_to
+from epochsink.kafka.end_txn import Answer, Description, State, answer_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.identifiers import Transaction
+    from epochsink.kafka.transactional_id import Transaction
 
 _ID_NOT_FOUND = 105
 

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochsink import arrow
+from epochsink import arrow_buffers
 from epochsink.errors import PrepareFailed, RowsRejected
-from epochsink.faults import reach
-from epochsink.kafka import messages, refusals
-from epochsink.kafka.identifiers import transactional_id
+from epochsink.failpoints import reach
+from epochsink.identity import identity_key, marker_group
+from epochsink.kafka import errors, message_batch
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
-from epochsink.naming import identity_key, marker_group
+from epochsink.kafka.transactional_id import transactional_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epochsink.kafka.config import Kafka
-    from epochsink.protocol import Committable, Task
+    from epochsink.kafka.sink import Kafka
+    from epochsink.sink import Committable, Task
 
 log = logging.getLogger("epochsink.kafka")
 
 
 class KafkaWriter:
-    """Produces one attempt at one slot of an epoch.
+    """Produces one attempt at one Spark partition of an epoch.
 
     ``spooled_as`` is the uuid under which the rows are spooled: the task's own, but for a replay, which writes the
     rows of an earlier task again.
@@ -37,7 +37,7 @@ class KafkaWriter:
     def __init__(self, config: Kafka, task: Task, spooled_as: str) -> None:
         self._config = config
         self._epoch = task.epoch
-        self._slot = task.slot
+        self._partition = task.partition
         self._spooled_as = spooled_as
         self._key = identity_key(task.identity)
         self._rows = 0
@@ -59,11 +59,11 @@ class KafkaWriter:
         """Hand a batch over to the client. Raises `PrepareFailed`, `RowsRejected`."""
         if self._config.topic is not None:
             return self._produce(self._config.topic, batch)
-        for topic, rows in messages.by_topic(batch):
+        for topic, rows in message_batch.by_topic(batch):
             if topic is None:
                 raise RowsRejected(
-                    f"{rows.num_rows} row(s) of slot {self._slot} have no topic",
-                    way_out="fill the column 'topic' in every row, or set topic=",
+                    f"{rows.num_rows} row(s) of Spark partition {self._partition} have no topic",
+                    hint="fill the column 'topic' in every row, or set topic=",
                 )
             self._produce(topic, rows)
         return None
@@ -71,10 +71,12 @@ class KafkaWriter:
     def prepare(self) -> Committable:
         """Flush, put the marker into the transaction, and leave it open."""
         if self._marker_topic is None:
-            raise PrepareFailed(f"slot {self._slot} has no rows, and an empty transaction cannot be ended")
+            raise PrepareFailed(
+                f"Spark partition {self._partition} has no rows, and an empty transaction cannot be ended"
+            )
         try:
             self._producer.flush()
-            self._producer.mark(marker_group(self._key, self._slot), self._marker_topic, self._epoch.number)
+            self._producer.mark(marker_group(self._key, self._partition), self._marker_topic, self._epoch.number)
             producer_id, producer_epoch = self._producer.identity()
         except NativeError as failure:
             raise self._error(failure, "its rows could not be prepared") from failure
@@ -84,7 +86,7 @@ class KafkaWriter:
             "transactional_id": self.transactional_id,
             "producer_id": producer_id,
             "producer_epoch": producer_epoch,
-            "slot": self._slot,
+            "slot": self._partition,
             "task": self._spooled_as,
             "rows": self._rows,
             "prepared_at": int(time.time()),
@@ -103,7 +105,7 @@ class KafkaWriter:
     def _produce(self, topic: str, batch: pa.RecordBatch) -> None:
         self._marker_topic = self._marker_topic or topic
         headers, timestamps = _headers(batch), _timestamps(batch)
-        array = messages.fill(batch)
+        array = message_batch.fill(batch)
         try:
             if headers is None and timestamps is None:
                 self._producer.produce(topic, array)
@@ -114,9 +116,9 @@ class KafkaWriter:
         self._rows += batch.num_rows
 
     def _error(self, failure: NativeError, doing: str) -> PrepareFailed:
-        return refusals.error(
+        return errors.error(
             failure,
-            f"epoch {self._epoch.number}, slot {self._slot}: {doing}",
+            f"epoch {self._epoch.number}, Spark partition {self._partition}: {doing}",
             transactional_id=self.transactional_id,
         )
 
@@ -135,5 +137,5 @@ def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
     column = batch.column("timestamp")
     unit = pa.timestamp("ms", tz=column.type.tz)
     milliseconds = pc.cast(column, unit, safe=False).cast(pa.int64())
-    values: list[int] = arrow.to_numpy(pc.fill_null(milliseconds, arrow.number(0, "int64"))).tolist()
+    values: list[int] = arrow_buffers.to_numpy(pc.fill_null(milliseconds, arrow_buffers.number(0, "int64"))).tolist()
     return values

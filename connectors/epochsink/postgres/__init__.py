@@ -1,5 +1,5 @@
 """PostgreSQL as a destination."""
 
-from epochsink.postgres.config import Postgres
+from epochsink.postgres.sink import Postgres
 
 __all__ = ["Postgres"]

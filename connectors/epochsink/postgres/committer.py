@@ -18,30 +18,30 @@ from tenacity import (
 )
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, WentBack
-from epochsink.faults import reach
-from epochsink.naming import PreparedName, identity_key
-from epochsink.postgres import marker as marker_table
-from epochsink.postgres import sweeping
+from epochsink.failpoints import reach
+from epochsink.identity import PreparedName, identity_key
+from epochsink.postgres import applied_epochs as marker_table
+from epochsink.postgres import orphans
+from epochsink.postgres.applied_epochs import WHOLE, Marker
 from epochsink.postgres.catalog import max_prepared_transactions
-from epochsink.postgres.check import check, unreachable
-from epochsink.postgres.failures import describe, failure, is_disconnected, is_passing, translated
-from epochsink.postgres.fit import writer_schema
-from epochsink.postgres.marker import WHOLE, Marker
-from epochsink.postgres.merging import Merge, merge, verify
+from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
+from epochsink.postgres.merge import Merge, merge, verify
+from epochsink.postgres.preflight import check, unreachable
+from epochsink.postgres.prepared_transaction import BUSY, commit, commit_prepared, prepare, transaction
 from epochsink.postgres.relation import Relation
+from epochsink.postgres.row_mapping import writer_schema
 from epochsink.postgres.sessions import Session, SessionName, deadline
-from epochsink.postgres.transaction import BUSY, commit, commit_prepared, prepare, transaction
 from epochsink.postgres.writer import make_writer, prepared_part
-from epochsink.protocol import COMMITTED, Epoch, Outcome, Task, Verdict
+from epochsink.sink import COMMITTED, Epoch, Outcome, Task, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pyarrow as pa
 
-    from epochsink.postgres.config import Postgres
     from epochsink.postgres.server import Connection
-    from epochsink.protocol import Committable, Identity, Rows
+    from epochsink.postgres.sink import Postgres
+    from epochsink.sink import Committable, Identity, Rows
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class PostgresCommitter:
         _log.info("%s: commit=%r, epochs are %s", self._sink.relation, self._sink.commit, self.commit_mode)
         return findings
 
-    def found(self) -> dict[str, Any]:
+    def initial_state(self) -> dict[str, Any]:
         """Return where the markers are: looked for elsewhere, an applied epoch would be taken for a lost one."""
         return {"schema": self._sink.marker_schema}
 
@@ -87,7 +87,7 @@ class PostgresCommitter:
         if schema != self._sink.marker_schema:
             raise ConfigurationError(
                 f"schema_for_markers={self._sink.marker_schema!r}, and this checkpoint's markers are in {schema!r}",
-                way_out=f"keep schema_for_markers={schema!r}; another schema needs a new checkpoint",
+                hint=f"keep schema_for_markers={schema!r}; another schema needs a new checkpoint",
             )
         self.close()
         self._identity = identity
@@ -119,12 +119,12 @@ class PostgresCommitter:
 
     def _vote_tasks(self, connection: Connection, epoch: Epoch, written: Sequence[Committable]) -> list[Committable]:
         self._refuse_applied(connection, epoch, [epoch.attempt])
-        prepared = sweeping.prepared_gids(connection, self._key)
+        prepared = orphans.prepared_gids(connection, self._key)
         missing = [part["gid"] for part in written if part["gid"] not in prepared]
         if missing:
             raise PrepareFailed(
                 f"prepared transaction(s) {', '.join(missing)} are not in pg_prepared_xacts",
-                way_out="somebody rolled them back; Spark runs the epoch again when the query restarts",
+                hint="somebody rolled them back; Spark runs the epoch again when the query restarts",
             )
         return list(written)
 
@@ -134,7 +134,7 @@ class PostgresCommitter:
         if len(agreed) != 1:
             raise PrepareFailed(
                 f"the tasks of epoch {epoch.number} saw different tables or server settings: {sorted(agreed)}",
-                way_out="the table or the server changed meanwhile; Spark runs the epoch again",
+                hint="the table or the server changed meanwhile; Spark runs the epoch again",
             )
         first = written[0]
         tasks, count = [part["task"] for part in written], sum(part["rows"] for part in written)
@@ -150,7 +150,7 @@ class PostgresCommitter:
                 "merge": first["merge"],
             }
         gid = PreparedName(self._key, self._identity.generation, epoch.number, epoch.attempt)
-        if str(gid) in sweeping.prepared_gids(connection, self._key):
+        if str(gid) in orphans.prepared_gids(connection, self._key):
             return prepared_part(gid, count, tasks, table.name)
         with transaction(connection):
             self._mark_whole(connection, epoch, epoch.attempt)
@@ -174,7 +174,7 @@ class PostgresCommitter:
     def _went_back(self, epoch: Epoch, evidence: str) -> WentBack:
         return WentBack(
             f"epoch {epoch.number} is already applied to {self._sink.relation}, by another attempt: {evidence}",
-            way_out="an older copy of the checkpoint was restored: put the newer one back, or start a new checkpoint",
+            hint="an older copy of the checkpoint was restored: put the newer one back, or start a new checkpoint",
         )
 
     # ---- phase 2
@@ -224,7 +224,7 @@ class PostgresCommitter:
         try:
             with transaction(connection):
                 self._marker.insert(connection, self._identity, epoch.number, WHOLE, part["attempt"])
-                if not sweeping.exists(connection, table):
+                if not orphans.exists(connection, table):
                     raise PrepareFailed(f"staging table {table} is gone")
                 merge(connection, Merge.from_json(part["merge"]), table, part["tasks"], part["rows"])
                 reach("postgres.merged")
@@ -263,7 +263,7 @@ class PostgresCommitter:
 
     # ---- clearing away
 
-    def sweep(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
         """End sessions, prepared transactions and staging tables that ``keep`` does not name.
 
         Raises `ConnectionError` if the server cannot be reached: the next sweep finds what is left.
@@ -293,8 +293,8 @@ class PostgresCommitter:
         except psycopg.Error as error:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", epoch.number, describe(error))
 
-    def _sweeper(self, connection: Connection) -> sweeping.Sweeper:
-        return sweeping.Sweeper(connection, self._sink.marker_schema, self._key, self._identity.generation)
+    def _sweeper(self, connection: Connection) -> orphans.Orphans:
+        return orphans.Orphans(connection, self._sink.marker_schema, self._key, self._identity.generation)
 
     def _staging(self, part: Committable) -> Relation:
         return Relation(self._sink.marker_schema, part["table"])

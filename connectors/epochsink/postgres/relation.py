@@ -32,7 +32,7 @@ class Relation(NamedTuple):
         if len(parts) not in (1, 2):
             raise ConfigurationError(
                 f"table={table!r} has {len(parts)} parts, and a table is named by one or two",
-                way_out='write "table", "schema.table", or for names with dots ("my.schema", "my.table")',
+                hint='write "table", "schema.table", or for names with dots ("my.schema", "my.table")',
             )
         for part in parts:
             identifier(part, f"table={table!r}")
@@ -51,11 +51,11 @@ def identifier(name: str, option: str) -> str:
     """Return ``name`` if PostgreSQL can have it as an identifier. Raises `ConfigurationError` naming ``option``."""
     if not isinstance(name, str) or not name or "\x00" in name:
         raise ConfigurationError(
-            f"{option}: {name!r} is no identifier", way_out="give a name of at least one character, without NUL"
+            f"{option}: {name!r} is no identifier", hint="give a name of at least one character, without NUL"
         )
     if len(name.encode()) > MAX_BYTES:
         raise ConfigurationError(
             f"{option}: {name!r} has {len(name.encode())} bytes in UTF-8, and PostgreSQL keeps only {MAX_BYTES}",
-            way_out="give the name that the table really has: pg_class.relname, pg_attribute.attname",
+            hint="give the name that the table really has: pg_class.relname, pg_attribute.attname",
         )
     return name

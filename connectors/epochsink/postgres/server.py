@@ -14,7 +14,7 @@ from psycopg import conninfo, pq
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from epochsink.errors import ConfigurationError
-from epochsink.postgres.failures import is_passing, refusal
+from epochsink.postgres.errors import is_passing, refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,7 +53,7 @@ class Server:
         except psycopg.ProgrammingError:
             raise ConfigurationError(
                 "dsn= cannot be parsed (not shown, it may hold a password)",
-                way_out="write postgresql://user@host:5432/database or 'host=... dbname=...'; percent-encode "
+                hint="write postgresql://user@host:5432/database or 'host=... dbname=...'; percent-encode "
                 "special characters in URLs, or give the password as password=",
             ) from None
         parameters = {name: str(value) for name, value in given.items() if value is not None}
@@ -61,7 +61,7 @@ class Server:
             if name in parameters:
                 raise ConfigurationError(
                     f"{name}={parameters[name]!r} is set, and epochsink sets it itself",
-                    way_out=f"leave {name} out; sessions are named epochsink:... in pg_stat_activity",
+                    hint=f"leave {name} out; sessions are named epochsink:... in pg_stat_activity",
                 )
         _refuse_plaintext(parameters)
         return cls(DEFAULTS | parameters, lock_timeout)
@@ -69,7 +69,7 @@ class Server:
     def connect(self, application: str, patience: float = 0.0) -> Connection:
         """Open a session in autocommit mode, in UTC, named ``application``.
 
-        For ``patience`` seconds a server that does not answer yet, or has no free slot, is tried again.
+        For ``patience`` seconds a server that does not answer yet, or has no free partition, is tried again.
         Raises `psycopg.OperationalError`.
         """
         again = Retrying(
@@ -121,7 +121,7 @@ def _known(name: str) -> None:
     near = difflib.get_close_matches(name, known, 1)
     raise ConfigurationError(
         f"{name}= is neither an option of Postgres() nor a connection parameter of libpq",
-        way_out=f"did you mean {near[0]}=?" if near else "see 'Parameter Key Words' in PostgreSQL's libpq manual",
+        hint=f"did you mean {near[0]}=?" if near else "see 'Parameter Key Words' in PostgreSQL's libpq manual",
     )
 
 
@@ -134,7 +134,7 @@ def _refuse_plaintext(parameters: Mapping[str, str]) -> None:
         raise ConfigurationError(
             f"host {remote[0]!r} is not this machine and no sslmode is given: libpq would fall back to plaintext "
             "and send credentials and rows over it",
-            way_out="give sslmode='verify-full' and sslrootcert=; or sslmode='disable' if you mean plaintext",
+            hint="give sslmode='verify-full' and sslrootcert=; or sslmode='disable' if you mean plaintext",
         )
 
 

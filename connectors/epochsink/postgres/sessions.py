@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 import psycopg
 
-from epochsink.naming import PREFIX
+from epochsink.identity import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

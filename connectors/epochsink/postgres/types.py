@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pgpq import encoders
 from pgpq import schema as pgpq_schema
 
-from epochsink import arrow
+from epochsink import arrow_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,7 +62,7 @@ _UUID_DIGITS: Final = 32
 
 
 class Mismatch(Exception):
-    """A pair of types that would lose or refuse values; the text says the rule and the way out."""
+    """A pair of types that would lose or refuse values; the text says the rule and the hint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ def _uuids(array: pa.Array) -> pa.Array:
     good = pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$")
     if not pc.all(good, min_count=0).as_py():
         raise pa.ArrowInvalid(f"{array.filter(pc.invert(good))[0].as_py()!r} is no uuid")
-    text = pc.cast(pc.fill_null(digits, arrow.text("0" * _UUID_DIGITS, pa.string())), pa.binary(_UUID_DIGITS))
+    text = pc.cast(pc.fill_null(digits, arrow_buffers.text("0" * _UUID_DIGITS, pa.string())), pa.binary(_UUID_DIGITS))
     codes = np.frombuffer(text.buffers()[1], np.uint8)[text.offset * _UUID_DIGITS :][: len(text) * _UUID_DIGITS]
     nibbles = np.where(codes > ord("9"), (codes & ord("_")) - ord("A") + 10, codes - ord("0")).astype(np.uint8)
     packed = pa.py_buffer((nibbles[0::2] << 4 | nibbles[1::2]).tobytes())
@@ -198,7 +198,7 @@ def _uuids(array: pa.Array) -> pa.Array:
 
 
 def _refusal(field: pa.Field, column: Column) -> str:
-    way_out = f"cast it in select=, for example CAST({field.name} AS {_spark_type(column)}) AS {field.name}"
+    hint = f"cast it in select=, for example CAST({field.name} AS {_spark_type(column)}) AS {field.name}"
     if pa.types.is_timestamp(field.type) and field.type.tz is None and column.receive == "timestamptz_recv":
         rule = "a timestamp without time zone is no instant"
     elif pa.types.is_decimal(field.type) and column.receive == "numeric_recv":
@@ -207,7 +207,7 @@ def _refusal(field: pa.Field, column: Column) -> str:
         rule = "a column without a type is only ever null"
     else:
         rule = "one does not go into the other without loss"
-    return f"{field.type} from Spark into {column.declared}: {rule}; {way_out}, or change the column's type"
+    return f"{field.type} from Spark into {column.declared}: {rule}; {hint}, or change the column's type"
 
 
 def _spark_type(column: Column) -> str:

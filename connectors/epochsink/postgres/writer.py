@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from epochsink import arrow
+from epochsink import arrow_buffers
 from epochsink.errors import PrepareFailed
-from epochsink.faults import reach
-from epochsink.naming import PreparedName, identity_key, staging_table
+from epochsink.failpoints import reach
+from epochsink.identity import PreparedName, identity_key, staging_table
+from epochsink.postgres.applied_epochs import Marker
+from epochsink.postgres.binary_copy import CopyIn
 from epochsink.postgres.catalog import read_checks, read_target
-from epochsink.postgres.copying import CopyIn
-from epochsink.postgres.failures import translated
-from epochsink.postgres.fit import fit
-from epochsink.postgres.marker import Marker
-from epochsink.postgres.merging import Merge, merge
+from epochsink.postgres.errors import translated
+from epochsink.postgres.merge import Merge, merge
+from epochsink.postgres.prepared_transaction import commit, prepare, transaction
 from epochsink.postgres.relation import Relation
+from epochsink.postgres.row_mapping import fit
 from epochsink.postgres.sessions import SessionName
 from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, tag
-from epochsink.postgres.transaction import commit, prepare, transaction
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from epochsink.postgres.catalog import Target
-    from epochsink.postgres.config import Postgres
+    from epochsink.postgres.sink import Postgres
     from epochsink.postgres.types import Encoding
-    from epochsink.protocol import Committable, Task
+    from epochsink.sink import Committable, Task
 
 CONNECT_PATIENCE: Final = 20.0
-"""Seconds for which a task waits for a server that restarts or has no free slot."""
+"""Seconds for which a task waits for a server that restarts or has no free partition."""
 
 
 def make_writer(sink: Postgres, task: Task, *, atomic: bool) -> CopyWriter:
@@ -92,7 +92,7 @@ class CopyWriter:
         if rows != self._copy.sent:
             raise PrepareFailed(
                 f"the server took {rows} of {self._copy.sent} rows",
-                way_out=f"see whether a rule or trigger of {self._sink.relation} swallows rows",
+                hint=f"see whether a rule or trigger of {self._sink.relation} swallows rows",
             )
         return rows
 
@@ -101,15 +101,16 @@ class CopyWriter:
         if target is None:
             raise PrepareFailed(
                 f"table {self._sink.relation} does not exist or is not visible to this user",
-                way_out="it was dropped or renamed while the query ran: create it again, then restart the query",
+                hint="it was dropped or renamed while the query ran: create it again, then restart the query",
             )
         encodings, findings = fit(schema, target, direct=direct)
         if findings:
-            raise PrepareFailed("; ".join(findings), way_out="restart the query, which checks the table anew")
+            raise PrepareFailed("; ".join(findings), hint="restart the query, which checks the table anew")
         return target, encodings
 
     def _doing(self, verb: str) -> str:
-        return f"{verb} rows of epoch {self._task.epoch.number}, slot {self._task.slot}, for {self._sink.relation}"
+        task = self._task
+        return f"{verb} rows of epoch {task.epoch.number}, partition {task.partition}, for {self._sink.relation}"
 
     def _gid(self) -> PreparedName:
         identity, epoch = self._task.identity, self._task.epoch
@@ -143,7 +144,10 @@ class StagingWriter(CopyWriter):
         self._staging.ensure(self._connection, columns, checks, note)
         self._connection.execute("BEGIN")
         return CopyIn(
-            self._connection, table.quoted, [*encodings, TAG_ENCODING], [arrow.number(tag(self._task.uuid), "int64")]
+            self._connection,
+            table.quoted,
+            [*encodings, TAG_ENCODING],
+            [arrow_buffers.number(tag(self._task.uuid), "int64")],
         )
 
     def _rules(self, target: Target, columns: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:

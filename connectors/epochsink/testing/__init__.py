@@ -3,7 +3,7 @@
 from epochsink.testing.anomalies import ANOMALIES, Anomaly
 from epochsink.testing.checker import Report, check
 from epochsink.testing.history import History, HistoryLog, Target
-from epochsink.testing.memory import InMemorySink
+from epochsink.testing.local_sink import LocalSink
 from epochsink.testing.rows import Workload
 
-__all__ = ["ANOMALIES", "Anomaly", "History", "HistoryLog", "InMemorySink", "Report", "Target", "Workload", "check"]
+__all__ = ["ANOMALIES", "Anomaly", "History", "HistoryLog", "LocalSink", "Report", "Target", "Workload", "check"]

@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class Sampler(threading.Thread):
-    """One reader's thread. ``look`` is called before and after each read (see `epochsink.testing.watch`).
+    """One reader's thread. ``look`` is called before and after each read (see `epochsink.testing.checkpoint_watch`).
 
     Of consecutive reads that saw the same, the first and the last are written: what holds of both held in between.
     """

@@ -14,7 +14,7 @@ from kafka import errors as kafka_errors
 from kafka.admin import KafkaAdminClient
 from pyarrow import json
 
-from epochsink.naming import PREFIX
+from epochsink.identity import PREFIX
 from epochsink.testing.readers.reader import Unreachable
 from epochsink.testing.rows import SCHEMA
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 from psycopg import errors, sql
 from pyarrow import csv
 
-from epochsink.naming import PREFIX, staging_owner
+from epochsink.identity import PREFIX, staging_owner
 from epochsink.testing.readers.reader import Unreachable
 from epochsink.testing.rows import SCHEMA
 

@@ -1,0 +1,201 @@
+"""The `epochsink` command."""
+
+from __future__ import annotations
+
+import json
+import logging
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from rich.console import Console
+
+from epochsink.cli import recover as operations
+from epochsink.cli import status_table
+from epochsink.cli.checkpoint_folder import open_place
+from epochsink.cli.demo import demo
+from epochsink.cli.error_output import errors_in_one_block
+from epochsink.cli.resolve import Resolution, Ruling
+from epochsink.cli.sinks_option import load_sinks
+from epochsink.cli.status import read_status
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from epochsink.cli.checkpoint_folder import Place
+    from epochsink.cli.recover import Account
+    from epochsink.cli.sinks_option import Loaded
+    from epochsink.sink import Sink
+
+app = typer.Typer(
+    help="Exactly-once sinks for PySpark Structured Streaming.", no_args_is_help=True, pretty_exceptions_enable=False
+)
+app.command()(demo)
+
+Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint folder: a path or URI.")]
+SpoolPlace = Annotated[str | None, typer.Option("--spool", help="Where the spool is, if not in the checkpoint.")]
+SinksOption = typer.Option("--sinks", metavar="MODULE:ATTRIBUTE", help="An ExactlyOnce object or a dict of sinks.")
+Sinks = Annotated[str, SinksOption]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+
+FENCES: Final = "This takes the checkpoint's ledger: a driver that runs on it now stops with Fenced."
+
+
+@app.command()
+def status(
+    checkpoint: Checkpoint,
+    *,
+    spool: SpoolPlace = None,
+    epochs: Annotated[int, typer.Option(help="How many epochs to list, newest first.", min=0)] = 10,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+) -> None:
+    """Show what is recorded, decided and committed. Reads only; safe beside a running query."""
+    with errors_in_one_block(), open_place(checkpoint, spool) as place:
+        found = read_status(place)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        status_table.show(found, epochs, Console())
+
+
+@app.command()
+def recover(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, yes: Yes = False) -> None:
+    """Commit what is decided and abort what nobody recorded, without starting the query."""
+    _operate(operations.recover, checkpoint, sinks, spool, yes=yes)
+
+
+@app.command()
+def abort(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, yes: Yes = False) -> None:
+    """Abort in the targets what no recorded epoch names; a recorded epoch is never aborted."""
+    _operate(operations.abort, checkpoint, sinks, spool, yes=yes)
+
+
+@app.command()
+def resolve(
+    checkpoint: Checkpoint,
+    epoch: Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="A decided epoch that is not done.")],
+    *,
+    sink: Annotated[str, typer.Option("--sink", metavar="NAME", help="The sink whose share of it is closed.")],
+    ruling: Annotated[Ruling, typer.Option("--as", help="What you know of the rows in the target.")],
+    sinks: Annotated[str | None, SinksOption] = None,
+    spool: SpoolPlace = None,
+    keep_in: Annotated[Path, typer.Option(help="Folder for the rows that are discarded, as Parquet.")] = Path(),
+    yes: Yes = False,
+) -> None:
+    """Close an epoch whose outcome the target cannot tell.
+
+    committed: the rows are in the target. replay: they are not, and are written again from the spool (needs --sinks).
+    discard: they are not, and shall not be; what the spool holds of them is kept as a Parquet file.
+    """
+    with errors_in_one_block(), _log_on_console():
+        loaded = load_sinks(sinks) if sinks is not None else None
+        with _place_of(checkpoint, loaded, spool) as place:
+            resolution = Resolution(
+                place,
+                epoch=epoch,
+                sink=sink,
+                ruling=ruling,
+                sinks=loaded.sinks if loaded else None,
+                folder=keep_in.absolute(),
+            )
+            typer.echo("\n".join(("This will", *(f"  - {line}" for line in resolution.plan()))))
+            _confirm(yes=yes)
+            resolution.carry_out()
+            if loaded is not None:
+                _say(operations.recover(place, loaded.sinks))
+
+
+def main() -> None:
+    """Run the command line; entry point of the distribution."""
+    app()
+
+
+def _mount_services() -> None:
+    """Add the verbs for services, or one that says what they need."""
+    try:
+        from epochsink.cli.services import app as services  # noqa: PLC0415 - clients of the extra [services]
+    except ModuleNotFoundError as absent:
+        missing = absent.name
+
+        @app.command("services")
+        def refuse() -> None:
+            """Start services for development: needs the extra [services]."""
+            with errors_in_one_block():
+                raise ConfigurationError(
+                    f"the services need the module {missing}", hint='pip install "epochsink[services]"'
+                )
+    else:
+        app.add_typer(services, name="services")
+
+
+_mount_services()
+
+
+def _operate(
+    operation: Callable[[Place, Mapping[str, Sink]], Account],
+    checkpoint: str,
+    sinks: str,
+    spool: str | None,
+    *,
+    yes: bool,
+) -> None:
+    with errors_in_one_block(), _log_on_console():
+        loaded = load_sinks(sinks)
+        with _place_of(checkpoint, loaded, spool) as place:
+            typer.echo(FENCES)
+            _confirm(yes=yes)
+            _say(operation(place, loaded.sinks))
+
+
+@contextmanager
+def _place_of(checkpoint: str, loaded: Loaded | None, spool: str | None) -> Iterator[Place]:
+    given = loaded.spool if loaded is not None and spool is None else spool
+    with open_place(checkpoint, given) as place:
+        if loaded is not None and loaded.checkpoint is not None:
+            with open_place(loaded.checkpoint) as own:
+                if own.location != place.location:
+                    raise ConfigurationError(
+                        f"the sinks belong to checkpoint {own.location}, and this is {place.location}",
+                        hint="give the query's own checkpoint; if it was moved, let --sinks name a dict of sinks",
+                    )
+        yield place
+
+
+def _say(account: Account) -> None:
+    for number in account.committed:
+        typer.echo(f"committed epoch {number}")
+    for number in account.pending:
+        typer.echo(f"left epoch {number} as it is recorded")
+    if not account.committed and not account.pending:
+        typer.echo("no recorded epoch is pending")
+
+
+def _confirm(*, yes: bool) -> None:
+    if not yes:
+        typer.confirm("Go on?", abort=True)
+
+
+class _Echo(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        typer.echo(record.getMessage())
+
+
+@contextmanager
+def _log_on_console() -> Iterator[None]:
+    """Print what the package logs: it says what was done to ledger and targets."""
+    log = logging.getLogger("epochsink")
+    handler = _Echo()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""A checkpoint folder, opened without its query; a local one without Spark too."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from epochsink.errors import ConfigurationError
+from epochsink.protocol.spool import Spool
+from epochsink.protocol.storage import LocalStorage
+from epochsink.spark.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from epochsink.protocol.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One query's checkpoint: where it is, whose it is, and the spool that goes with it."""
+
+    location: str
+    files: Storage
+    query_id: str
+    spool: Spool
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What Spark has decided."""
+        return Checkpoint(self.files)
+
+
+@contextmanager
+def open_place(checkpoint: str, spool: str | None = None) -> Iterator[Place]:
+    """Open a checkpoint folder, given as a path or URI; ``spool`` as `ExactlyOnce` was given it.
+
+    A path without scheme is a local folder. Any other file system is reached through a Spark session, configured by
+    spark-defaults.conf, which ends with the context. Raises `ConfigurationError` if no query has run there.
+    """
+    with _files_of(checkpoint) as (files, location):
+        query_id = Checkpoint(files).query_id()
+        if query_id is None:
+            raise ConfigurationError(
+                f"{location} is no checkpoint of a streaming query: it has no file 'metadata'",
+                hint="give the query's checkpointLocation; with its scheme (hdfs://, s3a://) if it is not on "
+                "this machine",
+            )
+        yield Place(location, files, query_id, Spool.beside(location) if spool is None else Spool(spool))
+
+
+@contextmanager
+def _files_of(checkpoint: str) -> Iterator[tuple[Storage, str]]:
+    parsed = urlparse(checkpoint)
+    if parsed.scheme in ("", "file"):
+        path = Path(unquote(parsed.path) if parsed.scheme else checkpoint).absolute()
+        yield LocalStorage(path), str(path)
+        return
+    # only here, so that looking at a local checkpoint does not take a JVM's start
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
+
+    from epochsink.spark.hadoop_storage import open_checkpoint  # noqa: PLC0415 - likewise
+
+    session = SparkSession.builder.appName("epochsink").getOrCreate()
+    try:
+        yield open_checkpoint(session, checkpoint)
+    finally:
+        session.stop()

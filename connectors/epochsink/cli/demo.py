@@ -1,0 +1,52 @@
+"""`epochsink demo`, as typed."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+from pathlib import Path  # noqa: TC003 - typer reads the annotation
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from epochsink.cli.error_output import errors_in_one_block
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+
+def demo(
+    *,
+    orders: Annotated[int, typer.Option(help="How many orders go through each pipeline.", min=1_000)] = 200_000,
+    kills: Annotated[int, typer.Option(help="How often each pipeline is killed -9.", min=1)] = 7,
+    seed: Annotated[int | None, typer.Option(help="Repeat the order of kills that a run has named.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep services and files until Ctrl-C.")] = False,
+    svg: Annotated[Path | None, typer.Option(help="Write the closing table as a picture, too.")] = None,
+) -> None:
+    """Kill a real pipeline -9 again and again, with and without epochsink, and count the rows.
+
+    Starts its own Kafka, PostgreSQL and Elasticsearch. Ends with status 0 only if every order went through epochsink
+    exactly once.
+    """
+    with errors_in_one_block():
+        exact = _show(orders, kills, secrets.randbelow(10_000) if seed is None else seed, keep=keep, svg=svg)
+    raise typer.Exit(0 if exact else 1)
+
+
+def _show(orders: int, kills: int, seed: int, *, keep: bool, svg: Path | None) -> bool:
+    try:
+        from epochsink.devkit.demo.display import Display  # noqa: PLC0415 - imports clients that only the demo needs
+        from epochsink.devkit.demo.show import Wishes, show  # noqa: PLC0415 - likewise
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError(
+            f"the demo needs the module {missing.name}", hint='pip install "epochsink[all]"'
+        ) from missing
+    # so that everything is ended in order
+    signal.signal(signal.SIGTERM, _interrupt)
+    return show(Wishes(orders, kills, seed, keep, svg), Display(Console()))
+
+
+def _interrupt(_signum: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

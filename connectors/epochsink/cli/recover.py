@@ -1,0 +1,77 @@
+"""Commit what is decided and abort what nobody recorded, without the query."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epochsink.errors import ConfigurationError
+from epochsink.protocol.coordinator import Coordinator
+from epochsink.protocol.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from epochsink.cli.checkpoint_folder import Place
+    from epochsink.sink import Sink
+
+_log = logging.getLogger("epochsink")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What was done: the epochs committed, and those that stay recorded, oldest first."""
+
+    committed: Sequence[int]
+    pending: Sequence[int]
+
+
+def recover(place: Place, sinks: Mapping[str, Sink]) -> Account:
+    """Take the ledger, commit every decided epoch, then abort what no recorded epoch names.
+
+    What is aborted is logged, a line each. Raises what `epochsink.protocol.coordinator.Coordinator.recover` raises.
+    """
+    return _account(place, sinks, commits=True)
+
+
+def abort(place: Place, sinks: Mapping[str, Sink]) -> Account:
+    """Take the ledger and abort what no recorded epoch names; a recorded epoch is left as it is."""
+    return _account(place, sinks, commits=False)
+
+
+def _account(place: Place, sinks: Mapping[str, Sink], *, commits: bool) -> Account:
+    ledger = Ledger(place.files, uuid.uuid4().hex)
+    before = ledger.read()
+    if before.owner is None:
+        raise ConfigurationError(
+            f"{place.location} has no ledger: there is nothing to recover and nothing of epochsink's to abort",
+            hint="if epochsink ran on this checkpoint, restore its folder epochsink/ from the copy that the rest "
+            "came from",
+        )
+    joined = {name: sink for name, sink in sinks.items() if name in before.owner.origins}
+    for name in sinks.keys() - joined.keys():
+        _log.info("sink '%s' has never been part of this query: nothing of it to look for", name)
+    with _coordinator(place, ledger, joined) as coordinator:
+        coordinator.recover() if commits else coordinator.abort_leftovers()
+    after = ledger.read()
+    pending = [prepared.epoch for prepared in after.pending]
+    return Account([prepared.epoch for prepared in before.pending if prepared.epoch in after.done], pending)
+
+
+@contextmanager
+def _coordinator(place: Place, ledger: Ledger, sinks: Mapping[str, Sink]) -> Iterator[Coordinator]:
+    committers = {name: sink.committer() for name, sink in sinks.items()}
+    try:
+        yield Coordinator(
+            query_id=place.query_id,
+            ledger=ledger,
+            checkpoint=place.checkpoint,
+            spool=place.spool,
+            sinks=committers,
+        )
+    finally:
+        for committer in committers.values():
+            committer.close()

@@ -1,0 +1,75 @@
+"""The sinks of a query, imported from the user's own code."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from epochsink.sink import Sink
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Sinks by name; ``checkpoint`` and ``spool`` where an `ExactlyOnce` object named them."""
+
+    sinks: Mapping[str, Sink]
+    checkpoint: str | None = None
+    spool: str | None = None
+
+
+def load_sinks(reference: str) -> Loaded:
+    """Import ``module:attribute``: an `ExactlyOnce` object, or a mapping of names to sinks.
+
+    The current folder comes first on the import path, as for ``python -m``. Raises `ConfigurationError`.
+    """
+    module, _, attribute = reference.partition(":")
+    if not module or not attribute:
+        raise ConfigurationError(f"--sinks {reference!r} is not of the form module:attribute", hint=_FORM)
+    value = _attribute(_module(module), reference, attribute)
+    if isinstance(value, Mapping):
+        return Loaded(_only_sinks(value, reference))
+    from epochsink.spark.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports Spark, which a mapping does not need
+
+    if isinstance(value, ExactlyOnce):
+        return Loaded(value.sinks, value.checkpoint, value.spool)
+    raise ConfigurationError(f"--sinks {reference} names a {type(value).__name__}", hint=_FORM)
+
+
+_FORM = "name an ExactlyOnce object or a dict of sinks, for example pipeline:sink for 'sink' in pipeline.py"
+
+
+def _module(name: str) -> object:
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return import_module(name)
+    except Exception as failure:
+        raise ConfigurationError(
+            f"--sinks: importing {name} failed: {type(failure).__name__}: {failure}",
+            hint="run this in the folder that holds the module, or name that folder in PYTHONPATH; keep the sinks "
+            "in a module that does nothing else when it is imported",
+        ) from failure
+
+
+def _attribute(module: object, reference: str, attribute: str) -> Any:
+    value = module
+    for name in attribute.split("."):
+        if not hasattr(value, name):
+            raise ConfigurationError(f"--sinks {reference}: there is no {name!r}", hint=_FORM)
+        value = getattr(value, name)
+    return value
+
+
+def _only_sinks(mapping: Mapping[Any, Any], reference: str) -> Mapping[str, Sink]:
+    for name, sink in mapping.items():
+        if not isinstance(name, str) or not callable(getattr(sink, "committer", None)):
+            raise ConfigurationError(f"--sinks {reference}: {name!r} is no name of a sink", hint=_FORM)
+    if not mapping:
+        raise ConfigurationError(f"--sinks {reference} is empty", hint=_FORM)
+    return mapping

@@ -1,0 +1,162 @@
+"""What ledger, checkpoint and spool say about a query now. Reads only: safe beside a running driver."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from epochsink.protocol.ledger import Ledger
+from epochsink.sink import Epoch
+from epochsink.spark.checkpoint import NOTHING_DECIDED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epochsink.cli.checkpoint_folder import Place
+    from epochsink.protocol.ledger import History, Prepared, Take
+
+
+class State(enum.StrEnum):
+    """How far an epoch has come."""
+
+    RECORDED = "recorded"
+    DECIDED = "decided"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class EpochStatus:
+    """One recorded epoch. ``parts`` counts what each sink commits on its own; a sink without rows is absent."""
+
+    number: int
+    attempt: str
+    state: State
+    parts: Mapping[str, int]
+    spooled_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A spooled attempt that the ledger does not name: one under way, or one that died."""
+
+    number: int
+    attempt: str
+    spooled_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """A query's state. ``newest_recorded`` and ``newest_decided`` are -1 for none."""
+
+    checkpoint: str
+    spool: str
+    query_id: str
+    owner: Take | None
+    newest_recorded: int
+    newest_decided: int
+    epochs: Sequence[EpochStatus]
+    leftovers: Sequence[Leftover]
+
+    @property
+    def sinks(self) -> list[str]:
+        """Return the names of all sinks that ever joined."""
+        return sorted(self.owner.origins) if self.owner else []
+
+    @property
+    def spooled_bytes(self) -> int:
+        """Return the size of the whole spool."""
+        return sum(epoch.spooled_bytes for epoch in self.epochs) + sum(left.spooled_bytes for left in self.leftovers)
+
+    def in_state(self, state: State) -> list[int]:
+        """Return the epochs in a state, oldest first."""
+        return [epoch.number for epoch in self.epochs if epoch.state is state]
+
+    def advice(self) -> list[str]:
+        """Return what it means and what to do, a sentence each."""
+        if self.owner is None:
+            return ["no ledger: epochsink has not run on this checkpoint, or the folder epochsink/ is lost"]
+        advice = []
+        if self.newest_decided > self.newest_recorded:
+            advice.append(
+                f"Spark has decided epoch {self.newest_decided} and the ledger ends at {self.newest_recorded}: the "
+                "ledger is an older copy; restore the folder epochsink/ from the copy that the rest came from"
+            )
+        if decided := self.in_state(State.DECIDED):
+            advice.append(
+                f"epoch {_join(decided)} is decided and not yet committed everywhere: a running query does it now; "
+                "otherwise start the query, or 'epochsink recover'"
+            )
+        if recorded := self.in_state(State.RECORDED):
+            advice.append(
+                f"epoch {_join(recorded)} is recorded and not decided: Spark runs it again at the next start, and the "
+                "recorded attempt stands"
+            )
+        return advice or ["everything decided is committed"]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as plain values."""
+        return {
+            "checkpoint": self.checkpoint,
+            "query_id": self.query_id,
+            "generation": self.owner.generation if self.owner else None,
+            "driver": self.owner.driver if self.owner else None,
+            "sinks": self.sinks,
+            "newest_recorded": self.newest_recorded,
+            "newest_decided": self.newest_decided,
+            "epochs": [
+                {
+                    "epoch": epoch.number,
+                    "attempt": epoch.attempt,
+                    "state": epoch.state.value,
+                    "parts": dict(epoch.parts),
+                    "spooled_bytes": epoch.spooled_bytes,
+                }
+                for epoch in self.epochs
+            ],
+            "spool": {
+                "place": self.spool,
+                "bytes": self.spooled_bytes,
+                "unrecorded": [
+                    {"epoch": left.number, "attempt": left.attempt, "bytes": left.spooled_bytes}
+                    for left in self.leftovers
+                ],
+            },
+            "advice": self.advice(),
+        }
+
+
+def read_status(place: Place) -> Status:
+    """Read a checkpoint's status. Raises `LedgerCorrupt`."""
+    # before the ledger: an epoch recorded meanwhile is then no leftover
+    spooled = place.spool.attempts(place.query_id)
+    history = Ledger(place.files, uuid.uuid4().hex).read()
+    named = {(prepared.epoch, prepared.attempt) for prepared in history.epochs.values()}
+    return Status(
+        checkpoint=place.location,
+        spool=place.spool.root,
+        query_id=place.query_id,
+        owner=history.owner,
+        newest_recorded=history.newest,
+        newest_decided=max(place.checkpoint.newest_decided(), NOTHING_DECIDED),
+        epochs=[_epoch(place, history, history.epochs[number]) for number in sorted(history.epochs)],
+        leftovers=[
+            Leftover(epoch.number, epoch.attempt, place.spool.size(place.query_id, epoch))
+            for epoch in sorted(spooled, key=lambda epoch: epoch.number)
+            if (epoch.number, epoch.attempt) not in named
+        ],
+    )
+
+
+def _epoch(place: Place, history: History, prepared: Prepared) -> EpochStatus:
+    parts = {sink: len(share.parts) for sink, share in prepared.shares.items()}
+    if prepared.epoch in history.done:
+        return EpochStatus(prepared.epoch, prepared.attempt, State.DONE, parts, 0)
+    state = State.DECIDED if place.checkpoint.is_decided(prepared.epoch) else State.RECORDED
+    size = place.spool.size(place.query_id, Epoch(prepared.epoch, prepared.attempt))
+    return EpochStatus(prepared.epoch, prepared.attempt, state, parts, size)
+
+
+def _join(numbers: Sequence[int]) -> str:
+    return ", ".join(str(number) for number in numbers)

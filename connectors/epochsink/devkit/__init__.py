@@ -1,0 +1,1 @@
+"""For development: services to test against, and the demo."""

@@ -1,0 +1,148 @@
+"""What the demo shows: bars on a terminal, plain lines anywhere, and the closing table."""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from epochsink.devkit.demo.row_count import RowCount
+
+LINE_SECONDS: Final = 10.0
+"""How often a log without a terminal gets a line of figures."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One line of the closing table: a pipeline and one of its destinations."""
+
+    pipeline: str
+    destination: str
+    kills: int
+    rows_in: int
+    count: RowCount
+    divergent: int
+    early: int
+    looks: int
+    leftovers: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether every order arrived exactly once, as in the other destinations, none too early, and nothing else."""
+        count = self.count
+        wrong = (count.lost, count.duplicated, self.divergent, self.early, len(self.leftovers))
+        return count.rows_out == self.rows_in and not any(wrong)
+
+    def in_words(self) -> str:
+        """Return the result as a sentence."""
+        where = f"{self.pipeline}, {self.destination}"
+        looks = f"in {self.looks:,} looks"
+        if self.is_exact:
+            return f"{where}: every order arrived exactly once, and none before the checkpoint had it ({looks})"
+        count = self.count
+        return (
+            f"{where}: {count.lost:,} orders lost, {count.duplicated:,} rows too many, {self.divergent:,} orders held "
+            f"otherwise than elsewhere, {self.early:,} seen before the checkpoint had them ({looks})"
+            + "".join(f"; left behind: {what}" for what in self.leftovers)
+        )
+
+
+class Display:
+    """Prints; ``seconds`` since its making stand before each line."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._began = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        seconds = time.monotonic() - self._began
+        self.console.print(f"{seconds:6.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def figures(self, title: str, orders: int, kills: int) -> Figures:
+        """Return the running figures of one pipeline."""
+        return Figures(self, title, orders, kills)
+
+    def close(self, results: Sequence[Result]) -> None:
+        """Print the closing table."""
+        self.console.print(closing_table(results))
+        for result in results:
+            self.console.print(result.in_words(), highlight=False, soft_wrap=True)
+
+
+class Figures:
+    """Orders produced, rows visible, kills: bars that disappear in the end, or a line now and then."""
+
+    def __init__(self, display: Display, title: str, orders: int, kills: int) -> None:
+        self._display = display
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            console=display.console,
+            transient=True,
+            disable=not display.console.is_terminal,
+        )
+        self._produced = self._bars.add_task(f"{title}: orders produced", total=orders)
+        self._visible = self._bars.add_task(f"{title}: rows visible", total=orders)
+        self._killed = self._bars.add_task(f"{title}: kills -9", total=kills)
+        self._next_line = time.monotonic() + LINE_SECONDS
+
+    def update(self, produced: int, visible: int, killed: int) -> None:
+        """Show new figures."""
+        self._bars.update(self._produced, completed=produced)
+        self._bars.update(self._visible, completed=visible)
+        self._bars.update(self._killed, completed=killed)
+        if not self._display.console.is_terminal and time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_SECONDS
+            self._display.say(f"produced {produced:,}, visible {visible:,}")
+
+    def __enter__(self) -> Self:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bars.stop()
+
+
+def closing_table(results: Sequence[Result]) -> Table:
+    """Return the closing table."""
+    numbers = ("rows in", "rows out", "lost", "duplicated", "divergent", "early")
+    columns = [Column(name, justify="right", no_wrap=True) for name in numbers]
+    names = [Column("pipeline", no_wrap=True), Column("into", no_wrap=True)]
+    title = f"kills -9 of each pipeline: {results[0].kills}"
+    table = Table(*names, *columns, box=box.SIMPLE_HEAD, padding=0, title=title)
+    for result in results:
+        count = result.count
+        table.add_row(
+            result.pipeline,
+            result.destination,
+            f"{result.rows_in:,}",
+            f"{count.rows_out:,}",
+            *(_count(number) for number in (count.lost, count.duplicated, result.divergent, result.early)),
+        )
+    return table
+
+
+def _count(number: int) -> str:
+    return f"[bold red]{number:,}[/]" if number else "[bold green]0[/]"
+
+
+def save_svg(results: Sequence[Result], path: Path) -> None:
+    """Write the closing table as a picture."""
+    canvas = Console(record=True, width=82, file=io.StringIO(), force_terminal=True)
+    canvas.print(closing_table(results))
+    canvas.save_svg(str(path), title="make demo")

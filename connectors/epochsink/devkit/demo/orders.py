@@ -1,0 +1,85 @@
+"""Orders go into the topic while pipelines live and die."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # it is public
+
+from epochsink.devkit.demo.background import Background
+from epochsink.errors import ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from confluent_kafka import KafkaError, Message
+
+PARTITIONS: Final = 2
+CHUNK: Final = 500
+"""Orders between two looks at how many may be there by now."""
+LOOK_SECONDS: Final = 0.02
+FLUSH_SECONDS: Final = 30.0
+_ERRORS_ONLY: Final = 3
+_FIRST_ORDER_SECONDS: Final = 1_760_000_000
+
+
+def make_topic(bootstrap_servers: str, topic: str) -> None:
+    """Make the topic of orders."""
+    # a name of its own: without it, the client would be gone before it has the answer
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": _ERRORS_ONLY})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
+
+
+class Orders(Background):
+    """Produces the orders 0 to ``total`` - 1, in order; ``allowed`` says how many may be there by now."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, total: int, allowed: Callable[[], int], seed: int) -> None:
+        super().__init__("orders")
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap_servers,
+                "enable.idempotence": True,
+                "linger.ms": 5,
+                "log_level": _ERRORS_ONLY,
+            }
+        )
+        self._topic = topic
+        self._total = total
+        self._allowed = allowed
+        self._random = Random(seed)  # noqa: S311 - made-up orders
+        self._refused: KafkaError | None = None
+        self.produced = 0
+
+    def step(self) -> float | None:
+        """Produce some more orders, if they are allowed."""
+        if self.produced == self._total:
+            return None
+        upto = min(self.produced + CHUNK, self._total)
+        if self._allowed() < upto:
+            return LOOK_SECONDS
+        self._produce(upto)
+        return 0.0
+
+    def end(self) -> None:
+        """Stop producing, and let go of the broker."""
+        super().end()
+        del self._producer
+
+    def _produce(self, upto: int) -> None:
+        for order in range(self.produced, upto):
+            self._producer.produce(self._topic, self._order(order), on_delivery=self._delivered)
+        if self._producer.flush(FLUSH_SECONDS):
+            raise ServiceError(f"Kafka did not take orders within {FLUSH_SECONDS:.0f} s")
+        if self._refused is not None:
+            raise ServiceError(f"Kafka refused an order: {self._refused}")
+        self.produced = upto
+
+    def _order(self, order: int) -> str:
+        customer, amount = f"customer {self._random.randrange(10_000)}", self._random.randrange(100, 100_000) / 100
+        placed_at = _FIRST_ORDER_SECONDS + order // 100
+        return f'{{"order_id":{order},"customer":"{customer}","amount":{amount},"placed_at":{placed_at}}}'
+
+    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
+        self._refused = error or self._refused

@@ -1,0 +1,103 @@
+"""The pipeline that is killed: Kafka -> Spark Structured Streaming -> destinations, with epochsink or without.
+
+    python -m epochsink.devkit.demo.pipeline SETTINGS
+
+It starts Spark, and waits: a line "start" on standard input lets it begin, a line "stop" ends it in order. The end of
+standard input means that the demo has died: then it kills its own process group.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, cast
+
+from epochsink import ExactlyOnce
+from epochsink.devkit.demo.session import session, warm_up
+from epochsink.devkit.demo.settings import PipelineSettings
+from epochsink.failpoints import reach
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from epochsink.devkit.demo.destination import Appendable
+
+ORDER: Final = "order_id long, customer string, amount double, placed_at timestamp"
+
+
+def main() -> None:
+    """Start Spark, and run the pipeline when told to, until it is stopped or killed."""
+    settings = PipelineSettings.load(Path(sys.argv[1]))
+    told = {what: threading.Event() for what in ("start", "stop")}
+    threading.Thread(target=_listen, args=[told], daemon=True).start()
+    spark = session(settings.jvm_options)
+    if not settings.plain:
+        # the plain pipeline has no Python in its tasks
+        warm_up(spark)
+    told["start"].wait()
+    query = _start(_orders(spark, settings), settings)
+    threading.Thread(target=_stop, args=[query, told["stop"]], daemon=True).start()
+    query.awaitTermination()
+    spark.stop()
+
+
+def _listen(told: Mapping[str, threading.Event]) -> None:
+    for line in sys.stdin:
+        told[line.strip()].set()
+    if not told["stop"].is_set():
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _stop(query: StreamingQuery, wanted: threading.Event) -> None:
+    wanted.wait()
+    query.stop()
+
+
+def _orders(spark: SparkSession, settings: PipelineSettings) -> DataFrame:
+    messages = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", settings.bootstrap_servers)
+        .option("subscribe", settings.topic)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", settings.orders_per_epoch)
+        .load()
+    )
+    parsed = messages.selectExpr(
+        f"from_json(CAST(value AS STRING), '{ORDER}') AS parsed",
+        "partition AS source_partition",
+        "offset AS source_offset",
+    )
+    return parsed.selectExpr("parsed.*", "source_partition", "source_offset")
+
+
+def _start(orders: DataFrame, settings: PipelineSettings) -> StreamingQuery:
+    if settings.plain:
+        return _start_plain(orders, settings)
+    sinks = {name: destination.sink() for name, destination in settings.destinations.items()}
+    return ExactlyOnce(checkpoint=settings.checkpoint, sinks=sinks).start(orders.writeStream)
+
+
+def _start_plain(orders: DataFrame, settings: PipelineSettings) -> StreamingQuery:
+    # those that the demo gives to the plain pipeline are
+    destinations = cast("Sequence[Appendable]", list(settings.destinations.values()))
+
+    def append(frame: DataFrame, _epoch: int) -> None:
+        reach("coordinator.settle.before")
+        for number, destination in enumerate(destinations):
+            if number:
+                reach("coordinator.vote.between")
+            destination.append(frame)
+        # here epochsink, too, has yet to hear what the checkpoint decides
+        reach("coordinator.record.after")
+
+    return orders.writeStream.foreachBatch(append).option("checkpointLocation", settings.checkpoint).start()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+"""The pipeline's processes: started, killed -9 all at once, or stopped in order."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Self
+
+import psutil
+
+from epochsink.errors import EpochsinkError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from types import TracebackType
+
+    from epochsink.devkit.demo.kill_plan import Kill
+
+STOP_SECONDS: Final = 60.0
+GONE_SECONDS: Final = 20.0
+_TAIL_LINES: Final = 30
+
+
+class DemoFailed(EpochsinkError):
+    """The demo could not be carried through. Says nothing about rows."""
+
+
+class PipelineProcess:
+    """One life of the pipeline: driver, JVM and Python workers, a session of their own.
+
+    ``command`` gets ready, begins at a line "start" on its standard input, and ends at a line "stop". ``armed`` is the
+    kill at whose failpoint a process of it kills itself. As a context manager, it leaves no process.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, armed: Kill | None = None) -> None:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("EPOCHSINK_FAILPOINT")}
+        # the workers' Python is this one, not the first on the path
+        environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        self._log = log
+        self._struck = log.with_suffix(".struck")
+        self._struck.unlink(missing_ok=True)
+        if armed is not None:
+            environment |= {
+                "EPOCHSINK_FAILPOINT": f"{armed.point}:{armed.count}",
+                "EPOCHSINK_FAILPOINT_ONCE": str(self._struck),
+            }
+        with log.open("ab") as output:
+            self._driver = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def has_struck(self) -> bool:
+        """Return whether the armed failpoint has struck. Raises `DemoFailed` if the driver ended otherwise."""
+        if self._struck.exists():
+            return True
+        self.expect_alive()
+        return False
+
+    def expect_alive(self) -> None:
+        """Raise `DemoFailed` if the driver has ended by itself."""
+        # looked at in this order: the file is made before the process dies
+        if self._driver.poll() is not None and not self._struck.exists():
+            raise DemoFailed(
+                f"the pipeline ended by itself, with status {self._driver.returncode}; its log ends:\n{self.tail()}"
+            )
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process of the session; returns when none is left."""
+        deadline = time.monotonic() + GONE_SECONDS
+        while processes := self._session():
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            self._driver.poll()
+            if time.monotonic() > deadline:
+                raise DemoFailed(f"processes {[process.pid for process in processes]} outlive SIGKILL")
+            time.sleep(0.01)
+        self._driver.wait()
+
+    def begin(self) -> None:
+        """Let the pipeline begin, as soon as it is ready."""
+        self._tell("start")
+
+    def stop(self) -> None:
+        """Ask the pipeline to end, and wait until it has. Raises `DemoFailed` if it does not end well."""
+        self._tell("stop")
+        try:
+            status = self._driver.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired as late:
+            raise DemoFailed(f"the pipeline did not stop within {STOP_SECONDS:.0f} s:\n{self.tail()}") from late
+        if status != 0:
+            raise DemoFailed(f"the pipeline stopped with status {status}; its log ends:\n{self.tail()}")
+
+    def tail(self) -> str:
+        """Return the end of the log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL_LINES:])
+
+    def _tell(self, what: str) -> None:
+        assert self._driver.stdin is not None  # noqa: S101 - for the type checker
+        # one that has ended is found out by `expect_alive`
+        with suppress(BrokenPipeError):
+            self._driver.stdin.write(f"{what}\n".encode())
+            self._driver.stdin.flush()
+
+    def _session(self) -> list[psutil.Process]:
+        """Return the living processes of the session: Spark's Python workers have a process group of their own."""
+        members = []
+        for process in psutil.process_iter():
+            with suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getsid(process.pid) == self._driver.pid and process.status() != psutil.STATUS_ZOMBIE:
+                    members.append(process)
+        return members
+
+    def end(self) -> None:
+        """Leave no process."""
+        self.kill()
+        if self._driver.stdin is not None:
+            # what was told to one that had ended stays unread
+            with suppress(BrokenPipeError):
+                self._driver.stdin.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()

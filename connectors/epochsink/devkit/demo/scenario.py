@@ -1,0 +1,151 @@
+"""One pipeline from its first start to its last row, with its kills."""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Final
+
+from epochsink.devkit.demo.display import Result
+from epochsink.devkit.demo.kill_plan import ANY_MOMENT
+from epochsink.devkit.demo.orders import Orders, make_topic
+from epochsink.devkit.demo.pipeline_process import DemoFailed
+from epochsink.devkit.demo.progress import decided_offsets
+from epochsink.devkit.demo.reader import Reader
+from epochsink.devkit.demo.row_count import RowCount, divergent
+from epochsink.devkit.demo.successive_runs import SuccessiveRuns
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from epochsink.devkit.demo.background import Background
+    from epochsink.devkit.demo.destination import Destination
+    from epochsink.devkit.demo.display import Display, Figures
+    from epochsink.devkit.demo.kill_plan import Kill
+    from epochsink.devkit.demo.pipeline_process import PipelineProcess
+    from epochsink.devkit.demo.settings import PipelineSettings
+
+LOOK_SECONDS: Final = 0.05
+STANDSTILL_SECONDS: Final = 300.0
+"""How long one life of the pipeline may go on without a further epoch before its kill or its end."""
+BACKLOG_EPOCHS: Final = 3
+"""How far producing runs ahead of the pipeline."""
+RESERVED_EPOCHS: Final = 2
+"""What is produced only after the last kill, so that no life runs out of orders."""
+
+
+def orders_per_epoch(orders: int, kills: Sequence[Kill]) -> int:
+    """Return how many orders make an epoch, so that every kill finds one to strike in."""
+    epochs = sum(kill.most_epochs for kill in kills) + BACKLOG_EPOCHS + RESERVED_EPOCHS
+    return max(orders // epochs, 1)
+
+
+class Act:
+    """Carries one pipeline through. Everything that it starts has ended when `run` returns or raises."""
+
+    def __init__(
+        self, title: str, settings: PipelineSettings, *, orders: int, kills: Sequence[Kill], folder: Path, seed: int
+    ) -> None:
+        self._title = title
+        self._settings = settings
+        self._orders = orders
+        self._kills = kills
+        self._folder = folder
+        self._checkpoint = folder / "checkpoint"
+        self._killed = 0
+        self._decided = 0
+        self._producer = Orders(settings.bootstrap_servers, settings.topic, orders, self._allowed, seed)
+        self._readers = {
+            name: Reader(destination, self._checkpoint) for name, destination in settings.destinations.items()
+        }
+        self._threads: list[Background] = [self._producer, *self._readers.values()]
+
+    def run(self, display: Display) -> list[Result]:
+        """Return one result for each destination. Raises `DemoFailed`."""
+        make_topic(self._settings.bootstrap_servers, self._settings.topic)
+        settings = self._folder / "settings.json"
+        self._settings.save(settings)
+        command = [sys.executable, "-m", "epochsink.devkit.demo.pipeline", str(settings)]
+        for destination in self._settings.destinations.values():
+            destination.create()
+        with ExitStack() as stack:
+            for thread in self._threads:
+                thread.start()
+                stack.callback(thread.end)
+            lives = stack.enter_context(SuccessiveRuns(command, self._folder, self._kills))
+            figures = stack.enter_context(display.figures(self._title, self._orders, len(self._kills)))
+            for number, kill in enumerate(self._kills, start=1):
+                with lives.begin() as process:
+                    self._live_until(kill, process, figures)
+                self._killed = number
+                display.say(f"{self._title}: kill -9 number {number} of {len(self._kills)}: {kill.title}")
+            with lives.begin() as process:
+                self._live_to_the_end(process, figures)
+            display.say(f"{self._title}: all {self._orders:,} orders are through; stopped in order")
+        return self._results()
+
+    def _live_until(self, kill: Kill, process: PipelineProcess, figures: Figures) -> None:
+        if kill.point != ANY_MOMENT:
+            self._wait(process, figures, process.has_struck, kill.title)
+            return
+        enough = self._decided + kill.count * self._settings.orders_per_epoch
+        self._wait(process, figures, lambda: self._decided >= enough, kill.title)
+        strike = time.monotonic() + kill.delay_seconds
+        self._wait(process, figures, lambda: time.monotonic() >= strike, kill.title)
+
+    def _live_to_the_end(self, process: PipelineProcess, figures: Figures) -> None:
+        self._wait(process, figures, lambda: self._decided >= self._orders, "the last order is through")
+        process.stop()
+
+    def _wait(self, process: PipelineProcess, figures: Figures, is_there: Callable[[], bool], what: str) -> None:
+        moved = time.monotonic()
+        while not is_there():
+            process.expect_alive()
+            self._raise_failure()
+            before, self._decided = self._decided, sum(decided_offsets(self._checkpoint).values())
+            figures.update(self._producer.produced, self._visible(), self._killed)
+            if self._decided > before:
+                moved = time.monotonic()
+            elif time.monotonic() - moved > STANDSTILL_SECONDS:
+                raise DemoFailed(f"no epoch within {STANDSTILL_SECONDS:.0f} s, and not yet: {what}\n{process.tail()}")
+            time.sleep(LOOK_SECONDS)
+
+    def _raise_failure(self) -> None:
+        for thread in self._threads:
+            thread.raise_failure()
+
+    def _visible(self) -> int:
+        return min(reader.visible for reader in self._readers.values())
+
+    def _allowed(self) -> int:
+        """Return how many orders may be in the topic by now."""
+        per_epoch = self._settings.orders_per_epoch
+        upto = self._decided + BACKLOG_EPOCHS * per_epoch
+        last = self._orders if self._killed == len(self._kills) else self._orders - RESERVED_EPOCHS * per_epoch
+        return min(upto, last)
+
+    def _results(self) -> list[Result]:
+        self._raise_failure()
+        copies = {name: destination.copies() for name, destination in self._settings.destinations.items()}
+        differing = divergent(list(copies.values()))
+        return [
+            Result(
+                pipeline=self._title,
+                destination=destination.label,
+                kills=len(self._kills),
+                rows_in=self._producer.produced,
+                count=RowCount.of(copies[name], self._orders),
+                divergent=differing,
+                early=len(self._readers[name].early),
+                looks=self._readers[name].looks,
+                leftovers=_leftovers(destination),
+            )
+            for name, destination in self._settings.destinations.items()
+        ]
+
+
+def _leftovers(destination: Destination) -> tuple[str, ...]:
+    with closing(destination.reader()) as reader:
+        return tuple(what for _, what in reader.leftovers())

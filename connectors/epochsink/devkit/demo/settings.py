@@ -1,0 +1,52 @@
+"""What the pipeline's process has to know, as a file of JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from epochsink.devkit.demo.index import ElasticsearchIndex
+from epochsink.devkit.demo.table import PostgresTable
+from epochsink.devkit.demo.topic import KafkaTopic
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from epochsink.devkit.demo.destination import Destination
+
+KINDS: Final[dict[str, Any]] = {"postgres": PostgresTable, "elasticsearch": ElasticsearchIndex, "kafka": KafkaTopic}
+"""Every kind of destination."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineSettings:
+    """One pipeline: its source, its checkpoint, where it writes, and whether through epochsink."""
+
+    bootstrap_servers: str
+    topic: str
+    checkpoint: str
+    orders_per_epoch: int
+    plain: bool
+    jvm_options: str
+    destinations: Mapping[str, Destination]
+
+    def save(self, path: Path) -> None:
+        """Write the settings to a file."""
+        names = {made: name for name, made in KINDS.items()}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "destinations"}
+        destinations = {
+            name: {"kind": names[type(one)], "options": asdict(one)}  # type: ignore[call-overload] # dataclasses all
+            for name, one in self.destinations.items()
+        }
+        path.write_text(json.dumps({**fields, "destinations": destinations}))
+
+    @classmethod
+    def load(cls, path: Path) -> PipelineSettings:
+        """Read what `save` wrote."""
+        fields = json.loads(path.read_text())
+        destinations = {
+            name: KINDS[spec["kind"]](**spec["options"]) for name, spec in fields.pop("destinations").items()
+        }
+        return cls(**fields, destinations=destinations)

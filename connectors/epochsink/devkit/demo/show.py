@@ -1,0 +1,103 @@
+"""The whole demo: the servers, the pipeline with epochsink, the plain pipeline, the closing table."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING, Final
+
+from epochsink.devkit.demo import archive
+from epochsink.devkit.demo.display import save_svg
+from epochsink.devkit.demo.kill_plan import EXACTLY_ONCE, PLAIN, plan
+from epochsink.devkit.demo.scenario import Act, orders_per_epoch
+from epochsink.devkit.demo.servers import Servers
+from epochsink.devkit.demo.session import JVM_OPTIONS
+from epochsink.devkit.demo.settings import PipelineSettings
+from epochsink.devkit.services import spark_packages
+from epochsink.devkit.services.kinds import Kind, prefetch
+from epochsink.errors import ServiceError
+
+if TYPE_CHECKING:
+    from epochsink.devkit.demo.display import Display
+
+EPOCHSINK: Final = "epochsink"
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the user asked for. ``keep`` leaves services and files until Ctrl-C."""
+
+    orders: int
+    kills: int
+    seed: int
+    keep: bool
+    svg: Path | None
+
+
+def show(wishes: Wishes, display: Display) -> bool:
+    """Run the demo; return whether every order went through epochsink exactly once. Nothing runs on afterwards."""
+    display.say(
+        f"{wishes.orders:,} orders and {wishes.kills} kills for each pipeline; the same again: --seed {wishes.seed}"
+    )
+    prefetch(list(Kind))
+    spark_packages()
+    with ExitStack() as stack:
+        servers = Servers()
+        stack.callback(servers.close)
+        with ThreadPoolExecutor(1) as pool:
+            options = pool.submit(_jvm_options, display)
+            display.say(servers.start())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epochsink-demo-")))
+        results = []
+        for title, plain in ((EPOCHSINK, False), ("plain", True)):
+            act = _act(title, wishes, servers, folder / title, plain=plain, jvm_options=options.result())
+            results += act.run(display)
+        display.close(results)
+        if wishes.svg is not None:
+            save_svg(results, wishes.svg)
+        if wishes.keep:
+            _keep(display, folder)
+    return all(result.is_exact for result in results if result.pipeline == EPOCHSINK)
+
+
+def _jvm_options(display: Display) -> str:
+    try:
+        if not archive.is_made():
+            display.say("archiving Spark's classes, once for all runs: every start of it is then twice as fast")
+        return archive.jvm_options()
+    except ServiceError as failure:
+        display.say(f"Spark starts slowly: {failure}")
+        return JVM_OPTIONS
+
+
+def _act(title: str, wishes: Wishes, servers: Servers, folder: Path, *, plain: bool, jvm_options: str) -> Act:
+    destinations = servers.plain_destinations() if plain else servers.destinations()
+    steps = [*(PLAIN if plain else EXACTLY_ONCE)]
+    if not plain:
+        steps += [step for destination in destinations.values() for step in destination.steps]
+    kills = plan(steps, wishes.kills, Random(wishes.seed))  # noqa: S311 - which step comes next is no secret
+    folder.mkdir()
+    settings = PipelineSettings(
+        bootstrap_servers=servers.kafka.bootstrap_servers,
+        topic=f"orders.{title}",
+        checkpoint=str(folder / "checkpoint"),
+        orders_per_epoch=orders_per_epoch(wishes.orders, kills),
+        plain=plain,
+        jvm_options=jvm_options,
+        destinations=destinations,
+    )
+    return Act(title, settings, orders=wishes.orders, kills=kills, folder=folder, seed=wishes.seed)
+
+
+def _keep(display: Display, folder: Path) -> None:
+    display.say(f"everything stays until Ctrl-C; for example: epochsink status {folder}/epochsink/checkpoint")
+    try:
+        while True:
+            time.sleep(1)
+    except KeyboardInterrupt:
+        display.say("ended")

@@ -1,0 +1,104 @@
+"""A PostgreSQL table as a destination: without a unique key, which would hide duplicates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import psycopg
+from psycopg import IsolationLevel, sql
+
+from epochsink.devkit.demo.kill_plan import Step
+from epochsink.postgres import Postgres
+from epochsink.testing.readers.postgres import PostgresReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame
+
+    from epochsink.devkit.demo.destination import Offsets
+    from epochsink.devkit.demo.row_count import Copies
+
+_COLUMNS = """
+    order_id bigint, customer text, amount double precision, placed_at timestamptz,
+    source_partition int, source_offset bigint
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresTable:
+    """A table of orders; ``jdbc_url`` and ``jdbc_driver`` are for the plain way."""
+
+    label: ClassVar[str] = "PostgreSQL"
+    steps: ClassVar[Sequence[Step]] = (
+        Step("postgres.copied", "in a task, after its COPY into PostgreSQL"),
+        Step("postgres.prepared", "PostgreSQL has prepared the transaction, the driver has not noted it"),
+        Step("postgres.committed", "PostgreSQL has committed, the driver has not noted it"),
+    )
+
+    dsn: str
+    jdbc_url: str
+    jdbc_driver: str
+    table: str
+
+    def create(self) -> None:
+        """Make the table, empty."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            connection.execute(self._sql("CREATE TABLE {} (" + _COLUMNS + ")"))
+            # so that looking often costs little; nothing unique
+            connection.execute(self._sql("CREATE INDEX ON {} (source_offset)"))
+
+    def sink(self) -> Postgres:
+        """Return the sink for `ExactlyOnce`."""
+        return Postgres(self.dsn, table=self.table)
+
+    def append(self, frame: DataFrame) -> None:
+        """Append a batch with Spark's own JDBC writer."""
+        frame.write.jdbc(self.jdbc_url, self.table, mode="append", properties={"driver": self.jdbc_driver})
+
+    def eye(self) -> _Snapshots:
+        """Connect a reader that looks at repeatable-read snapshots."""
+        connection = psycopg.connect(self.dsn)
+        connection.isolation_level = IsolationLevel.REPEATABLE_READ
+        connection.read_only = True
+        return _Snapshots(connection, sql.Identifier(self.table))
+
+    def copies(self) -> Copies:
+        """Count the rows of each order."""
+        with psycopg.connect(self.dsn) as connection:
+            counted = connection.execute(self._sql("SELECT order_id, count(*) FROM {} GROUP BY order_id"))
+            return Counter(dict(counted.fetchall()))
+
+    def reader(self) -> PostgresReader:
+        """Return a reader that finds prepared transactions and staging tables."""
+        return PostgresReader(self.dsn, self.table)
+
+    def _sql(self, statement: str) -> sql.Composed:
+        return sql.SQL(statement).format(sql.Identifier(self.table))
+
+
+class _Snapshots:
+    def __init__(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> None:
+        self._connection = connection
+        self._table = table
+
+    def look(self) -> int:
+        self._connection.rollback()
+        # the first statement fixes the snapshot
+        found = self._connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self._table)).fetchone()
+        return int(found[0]) if found else 0
+
+    def beyond(self, decided: Offsets) -> set[int]:
+        within: list[sql.Composable] = [
+            sql.SQL("(source_partition = {} AND source_offset < {})").format(partition, end)
+            for partition, end in decided.items()
+        ]
+        query = sql.SQL("SELECT order_id FROM {} WHERE source_offset >= {} AND NOT ({})").format(
+            self._table, min(decided.values(), default=0), sql.SQL(" OR ").join(within or [sql.SQL("false")])
+        )
+        return {order for (order,) in self._connection.execute(query)}
+
+    def close(self) -> None:
+        self._connection.close()

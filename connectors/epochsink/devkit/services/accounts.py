@@ -1,0 +1,55 @@
+"""Under which account a server runs that refuses to be root."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epochsink.errors import ServiceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_CANDIDATES = ("postgres", "nobody")
+
+
+@dataclass(frozen=True)
+class Account:
+    """A user id and its group id."""
+
+    name: str
+    uid: int
+    gid: int
+
+    def can_enter(self, folder: Path) -> bool:
+        """Whether this account may look into `folder` and every folder above it."""
+        return all(self._may_search(part.stat()) for part in (folder, *folder.resolve().parents))
+
+    def _may_search(self, facts: os.stat_result) -> bool:
+        if facts.st_uid == self.uid:
+            return bool(facts.st_mode & stat.S_IXUSR)
+        if facts.st_gid == self.gid:
+            return bool(facts.st_mode & stat.S_IXGRP)
+        return bool(facts.st_mode & stat.S_IXOTH)
+
+
+def unprivileged_account() -> Account | None:
+    """Return the account to switch to when this process is root, None when it is not.
+
+    ServiceError when there is no account to switch to.
+    """
+    if os.geteuid() != 0:
+        return None
+    for name in _CANDIDATES:
+        try:
+            entry = pwd.getpwnam(name)
+        except KeyError:
+            continue
+        return Account(name, entry.pw_uid, entry.pw_gid)
+    raise ServiceError(
+        f"PostgreSQL refuses to run as root and none of the accounts {', '.join(_CANDIDATES)} exists",
+        hint="run as an ordinary user, or add one of them: useradd --system postgres",
+    )

@@ -1,0 +1,183 @@
+"""Fetching Maven artifacts with the Ivy that PySpark ships, once per user."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import subprocess
+from collections import deque
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+from xml.sax.saxutils import quoteattr
+
+import pyspark
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
+from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from epochsink.devkit.services.cache import build_once, cache_folder
+from epochsink.devkit.services.java import java
+from epochsink.devkit.services.versions import Artifact, Bundle, postgres_jdbc, spark_kafka
+from epochsink.errors import ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ATTEMPTS = 5
+_JARS = Path(pyspark.__file__).parent / "jars"
+# Java derives a module's name from its file's name where a jar has no descriptor: no organisation in front.
+_PATTERN = "[artifact]-[revision](-[classifier]).[ext]"
+_TAIL_LINES = 30
+
+
+class _IvyFailed(Exception):
+    """One run of Ivy ended without success."""
+
+
+def spark_ivy_settings() -> Path:
+    """Return the Ivy settings file that the services use, for Spark's `spark.jars.ivySettings`."""
+    return Path(__file__).with_name("ivysettings.xml")
+
+
+def spark_packages() -> list[Path]:
+    """Local jars of Spark's Kafka source and sink and of PostgreSQL's JDBC driver, with all they need.
+
+    Join them with commas for `spark.jars`: a session then starts without resolving anything. What PySpark ships
+    itself is left out. Fetched at the first call; ServiceError when that fails.
+    """
+    bundle = Bundle(
+        f"spark-{pyspark.__version__}", (spark_kafka(), postgres_jdbc()), exclude_modules=_shipped_modules()
+    )
+    return sorted(fetch(bundle).glob("*.jar"))
+
+
+def spark_coordinates() -> list[str]:
+    """Return the same as Maven coordinates, for `spark.jars.packages` beside `spark_ivy_settings()`."""
+    return [spark_kafka().coordinate, postgres_jdbc().coordinate]
+
+
+def fetch(bundle: Bundle) -> Path:
+    """Return the folder with a bundle's jars, named `module-version.jar`; fetched at the first call.
+
+    Safe to call from several processes. ServiceError when the registry can't be reached or a digest is wrong.
+    """
+    module = ivy_module(bundle)
+    digest = hashlib.sha256(f"{_PATTERN}\n{module}".encode()).hexdigest()[:12]
+    return build_once(cache_folder() / "bundles" / f"{bundle.name}-{digest}", lambda draft: _fill(draft, bundle))
+
+
+def ivy_module(bundle: Bundle) -> str:
+    """Return the bundle as an Ivy module descriptor."""
+    dependencies = "".join(
+        f"    <dependency org={quoteattr(artifact.organisation)} name={quoteattr(artifact.module)}"
+        f' rev={quoteattr(artifact.version)} conf="default->default"/>\n'
+        for artifact in bundle.artifacts
+    )
+    excludes = "".join(f"    <exclude module={quoteattr(module)}/>\n" for module in bundle.exclude_modules)
+    return (
+        '<ivy-module version="2.0">\n'
+        '  <info organisation="epochsink" module="bundle"/>\n'
+        '  <configurations><conf name="default"/></configurations>\n'
+        f"  <dependencies>\n{dependencies}{excludes}  </dependencies>\n"
+        "</ivy-module>\n"
+    )
+
+
+def verify(folder: Path, artifact: Artifact) -> None:
+    """Compare a fetched jar with its recorded digest; ServiceError if it differs or is absent."""
+    path = folder / artifact.file_name
+    if not path.is_file():
+        raise ServiceError(f"{artifact.coordinate} was fetched without its jar")
+    if artifact.sha256 is None:
+        return
+    with path.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != artifact.sha256:
+        raise ServiceError(
+            f"{artifact.coordinate} has sha256 {found}, recorded is {artifact.sha256}",
+            hint=f"remove {cache_folder()} and try again; if it stays so, the registry serves another file",
+        )
+
+
+def _fill(draft: Path, bundle: Bundle) -> None:
+    module = draft / "ivy.xml"
+    module.write_text(ivy_module(bundle))
+    command = [
+        *(java(), "-jar", str(_ivy_jar()), "-settings", str(spark_ivy_settings())),
+        *("-cache", str(cache_folder() / "ivy"), "-ivy", str(module), "-confs", "default"),
+        *("-retrieve", str(draft / _PATTERN)),
+    ]
+    with _progress() as progress:
+        task = progress.add_task(f"fetching {bundle.name}", total=None, note="")
+        try:
+            for attempt in _attempts():
+                with attempt:
+                    _run_ivy(command, progress, task)
+        except RetryError as error:
+            reason = error.last_attempt.exception()
+            raise ServiceError(
+                f"could not fetch {bundle.name} in {ATTEMPTS} attempts:\n{reason}",
+                hint="check that this machine reaches Maven Central; what was fetched is kept, so try again",
+            ) from reason
+    for artifact in bundle.artifacts:
+        verify(draft, artifact)
+
+
+def _attempts() -> Retrying:
+    return Retrying(
+        stop=stop_after_attempt(ATTEMPTS),
+        wait=wait_exponential(multiplier=0.5, max=8),
+        retry=retry_if_exception_type(_IvyFailed),
+    )
+
+
+def _run_ivy(command: list[str], progress: Progress, task: TaskID) -> None:
+    tail: deque[str] = deque(maxlen=_TAIL_LINES)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
+        assert ivy.stdout  # noqa: S101 - for the type checker
+        for line in _lines(ivy.stdout):
+            tail.append(line)
+            _show(line, progress, task)
+    # Ivy ends with status 0 after some failures; its report names them.
+    if ivy.returncode != 0 or any("UNRESOLVED" in line or "FAILED" in line for line in tail):
+        raise _IvyFailed("\n".join(tail))
+
+
+def _lines(stream: IO[str]) -> Iterator[str]:
+    for line in stream:
+        if (text := line.strip()) and not text.startswith("."):
+            yield text
+
+
+def _show(line: str, progress: Progress, task: TaskID) -> None:
+    if found := re.match(r"found (\S+)#(\S+);(\S+)", line):
+        progress.update(task, total=(progress.tasks[0].total or 0) + 1, note=f"{found[2]} {found[3]}")
+    elif found := re.match(r"\[SUCCESSFUL \] (\S+)#(\S+?);", line):
+        progress.update(task, advance=1, note=found[2])
+
+
+def _progress() -> Progress:
+    console = Console(stderr=True)
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f} jars  {task.fields[note]}"),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _ivy_jar() -> Path:
+    for jar in sorted(_JARS.glob("ivy-*.jar")):
+        return jar
+    raise ServiceError(f"PySpark has no ivy-*.jar in {_JARS}", hint="install pyspark from its wheel")
+
+
+@functools.cache
+def _shipped_modules() -> tuple[str, ...]:
+    names = (re.match(r"(.+?)-\d", jar.name) for jar in sorted(_JARS.glob("*.jar")))
+    return tuple(dict.fromkeys(name[1] for name in names if name))

@@ -1,0 +1,220 @@
+"""The same services in containers, where a Docker engine answers (extra `[docker]`)."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import weakref
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from epochsink.devkit.services import versions
+from epochsink.devkit.services.kafka import PROTOCOLS
+from epochsink.devkit.services.ports import LOOPBACK, answers, free_port
+from epochsink.devkit.services.service import ElasticsearchService, KafkaService, PostgresService, Service
+from epochsink.errors import ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_POLL_SECONDS = 0.2
+
+
+class ContainerService(Service):
+    """A service in one container, which keeps its data over stop, kill and start; close() removes it.
+
+    `settings` go over the defaults and are fixed by the first start. Ports are published on loopback, so the engine
+    must run on this machine. testcontainers removes the container if this process dies.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, str | int | bool] | None = None,
+        *,
+        startup_timeout: float = 180,
+        stop_timeout: int = 60,
+    ) -> None:
+        self.settings = dict(settings or {})
+        self.startup_timeout = startup_timeout
+        self.stop_timeout = stop_timeout
+        self._port = free_port()
+        self._container: Any = None
+        self._starts = 0
+        self._log_folder = tempfile.TemporaryDirectory(prefix=f"epochsink-{self.name}-")
+        self._cleaner = weakref.finalize(self, self._log_folder.cleanup)
+
+    @abstractmethod
+    def _describe(self) -> dict[str, Any]:
+        """Image, environment and command, as testcontainers' DockerContainer takes them; `inner_port` beside."""
+
+    def start(self) -> Self:  # noqa: D102 - Service
+        if self.running:
+            return self
+        if self._container is None:
+            self._container = _create(self._port, **self._describe())
+        else:
+            self._wrapped().start()
+        self._starts += 1
+        self._wait_until_ready(time.monotonic() + self.startup_timeout, _POLL_SECONDS)
+        return self
+
+    def stop(self) -> None:  # noqa: D102 - Service
+        if self.running:
+            self.resume()
+            self._wrapped().stop(timeout=self.stop_timeout)
+
+    def kill(self) -> None:  # noqa: D102 - Service
+        if self.running:
+            self._wrapped().kill()
+            self._wrapped().wait()
+
+    def pause(self) -> None:  # noqa: D102 - Service
+        self._wrapped().pause()
+
+    def resume(self) -> None:  # noqa: D102 - Service
+        if self._status() == "paused":
+            self._wrapped().unpause()
+
+    def close(self) -> None:  # noqa: D102 - Service
+        if self._container is not None:
+            self._container.stop()
+            self._container = None
+        self._cleaner()
+
+    @property
+    def port(self) -> int:  # noqa: D102 - Service
+        return self._port
+
+    @property
+    def pid(self) -> int:  # noqa: D102 - Service
+        if not self.running:
+            raise ServiceError(f"{self.name} is not running")
+        return int(self._wrapped().attrs["State"]["Pid"])
+
+    @property
+    def running(self) -> bool:  # noqa: D102 - Service
+        return self._status() in {"running", "paused"}
+
+    @property
+    def log_path(self) -> Path:  # noqa: D102 - Service
+        path = Path(self._log_folder.name, f"{self.name}.log")
+        if self._container is not None:
+            path.write_bytes(self._wrapped().logs())
+        return path
+
+    def _wrapped(self) -> Any:
+        if self._container is None:
+            raise ServiceError(f"{self.name} is not running")
+        return self._container.get_wrapped_container()
+
+    def _status(self) -> str:
+        if self._container is None:
+            return "absent"
+        wrapped = self._wrapped()
+        wrapped.reload()
+        return str(wrapped.status)
+
+    def _check_alive(self) -> None:
+        if not self.running:
+            raise ServiceError(f"{self.name} ended while starting; the end of its log:\n{self._tail()}")
+
+    def _text(self, value: str | int | bool) -> str:  # noqa: FBT001 - a setting's value
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return text.replace("{port}", str(self.port))
+
+
+class ContainerKafka(ContainerService, KafkaService):
+    """One Kafka broker in a container; `settings` are server properties."""
+
+    version = versions.KAFKA
+
+    def _describe(self) -> dict[str, Any]:
+        # The same port inside and outside, so that one advertised listener is right for both.
+        properties: dict[str, str | int | bool] = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": "1@localhost:29093",
+            "listeners": "PLAINTEXT://0.0.0.0:{port},CONTROLLER://localhost:29093",
+            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{{port}}",
+            "listener.security.protocol.map": PROTOCOLS,
+            "inter.broker.listener.name": "PLAINTEXT",
+            "controller.listener.names": "CONTROLLER",
+            "auto.create.topics.enable": False,
+            "group.initial.rebalance.delay.ms": 0,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            **self.settings,
+        }
+        env = {kafka_variable(name): self._text(value) for name, value in properties.items()}
+        return {"image": versions.KAFKA_IMAGE, "env": env, "inner_port": self.port}
+
+    def _is_ready(self) -> bool:
+        return self.logs().count("Kafka Server started") >= self._starts and answers(self.port)
+
+
+class ContainerPostgres(ContainerService, PostgresService):
+    """A PostgreSQL server in a container; `settings` are configuration parameters."""
+
+    version = versions.POSTGRES
+
+    def _describe(self) -> dict[str, Any]:
+        settings = {"max_prepared_transactions": 64, "max_connections": 200, **self.settings}
+        options = [f"--{name}={self._text(value)}" for name, value in settings.items()]
+        return {
+            "image": versions.POSTGRES_IMAGE,
+            "env": {"POSTGRES_HOST_AUTH_METHOD": "trust"},
+            "command": ["postgres", *options],
+            "inner_port": 5432,
+        }
+
+    def _is_ready(self) -> bool:
+        # Over TCP: while the image makes its first data, a server listens on the socket file only.
+        status, _ = self._wrapped().exec_run(["pg_isready", "-h", LOOPBACK, "-U", "postgres"])
+        return bool(status == 0) and answers(self.port)
+
+
+class ContainerElasticsearch(ContainerService, ElasticsearchService):
+    """One Elasticsearch node of the installed client's major version, in a container; `settings` are node settings."""
+
+    @property
+    def version(self) -> str:  # noqa: D102 - Service
+        return versions.elasticsearch().version
+
+    def _describe(self) -> dict[str, Any]:
+        settings: dict[str, str | int | bool] = {
+            "discovery.type": "single-node",
+            "xpack.security.enabled": False,
+            "cluster.routing.allocation.disk.threshold_enabled": False,
+            "ES_JAVA_OPTS": "-Xms512m -Xmx1g",
+            **self.settings,
+        }
+        env = {name: self._text(value) for name, value in settings.items()}
+        return {"image": versions.elasticsearch().image, "env": env, "inner_port": 9200}
+
+    def _is_ready(self) -> bool:
+        return self.is_healthy()
+
+
+def kafka_variable(name: str) -> str:
+    """Return the environment variable by which the Kafka image takes a server property."""
+    return "KAFKA_" + "".join({"-": "___", "_": "__", ".": "_"}.get(letter, letter) for letter in name).upper()
+
+
+def _create(port: int, *, inner_port: int, **description: Any) -> Any:
+    """Start a new container that publishes `inner_port` as `port` on loopback."""
+    try:
+        from docker.errors import DockerException  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: PLC0415
+        from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - optional, as the line above
+    except ImportError as error:
+        raise ServiceError("testcontainers is not installed", hint="pip install 'epochsink[docker]'") from error
+    try:
+        container: Any = DockerContainer(**description)
+        container.ports[f"{inner_port}/tcp"] = (LOOPBACK, port)
+        return container.start()
+    except DockerException as error:
+        raise ServiceError(
+            f"no Docker engine could run {description['image']}: {error}",
+            hint="start Docker, or leave --docker out: plain processes need none",
+        ) from error

@@ -1,0 +1,224 @@
+"""Services as plain processes: the life cycle that all of them share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import weakref
+from abc import abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from epochsink.devkit.services.ports import free_port, is_free
+from epochsink.devkit.services.process import Launch, SupervisedProcess
+from epochsink.devkit.services.service import Service
+from epochsink.errors import ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.devkit.services.accounts import Account
+
+_POLL_SECONDS = 0.05
+# The caller's environment without what would change a server behind its settings file.
+_ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+
+
+class LocalService(Service):
+    """A service run as plain processes below a supervisor, which ends them if this process dies.
+
+    `settings` go over the defaults and are read anew at every start, so they can be changed between a
+    stop and a start; "{port}" in a value stands for the port. `home` is a folder for data, configuration and
+    log that outlives the object; without it a temporary one is made, and removed by close(), at the end of the
+    interpreter or when this process dies. `startup_timeout` and `stop_timeout` are in seconds.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, str | int | bool] | None = None,
+        *,
+        home: Path | None = None,
+        port: int | None = None,
+        startup_timeout: float = 120,
+        stop_timeout: float = 60,
+    ) -> None:
+        self.settings = dict(settings or {})
+        self.startup_timeout = startup_timeout
+        self.stop_timeout = stop_timeout
+        self._named_home = home
+        self._named_port = port
+        self._port = port
+        self._home: Path | None = None
+        self._process: SupervisedProcess | None = None
+        self._removal: weakref.finalize[[Path, bool], LocalService] | None = None
+        self._log_start = 0
+
+    # What a kind of service has to say
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Make the first data in the home folder; called once per home folder."""
+
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """Write the configuration and return the command; called at every start."""
+
+    def _after_spawn(self, deadline: float) -> None:
+        """Do what must be done once the process runs and before it can become ready."""
+
+    def _account(self) -> Account | None:
+        """Return the account that the server runs under, None for the caller's."""
+        return None
+
+    _stop_signal = signal.SIGTERM
+
+    # Life cycle
+
+    def start(self) -> Self:  # noqa: D102 - Service
+        if self.running:
+            return self
+        self._set_up_home()
+        self._choose_port()
+        self._log_start = self.log_path.stat().st_size if self.log_path.exists() else 0
+        launch = self._launch()
+        deadline = time.monotonic() + self.startup_timeout
+        self._process = SupervisedProcess(launch)
+        try:
+            self._after_spawn(deadline)
+            self._wait_until_ready(deadline, _POLL_SECONDS)
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def stop(self) -> None:  # noqa: D102 - Service
+        if (process := self._process) is None:
+            return
+        self.resume()  # a frozen process would not see the request
+        process.send(self._stop_signal)
+        try:
+            process.wait(self.stop_timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ServiceError(
+                f"{self.name} did not stop within {self.stop_timeout:.0f} s and was killed; its data stays\n"
+                f"{self._tail()}"
+            ) from None
+        self._process = None
+
+    def kill(self) -> None:  # noqa: D102 - Service
+        if self._process is not None:
+            self._process.kill()
+            self._process = None
+
+    def pause(self) -> None:  # noqa: D102 - Service
+        self._living().send_to_all(signal.SIGSTOP)
+
+    def resume(self) -> None:  # noqa: D102 - Service
+        if self._process is not None:
+            self._process.send_to_all(signal.SIGCONT)
+
+    def close(self) -> None:  # noqa: D102 - Service
+        try:
+            if self._removal is not None:
+                self.kill()  # nobody will look at the data again
+            self.stop()
+        finally:
+            if self._removal is not None:
+                self._removal()
+                self._removal = self._home = None
+                self._port = self._named_port
+
+    # Facts
+
+    @property
+    def home(self) -> Path:
+        """The folder with data, configuration and log; ServiceError before the first start."""
+        if self._home is None:
+            raise ServiceError(f"{self.name} has no folder before its first start")
+        return self._home
+
+    @property
+    def data(self) -> Path:
+        """The folder with the server's own files."""
+        return self.home / "data"
+
+    @property
+    def port(self) -> int:  # noqa: D102 - Service
+        if self._port is None:
+            raise ServiceError(f"{self.name} has no port before its first start")
+        return self._port
+
+    @property
+    def pid(self) -> int:  # noqa: D102 - Service
+        return self._living().pid
+
+    @property
+    def running(self) -> bool:  # noqa: D102 - Service
+        return self._process is not None and self._process.running
+
+    @property
+    def log_path(self) -> Path:  # noqa: D102 - Service
+        return self.home / f"{self.name}.log"
+
+    # Steps
+
+    def _living(self) -> SupervisedProcess:
+        if self._process is None or not self._process.running:
+            raise ServiceError(f"{self.name} is not running")
+        return self._process
+
+    def _set_up_home(self) -> None:
+        if self._home is None:
+            if self._named_home is None:
+                self._home = Path(tempfile.mkdtemp(prefix=f"epochsink-{self.name}-"))
+                self._removal = weakref.finalize(self, shutil.rmtree, self._home, True)  # noqa: FBT003
+            else:
+                self._home = self._named_home.absolute()
+                self._home.mkdir(parents=True, exist_ok=True)
+            self._home.chmod(0o711)  # another account passes through to its data
+        if not (prepared := self.home / ".prepared").exists():
+            shutil.rmtree(self.data, ignore_errors=True)  # of a preparation that was interrupted
+            self._prepare()
+            prepared.touch()
+
+    def _choose_port(self) -> None:
+        if self._port is None:
+            self._port = free_port()
+        elif not is_free(self._port):
+            raise ServiceError(f"{self.name} cannot start: port {self._port} is taken by another process")
+
+    def _launch(self) -> Launch:
+        account = self._account()
+        return Launch(
+            command=self._command(),
+            log=self.log_path,
+            cwd=self.home,
+            env=self._environment(),
+            uid=account.uid if account else None,
+            gid=account.gid if account else None,
+            remove=self.home if self._removal else None,
+        )
+
+    def _environment(self) -> dict[str, str]:
+        return {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+
+    def _check_alive(self) -> None:
+        if self._process is None or not self._process.running:
+            status = self._process.returncode if self._process else None
+            raise ServiceError(
+                f"{self.name} ended with status {status} while starting; the end of its log:\n{self._tail()}"
+            )
+
+    def _log_of_this_start(self) -> str:
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def _with_port(self, value: str | int | bool) -> str:  # noqa: FBT001 - a setting's value
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return text.replace("{port}", str(self.port))

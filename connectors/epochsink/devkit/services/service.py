@@ -1,0 +1,198 @@
+"""What every service can do, whether it runs as plain processes or in a container."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar, Final, Self
+
+from epochsink.devkit.services.ports import LOOPBACK
+from epochsink.errors import ServiceError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
+
+_TAIL_LINES: Final = 40
+
+
+class Service(ABC):
+    """One server for development and tests, on one loopback port that stays the same across restarts.
+
+    As a context manager it starts and, at the end, stops and removes its data.
+    """
+
+    name: ClassVar[str]
+    startup_timeout: float
+    """Seconds that a start may take."""
+
+    @property
+    @abstractmethod
+    def version(self) -> str:
+        """The server's version."""
+
+    @abstractmethod
+    def start(self) -> Self:
+        """Start on the existing data, or on none; returns when clients can use the service.
+
+        ServiceError, with the end of the log, when that takes longer than the start-up time allowed.
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Shut down in order and keep the data; nothing happens if it does not run."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """SIGKILL to all its processes at once and keep the data; returns when they are gone."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Freeze all its processes (SIGSTOP): connections stay open, nothing answers."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Let frozen processes go on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop, and remove the data unless the caller has named its place. May be called twice."""
+
+    @property
+    @abstractmethod
+    def port(self) -> int:
+        """The loopback port that clients use."""
+
+    @property
+    @abstractmethod
+    def pid(self) -> int:
+        """Process id of the server's main process; ServiceError if it does not run."""
+
+    @property
+    @abstractmethod
+    def running(self) -> bool:
+        """Whether the main process lives; a frozen one does."""
+
+    @property
+    @abstractmethod
+    def log_path(self) -> Path:
+        """The file with everything that the server wrote, over all its starts."""
+
+    @property
+    @abstractmethod
+    def address(self) -> str:
+        """What a client connects to, in the form that clients of this service use."""
+
+    @abstractmethod
+    def _is_ready(self) -> bool:
+        """Whether clients can use the service now. May raise OSError: not yet."""
+
+    @abstractmethod
+    def _check_alive(self) -> None:
+        """Raise ServiceError if the server has ended while starting."""
+
+    def _tail(self) -> str:
+        return self.logs(_TAIL_LINES)
+
+    def _wait_until_ready(self, deadline: float, poll_seconds: float) -> None:
+        """Wait until clients can use the service; ServiceError at the deadline (monotonic seconds)."""
+        while True:
+            self._check_alive()
+            with contextlib.suppress(OSError):
+                if self._is_ready():
+                    return
+            if time.monotonic() > deadline:
+                raise ServiceError(
+                    f"{self.name} was not ready within {self.startup_timeout:.0f} s; "
+                    f"the end of its log:\n{self._tail()}"
+                )
+            time.sleep(poll_seconds)
+
+    def restart(self) -> Self:
+        """Stop if it runs, then start on the same port and data."""
+        self.stop()
+        return self.start()
+
+    def logs(self, lines: int | None = None) -> str:
+        """Return the log, or its last lines."""
+        text = self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+        return text if lines is None else "\n".join(text.splitlines()[-lines:])
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class KafkaService(Service):
+    """A single Kafka broker."""
+
+    name = "kafka"
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """For Kafka clients."""
+        return f"{LOOPBACK}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """The bootstrap servers."""
+        return self.bootstrap_servers
+
+
+class PostgresService(Service):
+    """A PostgreSQL server with one superuser `postgres` and one database `postgres`, no password."""
+
+    name = "postgres"
+
+    @property
+    def dsn(self) -> str:
+        """For libpq, psycopg and ADBC."""
+        return f"postgresql://postgres@{LOOPBACK}:{self.port}/postgres"
+
+    @property
+    def jdbc_url(self) -> str:
+        """For Spark's JDBC source and sink."""
+        return f"jdbc:postgresql://{LOOPBACK}:{self.port}/postgres?user=postgres"
+
+    @property
+    def jdbc_driver(self) -> str:
+        """For the option `driver` beside the URL: Spark does not find a driver that came by `spark.jars`."""
+        return "org.postgresql.Driver"
+
+    @property
+    def address(self) -> str:
+        """The DSN."""
+        return self.dsn
+
+
+class ElasticsearchService(Service):
+    """A single Elasticsearch node without security."""
+
+    name = "elasticsearch"
+
+    @property
+    def url(self) -> str:
+        """For HTTP clients."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """The URL."""
+        return self.url
+
+    def is_healthy(self) -> bool:
+        """Whether the node answers with every primary shard assigned; waits up to 4 s for that. May raise OSError."""
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=5)
+        try:
+            connection.request("GET", "/_cluster/health?wait_for_status=yellow&timeout=4s")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except http.client.HTTPException:
+            return False
+        finally:
+            connection.close()

@@ -1,0 +1,159 @@
+"""The one place that pins what the services run; docker/compose.yaml is compared with it by a test."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from importlib import metadata
+
+import pyspark
+
+from epochsink.errors import ServiceError
+
+KAFKA = "4.1.1"
+POSTGRES = "18.0"
+POSTGRES_JDBC = "42.7.8"
+_POSTGRES_JDBC_SHA256 = "2a32a9dcbc42d67a50ad3a0de5efd102c8d2be46720045f2cbd6689f160ab7c7"
+JAVA_MINIMUM = 17
+
+KAFKA_IMAGE = f"apache/kafka:{KAFKA}"
+POSTGRES_IMAGE = f"postgres:{POSTGRES}"
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A Maven artifact; where `sha256` is set, the fetched jar must have that digest."""
+
+    organisation: str
+    module: str
+    version: str
+    sha256: str | None = None
+
+    @property
+    def coordinate(self) -> str:
+        """As Spark and Maven write it."""
+        return f"{self.organisation}:{self.module}:{self.version}"
+
+    @property
+    def file_name(self) -> str:
+        """Name of the jar in a fetched bundle."""
+        return f"{self.module}-{self.version}.jar"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """Artifacts that are resolved together, with all they need, into one folder."""
+
+    name: str
+    artifacts: tuple[Artifact, ...]
+    exclude_modules: tuple[str, ...] = ()
+
+
+KAFKA_BUNDLE = Bundle(
+    f"kafka-{KAFKA}",
+    (
+        Artifact(
+            "org.apache.kafka",
+            "kafka_2.13",
+            KAFKA,
+            "e89428126cc7630a802123ba27aac4442816840b66d60670226feaff65f24fd1",
+        ),
+        # The broker's artifact brings slf4j without a binding: nothing would be logged.
+        Artifact(
+            "org.apache.logging.log4j",
+            "log4j-slf4j-impl",
+            "2.24.3",
+            "40dec251164d1576e000968cd02e56a1125f46b91fb694a06dfa168f1335da48",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class ElasticsearchRelease:
+    """One version of the server, for the clients of its major version."""
+
+    version: str
+    java_minimum: int
+    java_options: tuple[str, ...]
+    sha256: str
+    http_sha256: str
+
+    @property
+    def bundle(self) -> Bundle:
+        """The server's jars."""
+        server = Artifact("org.elasticsearch", "elasticsearch", self.version, self.sha256)
+        return Bundle(f"elasticsearch-{self.version}", (server,))
+
+    @property
+    def http_bundle(self) -> Bundle:
+        """The HTTP transport, a module of its own: it and its netty jars live in a folder apart."""
+        transport = Artifact("org.elasticsearch.plugin", "transport-netty4", self.version, self.http_sha256)
+        return Bundle(f"elasticsearch-netty-{self.version}", (transport,))
+
+    @property
+    def image(self) -> str:
+        """The container's image."""
+        return f"docker.elastic.co/elasticsearch/elasticsearch:{self.version}"
+
+
+ELASTICSEARCH = {
+    8: ElasticsearchRelease(
+        "8.19.9",
+        17,
+        ("-Djava.security.manager=allow",),
+        "37805ef8d9996d32871c92a5cbd697f374ff8c7f283edab91069973fe9e12fc8",
+        "86a6729752068f0f12075ac4abc5be6552fe64d281d6c684eb882c6a5e13fd92",
+    ),
+    9: ElasticsearchRelease(
+        "9.2.2",
+        21,
+        (),
+        "c3072694e7be5278bae70a56f8894a4a62d7286dfcfad507a196a934b8bbc543",
+        "49541904ba42959d4ecd55e5db211ad19030f287aad9b55496c7ba3304e51d49",
+    ),
+}
+"""By major version."""
+
+
+def elasticsearch() -> ElasticsearchRelease:
+    """Return the release of the installed client's major version, which is the one that the client can talk to."""
+    try:
+        major = int(metadata.version("elasticsearch").partition(".")[0])
+    except metadata.PackageNotFoundError:
+        major = min(ELASTICSEARCH)
+    if major not in ELASTICSEARCH:
+        raise ServiceError(
+            f"no Elasticsearch {major} is pinned for the installed client {metadata.version('elasticsearch')}",
+            hint=f"install a client of the major version {' or '.join(map(str, ELASTICSEARCH))}",
+        )
+    return ELASTICSEARCH[major]
+
+
+_POSTGRES_BINARIES = {
+    "x86_64": ("amd64", "5dbbdf754ddb3ae2169b7864de4b7c294ec6add47999331a64f1c6c85e862a0c"),
+    "aarch64": ("arm64v8", "d1422a51547b9ef34e3c371d0709892f37bbc47ef478e25c4dcc6d8d45b14c4c"),
+}
+
+
+def postgres_bundle(machine: str | None = None) -> Bundle:
+    """Return the PostgreSQL binaries for this processor (`platform.machine()`), ServiceError where none are pinned."""
+    machine = machine or platform.machine()
+    if machine not in _POSTGRES_BINARIES:
+        raise ServiceError(
+            f"no PostgreSQL binaries are pinned for a {machine} processor",
+            hint=f"use --docker; pinned are {', '.join(_POSTGRES_BINARIES)}",
+        )
+    name, sha256 = _POSTGRES_BINARIES[machine]
+    module = f"embedded-postgres-binaries-linux-{name}"
+    return Bundle(f"postgres-{POSTGRES}-{name}", (Artifact("io.zonky.test.postgres", module, f"{POSTGRES}.0", sha256),))
+
+
+def spark_kafka() -> Artifact:
+    """Spark's Kafka source and sink, of the installed PySpark's version."""
+    return Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__)
+
+
+def postgres_jdbc() -> Artifact:
+    """PostgreSQL's JDBC driver, for Spark's own JDBC reader and writer."""
+    return Artifact("org.postgresql", "postgresql", POSTGRES_JDBC, _POSTGRES_JDBC_SHA256)

@@ -1,0 +1,100 @@
+"""The index of markers: the newest epoch applied of each sink, and which version base is whose.
+
+A version is ``base + epoch``. The base is a second of the clock times 2^30, claimed for one sink by a document
+that only one can create. So it lies above every version that an earlier sink has written (2^30 epochs
+would take 34 years at one a second), above all internal versions, and above external versions that are
+timestamps in seconds, milli-, micro- or nanoseconds, since 2^30 > 10^9. And a version names its writer.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import elasticsearch
+
+from epochsink.elasticsearch.connection import CONFLICT, NOT_FOUND, error_type
+from epochsink.identity import PREFIX, identity_key, marker_document
+
+if TYPE_CHECKING:
+    from epochsink.sink import Epoch, Identity
+
+INDEX: Final = f"{PREFIX}-markers"
+EPOCHS: Final = 2**30
+"""How many epochs a base has room for."""
+
+_SETTINGS: Final = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True}
+_MAPPING: Final = {
+    "dynamic": False,
+    "properties": {"claimed": {"type": "long"}, "query_id": {"type": "keyword"}, "sink": {"type": "keyword"}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Marker:
+    """The newest epoch applied, by which attempt, and the uuid of the index then."""
+
+    epoch: int
+    attempt: str
+    index: str
+    index_uuid: str
+
+
+def ensure(client: elasticsearch.Elasticsearch) -> None:
+    """Create the index of markers if it is missing."""
+    try:
+        client.indices.create(index=INDEX, settings=_SETTINGS, mappings=_MAPPING)
+    except elasticsearch.BadRequestError as error:
+        if error_type(error) != "resource_already_exists_exception":
+            raise
+
+
+def claim_base(client: elasticsearch.Elasticsearch) -> int:
+    """Return a version base that nobody else has or will have."""
+    ensure(client)
+    client.indices.refresh(index=INDEX)
+    newest = client.search(index=INDEX, size=0, aggs={"newest": {"max": {"field": "claimed"}}})
+    second = max(int(time.time()), int(newest["aggregations"]["newest"]["value"] or 0) + 1)
+    while not _claimed(client, second):
+        second += 1
+    return second * EPOCHS
+
+
+def _claimed(client: elasticsearch.Elasticsearch, second: int) -> bool:
+    answer = client.options(ignore_status=CONFLICT).create(
+        index=INDEX, id=f"{PREFIX}-base-{second}", document={"claimed": second}
+    )
+    return bool(answer.meta.status != CONFLICT)
+
+
+def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | None:
+    """Return the marker of a sink, None if no epoch was ever applied."""
+    answer = client.options(ignore_status=NOT_FOUND).get(
+        index=INDEX, id=marker_document(identity_key(identity)), realtime=True
+    )
+    if not answer.body.get("found"):
+        return None
+    kept: dict[str, Any] = answer["_source"]
+    return Marker(kept["epoch"], kept["attempt"], kept["index"], kept["index_uuid"])
+
+
+def write(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, index: str, index_uuid: str) -> bool:
+    """Say that an epoch is applied; False if a marker of a later epoch is there, which stays."""
+    answer = client.options(ignore_status=CONFLICT).index(
+        index=INDEX,
+        id=marker_document(identity_key(identity)),
+        version=epoch.number,
+        version_type="external_gte",
+        document={
+            "query_id": identity.query_id,
+            "sink": identity.sink,
+            "epoch": epoch.number,
+            "attempt": epoch.attempt,
+            "index": index,
+            "index_uuid": index_uuid,
+            "base": identity.origin["base"],
+            "applied_at": int(time.time() * 1000),
+        },
+    )
+    return bool(answer.meta.status != CONFLICT)

@@ -1,0 +1,104 @@
+"""Bulk request bodies made of Arrow columns, without Python code for each row."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from epochsink import arrow_buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+_TEXT = pa.large_binary()  # 64-bit offsets: a batch of large documents may pass 2 GiB once rendered
+_NONE = arrow_buffers.text("", _TEXT)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Operations of one bulk request: the bytes of operation ``i`` lie between offsets ``i`` and ``i + 1``."""
+
+    data: pa.Buffer
+    offsets: npt.NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def body(self) -> bytes:
+        """The bytes to post."""
+        return bytes(memoryview(self.data)[self.offsets[0] : self.offsets[-1]])
+
+    def operation(self, position: int) -> bytes:
+        """Return the action line of one operation, with its document's line if it has one."""
+        return bytes(memoryview(self.data)[self.offsets[position] : self.offsets[position + 1]])
+
+    def pick(self, positions: list[int]) -> Request:
+        """Return a request of some of the operations."""
+        chosen = [self.operation(position) for position in positions]
+        offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
+        return Request(pa.py_buffer(b"".join(chosen)), offsets)
+
+    def halves(self) -> tuple[Request, Request]:
+        """Split the operations in two."""
+        middle = len(self) // 2
+        return Request(self.data, self.offsets[: middle + 1]), Request(self.data, self.offsets[middle:])
+
+
+def parse(operation: bytes) -> tuple[str, str | None]:
+    """Return the ``_id`` and the document (JSON text, None for a delete) of one operation."""
+    action, _, document = operation.rstrip(b"\n").partition(b"\n")
+    (fields,) = json.loads(action).values()
+    return fields["_id"], document.decode() or None
+
+
+def action_heads(**metadata: Any) -> tuple[pa.Scalar, pa.Scalar]:
+    """Return the beginnings of index and delete action lines that carry ``metadata`` before their ``_id``."""
+    fields = json.dumps(metadata, separators=(",", ":")).removesuffix("}")
+    index, delete = (arrow_buffers.text(f'{{"{action}":{fields},', _TEXT) for action in ("index", "delete"))
+    return index, delete
+
+
+def position_ids(prefix: str, first: int, count: int) -> pa.Array:
+    """Return the ends of action lines for rows without a key: ``_id`` is ``prefix`` and the row's number."""
+    before, after, nothing = (arrow_buffers.text(part) for part in (f'"_id":"{prefix}', '"}', ""))
+    numbers = arrow_buffers.numbers(np.arange(first, first + count)).cast(pa.large_string())
+    return pc.binary_join_element_wise(before, numbers, after, nothing)
+
+
+def render(ids: pa.Array, sources: pa.Array, heads: tuple[pa.Scalar, pa.Scalar]) -> Request:
+    """Return the operations of one batch; a document that is NULL is deleted."""
+    index, delete = heads
+    ids, documents = ids.cast(_TEXT), sources.cast(_TEXT)
+    newline, end = arrow_buffers.text("\n", _TEXT), arrow_buffers.text("}\n", _TEXT)
+    if documents.null_count == 0:
+        return _request(pc.binary_join_element_wise(index, ids, end, documents, newline, _NONE))
+    head = pc.if_else(pc.is_valid(documents), index, delete)
+    document = pc.fill_null(pc.binary_join_element_wise(documents, newline, _NONE), _NONE)
+    return _request(pc.binary_join_element_wise(head, ids, end, document, _NONE))
+
+
+def _request(operations: pa.Array) -> Request:
+    if len(operations) == 0:  # Arrow may leave out the buffers
+        return Request(pa.py_buffer(b""), np.zeros(1, np.int64))
+    _, offsets, data = operations.buffers()
+    numbers = np.frombuffer(offsets, np.int64)[operations.offset : operations.offset + len(operations) + 1]
+    return Request(data, numbers)
+
+
+def cut(request: Request, size: int) -> Iterator[Request]:
+    """Yield the operations in requests of at most ``size`` bytes, or of one operation that is larger."""
+    offsets = request.offsets
+    begin = 0
+    while begin < len(request):
+        fitting = int(np.searchsorted(offsets, offsets[begin] + size, side="right")) - 1
+        end = max(fitting, begin + 1)
+        yield Request(request.data, offsets[begin : end + 1])
+        begin = end

@@ -1,0 +1,103 @@
+"""What an index name stands for, and whether documents can be kept there by ``_id`` and version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import elasticsearch
+
+from epochsink.errors import RowsRejected, WentBack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.elasticsearch.applied_epochs import Marker
+    from epochsink.elasticsearch.sink import Elasticsearch
+
+
+_PER_INDEX: Final = "an _id is unique within one index only"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An existing index, as the configured name or alias resolves now. ``settings`` are flat."""
+
+    name: str
+    index: str
+    uuid: str
+    settings: Mapping[str, str]
+    mapping: Mapping[str, Any]
+
+    @property
+    def is_alias(self) -> bool:
+        """Whether the configured name is an alias of the index."""
+        return self.name != self.index
+
+
+def find(client: elasticsearch.Elasticsearch, name: str, *features: str) -> Target | None:
+    """Return the one index that ``name`` stands for, None if there is none.
+
+    ``features`` beside its settings are "mappings".
+
+    Raises `RowsRejected` for a data stream, an alias of several indices, and an alias that rolls over.
+    """
+    try:
+        found = client.indices.get(index=name, flat_settings=True, features=["settings", *features]).body
+    except elasticsearch.NotFoundError:
+        return None
+    if reason := _unfit(name, found):
+        raise RowsRejected(reason[0], hint=reason[1], index=name)
+    ((index, described),) = found.items()
+    settings = described["settings"]
+    return Target(name, index, settings["index.uuid"], settings, described.get("mappings", {}))
+
+
+def require(client: elasticsearch.Elasticsearch, name: str) -> Target:
+    """Return the index that ``name`` stands for. Raises `RowsRejected` if it is missing or unfit."""
+    target = find(client, name)
+    if target is None:
+        raise missing(name)
+    return target
+
+
+def missing(name: str) -> RowsRejected:
+    """Return the error for an index that does not exist."""
+    return RowsRejected(
+        f"the index {name!r} does not exist",
+        hint="create it, or give create_index=True: check() then creates it from the stream's schema",
+        index=name,
+    )
+
+
+def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
+    if any("data_stream" in described for described in found.values()):
+        reason = "which takes neither versions nor a second write of an _id, so a replay would fail or duplicate"
+        return f"{name!r} is a data stream, {reason}", "name an index"
+    if len(found) > 1:
+        reason = "after a rollover a replay would duplicate documents, and an update would leave the old one"
+        several = f"{name!r} is an alias of {len(found)} indices ({', '.join(sorted(found))})"
+        return f"{several}; {_PER_INDEX}: {reason}", "name one of the indices, or an alias of just one"
+    ((index, described),) = found.items()
+    if name != index and described["settings"].get("index.lifecycle.rollover_alias") == name:
+        moves = f"the alias {name!r} rolls over from {index!r} to new indices"
+        hint = f"name the index {index!r}, or remove its setting index.lifecycle.rollover_alias"
+        return f"{moves}; {_PER_INDEX}: a replay after that would duplicate documents", hint
+    if described["settings"].get("index.mode") == "time_series":
+        return (f"{index!r} is a time series index, which makes every _id itself", "name a standard index")
+    return None
+
+
+def require_same(client: elasticsearch.Elasticsearch, sink: Elasticsearch, kept: Marker | None) -> Target:
+    """Return the sink's index. Raises `WentBack` if it was made anew since the epoch that its marker names."""
+    found = require(client, sink.index)
+    made_anew = kept is not None and kept.index == found.index and kept.index_uuid != found.uuid
+    if kept is not None and made_anew and sink.accept_index != found.uuid:
+        raise WentBack(
+            f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to (uuid {found.uuid}, "
+            f"formerly {kept.index_uuid}): it was deleted and created again, or restored from a snapshot",
+            hint="if it holds everything up to that epoch, or need not, say so with "
+            f"accept_index={found.uuid!r}; else fill it from the source with a new checkpoint",
+            index=found.index,
+        )
+    return found

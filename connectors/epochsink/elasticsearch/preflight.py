@@ -1,0 +1,145 @@
+"""Comparing a sink's configuration with the live server, and creating what it may create."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import elasticsearch
+from elastic_transport import TransportError
+
+from epochsink.elasticsearch import applied_epochs, dead_letter, dry_run, index
+from epochsink.elasticsearch.backoff import GaveUp
+from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.connection import FORBIDDEN, client_version, describe
+from epochsink.elasticsearch.duration import seconds
+from epochsink.elasticsearch.mapping import conflicts, from_schema
+from epochsink.errors import EpochsinkError, RowsRejected
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from epochsink.elasticsearch.sink import Elasticsearch
+
+_SUPPORTED: Final = (8, 9)
+_ASK_ABOUT_SIZE: Final = 1_000_000
+_ACTION_LINE: Final = 1_000
+
+
+def findings(client: elasticsearch.Elasticsearch, sink: Elasticsearch, schema: pa.Schema) -> list[str]:
+    """Return what does not fit, each with its hint; none if all is well."""
+    try:
+        if wrong := _server(client):
+            return [wrong]
+        applied_epochs.ensure(client)
+        found = _index(client, sink, schema)
+        if sink.dead_letter_index is not None:
+            dead_letter.ensure(client, sink.dead_letter_index)
+            found += _writable(client, sink.dead_letter_index)
+    except (elasticsearch.ApiError, TransportError) as error:
+        said, hint = describe(error)
+        return [f"Elasticsearch at {', '.join(sink.shown_hosts)}: {said}; {hint}"]
+    return found
+
+
+def refuse_too_large(client: elasticsearch.Elasticsearch, largest: int) -> None:
+    """Raise `RowsRejected` if a document of ``largest`` bytes is more than some node takes."""
+    if largest < _ASK_ABOUT_SIZE:
+        return
+    try:
+        nodes = client.nodes.info(metric="http", filter_path="nodes.*.http.max_content_length_in_bytes").body
+    except elasticsearch.AuthorizationException:
+        return  # then the server itself says so when the epoch is applied
+    limits = [node["http"]["max_content_length_in_bytes"] for node in nodes.get("nodes", {}).values()]
+    if limits and largest + _ACTION_LINE > min(limits):
+        raise RowsRejected(
+            f"a document has {largest} bytes, more than the server's http.max_content_length of {min(limits)}",
+            hint="leave it out with where=, cut the column in select=, or raise that setting on every node",
+        )
+
+
+def _server(client: elasticsearch.Elasticsearch) -> str | None:
+    version = _version(client)
+    if version is None:
+        return None
+    major, own = int(version.split(".")[0]), int(elasticsearch.__version__[0])
+    if major not in _SUPPORTED:
+        return f"the server is version {version}; supported are 8 and 9: upgrade it"
+    if own > major:
+        return (
+            f"the server is version {version}, the Python client {client_version()}: install the client of "
+            f"the server's major version (elasticsearch>={major},<{major + 1})"
+        )
+    return None
+
+
+def _version(client: elasticsearch.Elasticsearch) -> str | None:
+    """Return the server's version, None where the user may not know it."""
+    try:
+        nodes = client.nodes.info(node_id="_local", filter_path="nodes.*.version").body
+        return next((str(node["version"]) for node in nodes.get("nodes", {}).values()), None)
+    except elasticsearch.ApiError as error:
+        if error.status_code == FORBIDDEN:
+            return None
+        raise
+
+
+def _index(client: elasticsearch.Elasticsearch, sink: Elasticsearch, schema: pa.Schema) -> list[str]:
+    try:
+        found = index.find(client, sink.index, "mappings")
+    except RowsRejected as error:
+        return [_sentence(error)]
+    if found is None:
+        if not sink.create_index:
+            return [_sentence(index.missing(sink.index))]
+        client.indices.create(index=sink.index, settings=_settings(sink), mappings=from_schema(schema))
+        found = index.require(client, sink.index)
+        return [*_unfit_settings(found, sink), *_writable(client, sink.index)]
+    return [*_unfit_settings(found, sink), *conflicts(schema, found.mapping), *_writable(client, sink.index)]
+
+
+def _settings(sink: Elasticsearch) -> dict[str, Any]:
+    settings = dict(sink.settings)
+    if sink.delete_when is not None:
+        settings["index.gc_deletes"] = sink.gc_deletes
+    if sink.epoch_visibility:
+        settings["index.refresh_interval"] = "-1"
+    return settings
+
+
+def _unfit_settings(found: index.Target, sink: Elasticsearch) -> list[str]:
+    unfit = []
+    kept = found.settings.get("index.gc_deletes", "60s")
+    if sink.delete_when is not None and (seconds(kept) or 0) < (seconds(sink.gc_deletes) or 0):
+        unfit.append(
+            f"index {found.index!r} forgets a deleted document's version after index.gc_deletes={kept}, and a delayed "
+            f"write after that would bring it back: set it to at least {sink.gc_deletes} "
+            f"(PUT /{found.index}/_settings), or lower gc_deletes= to the longest pause of a driver to be borne"
+        )
+    refreshed = found.settings.get("index.refresh_interval", "1s")
+    if sink.epoch_visibility and refreshed != "-1":
+        unfit.append(
+            f"epoch_visibility=True needs index.refresh_interval=-1 on index {found.index!r}, which has {refreshed}: "
+            f"set it (PUT /{found.index}/_settings); searches then see new documents at the end of each epoch only"
+        )
+    if found.settings.get("index.translog.durability", "request").lower() == "async":
+        unfit.append(
+            f"index {found.index!r} has index.translog.durability=async, so it may forget what it has acknowledged: "
+            f"set it to request (PUT /{found.index}/_settings)"
+        )
+    return unfit
+
+
+def _writable(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
+    """Ask for a write that ends in a conflict: it needs the same privileges and an open index."""
+    try:
+        refused = dry_run.refused_by_index(Poster(client, index, patience=10))
+    except EpochsinkError as error:
+        return [_sentence(error)]
+    except GaveUp as error:
+        return [f"{error}: see why the server is overloaded or the index unavailable, then start again"]
+    hint = "look at its mapping and pipelines"
+    return [f"index {index!r} refuses an empty document: {each.reason}: {hint}" for each in refused]
+
+
+def _sentence(error: EpochsinkError) -> str:
+    return f"{error.message}: {error.hint}"

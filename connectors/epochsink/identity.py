@@ -1,0 +1,115 @@
+"""Names that targets know epochs by, each with its inverse and its limits in one place.
+
+Every name begins with `PREFIX` and a digest of (query id, sink name), so that two queries, or two
+checkpoints of one query, never touch each other's leftovers, whatever characters a sink's name holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from epochsink.sink import Identity
+
+PREFIX = "epochsink"
+
+
+def identity_key(identity: Identity) -> str:
+    """Return 20 hex digits that stand for (query id, sink name)."""
+    text = f"{identity.query_id}\x00{identity.sink}".encode()
+    return hashlib.sha256(text).hexdigest()[:20]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedName:
+    """The gid of a prepared PostgreSQL transaction: shorter than 200 bytes, unique for each attempt.
+
+    ``part`` tells the transactions of one epoch apart: "all" for the whole epoch's, else a task's uuid.
+    """
+
+    key: str
+    generation: int
+    epoch: int
+    attempt: str
+    part: str = "all"
+
+    def __str__(self) -> str:
+        return f"{PREFIX}:{self.key}:{self.generation}:{self.epoch}:{self.attempt}:{self.part}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the name that ``text`` is, or None if it is not one of ours."""
+        found = re.fullmatch(PREFIX + r":([0-9a-f]{20}):(\d+):(\d+):([0-9a-f]{32}):(all|[0-9a-f]{32})", text)
+        if found is None:
+            return None
+        key, generation, epoch, attempt, part = found.groups()
+        return cls(key, int(generation), int(epoch), attempt, part)
+
+    @staticmethod
+    def pattern(key: str) -> str:
+        """Return the LIKE pattern of all names of one identity."""
+        return f"{PREFIX}:{key}:%"
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionalId:
+    """A Kafka transactional id.
+
+    Bounded: later epochs of the same parity use it again, so that brokers do not collect one for each epoch.
+
+    ``nonce`` is set (32 hex) only where no spool could repair a zombie's abort of a recorded transaction.
+    """
+
+    key: str
+    generation: int
+    partition: int
+    parity: int
+    attempt: int
+    nonce: str = ""
+
+    def __str__(self) -> str:
+        end = f".{self.nonce}" if self.nonce else ""
+        return f"{PREFIX}.{self.key}.g{self.generation}.s{self.partition}.p{self.parity}.a{self.attempt}{end}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the name that ``text`` is, or None if it is not one of ours."""
+        found = re.fullmatch(PREFIX + r"\.([0-9a-f]{20})\.g(\d+)\.s(\d+)\.p([01])\.a(\d+)(?:\.([0-9a-f]{32}))?", text)
+        if found is None:
+            return None
+        key, generation, partition, parity, attempt, nonce = found.groups()
+        return cls(key, int(generation), int(partition), int(parity), int(attempt), nonce or "")
+
+    @staticmethod
+    def prefix(key: str) -> str:
+        """Return the prefix of all transactional ids of one identity: what an ACL has to allow."""
+        return f"{PREFIX}.{key}."
+
+
+def marker_group(key: str, partition: int) -> str:
+    """Return the Kafka consumer group whose committed offset is the newest epoch of a partition."""
+    return f"{PREFIX}.{key}.marker.{partition}"
+
+
+def marker_document(key: str) -> str:
+    """Return the ``_id`` of the Elasticsearch document that names the newest epoch applied."""
+    return f"{PREFIX}-marker-{key}"
+
+
+def document_id_prefix(key: str, epoch: int) -> str:
+    """Return the beginning of the ``_id`` of keyless documents; their position in the spool follows."""
+    return f"{key}-{epoch}-"
+
+
+def staging_table(key: str, attempt: str) -> str:
+    """Return the name of the staging table of one attempt: within PostgreSQL's 63 bytes."""
+    return f"s_{key}_{attempt}"
+
+
+def staging_owner(table: str) -> tuple[str, str] | None:
+    """Return (identity key, attempt) of a staging table's name, or None if it is not one of ours."""
+    found = re.fullmatch(r"s_([0-9a-f]{20})_([0-9a-f]{32})", table)
+    return (found[1], found[2]) if found else None

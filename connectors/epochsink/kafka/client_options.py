@@ -1,0 +1,156 @@
+"""One set of client options, in librdkafka's names, for both clients in use.
+
+Tasks produce with librdkafka; the driver ends transactions with kafka-python. What concerns connections and
+credentials reaches both, or is refused; the rest only tunes the producer.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING, Any, Final
+
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+ALIASES: Final = {
+    "acks": "request.required.acks",
+    "metadata.broker.list": "bootstrap.servers",
+    "sasl.mechanisms": "sasl.mechanism",
+    "delivery.timeout.ms": "message.timeout.ms",
+    "retries": "message.send.max.retries",
+    "max.in.flight": "max.in.flight.requests.per.connection",
+}
+
+SECRETS: Final = frozenset({"sasl.password", "ssl.key.password"})
+
+_COMMITS_ELSEWHERE: Final = "its value is epochsink's business: names and fencing of transactions depend on it"
+FORBIDDEN: Final = {
+    "transactional.id": _COMMITS_ELSEWHERE,
+    "transaction.timeout.ms": "set transaction_timeout= of Kafka(...) instead, which is compared with the broker's cap",
+    "bootstrap.servers": "set bootstrap_servers= of Kafka(...) instead",
+    "statistics.interval.ms": "epochsink reads the producer's id from the statistics",
+    "delivery.report.only.error": "epochsink counts on hearing of each row that was not delivered",
+    "log.queue": "librdkafka's log goes to Python's logging as 'epochsink.kafka'",
+    "enable.metrics.push": "a producer lives for one transaction, too short for telemetry",
+    "enable.ssl.certificate.verification": "a broker that is not verified gets the rows and the password: name its "
+    "authority with ssl.ca.location",
+    "group.id": "it belongs to consumers",
+}
+REQUIRED: Final = {
+    "enable.idempotence": (("true",), "a retry would duplicate rows"),
+    "request.required.acks": (("all", "-1"), "acknowledged rows could be lost with one broker"),
+}
+
+_ENDPOINT_CHECK: Final = "ssl.endpoint.identification.algorithm"
+
+TRANSLATION: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
+    "security.protocol": ("security_protocol", str.upper),
+    "sasl.mechanism": ("sasl_mechanism", str.upper),
+    "sasl.username": ("sasl_plain_username", lambda value: value),
+    "sasl.password": ("sasl_plain_password", lambda value: value),
+    "ssl.ca.location": ("ssl_cafile", str),
+    "ssl.certificate.location": ("ssl_certfile", str),
+    "ssl.key.location": ("ssl_keyfile", str),
+    "ssl.key.password": ("ssl_password", lambda value: value),
+    "ssl.crl.location": ("ssl_crlfile", str),
+    _ENDPOINT_CHECK: ("ssl_check_hostname", lambda value: value == "https"),
+    "client.id": ("client_id", str),
+    "socket.timeout.ms": ("request_timeout_ms", int),
+}
+"""Option of librdkafka -> (argument of kafka-python, conversion)."""
+
+_CONNECTION_PREFIXES: Final = ("sasl.", "ssl.", "security.", "https.", "socket.nagle", "enable.sasl.", "enable.ssl.")
+
+
+class Secret(str):
+    """A string that shows itself nowhere: not in repr, not in a client's log of its settings."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+def normalise(
+    options: Mapping[str, Any], bootstrap_servers: str, *, allow_plaintext_credentials: bool
+) -> dict[str, str]:
+    """Return the options as strings under their main names. Raises ConfigurationError with the reason."""
+    known: dict[str, str] = {}
+    for given, value in options.items():
+        name = ALIASES.get(given, given)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        known[name] = Secret(text) if name in SECRETS else text
+    for name, value in known.items():
+        _refuse(name, value)
+    _refuse_combination(known)
+    if not allow_plaintext_credentials:
+        _refuse_readable_password(known, bootstrap_servers)
+    return known
+
+
+def for_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options that concern kafka-python, under its names."""
+    return {TRANSLATION[name][0]: TRANSLATION[name][1](value) for name, value in options.items() if name in TRANSLATION}
+
+
+def _refuse(name: str, value: str) -> None:
+    if name in FORBIDDEN:
+        raise ConfigurationError(f"options: '{name}' cannot be set: {FORBIDDEN[name]}", hint="leave it out")
+    if name in REQUIRED and value not in REQUIRED[name][0]:
+        allowed, reason = REQUIRED[name]
+        raise ConfigurationError(
+            f"options: '{name}' = '{value}' cannot be exactly-once: {reason}",
+            hint=f"leave it out, or '{allowed[0]}'",
+        )
+    if name.startswith(_CONNECTION_PREFIXES) and name not in TRANSLATION:
+        raise ConfigurationError(
+            f"options: '{name}' is understood by the tasks' client and cannot be passed on to the driver's",
+            hint=f"use those that reach both: {', '.join(sorted(TRANSLATION))}",
+        )
+
+
+def _refuse_combination(options: Mapping[str, str]) -> None:
+    protocol = options.get("security.protocol", "PLAINTEXT").upper()
+    if protocol not in PROTOCOLS:
+        raise ConfigurationError(
+            f"options: 'security.protocol' = '{protocol}' is unknown", hint=f"one of {', '.join(PROTOCOLS)}"
+        )
+    with_sasl = [name for name in options if name.startswith("sasl.")]
+    if with_sasl and not protocol.startswith("SASL"):
+        raise ConfigurationError(
+            f"options: '{with_sasl[0]}' is given, and 'security.protocol' = '{protocol}' would not use it",
+            hint="set 'security.protocol' to SASL_SSL",
+        )
+    mechanism = options.get("sasl.mechanism", "").upper()
+    if protocol.startswith("SASL") and mechanism not in MECHANISMS:
+        raise ConfigurationError(
+            f"options: 'sasl.mechanism' = '{mechanism}' is not supported by both clients",
+            hint=f"one of {', '.join(MECHANISMS)}",
+        )
+
+
+def _refuse_readable_password(options: Mapping[str, str], bootstrap_servers: str) -> None:
+    in_clear = options.get("security.protocol", "").upper() == "SASL_PLAINTEXT"
+    if not in_clear or options.get("sasl.mechanism", "").upper() != "PLAIN":
+        return
+    for server in bootstrap_servers.split(","):
+        host = server.strip().rpartition(":")[0].strip("[]")
+        if not _is_loopback(host):
+            raise ConfigurationError(
+                f"options: SASL_PLAINTEXT with PLAIN would send the password readably to {host}",
+                hint="use SASL_SSL or SCRAM, or allow_plaintext_credentials=True if nobody can read the network",
+            )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

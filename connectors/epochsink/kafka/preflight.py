@@ -1,0 +1,215 @@
+"""Does the cluster fit the configuration? Asked before the first row moves.
+
+Each finding is a sentence that names the value, the rule and the hint.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+from kafka.admin import ConfigResource
+from kafka.errors import BrokerResponseError, IncompatibleBrokerVersion
+from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+
+from epochsink.errors import ConfigurationError
+from epochsink.identity import PREFIX
+from epochsink.kafka import errors
+from epochsink.kafka.cluster import Cluster, Refused, Unreachable
+from epochsink.kafka.librdkafka import NativeError
+from epochsink.kafka.producer import TransactionalProducer
+from epochsink.kafka.sink import DEFAULT_TRANSACTION_TIMEOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+    from epochsink.kafka.sink import Kafka
+
+log = logging.getLogger("epochsink.kafka")
+
+PROBE_ID: Final = f"{PREFIX}.check"
+"""The transactional id with which rights and the transaction timeout are tried out. Its transactions stay empty."""
+
+_PROBE_TIMEOUT_MS: Final = 10_000
+_COMPARED_WITH_TIMEOUT: Final = frozenset({"message.timeout.ms", "socket.timeout.ms"})
+_UNKNOWN_TOPIC: Final = 3
+_TOPIC_RIGHTS: Final = {
+    "WRITE": "the rows cannot be written",
+    "READ": "the marker of the newest epoch cannot be put into the transaction",
+}
+
+
+def findings(config: Kafka, cluster: Cluster, schema: pa.Schema) -> list[str]:
+    """Return what does not fit; creates the topic if the configuration says how."""
+    found = _columns(config, schema)
+    try:
+        found += _cluster(config, cluster)
+        if not found and config.topic is not None:
+            found = _topic(config, cluster) or _compaction(config, cluster, schema)
+    except (Unreachable, Refused) as failure:
+        found.append(f"{failure.message}; {failure.hint}")
+    return found
+
+
+def transaction_timeout_cap(cluster: Cluster) -> float | None:
+    """Return the longest transaction timeout (seconds) that the brokers allow, or None if they do not tell."""
+    found = cluster.broker_setting("transaction.max.timeout.ms")
+    return None if found is None else int(found) / 1000
+
+
+def _columns(config: Kafka, schema: pa.Schema) -> list[str]:
+    try:
+        config.columns("row", schema)
+    except ConfigurationError as wrong:
+        return [f"{wrong.message}; {wrong.hint}"]
+    return []
+
+
+def _cluster(config: Kafka, cluster: Cluster) -> list[str]:
+    # the producing client says at once what is wrong with credentials or rights
+    return _producing(config) or _version(cluster) or _transaction_timeout(config, cluster)
+
+
+def _producing(config: Kafka) -> list[str]:
+    """Try what a task does: connect with the producing client and get a producer id under our prefix."""
+    intended = round(1000 * (config.transaction_timeout or DEFAULT_TRANSACTION_TIMEOUT))
+    # a short timeout for the probe, which the cap certainly allows; the client compares these options with it
+    probed = {name: value for name, value in config.options.items() if name not in _COMPARED_WITH_TIMEOUT}
+    try:
+        _producer(config, config.options, intended).release()
+        probe = _producer(config, probed, _PROBE_TIMEOUT_MS)
+        try:
+            probe.begin()
+        finally:
+            probe.release()
+    except ConfigurationError as wrong:
+        return [f"{wrong.message}; {wrong.hint or 'correct options='}"]
+    except NativeError as failure:
+        refused = errors.error(failure, f"no transaction could be begun at {config.bootstrap_servers}")
+        return [f"{refused.message}; {refused.hint}"]
+    return []
+
+
+def _producer(config: Kafka, options: Mapping[str, str], transaction_timeout_ms: int) -> TransactionalProducer:
+    return TransactionalProducer(options, PROBE_ID, transaction_timeout_ms, config.timeout, config.bootstrap_servers)
+
+
+def _version(cluster: Cluster) -> list[str]:
+    try:
+        for request in (DescribeTransactionsRequest, ListTransactionsRequest):
+            cluster.require(request)
+    except IncompatibleBrokerVersion:
+        return [
+            f"the brokers (version {cluster.version()}) cannot describe and list transactions; use Kafka 3.0 or later"
+        ]
+    return []
+
+
+def _transaction_timeout(config: Kafka, cluster: Cluster) -> list[str]:
+    cap = transaction_timeout_cap(cluster)
+    if cap is None or (config.transaction_timeout or 0) <= cap:
+        return []
+    finding = (
+        f"transaction_timeout = {config.transaction_timeout:g} s is above the brokers' "
+        f"transaction.max.timeout.ms = {cap * 1000:.0f}; set it to at most {cap:g}, or raise the brokers' setting"
+    )
+    return [finding]
+
+
+def _topic(config: Kafka, cluster: Cluster) -> list[str]:
+    topic = str(config.topic)
+    told = _describe(cluster, topic)
+    if told["error_code"] == _UNKNOWN_TOPIC and config.create_topic is not None:
+        if failure := _create(config, cluster, topic):
+            return [failure]
+        told = _describe(cluster, topic)
+    if told["error_code"] == _UNKNOWN_TOPIC:
+        return [f"topic '{topic}' does not exist; create it, correct topic=, or say create_topic=NewTopic(...)"]
+    if told["error_code"] != 0:
+        return [f"topic '{topic}' cannot be described: error code {told['error_code']}; allow the user DESCRIBE on it"]
+    settings = _topic_settings(cluster, topic)
+    return _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
+
+
+def _describe(cluster: Cluster, topic: str) -> dict[str, Any]:
+    told: dict[str, Any] = cluster.until(cluster.deadline(), lambda: cluster.admin().describe_topics([topic]))[0]
+    return told
+
+
+def _create(config: Kafka, cluster: Cluster, topic: str) -> str | None:
+    wanted = config.create_topic
+    if wanted is None:
+        return None
+    how = {
+        "num_partitions": wanted.partitions,
+        "replication_factor": -1 if wanted.replication is None else wanted.replication,
+        "configs": dict(wanted.config),
+    }
+    try:
+        cluster.admin().create_topics({topic: how}, wait_for_metadata=True)
+    except (BrokerResponseError, ValueError) as failure:
+        return (
+            f"topic '{topic}' could not be created as {wanted}: {failure}; create it by hand or correct create_topic="
+        )
+    log.info("created topic %s with %d partition(s)", topic, wanted.partitions)
+    return None
+
+
+def _topic_settings(cluster: Cluster, topic: str) -> Mapping[str, str]:
+    told = cluster.describe_configs([ConfigResource("topic", topic)])
+    if told is None:
+        return {}
+    return {name: entry["value"] for name, entry in told["topic"].get(topic, {}).items()}
+
+
+def _rights(topic: str, told: Mapping[str, Any]) -> list[str]:
+    allowed = told.get("authorized_operations")
+    if allowed is None:  # the server does not tell
+        return []
+    return [
+        f"the user has no right to {right} on topic '{topic}': {otherwise}; grant {right} on it"
+        for right, otherwise in _TOPIC_RIGHTS.items()
+        if right not in allowed
+    ]
+
+
+def _replicas(topic: str, told: Mapping[str, Any], settings: Mapping[str, str]) -> list[str]:
+    replicas = min(len(partition["replica_nodes"]) for partition in told["partitions"])
+    needed = int(settings.get("min.insync.replicas", 1))
+    if needed > replicas:
+        finding = (
+            f"topic '{topic}' has min.insync.replicas = {needed} and {replicas} replica(s): no row can be "
+            "acknowledged; lower min.insync.replicas or add replicas"
+        )
+        return [finding]
+    if needed == 1 and replicas > 1:
+        log.warning(
+            "topic %s: min.insync.replicas = 1 of %d replicas: an acknowledged epoch may be lost with one broker",
+            topic,
+            replicas,
+        )
+    return []
+
+
+def _sizes(config: Kafka, topic: str, settings: Mapping[str, str]) -> list[str]:
+    allowed = settings.get("max.message.bytes")
+    asked = config.options.get("message.max.bytes")
+    if allowed is None or asked is None or int(asked) <= int(allowed):
+        return []
+    finding = (
+        f"message.max.bytes = {asked} in options is above max.message.bytes = {allowed} of topic '{topic}': rows "
+        "between them would be refused by the broker only; raise the topic's setting or lower the option"
+    )
+    return [finding]
+
+
+def _compaction(config: Kafka, cluster: Cluster, schema: pa.Schema) -> list[str]:
+    topic = str(config.topic)
+    compacted = "compact" in _topic_settings(cluster, topic).get("cleanup.policy", "")
+    if not compacted or any(column.endswith("AS `key`") for column in config.columns("row", schema)):
+        return []
+    return [
+        f"topic '{topic}' has cleanup.policy = compact and takes only rows with a key; set key= to an SQL expression"
+    ]

@@ -1,0 +1,86 @@
+"""The producing client's settings: the user's, over our defaults, under what transactions need."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING, Final
+
+from epochsink.errors import ConfigurationError
+from epochsink.kafka import librdkafka
+from epochsink.kafka.librdkafka import OK, Library, library
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BYTES_IN_FLIGHT: Final = 64 << 20
+"""How much a task lets librdkafka hold, roughly, before it waits for the broker."""
+
+STATISTICS_MS: Final = 50
+"""The producer's id and epoch are told only by librdkafka's statistics; this is the longest wait for them."""
+
+_FORCED: Final = {
+    "enable.idempotence": "true",
+    "statistics.interval.ms": str(STATISTICS_MS),
+    "delivery.report.only.error": "true",
+    "enable.metrics.push": "false",
+    "log.queue": "true",
+}
+_DEFAULTS: Final = {
+    "partitioner": "murmur2_random",  # as the Java client, so that keys stay on their partitions
+    "linger.ms": "20",
+    "reconnect.backoff.ms": "20",  # half of it is the pause before the first real connection
+    "batch.size": str(1 << 20),
+    "batch.num.messages": "100000",
+    "queue.buffering.max.messages": "1000000",
+    "queue.buffering.max.kbytes": str((4 * BYTES_IN_FLIGHT) >> 10),
+}
+
+
+def merged(
+    options: Mapping[str, str], bootstrap_servers: str, transactional_id: str, transaction_timeout_ms: int
+) -> dict[str, str]:
+    """Return all settings of one transaction's producer."""
+    return (
+        _DEFAULTS
+        | {"delivery.timeout.ms": str(min(120_000, transaction_timeout_ms))}
+        | dict(options)
+        | _FORCED
+        | {
+            "bootstrap.servers": bootstrap_servers,
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": str(transaction_timeout_ms),
+        }
+    )
+
+
+def configure(rdkafka: Library, options: Mapping[str, str]) -> int:
+    """Return a ``rd_kafka_conf_t *``. Raises ConfigurationError for an option that librdkafka refuses."""
+    conf: int = rdkafka.conf_new()
+    reason = ctypes.create_string_buffer(512)
+    for name, value in options.items():
+        answer = rdkafka.conf_set(conf, name.encode(), value.encode(), reason, len(reason))
+        if answer != OK:
+            rdkafka.conf_destroy(conf)
+            if answer == librdkafka.CONF_UNKNOWN:
+                raise ConfigurationError(
+                    f"options: librdkafka {rdkafka.version_str().decode()} knows no option '{name}'",
+                    hint="see librdkafka's CONFIGURATION.md for the names",
+                )
+            # the reason repeats the value, which may be a secret
+            text = reason.value.decode(errors="replace").replace(value, "***") if value else reason.value.decode()
+            raise ConfigurationError(f"options: librdkafka refuses the value of '{name}': {text}")
+    return conf
+
+
+def check_options(options: Mapping[str, str]) -> None:
+    """Raise ConfigurationError for an option that librdkafka refuses. Does not connect."""
+    rdkafka = library()
+    rdkafka.conf_destroy(configure(rdkafka, options))
+
+
+def value(rdkafka: Library, conf: int, name: str) -> str:
+    """Return one setting of a ``rd_kafka_conf_t *``."""
+    text = ctypes.create_string_buffer(512)
+    size = ctypes.c_size_t(len(text))
+    rdkafka.conf_get(conf, name.encode(), text, ctypes.byref(size))
+    return text.value.decode()

@@ -1,0 +1,87 @@
+"""What librdkafka tells between calls: undelivered rows, errors, statistics, its log."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from typing import TYPE_CHECKING
+
+from epochsink.kafka import errors, librdkafka
+from epochsink.kafka.librdkafka import OK, Library, NativeError
+
+if TYPE_CHECKING:
+    from epochsink.kafka.librdkafka import Message
+
+log = logging.getLogger("epochsink.kafka")
+
+
+class DeliveryFailed(NativeError):
+    """Rows were handed over and did not arrive; ``size`` is that of the first such row."""
+
+    def __init__(self, code: int, text: str, *, size: int = 0) -> None:
+        super().__init__(code, text)
+        self.size = size
+
+
+class Events:
+    """Takes in the events of one producer's main queue, a ``rd_kafka_queue_t *``.
+
+    ``undelivered`` is the first row that did not arrive, ``trouble`` the last error of the connections (one that no
+    waiting mends stays), ``statistics`` the newest statistics, as JSON.
+    """
+
+    ENABLED = librdkafka.EVENT_DELIVERY | librdkafka.EVENT_ERROR | librdkafka.EVENT_STATISTICS | librdkafka.EVENT_LOG
+
+    def __init__(self, rdkafka: Library, queue: int) -> None:
+        self._rdkafka = rdkafka
+        self._queue = queue
+        self.undelivered: DeliveryFailed | None = None
+        self.trouble: NativeError | None = None
+        self.statistics = b""
+
+    def serve(self, wait_ms: int) -> None:
+        """Take in all events that are there, waiting up to ``wait_ms`` for the first."""
+        while event := self._rdkafka.queue_poll(self._queue, wait_ms):
+            wait_ms = 0
+            try:
+                self._take(event)
+            finally:
+                self._rdkafka.event_destroy(event)
+
+    def _take(self, event: int) -> None:
+        kind = self._rdkafka.event_type(event)
+        if kind == librdkafka.EVENT_STATISTICS:
+            self.statistics = self._rdkafka.event_stats(event)
+        elif kind == librdkafka.EVENT_DELIVERY:
+            self._note_undelivered(event)
+        elif kind == librdkafka.EVENT_ERROR:
+            text = self._rdkafka.event_error_string(event).decode(errors="replace")
+            trouble = NativeError(self._rdkafka.event_error(event), text)
+            # "all brokers are down" must not hide why
+            if self.trouble is None or not errors.stands(self.trouble.code):
+                self.trouble = trouble
+        elif kind == librdkafka.EVENT_LOG:
+            self._log(event)
+
+    def _note_undelivered(self, event: int) -> None:
+        while report := self._rdkafka.event_message_next(event):
+            message: Message = report.contents
+            if self.undelivered is None and message.err != OK:
+                topic = self._rdkafka.topic_name(message.topic).decode()
+                size = message.len + message.key_len
+                self.undelivered = DeliveryFailed(
+                    message.err,
+                    f"a row of {size} bytes for topic '{topic}', partition {message.partition}, was not delivered: "
+                    f"{self._rdkafka.describe(message.err)}",
+                    size=size,
+                )
+
+    def _log(self, event: int) -> None:
+        facility, text = ctypes.c_char_p(), ctypes.c_char_p()
+        severity = ctypes.c_int()
+        self._rdkafka.event_log(event, ctypes.byref(facility), ctypes.byref(text), ctypes.byref(severity))
+        syslog = {3: logging.ERROR, 4: logging.WARNING, 5: logging.INFO, 6: logging.INFO}
+        level = logging.DEBUG if severity.value > 6 else syslog.get(severity.value, logging.ERROR)  # noqa: PLR2004 - syslog
+        log.log(
+            level, "librdkafka %s: %s", (facility.value or b"").decode(), (text.value or b"").decode(errors="replace")
+        )

@@ -1,0 +1,99 @@
+"""The marker: a row that is committed with an epoch's rows, and says so afterwards.
+
+Its primary key makes a second application of the same epoch fail, so it is only ever inserted, never updated. A
+part is "all" for an epoch that is committed as a whole, else the uuid of the task whose rows it covers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from psycopg import errors, sql
+
+if TYPE_CHECKING:
+    from epochsink.postgres.server import Connection
+    from epochsink.sink import Identity
+
+TABLE: Final = "marker"
+KEPT_EPOCHS: Final = 1000
+WHOLE: Final = "all"
+
+_CREATE: Final = """
+CREATE TABLE IF NOT EXISTS {marker} (
+    key text, epoch bigint, part text,
+    attempt text NOT NULL, query_id text NOT NULL, sink text NOT NULL,
+    applied_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (key, epoch, part)
+)
+"""
+
+
+class Marker:
+    """The marker rows of one identity, in the schema ``schema``. Raises `psycopg.Error`."""
+
+    def __init__(self, schema: str, key: str) -> None:
+        self._table = sql.Identifier(schema, TABLE)
+        self._key = key
+
+    def insert(self, connection: Connection, identity: Identity, epoch: int, part: str, attempt: str) -> None:
+        """Mark a part as applied by the transaction under way; `errors.UniqueViolation` if it has been before."""
+        connection.execute(
+            sql.SQL(
+                "INSERT INTO {} (key, epoch, part, attempt, query_id, sink) VALUES (%s, %s, %s, %s, %s, %s)"
+            ).format(self._table),
+            [self._key, epoch, part, attempt, identity.query_id, identity.sink],
+        )
+
+    def attempt(self, connection: Connection, epoch: int, part: str) -> str | None:
+        """Return the attempt that a part was applied by, or None if it was not."""
+        found = self._fetch(
+            connection, "SELECT attempt FROM {} WHERE key = %s AND epoch = %s AND part = %s", epoch, part
+        )
+        return None if found is None else str(found)
+
+    def other_attempt(self, connection: Connection, epoch: int, attempts: list[str]) -> str | None:
+        """Return an attempt that has applied something of this epoch and is none of ``attempts``."""
+        query = "SELECT attempt FROM {} WHERE key = %s AND epoch = %s AND attempt <> ALL (%s) LIMIT 1"
+        found = self._fetch(connection, query, epoch, attempts)
+        return None if found is None else str(found)
+
+    def newest(self, connection: Connection) -> int | None:
+        """Return the newest epoch that is applied, or None."""
+        found = self._fetch(connection, "SELECT max(epoch) FROM {} WHERE key = %s")
+        return None if found is None else int(str(found))
+
+    def purge(self, connection: Connection, epoch: int) -> None:
+        """Forget epochs too old to be asked for again."""
+        statement = sql.SQL("DELETE FROM {} WHERE key = %s AND epoch < %s").format(self._table)
+        connection.execute(statement, [self._key, epoch - KEPT_EPOCHS])
+
+    def _fetch(self, connection: Connection, query: str, *values: object) -> object:
+        """Return the one value asked for; None if there is no row, or no marker table yet."""
+        try:
+            row = connection.execute(sql.SQL(query).format(self._table), [self._key, *values]).fetchone()
+        except (errors.UndefinedTable, errors.InvalidSchemaName):
+            return None
+        return row[0] if row else None
+
+
+def create(connection: Connection, schema: str) -> None:
+    """Create the schema and the marker table where they do not exist. Raises `psycopg.Error`."""
+    for exists, statement in (("to_regnamespace", schema_ddl(schema)), ("to_regclass", table_ddl(schema))):
+        name = sql.Identifier(schema) if exists == "to_regnamespace" else sql.Identifier(schema, TABLE)
+        query = sql.SQL("SELECT {}(%s) IS NULL").format(sql.SQL(exists))
+        missing = connection.execute(query, [name.as_string(connection)]).fetchone()
+        if missing and missing[0]:
+            try:
+                connection.execute(statement)
+            except (errors.UniqueViolation, errors.DuplicateSchema, errors.DuplicateTable):
+                continue  # another query has created it at the same moment
+
+
+def schema_ddl(schema: str) -> sql.Composed:
+    """Return what creates the schema."""
+    return sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema))
+
+
+def table_ddl(schema: str) -> sql.Composed:
+    """Return what creates the marker table."""
+    return sql.SQL(_CREATE).format(marker=sql.Identifier(schema, TABLE))

@@ -1,0 +1,182 @@
+"""The merge: an epoch's accepted rows go from staging into the target, as one set."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from psycopg import sql
+
+from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.postgres.relation import Relation
+from epochsink.postgres.staging import DELETED, TAG, tag
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from epochsink.postgres.server import Connection
+
+WORK_MEM: Final = "128MB"
+"""For the hash over the keys and, where a key comes twice, the sort; the server's default spills at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What to merge and how. Goes into the ledger with a staged part, so that it is merged as it was recorded.
+
+    ``casts`` has the type of each column that is staged as another one. Without ``key`` rows are appended; with
+    it they replace the target's row of that key, or delete it where ``deletes`` and the row says so.
+    """
+
+    target: Relation
+    columns: Sequence[str]
+    casts: Mapping[str, str]
+    key: Sequence[str]
+    order_by: Sequence[str]
+    deletes: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return {**asdict(self), "target": list(self.target), "columns": list(self.columns), "key": list(self.key)} | {
+            "order_by": list(self.order_by)
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the merge that `to_json` described."""
+        return cls(**{**values, "target": Relation(*values["target"])})
+
+
+def merge(connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], rows: int) -> None:
+    """Apply the rows of ``tasks`` to the target within the transaction under way.
+
+    Raises `PrepareFailed` if staging does not hold exactly ``rows`` rows of them, `RowsRejected` if a key comes
+    twice and nothing says which row is the last, `psycopg.Error`.
+    """
+    connection.execute(sql.SQL("SET LOCAL work_mem = {}").format(sql.Literal(WORK_MEM)))
+    source = _source(plan, staging, tasks)
+    if not plan.key:
+        merged = connection.execute(_append(plan, source)).rowcount
+        if merged != rows:  # a trigger may have swallowed or redirected rows: only staging's own count tells
+            verify_count(connection, staging, tasks, rows)
+        return
+    repeated = _verify_keys(connection, plan, staging, tasks, rows)
+    connection.execute(_upsert(plan, _latest(plan, source) if repeated else source))
+
+
+def verify(connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], rows: int) -> None:
+    """Check what can be checked of staged rows before they are merged; raises as `merge` does."""
+    if plan.key:
+        _verify_keys(connection, plan, staging, tasks, rows)
+    else:
+        verify_count(connection, staging, tasks, rows)
+    if plan.casts:  # counting the values makes the server cast each of them
+        counts = sql.SQL(", ").join(sql.SQL("count({})").format(sql.Identifier(name)) for name in plan.casts)
+        connection.execute(sql.SQL("SELECT {} FROM {}").format(counts, _source(plan, staging, tasks)))
+
+
+def verify_count(connection: Connection, staging: Relation, tasks: Sequence[str], rows: int) -> None:
+    """Raise `PrepareFailed` unless staging holds exactly ``rows`` rows of ``tasks``."""
+    statement = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(staging.quoted, _accepted(tasks))
+    _expect(staging, _numbers(connection, statement)[0], rows)
+
+
+def _verify_keys(connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], rows: int) -> bool:
+    """Return whether a key comes more than once; counting the rows is a by-product."""
+    many = sql.Identifier(TAG)  # a name that no column of the row has
+    grouped = sql.SQL("SELECT {key}, count(*) AS {many} FROM {source} GROUP BY {key}").format(
+        key=_names(plan.key), many=many, source=_source(plan, staging, tasks)
+    )
+    statement = sql.SQL("SELECT coalesce(sum({many}), 0), coalesce(max({many}), 0) FROM ({grouped}) AS keys").format(
+        many=many, grouped=grouped
+    )
+    found, most = _numbers(connection, statement)
+    _expect(staging, found, rows)
+    if most > 1 and not plan.order_by:
+        example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
+        key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
+        raise RowsRejected(
+            f"key {key} comes {most} times in one epoch, and order_by= does not say which row is the last",
+            hint="give order_by= a column or SQL expression whose largest value wins, or make keys unique with "
+            "dropDuplicatesWithinWatermark",
+            key=key,
+        )
+    return most > 1
+
+
+def _expect(staging: Relation, found: int, rows: int) -> None:
+    if found != rows:
+        raise PrepareFailed(
+            f"staging table {staging} holds {found} rows of the accepted tasks, and they wrote {rows}",
+            hint="the server has crashed since (unlogged tables are emptied) or somebody changed the table; Spark "
+            "runs the epoch again when the query restarts",
+            found=found,
+            expected=rows,
+        )
+
+
+def _append(plan: Merge, source: sql.Composable) -> sql.Composed:
+    return sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}").format(
+        plan.target.quoted, _names(plan.columns), _names(plan.columns), source
+    )
+
+
+def _upsert(plan: Merge, source: sql.Composable) -> sql.Composed:
+    """Return one statement that deletes and upserts; it may, because no key is in both halves."""
+    values = [name for name in plan.columns if name not in plan.key]
+    settings = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in values)
+    action = sql.SQL("UPDATE SET {}").format(settings) if values else sql.SQL("NOTHING")
+    conflict = sql.SQL(" ON CONFLICT ({}) DO {}").format(_names(plan.key), action)
+    if not plan.deletes:
+        return _append(plan, source) + conflict
+    kept = sql.SQL("latest WHERE {} IS NOT TRUE").format(sql.Identifier(DELETED))
+    return (
+        sql.SQL(
+            "WITH latest AS MATERIALIZED (SELECT * FROM {source}), gone AS ("
+            "DELETE FROM {target} AS old USING latest WHERE latest.{deleted} AND {same})"
+        ).format(
+            source=source,
+            target=plan.target.quoted,
+            deleted=sql.Identifier(DELETED),
+            same=sql.SQL(" AND ").join(
+                sql.SQL("old.{0} = latest.{0}").format(sql.Identifier(name)) for name in plan.key
+            ),
+        )
+        + _append(plan, kept)
+        + conflict
+    )
+
+
+def _source(plan: Merge, staging: Relation, tasks: Sequence[str]) -> sql.Composed:
+    """Return the accepted rows with the target's types; flattened by the planner, so it costs nothing."""
+    columns = [
+        sql.SQL("{0}::{1} AS {0}").format(sql.Identifier(name), sql.SQL(plan.casts[name]))
+        if name in plan.casts
+        else sql.Identifier(name)
+        for name in plan.columns
+    ]
+    if plan.deletes:
+        columns.append(sql.Identifier(DELETED))
+    return sql.SQL("(SELECT {} FROM {} WHERE {}) AS staged").format(
+        sql.SQL(", ").join(columns), staging.quoted, _accepted(tasks)
+    )
+
+
+def _latest(plan: Merge, source: sql.Composable) -> sql.Composed:
+    order = [sql.SQL("({}) DESC NULLS LAST").format(sql.SQL(expression)) for expression in plan.order_by]
+    return sql.SQL("(SELECT DISTINCT ON ({key}) * FROM {source} ORDER BY {key}, {order}) AS latest_of_key").format(
+        key=_names(plan.key), source=source, order=sql.SQL(", ").join(order)
+    )
+
+
+def _accepted(tasks: Sequence[str]) -> sql.Composed:
+    tags = sql.SQL(", ").join(sql.Literal(tag(task)) for task in tasks)
+    return sql.SQL("{} IN ({})").format(sql.Identifier(TAG), tags)
+
+
+def _names(names: Iterable[str]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(name) for name in names)
+
+
+def _numbers(connection: Connection, statement: sql.Composed) -> list[int]:
+    return [int(value) for value in connection.execute(statement).fetchone() or (0, 0)]

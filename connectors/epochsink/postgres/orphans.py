@@ -1,0 +1,131 @@
+"""Ending what an identity has left behind: sessions of zombies, prepared transactions, staging tables.
+
+In this order, so that a session that is about to prepare cannot do it after the look at what is prepared, and a
+prepared transaction does not lock the staging table that is to be dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Final
+
+from psycopg import errors, sql
+
+from epochsink.identity import PreparedName, staging_owner
+from epochsink.postgres.prepared_transaction import rollback_prepared
+from epochsink.postgres.relation import Relation
+from epochsink.postgres.sessions import DRIVER, SessionName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from epochsink.postgres.server import Connection
+    from epochsink.sink import Committable
+
+_log = logging.getLogger(__name__)
+
+_DROP_PATIENCE: Final = "2s"
+_TERMINATE_PATIENCE: Final = 2000  # milliseconds
+
+_SESSIONS: Final = """
+SELECT pid, application_name FROM pg_stat_activity
+WHERE datname = current_database() AND application_name LIKE %s AND pid <> pg_backend_pid()
+"""
+_STAGING: Final = """
+SELECT c.relname, coalesce(obj_description(c.oid, 'pg_class'), '')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE %s
+"""
+
+
+class Orphans:
+    """Ends what belongs to one identity, of generations up to ours. Raises `psycopg.Error`."""
+
+    def __init__(self, connection: Connection, schema: str, key: str, generation: int) -> None:
+        self._connection = connection
+        self._schema = schema
+        self._key = key
+        self._generation = generation
+
+    def end_all(self, keep: Sequence[Committable]) -> list[str]:
+        """End everything that ``keep`` does not name; return one line for each thing ended."""
+        attempts = {part["attempt"] for part in keep}
+        gids = {part["gid"] for part in keep if "gid" in part}
+        tables = {part["table"] for part in keep if "table" in part}
+        return [
+            *self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts)),
+            *self._roll_back(lambda name: str(name) not in gids),
+            *(
+                f"dropped staging table {table}"
+                for table in self._staging()
+                if table not in tables and self.drop(table)
+            ),
+        ]
+
+    def drop(self, table: str) -> bool:
+        """Drop a staging table; False if something still holds it, which the next sweep finds."""
+        name = Relation(self._schema, table).quoted
+        statement = "SET LOCAL lock_timeout = {}; SET LOCAL synchronous_commit = off; DROP TABLE IF EXISTS {}"
+        try:
+            self._connection.execute(sql.SQL(statement).format(sql.Literal(_DROP_PATIENCE), name))
+        except (errors.LockNotAvailable, errors.InternalError_, errors.InsufficientPrivilege) as held:
+            _log.warning("staging table %s stays for the next sweep: %s", table, held.diag.message_primary)
+            return False
+        return True
+
+    def _end_sessions(self, is_left: Callable[[SessionName], bool]) -> list[str]:
+        """Terminate sessions of older generations, and tasks' sessions of ours that nobody waits for."""
+        ended = []
+        for pid, application in self._connection.execute(_SESSIONS, [SessionName.pattern(self._key)]).fetchall():
+            name = SessionName.parse(application)
+            if name is None or name.generation > self._generation:
+                continue
+            of_ours = name.generation == self._generation
+            if (of_ours and name.attempt == DRIVER) or not (is_left(name) or name.attempt == DRIVER):
+                continue
+            if self._terminate(pid):
+                ended.append(f"terminated session {pid} ({application})")
+        return ended
+
+    def _terminate(self, pid: int) -> bool:
+        try:
+            done = self._connection.execute(
+                "SELECT pg_terminate_backend(%s, %s)", [pid, _TERMINATE_PATIENCE]
+            ).fetchone()
+        except errors.InsufficientPrivilege as refused:
+            _log.warning("session %d cannot be terminated: %s", pid, refused.diag.message_primary)
+            return False
+        return bool(done and done[0])
+
+    def _roll_back(self, is_left: Callable[[PreparedName], bool]) -> list[str]:
+        ended = []
+        for gid in sorted(prepared_gids(self._connection, self._key)):
+            name = PreparedName.parse(gid)
+            if name is None or name.generation > self._generation or not is_left(name):
+                continue
+            if rollback_prepared(self._connection, gid):
+                ended.append(f"rolled back prepared transaction {gid}")
+        return ended
+
+    def _staging(self) -> list[str]:
+        """Return the identity's staging tables, except those whose comment names a newer generation."""
+        found = self._connection.execute(_STAGING, [self._schema, f"s\\_{self._key}\\_%"]).fetchall()
+        return [table for table, note in found if staging_owner(table) and _generation(note) <= self._generation]
+
+
+def prepared_gids(connection: Connection, key: str) -> set[str]:
+    """Return the names of an identity's prepared transactions. Raises `psycopg.Error`."""
+    query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE %s"
+    return {gid for (gid,) in connection.execute(query, [PreparedName.pattern(key)]).fetchall()}
+
+
+def exists(connection: Connection, relation: Relation) -> bool:
+    """Return whether there is such a table. Raises `psycopg.Error`."""
+    found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [str(relation)]).fetchone()
+    return bool(found and found[0])
+
+
+def _generation(note: str) -> int:
+    found = re.match(r"epochsink generation (\d+)", note)
+    return int(found[1]) if found else 0

@@ -1,0 +1,103 @@
+"""Transactions that end in PREPARE TRANSACTION, and the names in pg_prepared_xacts."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+from psycopg import errors, sql
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+
+from epochsink.errors import PrepareFailed
+from epochsink.identity import PREFIX
+from epochsink.postgres.errors import translated
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from epochsink.identity import PreparedName
+    from epochsink.postgres.server import Connection
+
+BUSY: Final = (errors.ObjectNotInPrerequisiteState, errors.ObjectInUse)
+"""Another session is in the middle of committing or rolling back the same prepared transaction."""
+
+_BUSY_SECONDS: Final = 5.0
+
+
+@contextmanager
+def transaction(connection: Connection) -> Iterator[None]:
+    """Run the body in a transaction that it ends itself, with `commit` or `prepare`; rolled back if it raises."""
+    connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+    try:
+        yield
+    except BaseException:
+        with suppress(psycopg.Error):
+            connection.rollback()
+        raise
+
+
+def commit(connection: Connection) -> None:
+    """Commit the transaction under way. Raises `psycopg.Error`."""
+    _expect(connection.execute("COMMIT").statusmessage, "COMMIT")
+
+
+def prepare(connection: Connection, name: PreparedName) -> None:
+    """Prepare the transaction under way. Raises `PrepareFailed`, `psycopg.Error`."""
+    try:
+        # PREPARE TRANSACTION takes a literal and no parameter.
+        done = connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(str(name))))
+    except (errors.OutOfMemory, errors.ObjectNotInPrerequisiteState) as refused:
+        connection.rollback()
+        with translated("counting prepared transactions"):
+            raise _no_room(connection) from refused
+    _expect(done.statusmessage, "PREPARE TRANSACTION")
+
+
+def commit_prepared(connection: Connection, gid: str) -> None:
+    """Commit a prepared transaction. Raises `psycopg.Error`."""
+    connection.execute(sql.SQL("COMMIT PREPARED {}").format(sql.Literal(gid)))
+
+
+def rollback_prepared(connection: Connection, gid: str) -> bool:
+    """Roll a prepared transaction back; return whether there was one of that name. Raises `psycopg.Error`."""
+    statement = sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))
+    again = Retrying(
+        retry=retry_if_exception_type(BUSY),
+        stop=stop_after_delay(_BUSY_SECONDS),
+        wait=wait_random_exponential(0.05, 1.0),
+        reraise=True,
+    )
+    try:
+        again(connection.execute, statement)
+    except errors.UndefinedObject:
+        return False
+    return True
+
+
+def _expect(status: str | None, wanted: str) -> None:
+    # A transaction that has failed answers both commands with ROLLBACK, and no error.
+    if status != wanted:
+        raise PrepareFailed(f"the server answered {wanted} with {status}", hint="see the server's log")
+
+
+def _no_room(connection: Connection) -> PrepareFailed:
+    limit, used, ours = connection.execute(
+        "SELECT current_setting('max_prepared_transactions')::int, count(*), count(*) FILTER (WHERE gid LIKE %s) "
+        "FROM pg_prepared_xacts",
+        [f"{PREFIX}:%"],
+    ).fetchone() or (0, 0, 0)
+    if limit == 0:
+        return PrepareFailed(
+            "the server has max_prepared_transactions = 0, so it prepares none",
+            hint="set it to at least 10 and restart the server, or use commit='staged' or 'auto' with atomic=True",
+        )
+    return PrepareFailed(
+        f"all of the server's max_prepared_transactions = {limit} are used: {ours} by epochsink, {used - ours} by "
+        "others",
+        hint="raise max_prepared_transactions (needs a restart): an atomic sink needs 2, one with atomic=False "
+        "2 for each task; or end what others have left: SELECT * FROM pg_prepared_xacts",
+        limit=limit,
+        ours=ours,
+        others=used - ours,
+    )

@@ -1,0 +1,102 @@
+"""Steps 6 and 7: the thread that commits what Spark has decided, and drains when the stream has ended.
+
+Spark calls nothing in Python after ``commits/N``; its listener events come late or not at all. So the commit log itself
+is looked at, often while an epoch is pending and not at all otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Final, Protocol
+
+if TYPE_CHECKING:
+    from epochsink.protocol.coordinator import Coordinator
+
+_log = logging.getLogger("epochsink")
+
+LIVENESS_SECONDS: Final = 0.25
+"""How often the stream thread is asked whether it lives."""
+TIDY_SECONDS: Final = 10.0
+"""How often an idle stream looks for what losing tasks have left."""
+GRACE_SECONDS: Final = 2.0
+"""How long after a failed commit a batch may come and raise the failure before an idle query is made to fail."""
+EXIT_SECONDS: Final = 30.0
+"""How long the interpreter's exit waits for a decided epoch's commit."""
+
+
+class Stream(Protocol):
+    """The running query, as the commit thread sees it."""
+
+    def is_alive(self) -> bool:
+        """Return whether the stream thread may still write to the checkpoint."""
+
+    def is_in_batch(self) -> bool:
+        """Return whether foreachBatch runs now, and so will see a failure."""
+
+    def interrupt(self) -> None:
+        """Make the query fail, so that whoever waits for it learns of it."""
+
+    def stop(self) -> None:
+        """End the query."""
+
+
+class CommitThread(threading.Thread):
+    """Commits decided epochs of one run of a query until that ends; ``failure`` is why it stopped early, if it did."""
+
+    def __init__(self, coordinator: Coordinator, stream: Stream, poll_seconds: float) -> None:
+        super().__init__(name="epochsink-commit", daemon=True)
+        self._coordinator = coordinator
+        self._stream = stream
+        self._poll_seconds = poll_seconds
+        self.failure: BaseException | None = None
+
+    def run(self) -> None:
+        """Watch, then drain."""
+        try:
+            self._watch()
+            self._coordinator.raise_failure()
+            self._coordinator.drain()
+            self._coordinator.tidy()
+        except BaseException as failure:  # noqa: BLE001 - whatever it is, the stream has to learn it
+            self._give_up(failure)
+
+    def _watch(self) -> None:
+        look_again = 0.0
+        tidy_next = time.monotonic() + TIDY_SECONDS
+        while True:
+            if time.monotonic() >= look_again:
+                if not self._stream.is_alive():
+                    return
+                look_again = time.monotonic() + LIVENESS_SECONDS
+            if self._coordinator.commit_decided():
+                self._coordinator.wait_pending(LIVENESS_SECONDS)
+                if time.monotonic() >= tidy_next:
+                    self._coordinator.tidy()
+                    tidy_next = time.monotonic() + TIDY_SECONDS
+            else:
+                time.sleep(self._poll_seconds)
+
+    def _give_up(self, failure: BaseException) -> None:
+        self.failure = failure
+        self._coordinator.fail(failure)
+        _log.error("epochsink stops the query: %s", failure)
+        if self._outlives_grace():
+            self._stream.interrupt()
+            if self._outlives_grace():
+                self._stream.stop()
+
+    def _outlives_grace(self) -> bool:
+        deadline = time.monotonic() + GRACE_SECONDS
+        while alive := self._stream.is_alive():
+            if not self._stream.is_in_batch() and time.monotonic() > deadline:
+                break
+            time.sleep(LIVENESS_SECONDS)
+        return alive
+
+    def flush(self) -> None:
+        """Wait, at the interpreter's exit, until nothing decided is pending."""
+        deadline = time.monotonic() + EXIT_SECONDS
+        while self.is_alive() and self._coordinator.has_decided() and time.monotonic() < deadline:
+            time.sleep(self._poll_seconds)

@@ -1,0 +1,93 @@
+"""Checkpoint, ledger and targets must tell one story: what to say where they do not.
+
+Each function returns the error for one disagreement; `epochsink.protocol.coordinator` compares, and raises it only
+after the ledger, read again, has shown that the question is still its own.
+"""
+
+from __future__ import annotations
+
+from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
+
+
+def no_ledger(decided: int) -> WentBack:
+    """Say that Spark has decided epochs, and there is no ledger at all."""
+    return WentBack(
+        f"the checkpoint has decided epochs up to {decided} and holds no record of them by epochsink: either this "
+        "pipeline ran without epochsink, or the folder epochsink/ is lost",
+        hint="if epochsink is being added to a running pipeline, start once with join_running=True: epochs from "
+        "here on are exactly-once. Otherwise restore epochsink/ from the copy that the checkpoint came from",
+    )
+
+
+def ledger_is_older(decided: int, newest: int) -> WentBack:
+    """Say that Spark has decided epochs that the ledger does not know."""
+    return WentBack(
+        f"the checkpoint has decided epochs up to {decided} and the ledger knows only those up to {newest}: the "
+        "ledger is the older copy",
+        hint="restore the checkpoint folder and its epochsink/ folder from one and the same copy",
+    )
+
+
+def checkpoint_is_older(sink: str, applied: int, newest: int) -> WentBack:
+    """Say that a target holds an epoch that the ledger does not know."""
+    return WentBack(
+        f"sink '{sink}' already holds epoch {applied} of this query, and the ledger knows only epochs up to "
+        f"{newest}: the checkpoint is the older copy",
+        hint="restore the newer copy of the checkpoint; or, to process the input since then again, start with a "
+        "new checkpoint folder after removing those epochs' rows",
+    )
+
+
+def sink_is_gone(epoch: int, sink: str) -> ConfigurationError:
+    """Say that a recorded epoch has rows in a sink that the query no longer has."""
+    return ConfigurationError(
+        f"epoch {epoch} is recorded and not yet committed in sink '{sink}', which this query no longer has",
+        hint=f"start once more with the sink '{sink}', let it commit, then remove it; or close the epoch by hand "
+        "with 'epochsink resolve'",
+    )
+
+
+def other_input(epoch: int) -> WentBack:
+    """Say that Spark runs a recorded epoch with other offsets."""
+    return WentBack(
+        f"epoch {epoch} is recorded with other offsets than the checkpoint now holds: its rows were prepared from "
+        "different input",
+        hint="an older copy of the checkpoint was restored: put the newer one back; or start with a new "
+        "checkpoint folder and remove the rows of the epochs that would come twice",
+    )
+
+
+def undecided_before(epoch: int, running: int) -> WentBack:
+    """Say that Spark runs an epoch although an earlier one is recorded and not decided."""
+    return WentBack(
+        f"Spark runs epoch {running}, and epoch {epoch} before it is recorded but not decided",
+        hint="commits/ was changed by hand or restored from an older copy: put the newer copy back",
+    )
+
+
+def unknown_past(epoch: int, newest: int) -> WentBack:
+    """Say that Spark runs an epoch older than what the ledger retains."""
+    return WentBack(
+        f"Spark runs epoch {epoch}, the ledger has later ones (up to {newest}) and not this one",
+        hint="the checkpoint is an old copy, older than what the ledger keeps: restore the newer copy",
+    )
+
+
+def overtaken(epoch: int) -> PrepareFailed:
+    """Say that an epoch was written before an earlier one that had to be prepared again."""
+    return PrepareFailed(
+        f"epoch {epoch} was being written when the epoch before it, which its target had lost, was prepared again: in "
+        "a log, its rows would stand before those of the earlier epoch",
+        hint="nothing is lost: start the query again, and Spark runs the epoch again",
+    )
+
+
+def unknown_outcome(epoch: int, sink: str, evidence: str) -> OutcomeUnknown:
+    """Say that a target cannot tell whether a decided epoch is committed."""
+    return OutcomeUnknown(
+        f"epoch {epoch} is decided, and whether sink '{sink}' committed it is unknown: {evidence}",
+        hint="nothing is lost: the epoch stays in the ledger and is committed at the next start. If the target "
+        "cannot answer any more, 'epochsink status' shows the evidence and 'epochsink resolve' closes it",
+        epoch=epoch,
+        sink=sink,
+    )

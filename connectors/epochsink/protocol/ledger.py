@@ -1,0 +1,343 @@
+"""The durable record of prepared epochs: an append-only, fenced sequence of numbered files.
+
+Entry number *i* is made by create-if-absent, so exactly one driver can write it. A driver appends only at the
+number after the last entry that it has read; if that is taken it reads on, and another driver's `Take`
+there means that it is superseded. So a driver that has lost the checkpoint cannot record anything, and there is no
+gap between checking and writing. Nothing is overwritten. Files are removed only as a prefix long done.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from epochsink.errors import Fenced, LedgerCorrupt, WentBack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.protocol.storage import Storage
+    from epochsink.sink import Committable
+
+FOLDER: Final = "epochsink/ledger"
+RETAINED_EPOCHS: Final = 128
+"""Done epochs whose entries stay, so that an older copy of the checkpoint is recognised."""
+TRIMMED_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A driver takes the checkpoint over: every earlier driver is fenced from here on.
+
+    ``origins`` holds what each sink fixed when it joined; epochs up to ``joined`` (-1: none) were
+    decided before this ledger began.
+    """
+
+    generation: int
+    driver: str
+    query_id: str
+    origins: Mapping[str, Mapping[str, Any]]
+    joined: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one sink has prepared of an epoch: its parts, and the tasks (uuids, by partition) that had rows."""
+
+    parts: tuple[Committable, ...]
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An epoch is prepared in every sink. ``shares`` has no entry for a sink without rows."""
+
+    epoch: int
+    attempt: str
+    offsets: str
+    shares: Mapping[str, Share]
+
+    def parts_of(self, sink: str) -> tuple[Committable, ...]:
+        """Return the parts of a sink, none if it had no rows."""
+        return self.shares[sink].parts if sink in self.shares else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A sink's parts of a recorded epoch were lost and have been prepared again: these replace them."""
+
+    epoch: int
+    sink: str
+    parts: tuple[Committable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every part of an epoch is committed."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """An operator has closed a sink's share of a decided epoch: nothing of it is left to commit.
+
+    ``ruling`` says on what ground, in one word.
+    """
+
+    epoch: int
+    sink: str
+    ruling: str
+
+
+Entry = Take | Prepared | Replay | Resolved | Done
+_KINDS: Final[dict[str, type[Entry]]] = {
+    "take": Take,
+    "prepared": Prepared,
+    "replay": Replay,
+    "resolved": Resolved,
+    "done": Done,
+}
+
+
+@dataclass(slots=True)
+class History:
+    """What the ledger says: the newest take, every retained epoch as last replayed, and which are done."""
+
+    owner: Take | None = None
+    epochs: dict[int, Prepared] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+
+    @property
+    def pending(self) -> list[Prepared]:
+        """Recorded epochs that are not done, oldest first."""
+        return [self.epochs[n] for n in sorted(self.epochs.keys() - self.done)]
+
+    @property
+    def newest(self) -> int:
+        """The newest epoch that the ledger answers for, -1 if none."""
+        return max(self.epochs, default=self.owner.joined if self.owner else -1)
+
+    def add(self, entry: Entry) -> None:
+        """Take the next entry into account.
+
+        Entries before the first take are remains of a prefix that is being removed, and count for nothing.
+        """
+        match entry:
+            case Take():
+                self.owner = entry
+            case _ if self.owner is None:
+                return
+            case Prepared():
+                self.epochs[entry.epoch] = entry
+            case Replay():
+                self._replace(entry)
+            case Resolved():
+                self._close(entry)
+            case Done():
+                self.done.add(entry.epoch)
+
+    def _replace(self, replay: Replay) -> None:
+        old = self.epochs.get(replay.epoch)
+        if old is not None:
+            share = Share(replay.parts, old.shares[replay.sink].tasks)
+            shares = {**old.shares, replay.sink: share}
+            self.epochs[replay.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
+
+    def _close(self, resolved: Resolved) -> None:
+        old = self.epochs.get(resolved.epoch)
+        if old is not None:
+            shares = {sink: share for sink, share in old.shares.items() if sink != resolved.sink}
+            self.epochs[resolved.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
+
+
+class Ledger:
+    """One driver's view of a checkpoint's ledger. ``driver`` (uuid) tells its takes from other drivers'.
+
+    Entries never change, so what has been read stays right, and two threads may use one ledger. Every method may
+    raise OSError, after which an append may or may not have happened: the next driver reads it.
+    """
+
+    def __init__(
+        self,
+        files: Storage,
+        driver: str,
+        *,
+        retained_epochs: int = RETAINED_EPOCHS,
+        trimmed_at_once: int = TRIMMED_AT_ONCE,
+    ) -> None:
+        self._files = files
+        self._driver = driver
+        self._retained_epochs = retained_epochs
+        self._trimmed_at_once = trimmed_at_once
+        self._entries: dict[int, Entry] = {}
+        self._end = 0
+
+    def read(self) -> History:
+        """Read on to the newest entry and return the history, whoever owns it."""
+        if self._end == 0 or (not self._read_on() and self._was_trimmed()):
+            self._read_all()
+        history = History()
+        # a copy: the other thread may add and trim meanwhile
+        entries = self._entries.copy()
+        for number in sorted(entries):
+            history.add(entries[number])
+        if history.owner is None and entries:
+            raise _corrupt(max(entries), "no driver's take stands before it")
+        return history
+
+    def verify(self) -> History:
+        """Return the history if this driver still owns the ledger; raises `Fenced` if another took it."""
+        history = self.read()
+        if history.owner is None or history.owner.driver != self._driver:
+            raise Fenced(
+                f"another driver has taken over this checkpoint (its take is number "
+                f"{history.owner.generation if history.owner else 'gone'}); this one stops and writes nothing more",
+                hint="run one driver for each checkpoint; nothing is lost, the newer driver goes on",
+            )
+        return history
+
+    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int) -> Take:
+        """Become the owner; return the take, its generation one above the last.
+
+        Raises `WentBack` if the ledger belongs to another query id.
+        """
+        while True:
+            owner = self.read().owner
+            if owner is not None and owner.query_id != query_id:
+                raise WentBack(
+                    f"the ledger in this checkpoint belongs to query id {owner.query_id}, "
+                    f"and the checkpoint's metadata says {query_id}",
+                    hint="the file 'metadata' was deleted or the folder epochsink/ was copied from another "
+                    "checkpoint: put the matching one back, or start with a new checkpoint folder",
+                )
+            entry = Take(
+                generation=owner.generation + 1 if owner else 1,
+                driver=self._driver,
+                query_id=query_id,
+                # what an earlier take says wins: another driver may have come in between
+                origins={**origins, **(owner.origins if owner else {})},
+                joined=max(joined, owner.joined if owner else -1),
+            )
+            if self._create(self._end, entry):
+                return entry
+
+    def append(self, entry: Entry) -> None:
+        """Append an entry; raises `Fenced`, without having written it, if another driver took over."""
+        while not self._create(self._end, entry):
+            self.verify()
+
+    def trim(self) -> None:
+        """Remove entries of epochs long done, as a prefix that ends before a take, when enough have gathered.
+
+        A take says where the ledger begins, so that what a driver superseded long ago still writes where entries have
+        been removed can never be taken for one. So the newest take is said again now and then.
+        """
+        history = self.verify()
+        entries = self._entries.copy()
+        takes = [number for number, entry in entries.items() if isinstance(entry, Take)]
+        if history.owner is not None and self._end - max(takes) > self._retained_epochs:
+            self.append(history.owner)
+        retained = set(sorted(history.done)[-self._retained_epochs :]) | (history.epochs.keys() - history.done)
+        first = min(entries)
+        needed = min((number for number, entry in entries.items() if _epoch_of(entry) in retained), default=first)
+        keep = max((number for number in takes if number <= needed), default=first)
+        if keep - first < self._trimmed_at_once:
+            return
+        for number in range(first, keep):
+            self._files.remove(_name(number))
+            self._entries.pop(number, None)
+
+    def _create(self, number: int, entry: Entry) -> bool:
+        if not self._files.create(_name(number), _encode(entry)):
+            return False
+        if self._is_stale(number):
+            self._files.remove(_name(number))
+            self._read_all()
+            return False
+        self._remember(number, entry)
+        return True
+
+    def _is_stale(self, number: int) -> bool:
+        """Whether the number was free only because the entry that once stood there has been trimmed."""
+        if number == 0:
+            return any(name.isdigit() and int(name) > 0 for name in self._files.names(FOLDER))
+        return self._was_trimmed(number)
+
+    def _was_trimmed(self, number: int | None = None) -> bool:
+        # entries go in ascending order: if the one before still stands, none after it was removed
+        before = (self._end if number is None else number) - 1
+        return not self._files.exists(_name(before))
+
+    def _read_on(self) -> bool:
+        # counted here, not in self._end, which the other thread moves on too
+        number = start = self._end
+        while (data := self._files.read(_name(number))) is not None:
+            self._remember(number, _decode(data, number))
+            number += 1
+        return number > start
+
+    def _read_all(self) -> None:
+        listed = {int(name) for name in self._files.names(FOLDER) if name.isdigit()}
+        first = max(listed, default=0)
+        # what stands below a gap is the leftover of a driver that wrote where entries had been trimmed; a listing
+        # made while entries are added may leave some out, so each gap is looked at
+        while first > 0 and (first - 1 in listed or self._files.exists(_name(first - 1))):
+            first -= 1
+        found = {}
+        for number in range(first, max(listed, default=-1) + 1):
+            data = self._files.read(_name(number))
+            if data is not None:
+                found[number] = _decode(data, number)
+        self._entries = found
+        self._end = max(found, default=-1) + 1
+        self._read_on()
+
+    def _remember(self, number: int, entry: Entry) -> None:
+        self._entries[number] = entry
+        self._end = max(self._end, number + 1)
+
+
+def _name(number: int) -> str:
+    return f"{FOLDER}/{number:020d}"
+
+
+def _epoch_of(entry: Entry) -> int | None:
+    return None if isinstance(entry, Take) else entry.epoch
+
+
+def _encode(entry: Entry) -> bytes:
+    kind = next(name for name, of in _KINDS.items() if type(entry) is of)
+    content = {"entry": kind, "version": 1, **_fields_of(entry)}
+    return json.dumps(content, default=_fields_of).encode() + b"\n"
+
+
+def _fields_of(value: Entry | Share) -> dict[str, Any]:
+    # `asdict` would copy every committable deeply
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _decode(data: bytes, number: int) -> Entry:
+    try:
+        fields = json.loads(data)
+        kind, version = fields.pop("entry"), fields.pop("version")
+        if version != 1:
+            raise ValueError(f"version {version}")
+        if "parts" in fields:
+            fields["parts"] = tuple(fields["parts"])
+        if "shares" in fields:
+            fields["shares"] = {
+                sink: Share(tuple(share["parts"]), tuple(share["tasks"])) for sink, share in fields["shares"].items()
+            }
+        return _KINDS[kind](**fields)
+    except (ValueError, KeyError, TypeError) as broken:
+        raise _corrupt(number, str(broken)) from broken
+
+
+def _corrupt(number: int, why: str) -> LedgerCorrupt:
+    return LedgerCorrupt(
+        f"ledger entry {number} ({_name(number)} in the checkpoint) cannot be used: {why}",
+        hint="a newer epochsink may have written it: start with that version; otherwise restore the "
+        "checkpoint folder, with its epochsink/ folder, from one and the same copy",
+    )

@@ -1,0 +1,104 @@
+"""A folder of small files in which a name is given once: what ledger and checkpoint stand on.
+
+`LocalStorage` serves ``file:`` checkpoints with POSIX calls; `epochsink.spark.hadoop_storage.HadoopStorage` serves
+every other place where Spark can keep a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
+
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Storage(Protocol):
+    """Small files below one root, named by relative paths with ``/``. Raises OSError on I/O failure.
+
+    A call that raises may or may not have been carried out.
+    """
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Make a file, whole and durable, unless the name exists; return whether it was made."""
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes, or None if it does not exist."""
+
+    def exists(self, name: str) -> bool:
+        """Return whether a file exists."""
+
+    def names(self, folder: str) -> list[str]:
+        """Return the plain names of the files in a folder, in any order; none if it does not exist."""
+
+    def remove(self, name: str) -> None:
+        """Delete a file; no error if it does not exist."""
+
+
+class LocalStorage:
+    """Files on a local or network-mounted POSIX file system. Folders 0700, files 0600."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a temporary file, make it durable, and link it to its name: whole or not at all."""
+        target = self.root / name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        try:
+            with os.fdopen(descriptor, "wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            try:
+                # link(2), unlike rename(2), refuses an existing name
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            except PermissionError as refused:
+                raise ConfigurationError(
+                    f"the file system of {self.root} has no hard links ({refused})",
+                    hint="put the checkpoint on a POSIX file system, HDFS or an object store",
+                ) from refused
+        finally:
+            with suppress(FileNotFoundError):
+                temporary.unlink()
+        sync_folder(target.parent)
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes, or None."""
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def exists(self, name: str) -> bool:
+        """Return whether a file exists."""
+        return (self.root / name).exists()
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder."""
+        try:
+            return [entry.name for entry in (self.root / folder).iterdir()]
+        except FileNotFoundError:
+            return []
+
+    def remove(self, name: str) -> None:
+        """Delete a file."""
+        (self.root / name).unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make a folder's entries durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

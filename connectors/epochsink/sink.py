@@ -1,0 +1,236 @@
+"""The words of the protocol: no I/O, no Spark.
+
+An *epoch* is one micro-batch of one streaming query. For each sink it passes through
+
+    written (by tasks)  ->  prepared (durable, invisible)  ->  recorded (in the ledger)
+    ->  decided (Spark's checkpoint holds ``commits/N``)   ->  committed (visible)  ->  done
+
+A sink consists of a configuration (`Sink`), which crosses to the executors, a `SinkWriter` for each
+task attempt there, and one `SinkCommitter` in the driver. What they exchange are *committables*: plain
+JSON values that name what was prepared, so that any later process can commit or abort it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+
+Committable = dict[str, Any]
+"""A JSON object that names something prepared. Never holds a secret: it is written to the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who a sink is to its target: the query id of the checkpoint, and the sink's name in the query.
+
+    ``origin`` is what the committer fixed when this sink first joined the ledger (see
+    `SinkCommitter.initial_state`); it never changes afterwards. ``generation`` is the number of this
+    driver's `take` of the ledger, larger than that of every driver before it.
+    """
+
+    query_id: str
+    sink: str
+    generation: int = 0
+    origin: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One attempt at one micro-batch.
+
+    ``number`` is Spark's batch id, ``attempt`` a fresh uuid (32 hex) for each call of ``foreachBatch``, so
+    that two attempts at one epoch never share a name.
+    """
+
+    number: int
+    attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One invocation of one Spark task.
+
+    ``partition`` is the partition's index, ``uuid`` (32 hex) is fresh for every invocation, because (stage,
+    partition, attempt number) is not unique in Spark.
+    """
+
+    identity: Identity
+    epoch: Epoch
+    partition: int
+    uuid: str
+
+
+class Outcome(enum.Enum):
+    """What became of something prepared. A time-out is UNKNOWN, never ABORTED."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An outcome and the evidence for it, in words for the operator."""
+
+    outcome: Outcome
+    evidence: str = ""
+
+
+COMMITTED = Verdict(Outcome.COMMITTED)
+
+
+class Rows(Protocol):
+    """The durable copy of one sink's rows of one epoch, as its writers received them."""
+
+    def tasks(self) -> Sequence[str]:
+        """Return the uuids of the accepted tasks that had rows, in the order of their partitions."""
+
+    def read(self, task: str) -> Iterator[pa.RecordBatch]:
+        """Yield the record batches of one task, in the order written.
+
+        Raises `SpoolMissing` if they are gone or were never kept (``spool=False``).
+        """
+
+
+class SinkWriter(Protocol):
+    """Writes one sink's share of one task. SuccessiveRuns in a Python worker of an executor.
+
+    Calls: ``write`` any number of times, then ``prepare`` once or ``abort`` once. Neither may be called at
+    all: a killed task gets no goodbye. A task without rows makes no writer.
+    """
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take a record batch whose columns are those of `Sink.columns`, with at least one row."""
+
+    def prepare(self) -> Committable:
+        """Make everything written durable and invisible, and name it.
+
+        Raises `PrepareFailed` (`RowsRejected` where no retry can help).
+        """
+
+    def abort(self) -> None:
+        """Undo what can be undone cheaply. Must not raise; what stays is swept by the driver."""
+
+
+class SinkCommitter(Protocol):
+    """The driver's side of one sink.
+
+    Called from one thread at a time, except `commit`, `replay` and `finish`, which run in a second thread
+    beside `abort_orphans` and `vote` of the following epoch. `abort_orphans` may come from either thread, never beside
+    `vote`, `replay` or another `abort_orphans`.
+
+    A prepared epoch of a sink is a list of *parts* (committables), each committed on its own; a part is
+    the unit of atomicity that the target offers. Every method may be repeated, by another process too.
+    """
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        """Compare the configuration and the row's schema with the live target.
+
+        Return the findings, each one sentence that names the value, the rule and the hint; none if all
+        is well. Creates what the configuration allows to create (marker table, topic, index).
+        """
+
+    def initial_state(self) -> dict[str, Any]:
+        """Return what to fix for good as this sink joins a ledger for the first time (`Identity.origin`)."""
+
+    def open(self, identity: Identity) -> None:
+        """Learn who this sink is. Called before any method below, and again after each `take`."""
+
+    def newest(self) -> int | None:
+        """Return the newest epoch of this identity that the target's own marker says is applied."""
+
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+        """Turn the accepted tasks' committables into one prepared epoch, verified against the target.
+
+        ``written`` is never empty. Nothing becomes visible. Raises `PrepareFailed` or `WentBack`.
+        """
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+        """Decide that a part becomes visible; right to repeat at any time. It retries after passing failures itself.
+
+        ABORTED only where the target itself says that the part is gone *and* its marker is absent.
+        Raises `RowsRejected` if the target refuses rows for good: the epoch stays pending.
+        """
+
+    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+        """Prepare an aborted part's rows again, from the spool, under the new name ``attempt`` (uuid).
+
+        The caller records what is returned before it commits it.
+        """
+
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+        """Abort everything of this identity (any generation up to ours) that ``keep`` does not name.
+
+        ``keep`` lists the parts of recorded epochs that are not done. Return one line for each thing
+        ended.
+        """
+
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Wait, for a while, until readers see what `commit` has decided: all parts at once, before the epoch is done.
+
+        A target that shows a part as soon as it is committed has nothing to wait for. Must not raise: what is not
+        visible by then will be.
+        """
+
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Clear away what a committed epoch has left (staging rows). Best effort; `abort_orphans` finds the rest."""
+
+    def close(self) -> None:
+        """Release connections. The committer is not used afterwards."""
+
+
+class Sink(Protocol):
+    """A destination's configuration: immutable, picklable, validated without I/O when constructed."""
+
+    @property
+    def select(self) -> Sequence[str]:
+        """SQL expressions over the stream's columns that make the row; ``("*",)`` for all of them."""
+
+    @property
+    def where(self) -> str | None:
+        """SQL predicate over the stream's columns: which rows go to this sink. None for all."""
+
+    @property
+    def spool(self) -> bool:
+        """Whether a durable copy of the rows is kept until the epoch is done."""
+
+    @property
+    def distribute_by(self) -> Sequence[str]:
+        """SQL expressions by which rows must be spread over tasks; empty where it does not matter."""
+
+    def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
+        """Return the SQL expressions (with ``AS`` names) that make the writer's input.
+
+        ``row`` is the SQL name of the struct of the selected columns and ``schema`` its fields; the
+        expressions may use it and every column of the stream. Raises `ConfigurationError`.
+        """
+
+    def writer(self, task: Task) -> SinkWriter:
+        """Make the writer of one task attempt; connects. Raises `PrepareFailed`."""
+
+    def committer(self) -> SinkCommitter:
+        """Make the driver's side; does not connect yet."""
+
+
+class CheckpointReader(Protocol):
+    """What the coordinator asks of Spark's checkpoint: see `epochsink.spark.checkpoint.Checkpoint`."""
+
+    def is_decided(self, epoch: int) -> bool: ...  # noqa: D102 - described there
+    def has_commit(self, epoch: int) -> bool: ...  # noqa: D102 - described there
+    def newest_decided(self) -> int: ...  # noqa: D102 - described there
+    def offsets_digest(self, epoch: int) -> str: ...  # noqa: D102 - described there
+
+
+class SpoolKeeper(Protocol):
+    """What the coordinator asks of the spool: see `epochsink.protocol.spool.Spool`."""
+
+    def rows(self, identity: Identity, epoch: Epoch, tasks: Sequence[str]) -> Rows: ...  # noqa: D102 - there
+    def make(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
+    def drop(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
+    def attempts(self, query_id: str) -> list[Epoch]: ...  # noqa: D102 - described there

@@ -1,0 +1,1 @@
+"""The only room that imports PySpark or py4j."""

@@ -1,0 +1,95 @@
+"""What has Spark's checkpoint decided? Reads ``metadata``, ``offsets/`` and ``commits/``; writes nothing.
+
+Format: Spark's HDFSMetadataLog. A file is named by its batch id; line 1 is ``v<version>``, line 2 JSON, and in
+``offsets/`` each further line is one source's offset. Spark purges ids more than
+``spark.sql.streaming.minBatchesToRetain`` (100) behind the newest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING
+
+from epochsink.errors import EpochsinkError
+
+if TYPE_CHECKING:
+    from epochsink.protocol.storage import Storage
+
+NOTHING_DECIDED = -1
+
+
+class Checkpoint:
+    """A reader of one query's checkpoint. Every answer is read anew: only the log tells, never memory."""
+
+    def __init__(self, files: Storage) -> None:
+        self._files = files
+
+    def query_id(self) -> str | None:
+        """Return the query id, or None where no query has ever started on this checkpoint.
+
+        Raises `EpochsinkError` if the file ``metadata`` cannot be understood.
+        """
+        data = self._files.read("metadata")
+        try:
+            return None if data is None else str(json.loads(data)["id"])
+        except (ValueError, KeyError, TypeError) as broken:
+            raise EpochsinkError(
+                f"the file 'metadata' of the checkpoint, which holds the query's id, cannot be read: {broken}",
+                hint="restore it from a copy of this very checkpoint: a query with another id is another query",
+            ) from broken
+
+    def has_commit(self, epoch: int) -> bool:
+        """Return whether ``commits/<epoch>`` stands, whole. An empty file is a torn write, not a decision."""
+        return bool(self._files.read(f"commits/{epoch}"))
+
+    def is_decided(self, epoch: int) -> bool:
+        """Return whether an epoch is decided: its commit stands, or was purged as older than all that stand."""
+        return self.has_commit(epoch) or epoch < min(self._committed(), default=NOTHING_DECIDED)
+
+    def newest_decided(self) -> int:
+        """Return the newest decided epoch, or `NOTHING_DECIDED`."""
+        return max(self._committed(), default=NOTHING_DECIDED)
+
+    def offsets_digest(self, epoch: int) -> str:
+        """Return a digest of the input of an epoch: each source's offsets, and the watermark that it started with.
+
+        The batch's wall-clock time is left out: Spark takes it anew when a restored checkpoint plans the same
+        offsets again. Raises `EpochsinkError` if ``offsets/<epoch>`` cannot be read.
+        """
+        data = self._files.read(f"offsets/{epoch}")
+        try:
+            version, header, *sources = (data or b"").decode().splitlines()
+            watermark = json.loads(header).get("batchWatermarkMs", 0)
+        except ValueError as broken:
+            raise EpochsinkError(
+                f"offsets/{epoch} of the checkpoint is missing or cannot be read ({broken})",
+                hint="the checkpoint is damaged: restore it from a copy, then start again",
+            ) from broken
+        listed = [self._files_listed(index, source) for index, source in enumerate(sources)]
+        return hashlib.sha256(json.dumps([version, watermark, sources, listed]).encode()).hexdigest()
+
+    def _files_listed(self, source: int, line: str) -> list[str]:
+        """Return the files that a file source took at an offset, which is a mere number of an entry in its own log."""
+        try:
+            offset = json.loads(line)
+        except ValueError:
+            # "-" stands for a source that has no offset yet; and what others write is theirs
+            return []
+        number = offset.get("logOffset") if isinstance(offset, dict) else None
+        if not isinstance(number, int):
+            return []
+        folder = f"sources/{source}"
+        data = self._files.read(f"{folder}/{number}")
+        if data is None:
+            data = self._files.read(f"{folder}/{self._compacted(folder, number)}.compact")
+        entries = [json.loads(line) for line in (data or b"").decode().splitlines()[1:]]
+        return sorted(str(entry["path"]) for entry in entries if entry["batchId"] == number)
+
+    def _compacted(self, folder: str, number: int) -> int:
+        """Return which compact file of a source's log holds an entry, of which there is no file of its own."""
+        stems = [name.removesuffix(".compact") for name in self._files.names(folder) if name.endswith(".compact")]
+        return min((int(stem) for stem in stems if stem.isdigit() and int(stem) >= number), default=number)
+
+    def _committed(self) -> list[int]:
+        return [int(name) for name in self._files.names("commits") if name.isdigit()]

@@ -1,0 +1,240 @@
+"""`ExactlyOnce`, the callable for ``foreachBatch``, and the query handle that waits for the last commits."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlparse
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql.streaming.query import StreamingQuery
+
+from epochsink.errors import CheckFailed, ConfigurationError
+from epochsink.protocol.spool import NoSpool, Spool
+from epochsink.spark.checkpoint import Checkpoint
+from epochsink.spark.compat import StreamExecution, frame_of, handle_of, refuse_connect
+from epochsink.spark.error_translation import told_to_spark
+from epochsink.spark.hadoop_storage import first_line, open_checkpoint
+from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
+from epochsink.spark.query_run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from epochsink.protocol.storage import Storage
+    from epochsink.sink import Sink
+
+
+class ExactlyOnce:
+    """Writes each epoch of a streaming query to its sinks so that it becomes visible once, after the checkpoint.
+
+    ``checkpoint`` is the query's checkpointLocation and ``sinks`` its destinations by name: the name is part of a
+    sink's identity in its target, so keep it. ``spool`` is where durable copies of rows are kept until their
+    epoch is done, a place that driver and executors share (default: in the checkpoint). ``join_running=True``
+    allows the first start on a checkpoint that already holds decided epochs.
+
+    Use `start`, or pass the object to ``foreachBatch`` by hand. One object serves one query at a time; it may
+    be started again when that query has ended. Raises `ConfigurationError`.
+    """
+
+    def __init__(
+        self, *, checkpoint: str, sinks: Mapping[str, Sink], spool: str | None = None, join_running: bool = False
+    ) -> None:
+        if not checkpoint or not isinstance(checkpoint, str):
+            raise ConfigurationError(
+                f"checkpoint={checkpoint!r} is no folder's path or URI",
+                hint="give the query's checkpointLocation, e.g. checkpoint='s3a://lake/checkpoints/orders'",
+            )
+        _refuse_bad_sinks(sinks)
+        _refuse_bad_spool(spool)
+        self.checkpoint = checkpoint
+        self.sinks = dict(sinks)
+        self.spool = spool
+        self.join_running = join_running
+        self._lock = threading.RLock()
+        self._run: Run | None = None
+        self._checked = False
+
+    def start(self, writer: DataStreamWriter) -> ExactlyOnceQuery:
+        """Check the sinks, recover what the last run left, and start the query.
+
+        ``writer`` is ``frame.writeStream`` with trigger, query name and output mode as you like them. The query's
+        ``awaitTermination`` and ``stop`` also wait until its decided epochs are visible. Raises `CheckFailed`,
+        `WentBack`, `OutcomeUnknown` before any row moves.
+        """
+        frame = frame_of(writer)
+        self.check(frame)
+        self.recover(frame.sparkSession)
+        try:
+            query = writer.foreachBatch(self).option("checkpointLocation", self.checkpoint).start()
+        except Py4JJavaError as refused:
+            raise ConfigurationError(
+                f"Spark does not start a query on checkpoint={self.checkpoint!r}: {first_line(refused)}",
+                hint="give a folder that Spark can make and write",
+            ) from refused
+        try:
+            self._adopt(frame.sparkSession, StreamExecution.of_query(query))
+        except BaseException:
+            query.stop()
+            raise
+        return ExactlyOnceQuery(query, self)
+
+    def check(self, frame: DataFrame) -> None:
+        """Compare configuration and the stream's columns with the live targets; no row moves.
+
+        Raises `CheckFailed`, which lists every finding of every sink, each with its hint.
+        """
+        refuse_connect(frame.sparkSession)
+        schemas = row_schemas(frame, self.sinks)
+        findings = []
+        for name, sink in self.sinks.items():
+            committer = sink.committer()
+            try:
+                findings += [f"sink '{name}': {finding}" for finding in committer.check(schemas[name])]
+            finally:
+                committer.close()
+        if findings:
+            raise CheckFailed.of(findings)
+        refuse_bad_plan(frame, self.sinks, schemas)
+        _, location = open_checkpoint(frame.sparkSession, self.checkpoint)
+        self._spool_of(location)
+        self._checked = True
+
+    def recover(self, session: SparkSession) -> None:
+        """Commit what the last run of the query decided and did not get to commit, and abort its leftovers.
+
+        Part of `start`. Where ``foreachBatch(sink)`` is set by hand, the first batch does it; call this before the
+        query starts if it may stay without input. On a fresh checkpoint there is nothing to recover.
+        """
+        with self._lock:
+            self._refuse_active()
+            files, location = open_checkpoint(session, self.checkpoint)
+            query_id = Checkpoint(files).query_id()
+            if query_id is not None:
+                self._run = self._make_run(files, location, query_id)
+
+    def __call__(self, frame: DataFrame, epoch: int) -> None:
+        """Prepare one epoch: what Spark calls for each micro-batch."""
+        refuse_connect(frame.sparkSession)
+        session = frame.sparkSession
+        known = self._run.execution if self._run is not None else None
+        execution = StreamExecution.of_batch(session, known)
+        with told_to_spark(epoch, execution):
+            if not self._checked:
+                self.check(frame)
+            self._adopt(session, execution).foreach_batch(frame, epoch)
+
+    def await_committed(self) -> None:
+        """Wait until the query's commit thread has ended; raises what stopped it.
+
+        For queries started by hand: call it after ``query.awaitTermination()``.
+        """
+        run = self._run
+        if run is not None:
+            run.join()
+
+    def await_settled(self) -> None:
+        """Wait until no recorded epoch awaits its commit; raises what made a commit fail."""
+        run = self._run
+        if run is not None:
+            run.settled()
+
+    def _adopt(self, session: SparkSession, execution: StreamExecution) -> Run:
+        """Return the run of this execution of the query, made by `recover` or now."""
+        with self._lock:
+            run = self._run
+            if run is not None and run.serves(execution):
+                return run
+            files, location = open_checkpoint(session, self.checkpoint)
+            _, used = open_checkpoint(session, execution.checkpoint())
+            execution.refuse_unlike(location, used)
+            if run is None or not run.awaits(execution):
+                self._refuse_active()
+                run = self._run = self._make_run(files, location, execution.query_id)
+            run.bind(execution)
+            return run
+
+    def _refuse_active(self) -> None:
+        if self._run is not None and not self._run.ends():
+            raise ConfigurationError(
+                f"this ExactlyOnce already serves a running query on checkpoint {self.checkpoint}",
+                hint="stop that query first, or make an ExactlyOnce with a checkpoint of its own for the other",
+            )
+
+    def _make_run(self, files: Storage, location: str, query_id: str) -> Run:
+        return Run(
+            sinks=self.sinks,
+            files=files,
+            spool=self._spool_of(location),
+            query_id=query_id,
+            join_running=self.join_running,
+        )
+
+    def _spool_of(self, location: str) -> Spool | NoSpool:
+        spool = Spool(self.spool) if self.spool is not None else Spool.beside(location)
+        try:
+            spool.check()
+        except ConfigurationError:
+            if any(sink.spool for sink in self.sinks.values()):
+                raise
+            return NoSpool()
+        return spool
+
+
+class ExactlyOnceQuery(StreamingQuery):
+    """A streaming query whose end is the end of its commits."""
+
+    def __init__(self, query: StreamingQuery, owner: ExactlyOnce) -> None:
+        super().__init__(handle_of(query))
+        self._owner = owner
+
+    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
+        """Wait for the query to end, and for its decided epochs to be visible.
+
+        ``timeout`` in seconds is for the query alone. Raises its StreamingQueryException, or what made a commit fail.
+        """
+        ended: bool | None = True
+        try:
+            ended = super().awaitTermination(timeout)
+        finally:
+            # a query that failed has decided epochs too
+            if ended is not False:
+                self._owner.await_committed()
+        return ended
+
+    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
+        """Wait until all input that is available now has been processed and is visible in the sinks."""
+        super().processAllAvailable()
+        self._owner.await_settled()
+
+    def stop(self) -> None:
+        """Stop the query, and wait until its decided epochs are visible."""
+        super().stop()
+        self._owner.await_committed()
+
+
+def _refuse_bad_sinks(sinks: Mapping[str, Sink]) -> None:
+    if not sinks:
+        raise ConfigurationError("sinks={} is empty", hint="give at least one sink, e.g. Postgres(...)")
+    for name, sink in sinks.items():
+        if not name or not isinstance(name, str):
+            raise ConfigurationError(
+                f"sinks has the name {name!r}, which is no text", hint="name each sink, e.g. sinks={'table': ...}"
+            )
+        if not callable(getattr(sink, "committer", None)):
+            raise ConfigurationError(
+                f"sinks[{name!r}] is a {type(sink).__name__}, which is no sink",
+                hint="give Kafka(...), Postgres(...), Elasticsearch(...) or an object of epochsink.sink.Sink",
+            )
+
+
+def _refuse_bad_spool(spool: str | None) -> None:
+    if spool is not None and not (urlparse(spool).scheme or Path(spool).is_absolute()):
+        raise ConfigurationError(
+            f"spool={spool!r} is a relative path, another place for the driver than for each executor",
+            hint="give an absolute path or a URI that driver and executors share",
+        )

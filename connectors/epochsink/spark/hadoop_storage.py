@@ -1,0 +1,152 @@
+"""Checkpoint folders through Spark's own Hadoop file system: wherever a checkpoint can live, the ledger can.
+
+Local file systems get POSIX calls instead (`epochsink.protocol.storage.LocalStorage`): Hadoop's local file system forks
+processes and takes fifty times as long.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from epochsink.errors import ConfigurationError
+from epochsink.protocol.storage import LocalStorage, Storage
+from epochsink.spark.compat import gateway_of, jvm_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+
+def open_checkpoint(session: SparkSession, checkpoint: str) -> tuple[Storage, str]:
+    """Return the files of a checkpoint folder, and its location with scheme, as Spark resolves it.
+
+    Raises `ConfigurationError` if Spark has no file system for it.
+    """
+    jvm, java = jvm_of(session)
+    try:
+        path = jvm.org.apache.hadoop.fs.Path(checkpoint)
+        system = path.getFileSystem(java.sessionState().newHadoopConf())
+        qualified = path.makeQualified(system.getUri(), system.getWorkingDirectory())
+        usable = not system.exists(qualified) or system.getFileStatus(qualified).isDirectory()
+    except (Py4JError, PySparkException) as unusable:
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} cannot be used: {first_line(unusable)}",
+            hint="give a folder that Spark itself can use as checkpointLocation; for an object store, add its "
+            "Hadoop connector to spark.jars.packages",
+        ) from unusable
+    if not usable:
+        raise ConfigurationError(f"checkpoint={checkpoint!r} is a file", hint="give a folder, which may not exist yet")
+    if qualified.toUri().getScheme() != "file":
+        return HadoopStorage(session, qualified.toString()), str(qualified.toString())
+    local = Path(qualified.toUri().getPath())
+    if local.exists() and not os.access(local, os.W_OK | os.X_OK):
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} may not be written by user id {os.geteuid()}",
+            hint="let this user write the folder, or give another",
+        )
+    return LocalStorage(local), str(local)
+
+
+class HadoopStorage:
+    """Files below one root of any Hadoop file system (see `epochsink.protocol.storage.Storage`).
+
+    `create` rests on ``FileContext.rename`` refusing an existing target, as Spark's own checkpoint does.
+    """
+
+    def __init__(self, session: SparkSession, root: str) -> None:
+        self._jvm, java = jvm_of(session)
+        self._root = root.rstrip("/")
+        configuration = java.sessionState().newHadoopConf()
+        path = self._path("")
+        self._system = path.getFileSystem(configuration)
+        self._context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(path.toUri(), configuration)
+        rename = self._jvm.org.apache.hadoop.fs.Options.Rename
+        self._never_overwrite = gateway_of(session).new_array(rename, 1)
+        self._never_overwrite[0] = rename.NONE
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write a temporary file and rename it, which fails if the name exists."""
+        folder, _, last = name.rpartition("/")
+        temporary = self._path(f"{folder}/.{last}.{uuid.uuid4().hex}.tmp")
+        with _as_oserror():
+            stream = self._system.create(temporary, False)  # noqa: FBT003 - Java's overwrite flag
+            stream.write(bytearray(data))
+            stream.close()
+            try:
+                self._context.rename(temporary, self._path(name), self._never_overwrite)
+            except Py4JJavaError as refused:
+                self._system.delete(temporary, False)  # noqa: FBT003 - Java's recursive flag
+                if _is(refused, "FileAlreadyExistsException"):
+                    return False
+                raise
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes, or None."""
+        with _as_oserror():
+            try:
+                stream = self._system.open(self._path(name))
+            except Py4JJavaError as refused:
+                if _is(refused, "FileNotFoundException"):
+                    return None
+                raise
+            try:
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
+
+    def exists(self, name: str) -> bool:
+        """Return whether a file exists."""
+        with _as_oserror():
+            return bool(self._system.exists(self._path(name)))
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder."""
+        with _as_oserror():
+            try:
+                listed = self._system.listStatus(self._path(folder))
+            except Py4JJavaError as refused:
+                if _is(refused, "FileNotFoundException"):
+                    return []
+                raise
+            if len(listed) == 0:
+                return []
+            # one call for the whole list: a call for each name costs a hundred times as much
+            paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(listed)
+            text = str(self._jvm.scala.runtime.ScalaRunTime.stringOf(paths))
+            parent = f"{paths[0].getParent().toString()}/"
+        return text.removeprefix(f"Array({parent}").removesuffix(")").split(f", {parent}")
+
+    def remove(self, name: str) -> None:
+        """Delete a file."""
+        with _as_oserror():
+            self._system.delete(self._path(name), False)  # noqa: FBT003 - Java's recursive flag
+
+    def _path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}")
+
+
+@contextmanager
+def _as_oserror() -> Iterator[None]:
+    try:
+        yield
+    except (Py4JError, PySparkException) as failure:
+        raise OSError(first_line(failure)) from failure
+
+
+def _is(failure: Py4JJavaError, name: str) -> bool:
+    return str(failure.java_exception.getClass().getName()).endswith(name)
+
+
+def first_line(failure: Py4JError | PySparkException) -> str:
+    """Return what Java said, without its stack trace."""
+    cause = getattr(failure, "java_exception", None)
+    return str(cause.toString() if cause is not None else failure).partition("\n")[0]

@@ -1,0 +1,120 @@
+"""The one query plan that feeds every sink: SQL text made once for each schema of a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame
+
+    from epochsink.sink import Sink
+
+ROW: Final = "__epochsink_row_"
+
+
+@dataclass(frozen=True, slots=True)
+class OnePass:
+    """SQL for the pass: ``rows`` adds each sink's selected struct, ``inputs`` makes each writer's struct of it."""
+
+    rows: Sequence[str]
+    wanted: str | None
+    distribute_by: Sequence[str]
+    inputs: Sequence[str]
+
+    def apply(self, frame: DataFrame, parallelism: int) -> DataFrame:
+        """Return a frame with one nullable struct column for each sink, null where a row is not for it."""
+        if self.wanted is not None:
+            frame = frame.where(self.wanted)
+        frame = frame.selectExpr("*", *self.rows)
+        if self.distribute_by:
+            frame = frame.selectExpr("*", f"struct({', '.join(self.distribute_by)}) AS {ROW}key")
+            frame = frame.repartition(parallelism, f"{ROW}key")
+        return frame.selectExpr(*self.inputs)
+
+
+def row_schemas(frame: DataFrame, sinks: Mapping[str, Sink]) -> dict[str, pa.Schema]:
+    """Return the Arrow schema of each sink's selected row; no data moves.
+
+    Raises `ConfigurationError` for SQL that Spark refuses, and for types that Arrow has no name for.
+    """
+    schemas = {}
+    for name, sink in sinks.items():
+        try:
+            selected = frame.selectExpr(*sink.select)
+            if sink.where is not None:
+                frame.where(sink.where)
+            schemas[name] = to_arrow_schema(selected.schema)
+        except PySparkException as refused:
+            raise ConfigurationError(
+                f"sink '{name}': Spark refuses its select={list(sink.select)!r}, where={sink.where!r}: {refused}",
+                hint=f"the stream's columns are: {', '.join(frame.columns)}; cast types that Arrow lacks "
+                "(intervals of months) to a string or number in select=",
+            ) from refused
+        _refuse_duplicates(name, selected.columns)
+    return schemas
+
+
+def refuse_bad_plan(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> None:
+    """Raise `ConfigurationError`, which names the sink, for a pass that Spark cannot plan; no data moves."""
+    for name, sink in sinks.items():
+        try:
+            one_pass({name: sink}, schemas).apply(frame, 1)
+        except PySparkException as refused:
+            raise ConfigurationError(
+                f"sink '{name}': Spark refuses the SQL of its options: {refused}",
+                hint=f"correct select=, where=, delete_when= and key=; the stream's columns are: "
+                f"{', '.join(frame.columns)}",
+            ) from refused
+    one_pass(sinks, schemas).apply(frame, 1)
+
+
+def _refuse_duplicates(name: str, columns: Sequence[str]) -> None:
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice:
+        raise ConfigurationError(
+            f"sink '{name}' selects the column name(s) {', '.join(twice)} more than once",
+            hint="give each selected expression a name of its own with AS",
+        )
+
+
+def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> OnePass:
+    """Make the SQL of the pass for sinks whose rows have these schemas."""
+    rows, inputs = [], []
+    for index, (name, sink) in enumerate(sinks.items()):
+        row = f"{ROW}{index}"
+        # a line each, so that a comment in one ends with it
+        struct = "struct(" + "\n, ".join(sink.select) + "\n)"
+        rows.append(f"{struct} AS {row}" if sink.where is None else f"IF({sink.where}\n, {struct}, NULL) AS {row}")
+        columns = ", ".join(sink.columns(row, schemas[name]))
+        inputs.append(
+            f"struct({columns}) AS sink_{index}"
+            if sink.where is None
+            else f"IF({row} IS NOT NULL, struct({columns}), NULL) AS sink_{index}"
+        )
+    return OnePass(rows, _any_of([sink.where for sink in sinks.values()]), _distribution(sinks), inputs)
+
+
+def _any_of(predicates: Sequence[str | None]) -> str | None:
+    """Return what lets a row in that some sink wants; None if one wants them all."""
+    given = [f"({predicate}\n)" for predicate in predicates if predicate is not None]
+    return " OR ".join(given) if len(given) == len(predicates) else None
+
+
+def _distribution(sinks: Mapping[str, Sink]) -> Sequence[str]:
+    wishes = {name: tuple(sink.distribute_by) for name, sink in sinks.items() if sink.distribute_by}
+    if len(set(wishes.values())) > 1:
+        raise ConfigurationError(
+            "sinks ask for rows to be spread over tasks in different ways: "
+            + "; ".join(f"'{name}' by {', '.join(keys)}" for name, keys in wishes.items()),
+            hint="give them the same key, use atomic=True, or feed one of them by a query of its own",
+        )
+    return next(iter(wishes.values()), ())

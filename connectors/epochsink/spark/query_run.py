@@ -1,0 +1,170 @@
+"""One run of a streaming query: its coordinator, its plan and its commit thread."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import uuid
+import weakref
+from typing import TYPE_CHECKING, Final
+
+from epochsink.protocol.commit_thread import CommitThread
+from epochsink.protocol.coordinator import Coordinator, Plan
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.storage import LocalStorage
+from epochsink.spark.batch_size import ByteLimit
+from epochsink.spark.checkpoint import Checkpoint
+from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
+from epochsink.spark.write_task import ANSWER, WriteJob
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame
+
+    from epochsink.protocol.spool import NoSpool, Spool
+    from epochsink.protocol.storage import Storage
+    from epochsink.sink import Committable, Epoch, Sink
+    from epochsink.spark.compat import StreamExecution
+
+_log = logging.getLogger("epochsink")
+
+LOCAL_POLL_SECONDS: Final = 0.005
+REMOTE_POLL_SECONDS: Final = 0.05
+"""How often the commit log is looked at while an epoch is pending: a system call, or a request to a store."""
+
+
+class Run:
+    """Recovers when made; then prepares epochs in the stream thread and commits them in the commit thread's.
+
+    Raises what `epochsink.protocol.coordinator.Coordinator.recover` raises.
+    """
+
+    def __init__(
+        self, *, sinks: Mapping[str, Sink], files: Storage, spool: Spool | NoSpool, query_id: str, join_running: bool
+    ) -> None:
+        self._sinks = sinks
+        self._query_id = query_id
+        self._poll_seconds = LOCAL_POLL_SECONDS if isinstance(files, LocalStorage) else REMOTE_POLL_SECONDS
+        self._committers = {name: sink.committer() for name, sink in sinks.items()}
+        self._spool = spool
+        self.execution: StreamExecution | None = None
+        self._commit_thread: CommitThread | None = None
+        self._in_batch = False
+        self._plans: dict[str, OnePass] = {}
+        self._byte_limit = ByteLimit()
+        self._coordinator = Coordinator(
+            query_id=query_id,
+            ledger=Ledger(files, uuid.uuid4().hex),
+            checkpoint=Checkpoint(files),
+            spool=self._spool,
+            sinks=self._committers,
+            join_running=join_running,
+        )
+        self._coordinator.recover()
+
+    def serves(self, execution: StreamExecution) -> bool:
+        """Whether this run is bound to an execution."""
+        return self.execution is not None and self.execution.run_id == execution.run_id
+
+    def awaits(self, execution: StreamExecution) -> bool:
+        """Whether this run was recovered for the query of an execution, and is not bound yet."""
+        return self.execution is None and self._query_id == execution.query_id
+
+    def bind(self, execution: StreamExecution) -> None:
+        """Start watching an execution's commits; once."""
+        self.execution = execution
+        self._commit_thread = CommitThread(self._coordinator, self, self._poll_seconds)
+        self._commit_thread.start()
+        _flush_at_exit(self._commit_thread)
+
+    def ends(self) -> bool:
+        """Whether the query has ended; if so, waits for the last commits."""
+        if self._commit_thread is not None and self._commit_thread.is_alive() and not self.is_alive():
+            self._commit_thread.join()
+        return self._commit_thread is None or not self._commit_thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the last commits; raises what stopped them."""
+        if self._commit_thread is not None:
+            self._commit_thread.join()
+            for committer in self._committers.values():
+                committer.close()
+            if self._commit_thread.failure is not None:
+                raise self._commit_thread.failure
+
+    def settled(self) -> None:
+        """Wait until no epoch is pending."""
+        self._coordinator.wait_settled()
+
+    def is_alive(self) -> bool:
+        """Whether the stream thread may still write to the checkpoint (see `Stream`)."""
+        return self.execution is not None and self.execution.is_alive()
+
+    def is_in_batch(self) -> bool:
+        """Whether foreachBatch runs now."""
+        return self._in_batch
+
+    def interrupt(self) -> None:
+        """Make the query fail."""
+        if self.execution is not None:
+            self.execution.interrupt()
+
+    def stop(self) -> None:
+        """End the query."""
+        if self.execution is not None:
+            self.execution.stop()
+
+    def foreach_batch(self, frame: DataFrame, number: int) -> None:
+        """Prepare one epoch: steps 1 to 4 of the protocol."""
+        self._in_batch = True
+        try:
+            self._prepare(frame, number)
+        finally:
+            self._in_batch = False
+
+    def _prepare(self, frame: DataFrame, number: int) -> None:
+        if self._coordinator.settle(number) is Plan.RUN_FOR_STATE:
+            _log.info("epoch %d stands as recorded by an earlier attempt: its plan runs for its state only", number)
+            frame.write.format("noop").mode("overwrite").save()
+            return
+        epoch = self._coordinator.begin(number)
+        try:
+            written = self._write(frame, epoch)
+        except BaseException:
+            self._coordinator.abandon(epoch)
+            raise
+        self._coordinator.record(epoch, written)
+
+    def _write(self, frame: DataFrame, epoch: Epoch) -> dict[str, list[tuple[str, Committable]]]:
+        identities = {name: self._coordinator.identity(name) for name in self._sinks}
+        job = WriteJob(epoch, self._sinks, identities, self._spool)
+        session = frame.sparkSession
+        passed = self._plan(frame).apply(frame, session.sparkContext.defaultParallelism)
+        with self._byte_limit.lifted(session):
+            answers = passed.mapInArrow(job.write_partition, ANSWER).collect()
+        written: dict[str, list[tuple[str, Committable]]] = {}
+        for answer in sorted(answers, key=lambda row: row["slot"]):
+            self._byte_limit.learn(answer["row_bytes"])
+            accepted = (answer["task"], json.loads(answer["committable"]))
+            written.setdefault(answer["sink"], []).append(accepted)
+        return written
+
+    def _plan(self, frame: DataFrame) -> OnePass:
+        key = frame.schema.json()
+        if key not in self._plans:
+            self._plans[key] = one_pass(self._sinks, row_schemas(frame, self._sinks))
+        return self._plans[key]
+
+
+def _flush_at_exit(commit_thread: CommitThread) -> None:
+    """Let the interpreter's exit wait for a decided epoch's commit: daemon threads are cut off after it."""
+    known = weakref.ref(commit_thread)
+
+    def flush() -> None:
+        living = known()
+        if living is not None:
+            living.flush()
+
+    atexit.register(flush)

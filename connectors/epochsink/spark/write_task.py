@@ -1,0 +1,164 @@
+"""Step 2, on the executors: ONE pass over the rows feeds every sink, without per-row Python.
+
+The JVM evaluates one struct column for each sink; ``mapInArrow`` hands the record batches to `write_partition`, which
+spools, writes and prepares for every sink, and answers one row for each sink that had rows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import uuid
+import zipimport
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
+
+from epochsink import arrow_buffers
+from epochsink.errors import EpochsinkError
+from epochsink.failpoints import reach
+from epochsink.sink import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from epochsink.protocol.spool import NoSpool, Spool, SpoolWriter
+    from epochsink.sink import Committable, Epoch, Identity, Sink, SinkWriter
+
+ANSWER: Final = StructType(
+    [
+        StructField("sink", StringType()),
+        StructField("task", StringType()),
+        StructField("slot", IntegerType()),
+        StructField("committable", StringType()),
+        StructField("row_bytes", DoubleType()),
+    ]
+)
+"""Schema of a task's answer: the sink's name, the task's uuid and partition, what it prepared (JSON), and the
+largest average of bytes in a row, over all its sinks, that one of its batches had."""
+
+
+class TaskFailed(Exception):
+    """Carries an error of this package, as a line of text, out of a Python worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJob:
+    """What a task needs to know: one epoch, and the sinks in the order of the columns. Crosses to executors."""
+
+    epoch: Epoch
+    sinks: Mapping[str, Sink]
+    identities: Mapping[str, Identity]
+    spool: Spool | NoSpool
+
+    def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write one partition into every sink; yield what was prepared, in one record batch."""
+        task = _Attempt(self)
+        try:
+            for batch in batches:
+                task.write(batch)
+            answers = task.prepare()
+        except BaseException as failure:
+            task.abort()
+            if isinstance(failure, EpochsinkError):
+                # only text reaches the driver: see run.py for the way back
+                raise TaskFailed(failure.to_line()) from failure
+            raise
+        finally:
+            _forget_archives()
+        yield _in_one_batch(answers)
+
+
+def _forget_archives() -> None:
+    """Drop Python's finders of zip archives, which it makes anew when it next imports from one.
+
+    PySpark comes to its workers as an archive, and invalidates all finders before each task. A finder of an archive
+    then reads its whole directory again, and there are a dozen: a tenth of a second of each task.
+    """
+    for path, finder in list(sys.path_importer_cache.items()):
+        if isinstance(finder, zipimport.zipimporter):
+            del sys.path_importer_cache[path]
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A row of `ANSWER`."""
+
+    sink: str
+    task: str
+    partition: int
+    committable: str
+    row_bytes: float
+
+
+def _in_one_batch(answers: Sequence[_Answer]) -> pa.RecordBatch:
+    columns = [
+        arrow_buffers.texts([answer.sink for answer in answers], pa.string()),
+        arrow_buffers.texts([answer.task for answer in answers], pa.string()),
+        arrow_buffers.numbers(np.array([answer.partition for answer in answers], np.int32)),
+        arrow_buffers.texts([answer.committable for answer in answers], pa.string()),
+        arrow_buffers.numbers(np.array([answer.row_bytes for answer in answers], np.float64)),
+    ]
+    return pa.RecordBatch.from_arrays(columns, names=ANSWER.names)
+
+
+@dataclass(slots=True)
+class _Share:
+    """One sink's share of one task."""
+
+    writer: SinkWriter
+    spool: SpoolWriter | None
+
+
+class _Attempt:
+    """One invocation of one task. Its uuid is fresh: Spark may run the same task attempt number twice."""
+
+    def __init__(self, job: WriteJob) -> None:
+        context = TaskContext.get()
+        self._job = job
+        self._partition = context.partitionId() if context is not None else 0
+        self._uuid = uuid.uuid4().hex
+        self._shares: dict[str, _Share] = {}
+        self._row_bytes = 0.0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._row_bytes = max(self._row_bytes, batch.nbytes / max(1, batch.num_rows))
+        for name, column in zip(self._job.sinks, batch.columns, strict=True):
+            chosen = column.drop_null() if column.null_count else column
+            if len(chosen):
+                self._write_one(name, pa.RecordBatch.from_struct_array(chosen))
+
+    def _write_one(self, name: str, rows: pa.RecordBatch) -> None:
+        share = self._shares.get(name) or self._begin(name, rows.schema)
+        if share.spool is not None:
+            share.spool.write(rows)
+        share.writer.write(rows)
+
+    def _begin(self, name: str, schema: pa.Schema) -> _Share:
+        reach("task.begin")
+        sink = self._job.sinks[name]
+        task = Task(self._job.identities[name], self._job.epoch, self._partition, self._uuid)
+        spool = self._job.spool.writer(task, schema) if sink.spool else None
+        self._shares[name] = share = _Share(sink.writer(task), spool)
+        return share
+
+    def prepare(self) -> list[_Answer]:
+        reach("task.written")
+        for share in self._shares.values():
+            if share.spool is not None:
+                share.spool.close()
+        reach("task.spooled")
+        prepared = {name: share.writer.prepare() for name, share in self._shares.items()}
+        reach("task.prepared")
+        return [self._answer(name, committable) for name, committable in prepared.items()]
+
+    def _answer(self, name: str, committable: Committable) -> _Answer:
+        return _Answer(name, self._uuid, self._partition, json.dumps(committable), self._row_bytes)
+
+    def abort(self) -> None:
+        for share in self._shares.values():
+            share.writer.abort()

@@ -1,0 +1,96 @@
+"""When did Spark decide, and when did the ledger say done? Looks at a checkpoint and writes what is new to the history.
+
+A look before and after every read makes the times sharp: an epoch counts as undecided until the last look that did not
+find its ``commits/N``.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from epochsink.testing.history import HistoryLog
+
+
+class CheckpointWatch:
+    """Watches one checkpoint on a local file system whose source is Kafka. May be used by several threads."""
+
+    def __init__(self, checkpoint: Path, run: str, log: HistoryLog) -> None:
+        self._files = LocalStorage(checkpoint)
+        self._ledger = Ledger(self._files, "watch")
+        self._run = run
+        self._log = log
+        self._lock = threading.Lock()
+        self._last_look = 0.0
+        self._planned: dict[int, dict[int, int]] = {}
+        self._committed: set[int] = set()
+        self._done: set[int] = set()
+
+    def look(self) -> None:
+        """Write what is new since the last look."""
+        with self._lock:
+            began = time.monotonic()
+            # the commits first: what an epoch holds was written before it was decided
+            committed = [epoch for epoch in self._new("commits", self._committed) if self._decided(epoch)]
+            for epoch in self._new("offsets", self._planned.keys()):
+                self._plan(epoch)
+            for epoch in committed:
+                self._committed.add(epoch)
+                self._log.write("committed", run=self._run, epoch=epoch, absent_until=self._last_look)
+            self._look_at_ledger()
+            self._last_look = began
+
+    def decided(self) -> dict[int, int]:
+        """Return how far the decided epochs have come: the end offset of each source partition."""
+        with self._lock:
+            return self._planned[max(self._committed)] if self._committed else {}
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs have been seen decided."""
+        return len(self._committed)
+
+    def _new(self, folder: str, known: object) -> list[int]:
+        seen = known if isinstance(known, set) else set(known)  # type: ignore[call-overload]
+        return sorted(int(name) for name in self._files.names(folder) if name.isdigit() and int(name) not in seen)
+
+    def _decided(self, epoch: int) -> bool:
+        return bool(self._files.read(f"commits/{epoch}"))
+
+    def _plan(self, epoch: int) -> None:
+        ends = kafka_ends(self._files.read(f"offsets/{epoch}") or b"")
+        if ends is not None:
+            self._planned[epoch] = ends
+            self._log.write("offsets", run=self._run, epoch=epoch, ends=ends)
+
+    def _look_at_ledger(self) -> None:
+        for epoch in sorted(self._ledger.read().done - self._done):
+            self._done.add(epoch)
+            if epoch in self._planned:
+                self._log.write("done", run=self._run, epoch=epoch)
+
+
+def kafka_ends(data: bytes) -> dict[int, int] | None:
+    """Return the end offsets in an entry of ``offsets/`` whose one source is one Kafka topic; None if it is torn.
+
+    Raises ValueError for another kind of source.
+    """
+    lines = data.decode().splitlines()
+    if len(lines) < 3:  # noqa: PLR2004 - version, header, source
+        return None
+    try:
+        topics = json.loads(lines[2])
+    except ValueError:
+        return None
+    if not isinstance(topics, dict) or len(topics) != 1 or not all(isinstance(ends, dict) for ends in topics.values()):
+        raise ValueError(f"the offsets of this source are not those of one Kafka topic: {lines[2][:200]}")
+    (ends,) = topics.values()
+    return {int(part): int(end) for part, end in ends.items()}

@@ -1,0 +1,326 @@
+"""A sink for tests of pipelines: no service, every failure at hand.
+
+    sink = LocalSink(tmp_path / "sink")
+    query = ExactlyOnce(checkpoint=..., sinks={"out": sink}).start(stream.writeStream.trigger(availableNow=True))
+    query.awaitTermination()
+    assert sink.rows() == [...]
+
+Its rows have to cross from Spark's Python workers to the test, so its memory is a folder: on a RAM disk if you like.
+It keeps the whole contract of `epochsink.sink`: each epoch becomes visible by one rename, all of it or nothing.
+
+    <folder>/<identity>/written/<generation>-<epoch>-<attempt>/<task>.arrow      by the tasks
+    <folder>/<identity>/prepared/<generation>-<epoch>-<attempt>/<task>.arrow     the accepted tasks', by the vote
+    <folder>/<identity>/visible/<epoch>/<task>.arrow                             renamed there by the commit
+    <folder>/faults/<point>/<number>                                             one for each armed failure
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.identity import identity_key
+from epochsink.sink import COMMITTED, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from epochsink.sink import Committable, Epoch, Identity, Rows, Task
+
+_ATTEMPT: Final = re.compile(r"(\d+)-(\d+)-([0-9a-f]{32})")
+_REMNANT: Final = re.compile(_ATTEMPT.pattern + r"(\.[0-9a-f]{32})?")
+_ATTEMPT_FILE: Final = "attempt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSink:
+    """Appends rows to a folder. Safe to give to a query, to its tasks and to a later query at the same time.
+
+    ``folder`` is the sink's memory: two sinks on one folder are one target. ``select``, ``where`` and ``spool`` are
+    those of every sink.
+    """
+
+    folder: str | Path = field(kw_only=False)
+    select: Sequence[str] = ("*",)
+    where: str | None = None
+    spool: bool = True
+    distribute_by: Sequence[str] = ()
+
+    # ---- what readers see
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the visible rows of all epochs, in the order of epochs and tasks."""
+        return [row for path in self._visible() for row in _read(_files(path))]
+
+    def epochs(self) -> dict[int, list[dict[str, Any]]]:
+        """Return the visible rows by epoch. After a new checkpoint, epochs of the same number are joined."""
+        found: dict[int, list[dict[str, Any]]] = {}
+        for path in self._visible():
+            found.setdefault(int(path.name), []).extend(_read(_files(path)))
+        return found
+
+    def prepared(self) -> list[str]:
+        """Return the names (generation, epoch, attempt) of what is prepared and not visible."""
+        return sorted(path.name for path in Path(self.folder).glob("*/prepared/*") if _ATTEMPT.fullmatch(path.name))
+
+    def _visible(self) -> list[Path]:
+        return sorted(Path(self.folder).glob("*/visible/*"), key=lambda path: (int(path.name), path.parts))
+
+    # ---- failures
+
+    def fail_prepare(self, times: int = 1) -> None:
+        """Let the next tasks that prepare fail with `PrepareFailed`."""
+        self._arm("prepare", times)
+
+    def fail_vote(self, times: int = 1) -> None:
+        """Let the next votes fail with `PrepareFailed`."""
+        self._arm("vote", times)
+
+    def lose_reply(self, times: int = 1) -> None:
+        """Let the next commits be carried out and then raise OSError, as if the reply was lost."""
+        self._arm("reply", times)
+
+    def forget_outcome(self, times: int = 1) -> None:
+        """Let the next commits answer UNKNOWN without being carried out."""
+        self._arm("outcome", times)
+
+    def abort_prepared(self) -> list[str]:
+        """End everything prepared behind the query's back, as a broker's time-out or a DBA does; return the names."""
+        names = self.prepared()
+        for path in Path(self.folder).glob("*/prepared/*"):
+            if path.name in names:
+                _remove(path)
+        return names
+
+    def reject(self, column: str, value: Any) -> None:
+        """Refuse rows with this value (of a JSON type) with `RowsRejected`, until `accept_all`."""
+        path = Path(self.folder) / "rejected"
+        path.mkdir(parents=True, exist_ok=True)
+        (path / uuid.uuid4().hex).write_text(json.dumps([column, value]))
+
+    def accept_all(self) -> None:
+        """Refuse no rows any more."""
+        shutil.rmtree(Path(self.folder) / "rejected", ignore_errors=True)
+
+    def _arm(self, point: str, times: int) -> None:
+        path = Path(self.folder) / "faults" / point
+        path.mkdir(parents=True, exist_ok=True)
+        for _ in range(times):
+            (path / uuid.uuid4().hex).touch()
+
+    def strikes(self, point: str) -> bool:
+        """Use up one armed failure, whichever process asks first; return whether there was one."""
+        for armed in (Path(self.folder) / "faults" / point).glob("*"):
+            try:
+                armed.unlink()
+            except FileNotFoundError:
+                continue
+            return True
+        return False
+
+    def refused(self) -> list[tuple[str, Any]]:
+        """Return the (column, value) pairs that are refused."""
+        return [tuple(json.loads(path.read_text())) for path in (Path(self.folder) / "rejected").glob("*")]
+
+    # ---- the contract (see epochsink.sink.Sink)
+
+    def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
+        """Return every selected column as it is."""
+        names = [name.replace("`", "``") for name in schema.names]
+        return [f"{row}.`{name}` AS `{name}`" for name in names]
+
+    def writer(self, task: Task) -> LocalWriter:
+        """Make the writer of one task attempt."""
+        return LocalWriter(self, task)
+
+    def committer(self) -> LocalCommitter:
+        """Make the driver's side."""
+        return LocalCommitter(self)
+
+
+class LocalWriter:
+    """Gathers one task's rows, and writes them as it prepares (see `epochsink.sink.SinkWriter`)."""
+
+    def __init__(self, sink: LocalSink, task: Task) -> None:
+        self._sink = sink
+        name = _attempt_name(task.identity.generation, task.epoch.number, task.epoch.attempt)
+        self._path = Path(sink.folder) / identity_key(task.identity) / "written" / name / f"{task.uuid}.arrow"
+        self._task = task
+        self._batches: list[pa.RecordBatch] = []
+        self._refused = sink.refused()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take a record batch; raises `RowsRejected` where a value is refused."""
+        for column, value in self._refused:
+            if column in batch.schema.names and value in batch.column(column).to_pylist():
+                raise RowsRejected(
+                    f"a row with {column}={value!r} is refused, as LocalSink.reject() was told",
+                    hint="filter such rows out, or call accept_all()",
+                )
+        self._batches.append(batch)
+
+    def prepare(self) -> Committable:
+        """Write the file."""
+        if self._sink.strikes("prepare"):
+            raise PrepareFailed(f"task {self._task.uuid} fails to prepare, as LocalSink.fail_prepare() was told")
+        _write(self._path, self._batches)
+        return {
+            "task": self._task.uuid,
+            "slot": self._task.partition,
+            "rows": sum(len(batch) for batch in self._batches),
+        }
+
+    def abort(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+
+class LocalCommitter:
+    """Makes epochs visible, each by one rename (see `epochsink.sink.SinkCommitter`)."""
+
+    def __init__(self, sink: LocalSink) -> None:
+        self._sink = sink
+        self._home = Path(sink.folder)
+        self._generation = 0
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        """Find nothing: every schema fits."""
+        del schema
+        return []
+
+    def initial_state(self) -> dict[str, Any]:
+        """Fix nothing."""
+        return {}
+
+    def open(self, identity: Identity) -> None:
+        """Learn who this sink is."""
+        self._home = Path(self._sink.folder) / identity_key(identity)
+        self._generation = identity.generation
+
+    def newest(self) -> int | None:
+        """Return the newest visible epoch."""
+        return max((int(path.name) for path in (self._home / "visible").glob("*")), default=None)
+
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+        """Put the accepted tasks' files together."""
+        del rows
+        if self._sink.strikes("vote"):
+            raise PrepareFailed(f"epoch {epoch.number} fails to be voted for, as LocalSink.fail_vote() was told")
+        name = _attempt_name(self._generation, epoch.number, epoch.attempt)
+        files = [self._home / "written" / name / f"{part['task']}.arrow" for part in written]
+        gone = [file.name for file in files if not file.exists()]
+        if gone:
+            raise PrepareFailed(f"epoch {epoch.number}: what these tasks wrote is gone: {', '.join(gone)}")
+        self._put(name, epoch, {f"{i:06d}-{file.name}": file for i, file in enumerate(files)})
+        return [{"name": name, "rows": sum(part["rows"] for part in written)}]
+
+    def _put(self, name: str, epoch: Epoch, files: dict[str, Path]) -> None:
+        unfinished = self._home / "prepared" / f"{name}.{uuid.uuid4().hex}"
+        unfinished.mkdir(parents=True)
+        for final, file in files.items():
+            os.link(file, unfinished / final)
+        (unfinished / _ATTEMPT_FILE).write_text(epoch.attempt)
+        unfinished.rename(self._home / "prepared" / name)
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+        """Rename; where there is nothing to rename, the visible epoch tells."""
+        del rows
+        if self._sink.strikes("outcome"):
+            return Verdict(Outcome.UNKNOWN, "as LocalSink.forget_outcome() was told")
+        visible = self._home / "visible" / f"{epoch.number:012d}"
+        visible.parent.mkdir(parents=True, exist_ok=True)
+        verdict = self._rename(self._home / "prepared" / part["name"], visible, epoch)
+        if self._sink.strikes("reply"):
+            raise OSError(
+                f"the reply to the commit of epoch {epoch.number} is lost, as LocalSink.lose_reply() was told"
+            )
+        return verdict
+
+    def _rename(self, prepared: Path, visible: Path, epoch: Epoch) -> Verdict:
+        try:
+            # refuses a folder that is not empty, so an epoch becomes visible once
+            prepared.rename(visible)
+        except OSError as refused:
+            if not visible.exists():
+                return Verdict(Outcome.ABORTED, f"{prepared.name} is gone, and epoch {epoch.number} is not visible")
+            attempt = (visible / _ATTEMPT_FILE).read_text()
+            if attempt != epoch.attempt:
+                return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is visible by attempt {attempt}: {refused}")
+        return COMMITTED
+
+    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+        """Prepare the spooled rows under a new name."""
+        name = _attempt_name(self._generation, epoch.number, attempt)
+        files = {}
+        for i, task in enumerate(rows.tasks()):
+            path = self._home / "written" / name / f"{task}.arrow"
+            _write(path, rows.read(task))
+            files[f"{i:06d}-{path.name}"] = path
+        self._put(name, epoch, files)
+        return {**part, "name": name}
+
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+        """Remove every attempt of this or an earlier generation that ``keep`` does not name."""
+        kept = {part["name"] for part in keep}
+        ended = []
+        for path in [*self._home.glob("prepared/*"), *self._home.glob("written/*")]:
+            found = _REMNANT.fullmatch(path.name)
+            if found and int(found[1]) <= self._generation and path.name not in kept:
+                _remove(path)
+                ended.append(f"{path.parent.name} {path.name}")
+        return ended
+
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Do nothing: what is committed is visible."""
+
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Remove what the tasks wrote."""
+        del epoch
+        for part in parts:
+            _remove(self._home / "written" / part["name"])
+
+    def close(self) -> None:
+        """Hold nothing."""
+
+
+def _attempt_name(generation: int, epoch: int, attempt: str) -> str:
+    return f"{generation}-{epoch}-{attempt}"
+
+
+def _remove(path: Path) -> None:
+    """Take a folder away at once, then delete it."""
+    doomed = path.parent / f"{path.name.partition('.')[0]}.{uuid.uuid4().hex}"
+    try:
+        path.rename(doomed)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(doomed)
+
+
+def _write(path: Path, batches: Iterable[pa.RecordBatch]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    batches = list(batches)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as stream:
+        for batch in batches:
+            stream.write_batch(batch)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.arrow"))
+
+
+def _read(files: Iterable[Path]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for file in files:
+        with pa.OSFile(str(file), "rb") as source, pa.ipc.open_stream(source) as stream:
+            rows += stream.read_all().to_pylist()
+    return rows

@@ -1,0 +1,142 @@
+"""The contract, held by the simulation's ports and by the public in-memory sink."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from contract.cases import SinkContract
+from epochsink.protocol.spool import Spool
+from epochsink.sink import Epoch, Identity, Rows, Task
+from epochsink.testing import LocalSink
+from simulation.invariants import newest_rows
+from simulation.ports import PORTS
+from simulation.steps import at_once
+from simulation.storage import MemorySpool, spool_name
+from simulation.world import Row, World
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from epochsink.sink import Committable, SinkCommitter
+
+
+class PortRig:
+    """An in-memory port of the simulation, without its scheduler."""
+
+    def __init__(self, letter: str) -> None:
+        self.letter = letter
+        self.world = World(letter)
+        self.spool = MemorySpool(self.world, at_once)
+        self.loses = letter in "KPS"
+        self.origins: dict[str, dict[str, Any]] = {}
+
+    def identity(self, query: str, generation: int) -> Identity:
+        origin = self.origins.setdefault(query, self._port().initial_state())
+        return Identity(query, self.letter, generation, origin)
+
+    def _port(self) -> Any:
+        return PORTS[self.letter](self.world, at_once)
+
+    def open(self, query: str, generation: int) -> SinkCommitter:
+        port = self._port()
+        port.open(self.identity(query, generation))
+        committer: SinkCommitter = port.committer
+        return committer
+
+    def write(
+        self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
+    ) -> tuple[str, Committable]:
+        task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex)
+        tuples = [Row(query, epoch.number, number, epoch.attempt) for number in rows]
+        writer = self._port().begin(task)
+        writer.write(tuples)
+        self.spool.make(query, epoch)
+        self.spool.write(query, epoch, spool_name(self.letter, task.uuid), tuples)
+        self.world.readers.decided.add((query, epoch.number))
+        return task.uuid, writer.prepare()
+
+    def rows(self, query: str, epoch: Epoch, tasks: Sequence[str]) -> Rows:
+        return self.spool.rows(self.identity(query, 1), epoch, tasks)
+
+    def drop_spool(self, query: str, epoch: Epoch) -> None:
+        self.spool.drop(query, epoch)
+
+    def visible(self) -> list[int]:
+        assert not self.world.readers.anomalies
+        return sorted(row.source for row in newest_rows(self.world, self.letter))
+
+    def lose_prepared(self) -> None:
+        self.world.kafka.time_out()
+        for target in self.world.postgres.values():
+            target.roll_back_all()
+            target.staging.clear()
+
+    def leftovers(self) -> list[str]:
+        found = [name for name, one in self.world.kafka.transactions.items() if one.state == "Ongoing"]
+        for target in self.world.postgres.values():
+            found += [*target.prepared, *map(str, target.staging)]
+        return found
+
+
+class FolderRig:
+    """The public in-memory sink."""
+
+    loses = True
+
+    def __init__(self, folder: Path) -> None:
+        self.sink = LocalSink(folder / "sink")
+        self.spool = Spool(str(folder / "spool"))
+
+    def open(self, query: str, generation: int) -> SinkCommitter:
+        committer = self.sink.committer()
+        committer.open(Identity(query, "sink", generation))
+        return committer
+
+    def write(
+        self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
+    ) -> tuple[str, Committable]:
+        task = Task(Identity(query, "sink", generation), epoch, partition, uuid.uuid4().hex)
+        batch = pa.RecordBatch.from_pydict({"id": rows})
+        writer = self.sink.writer(task)
+        writer.write(batch)
+        self.spool.make(query, epoch)
+        spooled = self.spool.writer(task, batch.schema)
+        spooled.write(batch)
+        spooled.close()
+        return task.uuid, writer.prepare()
+
+    def rows(self, query: str, epoch: Epoch, tasks: Sequence[str]) -> Rows:
+        return self.spool.rows(Identity(query, "sink"), epoch, tasks)
+
+    def drop_spool(self, query: str, epoch: Epoch) -> None:
+        self.spool.drop(query, epoch)
+
+    def visible(self) -> list[int]:
+        return sorted(row["id"] for row in self.sink.rows())
+
+    def lose_prepared(self) -> None:
+        self.sink.abort_prepared()
+
+    def leftovers(self) -> list[str]:
+        return self.sink.prepared()
+
+
+class TestPorts(SinkContract):
+    """The ports that the simulation is run with."""
+
+    @pytest.fixture(params=sorted(set(PORTS) - {"F"}))
+    def rig(self, request: pytest.FixtureRequest) -> PortRig:
+        return PortRig(request.param)
+
+
+class TestInMemorySink(SinkContract):
+    """The sink for users' tests."""
+
+    @pytest.fixture
+    def rig(self, tmp_path: Path) -> FolderRig:
+        return FolderRig(tmp_path)

@@ -1,0 +1,161 @@
+"""Leftovers: what earlier drivers, lost tasks and zombies left on the server ends, and nothing else does."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from epochsink.errors import PrepareFailed
+from epochsink.postgres import Postgres
+from epochsink.postgres.committer import PostgresCommitter
+from epochsink.sink import Epoch, Identity, Outcome
+
+if TYPE_CHECKING:
+    from fix_postgres import MakeDriver, Truth
+
+MODES = [
+    pytest.param({"commit": "prepared"}, id="prepared"),
+    pytest.param({"commit": "staged"}, id="staged"),
+    pytest.param({"atomic": False}, id="by-task"),
+    pytest.param({"atomic": False, "key": "id"}, id="by-task-upsert"),
+]
+
+
+def orders(*ids: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "note": [f"x{i}" for i in ids]})
+
+
+@pytest.fixture
+def table(pg_schema: str, pg_truth: Truth) -> str:
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.orders (id bigint PRIMARY KEY, note text)")
+    return f"{pg_schema}.orders"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_recorded_stays_and_the_rest_goes(
+    mode: dict[str, Any], table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Leftovers: an attempt that never voted, and one that voted and was not recorded."""
+    driver = pg_driver(table, orders(1), **mode)
+    recorded, kept = driver.prepare(0, orders(1), orders(2))
+    driver.write(1, orders(3), orders(4))
+    driver.prepare(1, orders(5))
+    later = driver.restart()
+    assert later.committer.abort_orphans(kept)
+    assert sorted(pg_truth.prepared()) == sorted(part["gid"] for part in kept if "gid" in part)
+    assert pg_truth.staging(pg_schema) == sorted({part["table"] for part in kept if "table" in part})
+    assert later.committer.abort_orphans(kept) == []
+    assert {verdict.outcome for verdict in later.commit(recorded, kept)} == {Outcome.COMMITTED}
+    assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
+
+
+def test_another_query_and_another_sink_are_left_alone(
+    table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    stranger = pg_driver(table, orders(1))
+    written, parts = stranger.prepare(0, orders(1))
+    open_task = stranger.sink.writer(stranger.task(Epoch(1, uuid.uuid4().hex)))
+    open_task.write(orders(2))
+    assert pg_driver(table, orders(1)).committer.abort_orphans([]) == []
+    assert pg_truth.prepared() == [parts[0]["gid"]]
+    assert len(pg_truth.staging(pg_schema)) == 2
+    open_task.prepare()
+    assert {verdict.outcome for verdict in stranger.commit(written, parts)} == {Outcome.COMMITTED}
+
+
+def test_a_newer_driver_is_left_alone_by_an_older_one(
+    table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """A driver that slept through the take-over ends nothing of its successor's: sessions, gids, tables."""
+    older = pg_driver(table, orders(1))
+    older.committer.newest()
+    newer = older.restart()
+    written, parts = newer.prepare(0, orders(1))
+    task = newer.sink.writer(newer.task(Epoch(1, uuid.uuid4().hex)))
+    task.write(orders(2))
+    assert older.committer.abort_orphans([]) == []
+    assert pg_truth.prepared() == [parts[0]["gid"]]
+    assert len(pg_truth.staging(pg_schema)) == 2
+    task.prepare()
+    assert {verdict.outcome for verdict in newer.commit(written, parts)} == {Outcome.COMMITTED}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_zombie_task_in_the_middle_of_its_copy_is_ended(
+    mode: dict[str, Any], table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The sweep does not hang behind its lock, and the zombie can neither write nor prepare afterwards."""
+    driver = pg_driver(table, orders(1), **mode)
+    zombie = driver.sink.writer(driver.task(Epoch(0, uuid.uuid4().hex)))
+    zombie.write(orders(1))
+    later = driver.restart()
+    assert any("terminated session" in line for line in later.committer.abort_orphans([]))
+    assert pg_truth.staging(pg_schema) == []
+    with pytest.raises(PrepareFailed):
+        zombie.prepare()
+    zombie.abort()
+    assert pg_truth.prepared() == []
+    later.run(0, orders(1))
+    assert pg_truth.rows(table) == [(1, "x1")]
+
+
+def test_a_zombie_driver_in_the_middle_of_its_merge_is_ended(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth, pg_schema: str
+) -> None:
+    """Its open marker row would make the new driver's vote wait."""
+    driver = pg_driver(table, orders(1))
+    key = driver.write(0, orders(1)).committables[0]["table"].split("_")[1]
+    with closing(psycopg.connect(pg_truth.dsn, application_name=f"epochsink:{key}:1:driver")) as zombie:
+        values = f"('{key}', 0, 'all', 'a', 'q', 's')"
+        zombie.execute(f"INSERT INTO {pg_schema}.marker (key, epoch, part, attempt, query_id, sink) VALUES {values}")  # noqa: S608 - names that the test made
+        later = driver.restart()
+        assert any(":1:driver" in line for line in later.committer.abort_orphans([]))
+        later.run(0, orders(1))
+    assert pg_truth.rows(table) == [(1, "x1")]
+
+
+def test_a_table_that_something_else_holds_is_left_for_the_next_sweep(
+    table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """A session that is not ours, such as a backup, is not ended and not waited for without end."""
+    driver = pg_driver(table, orders(1))
+    staging = driver.write(0, orders(1)).committables[0]["table"]
+    with psycopg.connect(pg_truth.dsn) as backup:
+        backup.execute(f"LOCK TABLE {pg_schema}.{staging} IN ACCESS SHARE MODE")
+        assert driver.committer.abort_orphans([]) == []
+        assert pg_truth.staging(pg_schema) == [staging]
+    assert driver.committer.abort_orphans([]) == [f"dropped staging table {staging}"]
+
+
+def test_a_zombie_that_comes_back_after_the_sweep_changes_nothing(
+    table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """It may make its staging table anew; nobody merges it, and the next sweep drops it."""
+    driver = pg_driver(table, orders(1))
+    attempt = Epoch(0, uuid.uuid4().hex)
+    later = driver.restart()
+    later.committer.abort_orphans([])
+    zombie = driver.sink.writer(driver.task(attempt))
+    zombie.write(orders(9))
+    zombie.prepare()
+    later.run(0, orders(1))
+    assert pg_truth.rows(table) == [(1, "x1")]
+    assert len(later.committer.abort_orphans([])) == 1
+    assert pg_truth.staging(pg_schema) == []
+
+
+def test_an_unreachable_server_makes_a_sweep_a_matter_for_later() -> None:
+    with closing(socket.socket()) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        committer = PostgresCommitter(Postgres(f"host=127.0.0.1 port={port}", table="orders"), patience=0.1)
+        committer.open(Identity(str(uuid.uuid4()), "table", 1))
+        with pytest.raises(ConnectionError, match=str(port)):
+            committer.abort_orphans([])
+        committer.finish(Epoch(0, uuid.uuid4().hex), [{"table": "s"}])

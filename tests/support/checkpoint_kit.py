@@ -1,0 +1,89 @@
+"""A checkpoint made by hand, as Spark and the machine would leave it: for tests of what operators do to one."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from typing import TYPE_CHECKING
+
+from epochsink.protocol.coordinator import Coordinator
+from epochsink.protocol.ledger import History, Ledger
+from epochsink.protocol.spool import Spool
+from epochsink.protocol.storage import LocalStorage
+from epochsink.sink import Task
+from epochsink.spark.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from epochsink.sink import Epoch, Sink
+
+
+class CheckpointKit:
+    """One query's checkpoint in ``root``, and its driver, which has recovered."""
+
+    def __init__(self, root: Path, sinks: Mapping[str, Sink]) -> None:
+        self.root = root
+        self.sinks = dict(sinks)
+        self.query_id = str(uuid.uuid4())
+        self.spool = Spool.beside(str(root))
+        for folder in ("offsets", "commits"):
+            (root / folder).mkdir(parents=True)
+        (root / "metadata").write_text(json.dumps({"id": self.query_id}))
+        self._committers = {name: sink.committer() for name, sink in self.sinks.items()}
+        self.coordinator = Coordinator(
+            query_id=self.query_id,
+            ledger=Ledger(LocalStorage(root), uuid.uuid4().hex),
+            checkpoint=Checkpoint(LocalStorage(root)),
+            spool=self.spool,
+            sinks=self._committers,
+        )
+        self.coordinator.recover()
+
+    def write(
+        self, number: int, rows: Mapping[str, pa.RecordBatch]
+    ) -> tuple[Epoch, dict[str, list[tuple[str, dict[str, object]]]]]:
+        """Write an epoch by one task for each sink; an attempt that nobody records."""
+        (self.root / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{number}}}}}')
+        epoch = self.coordinator.begin(number)
+        return epoch, {name: [self._run_task(name, epoch, batch)] for name, batch in rows.items()}
+
+    def record(self, number: int, rows: Mapping[str, pa.RecordBatch]) -> None:
+        """Write and record an epoch."""
+        epoch, written = self.write(number, rows)
+        self.coordinator.record(epoch, written)
+
+    def decide(self, number: int) -> None:
+        """Let Spark's checkpoint decide an epoch."""
+        (self.root / "commits" / str(number)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+    def run(self, number: int, rows: Mapping[str, pa.RecordBatch]) -> None:
+        """Take an epoch through all its steps."""
+        self.record(number, rows)
+        self.decide(number)
+        assert self.coordinator.commit_decided()
+
+    def history(self) -> History:
+        """Return what the ledger says now."""
+        return Ledger(LocalStorage(self.root), "nobody").read()
+
+    def generation(self) -> int:
+        """Return how often the ledger has been taken."""
+        owner = self.history().owner
+        return owner.generation if owner else 0
+
+    def close(self) -> None:
+        for committer in self._committers.values():
+            committer.close()
+
+    def _run_task(self, name: str, epoch: Epoch, batch: pa.RecordBatch) -> tuple[str, dict[str, object]]:
+        task = Task(self.coordinator.identity(name), epoch, 0, uuid.uuid4().hex)
+        spool = self.spool.writer(task, batch.schema)
+        spool.write(batch)
+        spool.close()
+        writer = self.sinks[name].writer(task)
+        writer.write(batch)
+        return task.uuid, writer.prepare()

@@ -1,0 +1,27 @@
+"""A process that applies one recorded epoch from the spool; tests crash it at named points.
+
+Standard input: JSON of the sink's arguments, the identity, the epoch, its part, and the spool's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from epochsink.elasticsearch import Elasticsearch
+from epochsink.protocol.spool import Spool
+from epochsink.sink import Epoch, Identity
+
+
+def main() -> None:
+    order = json.load(sys.stdin)
+    committer = Elasticsearch(**order["sink"]).committer()
+    identity, epoch, part = Identity(**order["identity"]), Epoch(**order["epoch"]), order["part"]
+    committer.open(identity)
+    rows = Spool(order["spool"]).rows(identity, epoch, part["tasks"])
+    print(committer.commit(epoch, part, rows).outcome.value)  # noqa: T201 - the answer
+    committer.close()
+
+
+if __name__ == "__main__":
+    main()

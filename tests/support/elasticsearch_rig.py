@@ -1,0 +1,135 @@
+"""Driving the Elasticsearch sink without Spark, with rows in lists."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from epochsink.errors import SpoolMissing
+from epochsink.sink import Epoch, Identity, Task, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from epochsink.elasticsearch import Elasticsearch
+    from epochsink.elasticsearch.committer import ElasticsearchCommitter
+    from epochsink.sink import Committable
+
+Document = tuple[str, dict[str, Any] | None]
+SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
+
+
+class ListedRows:
+    """Rows of one epoch in lists."""
+
+    def __init__(self, batches: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
+        self._batches = dict(batches)
+
+    def tasks(self) -> Sequence[str]:
+        return list(self._batches)
+
+    def read(self, task: str) -> Iterator[pa.RecordBatch]:
+        if task not in self._batches:
+            raise SpoolMissing(f"task {task} has no file")
+        yield from self._batches[task]
+
+    def gone(self) -> ListedRows:
+        """Return the same epoch after its spool was removed."""
+        return ListedRows({})
+
+
+def rendered(documents: Sequence[Document], ranks: Sequence[int | None] | None = None) -> pa.RecordBatch:
+    """Return a record batch as the JVM renders it; a document of None is deleted."""
+    columns: dict[str, pa.Array] = {
+        "id": pa.array(
+            [json.dumps({"_id": document_id}, separators=(",", ":"))[1:] for document_id, _ in documents], pa.string()
+        ),
+        "source": sources([document for _, document in documents]),
+    }
+    if ranks is not None:
+        columns["rank"] = pa.array(ranks, pa.int64())
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def keyless(documents: Sequence[dict[str, Any]]) -> pa.RecordBatch:
+    """Return a record batch of rows without a key."""
+    return pa.RecordBatch.from_pydict({"source": sources(documents)})
+
+
+def sources(documents: Sequence[dict[str, Any] | None]) -> pa.Array:
+    return pa.array([None if each is None else json.dumps(each) for each in documents], pa.string())
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An epoch after its vote."""
+
+    epoch: Epoch
+    part: Committable
+    rows: ListedRows
+
+
+@dataclass
+class Rig:
+    """One sink with its committer, as one driver has them."""
+
+    sink: Elasticsearch
+    identity: Identity
+    committer: ElasticsearchCommitter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.committer = self.sink.committer()
+        self.committer.open(self.identity)
+
+    @classmethod
+    def joining(cls, sink: Elasticsearch, schema: pa.Schema = SCHEMA) -> Rig:
+        """Return a sink of a new query: checked, with a version base of its own."""
+        committer = sink.committer()
+        with contextlib.closing(committer):
+            assert committer.check(schema) == []
+            origin = committer.initial_state()
+        return cls(sink, Identity(uuid.uuid4().hex, "search", 1, origin))
+
+    def another_driver(self) -> Rig:
+        """Return the same sink of the same query, as the next driver opens it."""
+        return Rig(self.sink, self.identity)
+
+    def prepare(self, number: int, *tasks: Sequence[pa.RecordBatch]) -> Prepared:
+        """Write tasks of record batches as one epoch, and vote."""
+        epoch = Epoch(number, uuid.uuid4().hex)
+        rows = ListedRows({uuid.uuid4().hex: batches for batches in tasks})
+        written = []
+        for partition, task in enumerate(rows.tasks()):
+            writer = self.sink.writer(Task(self.identity, epoch, partition, task))
+            for batch in rows.read(task):
+                writer.write(batch)
+            written.append(writer.prepare())
+        (part,) = self.committer.vote(epoch, written, rows)
+        return Prepared(epoch, json.loads(json.dumps(part)), rows)
+
+    def commit(self, prepared: Prepared) -> Verdict:
+        return self.committer.commit(prepared.epoch, prepared.part, prepared.rows)
+
+    def apply(self, number: int, *tasks: Sequence[pa.RecordBatch]) -> Prepared:
+        """Prepare and commit an epoch."""
+        prepared = self.prepare(number, *tasks)
+        assert self.commit(prepared).outcome.value == "committed"
+        return prepared
+
+    def stored(self, index: str | None = None) -> dict[str, dict[str, Any]]:
+        """Every document of the index by its id."""
+        client = self.sink.connect()
+        with contextlib.closing(client):
+            name = index or self.sink.index
+            client.indices.refresh(index=name)
+            found = client.search(index=name, size=10_000)["hits"]
+            assert found["total"]["value"] == len(found["hits"])
+            return {hit["_id"]: hit["_source"] for hit in found["hits"]}
+
+    def close(self) -> None:
+        self.committer.close()

@@ -1,0 +1,153 @@
+"""Services for tests: one of each per session, private ones to break, fresh names in the shared ones."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import pytest
+
+from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
+from epochsink.devkit.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService, Service
+
+    ServiceType = TypeVar("ServiceType", bound=Service)
+
+
+class PrivateKafka(Protocol):
+    """Starts a broker of the test's own; dots in a property's name are written as they are: `**{"a.b": 1}`."""
+
+    def __call__(self, **settings: str | int | bool) -> KafkaService: ...
+
+
+class PrivatePostgres(Protocol):
+    """Starts a PostgreSQL server of the test's own."""
+
+    def __call__(self, **settings: str | int | bool) -> PostgresService: ...
+
+
+class PrivateElasticsearch(Protocol):
+    """Starts an Elasticsearch node of the test's own."""
+
+    def __call__(self, **settings: str | int | bool) -> ElasticsearchService: ...
+
+
+class FreshName(Protocol):
+    """Makes a name that nothing else uses; `stem` makes it readable in logs."""
+
+    def __call__(self, stem: str = "t") -> str: ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--docker", action="store_true", help="run the services in containers, not as plain processes")
+
+
+@pytest.fixture(scope="session")
+def make_kafka(request: pytest.FixtureRequest) -> Callable[..., KafkaService]:
+    """Return what makes brokers, as `--docker` says."""
+    return ContainerKafka if request.config.getoption("docker") else partial(LocalKafka, short_lived=True)
+
+
+@pytest.fixture(scope="session")
+def make_postgres(request: pytest.FixtureRequest) -> Callable[..., PostgresService]:
+    """Return what makes PostgreSQL servers, as `--docker` says."""
+    return ContainerPostgres if request.config.getoption("docker") else LocalPostgres
+
+
+@pytest.fixture(scope="session")
+def make_elasticsearch(request: pytest.FixtureRequest) -> Callable[..., ElasticsearchService]:
+    """Return what makes Elasticsearch nodes, as `--docker` says."""
+    return (
+        ContainerElasticsearch if request.config.getoption("docker") else partial(LocalElasticsearch, short_lived=True)
+    )
+
+
+@pytest.fixture(scope="session")
+def kafka(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]:
+    """Return the session's broker, started by the first test that asks. Do not stop it: others use it."""
+    with make_kafka() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def postgres(make_postgres: Callable[..., PostgresService]) -> Iterator[PostgresService]:
+    """Return the session's PostgreSQL, started by the first test that asks. Do not stop it: others use it."""
+    with make_postgres() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def elasticsearch(make_elasticsearch: Callable[..., ElasticsearchService]) -> Iterator[ElasticsearchService]:
+    """Return the session's Elasticsearch, started by the first test that asks. Do not stop it: others use it."""
+    with make_elasticsearch() as service:
+        yield service
+
+
+@pytest.fixture
+def private_kafka(make_kafka: Callable[..., KafkaService]) -> Iterator[PrivateKafka]:
+    """Brokers for this test alone, to stop, kill and pause; removed at its end."""
+    with _private(make_kafka) as start:
+        yield start
+
+
+@pytest.fixture
+def private_postgres(make_postgres: Callable[..., PostgresService]) -> Iterator[PrivatePostgres]:
+    """PostgreSQL servers for this test alone, to stop, kill and pause; removed at its end."""
+    with _private(make_postgres) as start:
+        yield start
+
+
+@pytest.fixture
+def private_elasticsearch(
+    make_elasticsearch: Callable[..., ElasticsearchService],
+) -> Iterator[PrivateElasticsearch]:
+    """Elasticsearch nodes for this test alone, to stop, kill and pause; removed at its end."""
+    with _private(make_elasticsearch) as start:
+        yield start
+
+
+@pytest.fixture
+def fresh_topic() -> FreshName:
+    """Names of topics that do not exist yet."""
+    return _fresh
+
+
+@pytest.fixture
+def fresh_table() -> FreshName:
+    """Names of tables that do not exist yet; they need no quoting."""
+    return _fresh
+
+
+@pytest.fixture
+def fresh_schema() -> FreshName:
+    """Names of schemas that do not exist yet; they need no quoting."""
+    return _fresh
+
+
+@pytest.fixture
+def fresh_index() -> FreshName:
+    """Names of indices that do not exist yet."""
+    return _fresh
+
+
+def _fresh(stem: str = "t") -> str:
+    return f"{stem}_{uuid.uuid4().hex[:10]}"
+
+
+@contextlib.contextmanager
+def _private(make: Callable[..., ServiceType]) -> Iterator[Callable[..., ServiceType]]:
+    with contextlib.ExitStack() as stack:
+
+        def start(**settings: str | int | bool) -> ServiceType:
+            service = make(settings)
+            stack.callback(service.close)
+            service.start()
+            return service
+
+        yield start

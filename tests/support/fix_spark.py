@@ -1,0 +1,84 @@
+"""One local Spark session for all tests, and what small streams on it are made of."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from streams import Stream
+
+from epochsink.devkit.demo.archive import jvm_options
+from epochsink.devkit.demo.session import session
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pyspark.sql import SparkSession
+
+TESTS = Path(__file__).parent
+JVM_SECONDS = 30
+
+
+def spark_settings(folder: Path) -> dict[str, str]:
+    """Return the settings of a session for tests, with all its files below `folder`.
+
+    `viewfs://mounted/tree` is `folder/tree` seen through a file system that is not `file:`.
+    """
+    (folder / "tree").mkdir(exist_ok=True)
+    return {
+        "spark.local.dir": str(folder / "local"),
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.hadoop.fs.viewfs.mounttable.mounted.link./tree": (folder / "tree").as_uri(),
+    }
+
+
+def start_session(master: str, settings: Mapping[str, str]) -> SparkSession:
+    """Start the process's Spark session."""
+    started = session(jvm_options(), **{"spark.master": master, **settings})
+    started.sparkContext.setLogLevel("OFF")
+    return started
+
+
+def end_session(started: SparkSession) -> None:
+    """Stop the session and its JVM, a child of this process."""
+    gateway: Any = started.sparkContext._gateway
+    process = gateway.proc
+    started.stop()
+    gateway.shutdown()
+    process.stdin.close()
+    try:
+        process.wait(JVM_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(JVM_SECONDS)
+
+
+@pytest.fixture(scope="session")
+def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of the session's files; `tree` in it is mounted as viewfs://mounted/tree."""
+    return tmp_path_factory.mktemp("spark")
+
+
+@pytest.fixture(scope="session")
+def spark(spark_folder: Path) -> Iterator[SparkSession]:
+    """Return the session of all tests: local[2], with Kafka's source and PostgreSQL's JDBC driver. Do not stop it."""
+    # workers of Python import the sinks of the tests from here
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    started = start_session("local[2]", spark_settings(spark_folder))
+    yield started
+    end_session(started)
+
+
+@pytest.fixture
+def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
+    """Return a stream of small files with a checkpoint of its own; its queries are stopped at the end."""
+    made = Stream(spark, tmp_path)
+    yield made
+    for query in spark.streams.active:
+        query.stop()
+    made.end()

@@ -1,0 +1,236 @@
+"""A sink on a plain folder, with faults that any process can arm: for tests of the machine on real Spark.
+
+<folder>/prepared/<identity>/<epoch>-<attempt>-<task>.arrow     written by tasks
+<folder>/visible/<identity>/<the same name>                     renamed there by the commit
+<folder>/faults/<point>/<n>                                     one file for each armed failure
+<folder>/log                                                    one line for each call of the committer
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.identity import identity_key
+from epochsink.sink import COMMITTED, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.sink import Committable, Epoch, Identity, Rows, SinkWriter, Task
+
+DEADLINE = 60.0
+
+
+@dataclass(frozen=True)
+class FolderSink:
+    """Rows become visible task by task, each with a rename."""
+
+    folder: str
+    select: Sequence[str] = ("*",)
+    where: str | None = None
+    delete_when: str | None = None
+    spool: bool = True
+    distribute_by: Sequence[str] = ()
+    findings: Sequence[str] = ()
+    faults: Faults = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "faults", Faults(Path(self.folder) / "faults"))
+
+    def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
+        columns = [f"{row}.`{name}` AS `{name}`" for name in schema.names]
+        return [*columns, f"({self.delete_when}) AS deleted"] if self.delete_when else columns
+
+    def writer(self, task: Task) -> SinkWriter:
+        return FolderWriter(self, task)
+
+    def committer(self) -> FolderCommitter:
+        return FolderCommitter(self)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return all visible rows, each with its `epoch` and `attempt`."""
+        rows = []
+        for path in sorted((Path(self.folder) / "visible").glob("*/*.arrow")):
+            epoch, attempt, _ = path.stem.split("-")
+            rows += [{**row, "epoch": int(epoch), "attempt": attempt} for row in _read(path)]
+        return rows
+
+    def values(self, column: str = "id") -> list[Any]:
+        """Return one column of the visible rows, sorted."""
+        return sorted(row[column] for row in self.rows())
+
+    def prepared(self) -> list[str]:
+        """Return the names of what is prepared and invisible."""
+        return sorted(path.name for path in (Path(self.folder) / "prepared").glob("*/*"))
+
+    def calls(self, kind: str) -> list[str]:
+        """Return the arguments of the committer's calls of one kind, oldest first."""
+        log = Path(self.folder) / "log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == kind]
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Failures on order, as files: whoever removes one has to fail."""
+
+    folder: Path
+
+    def arm(self, point: str, times: int = 1) -> None:
+        (self.folder / point).mkdir(parents=True, exist_ok=True)
+        for number in range(times):
+            (self.folder / point / str(number)).touch()
+
+    def disarm(self, point: str) -> None:
+        for armed in self._armed(point):
+            armed.unlink(missing_ok=True)
+
+    def strike(self, point: str) -> bool:
+        """Return whether to fail here, using up one armed failure."""
+        for armed in self._armed(point):
+            try:
+                armed.unlink()
+            except FileNotFoundError:
+                continue
+            return True
+        return False
+
+    def hold(self, point: str) -> None:
+        """Wait while the point is armed; `<point>-reached` tells that somebody waits."""
+        if self._armed(point):
+            self.arm(f"{point}-reached")
+        deadline = time.monotonic() + DEADLINE
+        while self._armed(point):
+            if time.monotonic() > deadline:
+                raise TimeoutError(point)
+            time.sleep(0.02)
+
+    def reached(self, point: str) -> bool:
+        return bool(self._armed(f"{point}-reached"))
+
+    def _armed(self, point: str) -> list[Path]:
+        return sorted((self.folder / point).glob("*"))
+
+
+class FolderWriter:
+    def __init__(self, sink: FolderSink, task: Task) -> None:
+        self._sink = sink
+        folder = Path(sink.folder) / "prepared" / identity_key(task.identity)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{task.epoch.number}-{task.epoch.attempt}-{task.uuid}.arrow"
+        self._batches: list[pa.RecordBatch] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._sink.faults.hold("write")
+        if self._sink.faults.strike("write-breaks"):
+            raise RuntimeError("the disk is on fire")
+        if self._sink.faults.strike("write-rejects"):
+            raise RowsRejected("value 7 of column id breaks the rule id < 7", hint="filter it with where=", column="id")
+        self._batches.append(batch)
+
+    def prepare(self) -> Committable:
+        table = pa.Table.from_batches(self._batches)
+        with pa.OSFile(str(self._path), "wb") as out, pa.ipc.new_stream(out, table.schema) as writer:
+            writer.write_table(table)
+        if self._sink.faults.strike("prepare-breaks"):
+            raise PrepareFailed("the task failed after it had prepared", hint="run it again")
+        return {"file": self._path.name, "rows": table.num_rows}
+
+    def abort(self) -> None:
+        """Leave everything to the sweep, as a killed task does."""
+
+
+class FolderCommitter:
+    def __init__(self, sink: FolderSink) -> None:
+        self._sink = sink
+        self._root = Path(sink.folder)
+        self._identity: Identity | None = None
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        return [f"{finding} (columns {', '.join(schema.names)})" for finding in self._sink.findings]
+
+    def initial_state(self) -> dict[str, Any]:
+        return {}
+
+    def open(self, identity: Identity) -> None:
+        self._identity = identity
+        for place in ("prepared", "visible"):
+            self._place(place).mkdir(parents=True, exist_ok=True)
+
+    def newest(self) -> int | None:
+        return max((int(path.name.partition("-")[0]) for path in self._place("visible").iterdir()), default=None)
+
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+        self._log("vote", epoch.number)
+        if self._sink.faults.strike("vote-breaks"):
+            raise PrepareFailed("the sink votes no", hint="arm it less")
+        assert len(rows.tasks()) == len(written)
+        for part in written:
+            assert (self._place("prepared") / part["file"]).exists()
+        return list(written)
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+        del rows
+        self._log("commit", f"{epoch.number} {part['file']} {time.time_ns()}")
+        self._sink.faults.hold("commit")
+        if self._sink.faults.strike("commit-waits"):
+            time.sleep(2)
+        if self._sink.faults.strike("commit-unknown"):
+            return Verdict(Outcome.UNKNOWN, "the server did not answer within 1 s")
+        prepared, visible = self._place("prepared") / part["file"], self._place("visible") / part["file"]
+        if not visible.exists():
+            if not prepared.exists():
+                return Verdict(Outcome.ABORTED, f"{part['file']} is gone")
+            prepared.rename(visible)
+        if self._sink.faults.strike("commit-reply-lost"):
+            return Verdict(Outcome.UNKNOWN, "the connection broke after the request")
+        return COMMITTED
+
+    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+        self._log("replay", epoch.number)
+        task = part["file"].rpartition("-")[2].removesuffix(".arrow")
+        batches = list(rows.read(task))
+        path = self._place("prepared") / f"{epoch.number}-{attempt}-{task}.arrow"
+        with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        return {"file": path.name, "rows": part["rows"]}
+
+    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+        kept = {part["file"] for part in keep}
+        swept = [path for path in self._place("prepared").iterdir() if path.name not in kept]
+        for path in swept:
+            self._log("swept", path.name)
+            path.unlink()
+        return [path.name for path in swept]
+
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Do nothing: what is committed is visible."""
+
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        del parts
+        self._log("finish", epoch.number)
+
+    def close(self) -> None:
+        self._log("close", "")
+
+    def _place(self, name: str) -> Path:
+        assert self._identity is not None
+        return self._root / name / identity_key(self._identity)
+
+    def _log(self, kind: str, what: object) -> None:
+        self._root.mkdir(parents=True, exist_ok=True)
+        with (self._root / "log").open("a") as log:
+            log.write(f"{kind} {what}\n")
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    with pa.OSFile(str(path), "rb") as source, pa.ipc.open_stream(source) as stream:
+        return list(itertools.chain.from_iterable(batch.to_pylist() for batch in stream))

@@ -1,0 +1,272 @@
+"""Kills a pipeline and starts it again until its input is drained, while readers look on; then asks the checker."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+import uuid
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pipeline import Spec
+from processes import PipelineProcess
+
+from epochsink.devkit.demo.archive import jvm_options
+from epochsink.testing import HistoryLog, Report, Workload, check
+from epochsink.testing.checkpoint_watch import CheckpointWatch
+from epochsink.testing.sampling import Sampler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from epochsink.devkit.services import KafkaService
+    from epochsink.testing import Target
+    from epochsink.testing.readers import Reader
+
+PARTITIONS: Final = 2
+RUN_SECONDS: Final = 240.0
+REST_SECONDS: Final = 60.0
+PATIENCE_SECONDS: Final = 120.0
+"""More than a start of Spark takes on a busy machine."""
+
+NEVER_RECORDED: Final = frozenset(
+    {
+        "coordinator.settle.before",
+        "coordinator.write.before",
+        "coordinator.vote.before",
+        "coordinator.vote.between",
+        "coordinator.record.before",
+        "task.begin",
+        "task.written",
+        "task.spooled",
+        "task.prepared",
+        "postgres.copied",
+        "postgres.prepared",
+        "kafka.produced",
+    }
+)
+"""failpoints at which the attempt under way is not recorded yet: none of its rows may ever be seen."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run of the pipeline ended. ``crashed``: at the failpoint that was armed."""
+
+    exit_code: int
+    crashed: bool
+
+
+class Harness:
+    """One source topic, one checkpoint, and the history of what is done to the pipeline between them."""
+
+    def __init__(self, folder: Path, kafka: KafkaService, topic: str, **spec: Any) -> None:
+        self.folder = folder
+        self.log = HistoryLog(folder / "history")
+        self._servers = kafka.bootstrap_servers
+        self._topic = topic
+        self._spec = spec
+        self._run = "r1"
+        # few keys, so that every epoch overwrites and deletes what the one before it wrote
+        self._workload = Workload(keys=23)
+        self._fed = dict.fromkeys(range(PARTITIONS), 0)
+        self.watch = CheckpointWatch(folder / "checkpoint", self._run, self.log)
+        self._samplers: list[Sampler] = []
+        self.runs = 0
+        (folder / "checkpoint").mkdir()
+        make_topic(self._servers, topic)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for sampler in self._samplers:
+            sampler.stop()
+
+    def read(self, target: Target, reader: Reader) -> None:
+        """Let a reader look at a target from now on."""
+        facts = {"atomic": target.atomic, "keyed": target.keyed, "dead_letters": target.dead_letters, "lag": target.lag}
+        self.log.write("target", name=target.name, **facts)
+        sampler = Sampler(target, reader, self.log, self.watch.look)
+        self._samplers.append(sampler)
+        sampler.start()
+
+    def feed(self, rows: int) -> None:
+        """Add so many rows to each partition of the source."""
+        producer = Producer({"bootstrap.servers": self._servers})
+        for partition in self._fed:
+            for _ in range(rows):
+                producer.produce(self._topic, value=b"", partition=partition)
+            self._fed[partition] += rows
+        if producer.flush(30):
+            raise TimeoutError("the source topic did not take the input")
+
+    def start(
+        self, *, crash: str = "", once: str = "", stop: bool = False, attempts: int = 1, tasks: int = 0
+    ) -> PipelineProcess:
+        """Start the pipeline, with a failpoint armed for its first pass. To be used as a context manager.
+
+        With ``stop`` it stops at that point, until it gets SIGCONT.
+        """
+        self.runs += 1
+        driver = uuid.uuid4().hex
+        spec = Spec(
+            run=self._run,
+            driver=driver,
+            history=str(self.log.folder),
+            checkpoint=str(self.folder / "checkpoint"),
+            bootstrap_servers=self._servers,
+            topic=self._topic,
+            attempts=attempts,
+            tasks=tasks,
+            jvm_options=jvm_options(),
+            workload=asdict(self._workload),
+            **self._spec,
+        )
+        armed = {"EPOCHSINK_FAILPOINT": crash, "EPOCHSINK_FAILPOINT_ONCE": once} if crash else {}
+        if stop:
+            armed["EPOCHSINK_FAILPOINT_SIGNAL"] = "STOP"
+        self.log.write("started", run=self._run, driver=driver, armed=crash)
+        return PipelineProcess(spec.write(self.folder / f"spec-{self.runs}.json"), self.output, armed)
+
+    @property
+    def output(self) -> Path:
+        """What the newest run has written."""
+        return self.folder / f"run-{self.runs}.log"
+
+    def run(self, *, crash: str = "", attempts: int = 1, tasks: int = 0) -> Ended:
+        """Run the pipeline to its end, which may be the armed failpoint."""
+        once = self.folder / f"crashed-{self.runs + 1}"
+        with self.start(crash=crash, once=str(once), attempts=attempts, tasks=tasks) as process:
+            code = process.wait(time.monotonic() + RUN_SECONDS, self.watch.look)
+        self.log.write("ended", driver=process.driver, code=code)
+        ended = Ended(code, once.exists())
+        if ended.crashed:
+            self.log.write("killed", what=crash, pid=process.driver)
+        if ended.crashed and code != 0:
+            self._mark_aborted(crash)
+        self.watch.look()
+        return ended
+
+    def _mark_aborted(self, crash: str) -> None:
+        """Say that the attempt under way at a crash before the record is aborted for good."""
+        attempt = self.open_attempt()
+        if crash.partition(":")[0] in NEVER_RECORDED and attempt is not None:
+            self.log.write("aborted", attempt=attempt)
+
+    def open_attempt(self) -> str | None:
+        """Return the newest attempt if its foreachBatch did not return."""
+        lines = (self.log.folder / "history.jsonl").read_text().splitlines()
+        newest = None
+        for event in map(_parse, lines):
+            if event["event"] == "invoked":
+                newest = event["attempt"]
+            elif event["event"] == "returned" and event["attempt"] == newest:
+                newest = None
+        return newest
+
+    def feed_and_crash_at(self, points: Iterable[str], rows: int) -> None:
+        """Feed so many rows and run the pipeline until it kills itself, at one failpoint after another."""
+        for point in points:
+            self.feed(rows)
+            self.crash_at(point)
+
+    def crash_at(self, point: str, *, attempts: int = 1, tasks: int = 0) -> Ended:
+        """Run the pipeline until a process kills itself at a failpoint; return how the run ended.
+
+        AssertionError if it never came there.
+        """
+        ended = self.run(crash=point, attempts=attempts, tasks=tasks)
+        assert ended.crashed, f"run {self.runs} never reached {point} (status {ended.exit_code}):\n{self.tail()}"
+        return ended
+
+    def kill(self, process: PipelineProcess, what: str, pid: int) -> None:
+        """SIGKILL to one process of a run."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        self.log.write("killed", what=what, pid=pid, driver=process.driver)
+
+    def wait_for(self, process: PipelineProcess, condition: Callable[[], Any], what: str) -> Any:
+        """Wait until something holds while a run goes on; returns it. AssertionError if the run ends before."""
+        deadline = time.monotonic() + RUN_SECONDS
+        while not (held := condition()):
+            self.watch.look()
+            assert process.exit_code is None, f"the run ended before {what}:\n{self.tail()}"
+            assert time.monotonic() < deadline, f"{what} did not come:\n{self.tail()}"
+            time.sleep(0.02)
+        return held
+
+    def lives_until(self, process: PipelineProcess, condition: Callable[[], Any]) -> bool:
+        """Wait until something holds; return whether the run has lived to see it."""
+        deadline = time.monotonic() + RUN_SECONDS
+        while process.exit_code is None and not condition():
+            self.watch.look()
+            assert time.monotonic() < deadline, f"run {self.runs} does nothing:\n{self.tail()}"
+            time.sleep(0.02)
+        return process.exit_code is None
+
+    def backlog(self) -> int:
+        """Return how many rows of a source partition are not decided yet, at the most."""
+        decided = self.watch.decided()
+        return max(fed - decided.get(partition, 0) for partition, fed in self._fed.items())
+
+    def wait_for_epochs(self, process: PipelineProcess, more: int) -> None:
+        """Wait until a run has decided so many more epochs."""
+        goal = self.watch.epochs + more
+        self.wait_for(process, lambda: self.watch.epochs >= goal, f"{more} more epochs")
+
+    def pause(self, process: PipelineProcess, seconds: float) -> None:
+        """Let a run go on for a moment, so that what follows strikes anywhere in an epoch."""
+        until = time.monotonic() + seconds
+        self.wait_for(process, lambda: time.monotonic() > until, "the moment")
+
+    def end(self, process: PipelineProcess) -> None:
+        """Let a run that was tampered with end as it likes, or end it; what remains of it is killed."""
+        with process:
+            code = process.wait(time.monotonic() + RUN_SECONDS, self.watch.look)
+        self.log.write("ended", driver=process.driver, code=code)
+        self.watch.look()
+
+    def drain(self, starts: int = 3) -> None:
+        """Start the pipeline until all input is decided. AssertionError after so many starts."""
+        self.log.write("healed")
+        for _ in range(starts):
+            ended = self.run()
+            if ended.exit_code == 0 and self.watch.decided() == self._fed:
+                self.log.write("drained")
+                return
+        raise AssertionError(f"after {starts} starts, {self.watch.decided()} of {self._fed} is decided:\n{self.tail()}")
+
+    def report(self) -> Report:
+        """Take the final reads, and judge."""
+        for sampler in self._samplers:
+            sampler.finish(REST_SECONDS)
+        self._note_spool()
+        self.log.write_input(self._run, self._workload.source(self._fed))
+        return check(self.log.folder, patience=PATIENCE_SECONDS)
+
+    def _note_spool(self) -> None:
+        for folder in (self.folder / "checkpoint" / "epochsink" / "spool").glob("*/*"):
+            self.log.write("leftover", target="spool", kind="orphan", what=f"{folder.parent.name}/{folder.name}")
+
+    def tail(self, lines: int = 60) -> str:
+        """Return the end of what the newest run has written."""
+        return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
+
+
+def make_topic(servers: str, topic: str) -> None:
+    """Create the source topic."""
+    # the answer comes only while the client lives
+    admin = AdminClient({"bootstrap.servers": servers})
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(timeout=30)
+
+
+def _parse(line: str) -> dict[str, Any]:
+    event: dict[str, Any] = json.loads(line)
+    return event

@@ -1,0 +1,210 @@
+"""What the Kafka tests share: rows in lists, readers, and a task in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+import uuid
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Self
+
+import pyarrow as pa
+from confluent_kafka import Consumer, TopicPartition
+from kafka.admin import KafkaAdminClient
+
+from epochsink.errors import SpoolMissing
+from epochsink.kafka.committer import KafkaCommitter
+from epochsink.sink import Epoch, Identity, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from epochsink.kafka import Kafka
+    from epochsink.sink import Committable, Rows, Verdict
+
+DEADLINE_SECONDS = 30.0
+
+
+class ListRows:
+    """The spool of a test: record batches by the uuid of the task that wrote them."""
+
+    def __init__(self, batches: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
+        self._batches = dict(batches)
+
+    def tasks(self) -> Sequence[str]:
+        return list(self._batches)
+
+    def read(self, task: str) -> Iterator[pa.RecordBatch]:
+        if task not in self._batches:
+            raise SpoolMissing(f"no spool of task {task}", hint="none: a test's")
+        yield from self._batches[task]
+
+
+NO_ROWS = ListRows({})
+
+
+def identity(generation: int = 1, *, query_id: str | None = None, sink: str = "topic") -> Identity:
+    return Identity(query_id or uuid.uuid4().hex, sink, generation)
+
+
+def epoch(number: int) -> Epoch:
+    return Epoch(number, uuid.uuid4().hex)
+
+
+def task(who: Identity, at: Epoch, partition: int = 0, name: str | None = None) -> Task:
+    return Task(who, at, partition, name or uuid.uuid4().hex)
+
+
+def rows(*values: str | bytes | None, keys: Sequence[str | None] | None = None, **columns: Any) -> pa.RecordBatch:
+    """Make a batch with the writer's columns; keys are 0, 1, 2, ... unless given."""
+    keys = [str(index) for index in range(len(values))] if keys is None else keys
+    return pa.record_batch({"key": pa.array(keys, pa.string()), "value": pa.array(list(values)), **columns})
+
+
+def prepare(config: Kafka, of: Task, *batches: pa.RecordBatch) -> Committable:
+    writer = config.writer(of)
+    for batch in batches:
+        writer.write(batch)
+    return writer.prepare()
+
+
+_TASK = """
+import json, os, signal, sys
+import pyarrow as pa
+from kafka_kit import prepare, rows
+from epochsink.kafka import Kafka
+from epochsink.sink import Epoch, Identity, Task
+config, query_id, sink, generation, number, attempt, partition, name, values = json.load(sys.stdin)
+of = Task(Identity(query_id, sink, generation), Epoch(number, attempt), partition, name)
+print(json.dumps(prepare(Kafka(**config), of, rows(*values))), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def prepare_and_die(settings: Mapping[str, Any], of: Task, *values: str) -> Committable:
+    """Prepare rows in another process, which then kills itself; return the committable that it left."""
+    who, at = of.identity, of.epoch
+    told = [
+        dict(settings),
+        who.query_id,
+        who.sink,
+        who.generation,
+        at.number,
+        at.attempt,
+        of.partition,
+        of.uuid,
+        values,
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", _TASK],
+        input=json.dumps(told),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd=__file__.rpartition("/")[0],
+    )
+    assert done.returncode == -9, done.stderr
+    committable: Committable = json.loads(done.stdout)
+    return committable
+
+
+@contextmanager
+def committing(config: Kafka, who: Identity) -> Iterator[KafkaCommitter]:
+    """Yield the sink's committer, opened for an identity."""
+    committer = KafkaCommitter(config)
+    committer.open(who)
+    try:
+        yield committer
+    finally:
+        committer.close()
+
+
+def commit(committer: KafkaCommitter, at: Epoch, part: Committable, spooled: Rows = NO_ROWS) -> Verdict:
+    """Commit one part, and wait until readers see it."""
+    verdict = committer.commit(at, part, spooled)
+    committer.await_visible(at, [part])
+    return verdict
+
+
+@contextmanager
+def admin(servers: str) -> Iterator[KafkaAdminClient]:
+    client = KafkaAdminClient(bootstrap_servers=servers)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def create_topic(servers: str, topic: str, partitions: int = 2, replicas: int = 1, **config: str) -> str:
+    """Create a topic; underscores in the names of settings stand for dots."""
+    settings = {name.replace("_", "."): value for name, value in config.items()}
+    how = {"num_partitions": partitions, "replication_factor": replicas, "configs": settings}
+    with admin(servers) as client:
+        client.create_topics({topic: how}, wait_for_metadata=True)
+    return topic
+
+
+class Reader:
+    """Reads all of a topic from its beginning, without a group. Only what is committed, unless told otherwise."""
+
+    def __init__(self, servers: str, topic: str, *, committed: bool = True, **settings: str) -> None:
+        self._topic = topic
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": servers,
+                "group.id": f"reader-{uuid.uuid4().hex}",
+                "isolation.level": "read_committed" if committed else "read_uncommitted",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "enable.partition.eof": False,
+                **settings,
+            }
+        )
+        partitions = self._consumer.list_topics(topic, timeout=10).topics[topic].partitions
+        self._consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        self.messages: list[Any] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._consumer.close()
+
+    def poll(self, seconds: float = 0.5) -> list[Any]:
+        """Take in what comes within some time; return all messages so far."""
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            message = self._consumer.poll(left)
+            if message is not None:
+                assert message.error() is None, message.error()
+                self.messages.append(message)
+        return self.messages
+
+    def until(self, count: int) -> list[Any]:
+        """Read until there are so many messages, and no more of them follow at once."""
+        wait_for(lambda: len(self.poll(0.1)) >= count, f"{count} messages in {self._topic}")
+        return self.poll(0.2)
+
+    def values(self) -> list[str | None]:
+        return sorted_values(self.messages)
+
+
+def sorted_values(messages: Sequence[Any]) -> list[str | None]:
+    texts = [None if message.value() is None else message.value().decode() for message in messages]
+    return sorted(texts, key=lambda text: (text is not None, text or ""))
+
+
+def read_all(servers: str, topic: str, count: int) -> list[str | None]:
+    """Return the values in a topic that a read_committed reader sees, in order, once there are ``count``."""
+    with Reader(servers, topic) as reader:
+        return sorted_values(reader.until(count))
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_SECONDS) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.02)

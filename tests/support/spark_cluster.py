@@ -1,0 +1,73 @@
+"""A Spark cluster on one machine: a master, and two workers that take each other for other hosts."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import pyspark
+
+from epochsink.devkit.services import spark_packages
+from epochsink.devkit.services.ports import LOOPBACK, answers, free_port
+from epochsink.devkit.services.process import Launch, SupervisedProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HOSTS: Final = (LOOPBACK, "127.0.0.2")
+"""Spark runs the copy of a task on another host only, and a host is what calls itself so."""
+
+START_SECONDS: Final = 60.0
+_HOME: Final = Path(pyspark.__file__).parent
+_DEPLOY: Final = "org.apache.spark.deploy"
+
+
+class SparkCluster:
+    """One executor of one core on each worker. As a context manager it ends all processes, by their ids."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._port = free_port()
+        self._stack = ExitStack()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What a driver has to set to run here."""
+        return {
+            "spark.master": f"spark://{LOOPBACK}:{self._port}",
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "spark.executor.extraClassPath": ":".join(map(str, spark_packages())),
+        }
+
+    def __enter__(self) -> Self:
+        with ExitStack() as starting:
+            self._start(starting, "master", f"{_DEPLOY}.master.Master", LOOPBACK, self._port)
+            deadline = time.monotonic() + START_SECONDS
+            while not answers(self._port):
+                assert time.monotonic() < deadline, f"Spark's master did not start: see {self._folder}"
+                time.sleep(0.05)
+            for host in HOSTS:
+                size = ("--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / "work"))
+                main = f"{_DEPLOY}.worker.Worker"
+                self._start(starting, f"worker-{host}", main, host, free_port(), *size, self.settings["spark.master"])
+            self._stack = starting.pop_all()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    def _start(self, starting: ExitStack, name: str, main: str, host: str, port: int, *more: str) -> None:
+        where = ("--host", host, "--port", str(port), "--webui-port", "0")
+        environment = {"SPARK_HOME": str(_HOME), "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
+        launch = Launch(
+            command=[str(_HOME / "bin" / "spark-class"), main, *where, *more],
+            log=self._folder / f"{name}.log",
+            cwd=self._folder,
+            env={**os.environ, **environment, "SPARK_DAEMON_MEMORY": "256m"},
+        )
+        starting.callback(SupervisedProcess(launch).kill)

@@ -1,0 +1,100 @@
+"""Bulk bodies: every byte once, in order, and readable again."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from elasticsearch_rig import Document, rendered
+from hypothesis import given
+from hypothesis import strategies as st
+
+from epochsink.elasticsearch import bulk_body
+
+HEADS = bulk_body.action_heads(version=7, version_type="external_gte")
+HOSTILE = 'x"}}\n{"delete":{"_id":"y"}}\r\n\u2028\\ü\x00'
+
+
+def request_of(documents: list[Document]) -> bulk_body.Request:
+    batch = rendered(documents)
+    return bulk_body.render(batch["id"], batch["source"], HEADS)
+
+
+documents = st.lists(
+    st.tuples(
+        st.text(min_size=1).filter(lambda text: text.isprintable()),
+        st.none() | st.dictionaries(st.text(max_size=3), st.text(max_size=20), max_size=3),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def test_lines_carry_id_version_and_document() -> None:
+    body = request_of([("a", {"n": 1}), ("b", None)]).body.decode()
+    assert [json.loads(line) for line in body.splitlines()] == [
+        {"index": {"version": 7, "version_type": "external_gte", "_id": "a"}},
+        {"n": 1},
+        {"delete": {"version": 7, "version_type": "external_gte", "_id": "b"}},
+    ]
+
+
+@given(documents)
+def test_each_operation_can_be_read_again(given_documents: list[Document]) -> None:
+    request = request_of(given_documents)
+    read = [bulk_body.parse(request.operation(position)) for position in range(len(request))]
+    assert [(name, None if text is None else json.loads(text)) for name, text in read] == given_documents
+
+
+@given(documents, st.integers(1, 400))
+def test_cutting_keeps_every_byte_in_order_and_the_size(given_documents: list[Document], size: int) -> None:
+    whole = request_of(given_documents)
+    parts = list(bulk_body.cut(whole, size))
+    assert b"".join(part.body for part in parts) == whole.body
+    assert sum(map(len, parts)) == len(whole)
+    assert all(len(part.body) <= size or len(part) == 1 for part in parts)
+
+
+def test_hostile_ids_stay_one_operation() -> None:
+    request = request_of([(HOSTILE, {"text": HOSTILE})])
+    assert request.body.count(b"\n") == 2
+    name, text = bulk_body.parse(request.operation(0))
+    assert (name, json.loads(text or "")) == (HOSTILE, {"text": HOSTILE})
+
+
+def test_picked_operations_make_a_request_of_their_own() -> None:
+    picked = request_of([(str(n), {"n": n}) for n in range(5)]).pick([1, 4])
+    assert [bulk_body.parse(picked.operation(position))[0] for position in range(len(picked))] == ["1", "4"]
+    assert picked.body == picked.operation(0) + picked.operation(1)
+
+
+def test_halves_keep_all_operations() -> None:
+    whole = request_of([(str(n), {"n": n}) for n in range(5)])
+    first, second = whole.halves()
+    assert (len(first), len(second)) == (2, 3)
+    assert first.body + second.body == whole.body
+
+
+def test_sliced_columns_render_only_their_slice() -> None:
+    batch = rendered([(str(n), {"n": n}) for n in range(5)]).slice(2, 2)
+    request = bulk_body.render(batch["id"], batch["source"], HEADS)
+    assert [bulk_body.parse(request.operation(position))[0] for position in range(len(request))] == ["2", "3"]
+
+
+def test_no_rows_make_no_request() -> None:
+    batch = rendered([("a", {"n": 1})])
+    nobody = pa.array([False])
+    request = bulk_body.render(batch["id"].filter(nobody), batch["source"].filter(nobody), HEADS)
+    assert list(bulk_body.cut(request, 100)) == []
+
+
+@pytest.mark.parametrize("text", [pa.string(), pa.large_string()])
+def test_both_arrow_texts_render(text: pa.DataType) -> None:
+    ids, sources = pa.array(['"_id":"a"}'], text), pa.array(["{}"], text)
+    assert bulk_body.parse(bulk_body.render(ids, sources, HEADS).operation(0)) == ("a", "{}")
+
+
+def test_positions_make_ids() -> None:
+    ids = bulk_body.position_ids("key-3-0-", 10, 2)
+    assert ids.to_pylist() == ['"_id":"key-3-0-10"}', '"_id":"key-3-0-11"}']

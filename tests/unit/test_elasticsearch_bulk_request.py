@@ -1,0 +1,182 @@
+"""Posting against a server that answers badly: what is sent again, what is given up, what is refused for good."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import elasticsearch
+import pytest
+from elasticsearch_rig import rendered
+from http_proxy import Answer, Proxy, Seen
+
+from epochsink.elasticsearch import bulk_body
+from epochsink.elasticsearch.backoff import GaveUp
+from epochsink.elasticsearch.bulk_request import Poster, Stopped
+from epochsink.errors import RowsRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+OVERLOADED = {"status": 429, "error": {"type": "es_rejected_execution_exception", "reason": "queue is full"}}
+DONE = {"status": 200}
+FINE = Answer(200, b'{"errors":false}')
+
+
+def request_of(*ids: str) -> bulk_body.Request:
+    batch = rendered([(each, {"n": 1}) for each in ids])
+    return bulk_body.render(
+        batch["id"], batch["source"], bulk_body.action_heads(version=1, version_type="external_gte")
+    )
+
+
+def items(answers: list[dict[str, Any]]) -> Answer:
+    failed = any("error" in each for each in answers)
+    return Answer(200, json.dumps({"errors": failed, "items": [{"index": each} for each in answers]}).encode())
+
+
+def post(
+    behave: Callable[[Seen, int], Answer | None], request: bulk_body.Request, patience: float = 5, timeout: float = 5
+) -> tuple[Proxy, list[Any]]:
+    """Post against a server that answers the n-th request as told."""
+    proxy = Proxy(None, lambda seen: behave(seen, len(proxy.seen)))
+    with proxy, elasticsearch.Elasticsearch(proxy.url, request_timeout=timeout) as client:
+        return proxy, Poster(client, "orders", patience).post(request)
+
+
+def test_only_the_overloaded_operations_are_sent_again() -> None:
+    turns = {
+        1: Answer(200, b'{"errors":true}'),
+        2: items([DONE, OVERLOADED, DONE, OVERLOADED]),
+        3: items([OVERLOADED, DONE]),
+        4: items([DONE]),
+    }
+    proxy, refused = post(lambda _, turn: turns[turn], request_of("a", "b", "c", "d"))
+    assert refused == []
+    assert [seen.ids for seen in proxy.seen] == [list("abcd"), list("abcd"), ["b", "d"], ["b"]]
+
+
+def test_the_first_answer_costs_the_server_no_list_of_operations() -> None:
+    proxy, _ = post(lambda *_: FINE, request_of("a"))
+    assert "filter_path=errors&" in proxy.seen[0].path + "&"
+    assert "items" not in proxy.seen[0].path
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_an_overloaded_server_is_asked_again(status: int) -> None:
+    proxy, refused = post(lambda _, turn: FINE if turn > 2 else Answer(status), request_of("a"))
+    assert refused == []
+    assert len(proxy.seen) == 3
+
+
+def test_a_request_that_times_out_is_sent_again() -> None:
+    wake = threading.Event()
+
+    def behave(_: Seen, turn: int) -> Answer:
+        if turn == 1:
+            wake.wait(5)
+        return FINE
+
+    try:
+        proxy, refused = post(behave, request_of("a"), timeout=0.3)
+    finally:
+        wake.set()
+    assert refused == []
+    assert [seen.ids for seen in proxy.seen] == [["a"], ["a"]]
+
+
+def test_a_server_that_is_not_there_is_given_up_after_the_patience() -> None:
+    with Proxy(None, lambda _: FINE) as proxy:
+        url = proxy.url
+    begin = time.monotonic()
+    with elasticsearch.Elasticsearch(url) as client, pytest.raises(GaveUp, match=r"within 0\.5 s"):
+        Poster(client, "orders", 0.5).post(request_of("a"))
+    assert time.monotonic() - begin < 3
+
+
+def test_patience_begins_anew_with_each_success() -> None:
+    names = [str(number) for number in range(8)]
+
+    def behave(seen: Seen, _: int) -> Answer:
+        time.sleep(0.2)
+        return items([DONE, *[OVERLOADED] * (len(seen.ids) - 1)])
+
+    proxy, refused = post(behave, request_of(*names), patience=0.8)
+    assert refused == []
+    assert len(proxy.seen) >= len(names)
+
+
+def test_giving_up_says_the_last_reason() -> None:
+    with pytest.raises(GaveUp, match="429 es_rejected_execution_exception: queue is full"):
+        post(lambda *_: items([OVERLOADED]), request_of("a"), patience=0.4)
+
+
+def test_stopping_ends_the_wait() -> None:
+    proxy = Proxy(None, lambda _: Answer(429))
+    with proxy, elasticsearch.Elasticsearch(proxy.url) as client:
+        poster = Poster(client, "orders", 60)
+        timer = threading.Timer(0.2, poster.stop)
+        timer.start()
+        with pytest.raises(Stopped):
+            poster.post(request_of("a"))
+        timer.join()
+
+
+def test_a_request_that_is_too_large_is_sent_in_halves() -> None:
+    def behave(seen: Seen, _: int) -> Answer:
+        return Answer(413) if len(seen.ids) > 2 else FINE
+
+    proxy, refused = post(behave, request_of("a", "b", "c", "d", "e"))
+    assert refused == []
+    assert sorted(each for seen in proxy.seen if len(seen.ids) <= 2 for each in seen.ids) == list("abcde")
+
+
+def test_a_document_that_is_too_large_alone_is_refused_for_good() -> None:
+    def behave(seen: Seen, _: int) -> Answer:
+        return Answer(413) if "b" in seen.ids else FINE
+
+    _, refused = post(behave, request_of("a", "b", "c"))
+    assert [(each.id, each.status) for each in refused] == [("b", 413)]
+    assert "http.max_content_length" in refused[0].reason
+
+
+def test_refused_documents_come_back_with_id_source_and_reason() -> None:
+    error = {"type": "document_parsing_exception", "reason": "failed", "caused_by": {"reason": "not a date"}}
+    _, refused = post(lambda *_: items([DONE, {"status": 400, "error": error}]), request_of("a", "b"))
+    (only,) = refused
+    assert (only.id, only.source, only.status) == ("b", '{"n": 1}', 400)
+    assert only.reason == "failed (not a date)"
+    assert not only.conflict
+
+
+def test_a_delete_of_nothing_is_done() -> None:
+    _, refused = post(lambda *_: items([{"status": 404}]), request_of("a"))
+    assert refused == []
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(403, "cluster_block_exception"), (400, "index_closed_exception"), (404, "index_not_found_exception")],
+)
+def test_an_index_that_takes_no_writes_is_no_fault_of_the_documents(status: int, kind: str) -> None:
+    refusal = {"status": status, "error": {"type": kind, "reason": "no"}}
+    with pytest.raises(RowsRejected, match="takes no writes") as caught:
+        post(lambda *_: items([refusal, refusal]), request_of("a", "b"))
+    assert kind in caught.value.message
+
+
+@pytest.mark.parametrize(("status", "hint"), [(401, "api_key= or basic_auth="), (403, "privileges")])
+def test_refused_credentials_are_not_tried_again(status: int, hint: str) -> None:
+    body = json.dumps({"error": {"type": "security_exception", "reason": "no"}, "status": status}).encode()
+    seen = []
+
+    def behave(request: Seen, _: int) -> Answer:
+        seen.append(request)
+        return Answer(status, body)
+
+    with pytest.raises(RowsRejected) as caught:
+        post(behave, request_of("a"))
+    assert hint in caught.value.hint
+    assert len(seen) == 1

@@ -1,0 +1,61 @@
+"""Indices that cannot be written by _id and version, as servers with all modules describe them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import elasticsearch
+import pytest
+from http_proxy import Answer, Proxy
+
+from epochsink.elasticsearch import index
+from epochsink.errors import RowsRejected
+
+
+def find(name: str, described: dict[str, Any]) -> index.Target | None:
+    with Proxy(None, lambda _: Answer(200, json.dumps(described).encode())) as server:
+        client = elasticsearch.Elasticsearch(server.url)
+        try:
+            return index.find(client, name)
+        finally:
+            client.close()
+
+
+def described_as(**more: Any) -> dict[str, Any]:
+    return {"aliases": {}, "mappings": {}, "settings": {"index.uuid": "u1", **more.pop("settings", {})}, **more}
+
+
+def test_an_index_is_found_with_its_uuid() -> None:
+    found = find("orders", {"orders": described_as()})
+    assert found is not None
+    assert (found.index, found.uuid, found.is_alias) == ("orders", "u1", False)
+
+
+def test_an_alias_is_found_with_its_index() -> None:
+    found = find("orders", {"orders-v2": described_as()})
+    assert found is not None
+    assert (found.index, found.is_alias) == ("orders-v2", True)
+
+
+@pytest.mark.parametrize(
+    ("described", "reason", "hint"),
+    [
+        ({".ds-orders-000001": described_as(data_stream="orders")}, "is a data stream", "name an index"),
+        ({"orders-1": described_as(), "orders-2": described_as()}, "alias of 2 indices", "an alias of just one"),
+        (
+            {"orders-000007": described_as(settings={"index.lifecycle.rollover_alias": "orders"})},
+            "rolls over from 'orders-000007'",
+            "remove its setting index.lifecycle.rollover_alias",
+        ),
+        (
+            {"orders": described_as(settings={"index.mode": "time_series"})},
+            "makes every _id itself",
+            "a standard index",
+        ),
+    ],
+)
+def test_an_unfit_index_is_refused_with_reason_and_way_out(described: dict[str, Any], reason: str, hint: str) -> None:
+    with pytest.raises(RowsRejected, match=reason) as caught:
+        find("orders", described)
+    assert hint in caught.value.hint

@@ -1,0 +1,51 @@
+"""The SQL of ids, and the types that make none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from epochsink.elasticsearch import Elasticsearch
+from epochsink.errors import ConfigurationError
+
+
+def columns(schema: pa.Schema, **options: Any) -> list[str]:
+    return list(Elasticsearch("http://127.0.0.1:9200", index="orders", **options).columns("row", schema))
+
+
+def names(made: list[str]) -> list[str]:
+    return [each.rpartition(" AS ")[2] for each in made]
+
+
+TEXTS = pa.schema([("a", pa.string()), ("odd `name`", pa.string())])
+
+
+def test_columns_are_what_the_options_need() -> None:
+    assert names(columns(TEXTS)) == ["source"]
+    assert names(columns(TEXTS, id="a")) == ["id", "source"]
+    assert names(columns(TEXTS, id="a", order_by="a")) == ["id", "source", "rank"]
+
+
+def test_a_selected_column_is_taken_from_the_row_with_its_name_quoted() -> None:
+    assert "row.`odd ``name```" in columns(TEXTS, id="odd `name`")[0]
+
+
+def test_anything_else_is_an_expression_over_the_stream() -> None:
+    assert "(concat(x, y))" in columns(TEXTS, id="concat(x, y)")[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [
+        (pa.binary(), "hex(k)"),
+        (pa.timestamp("us", tz="UTC"), "unix_micros(k)"),
+        (pa.struct([("x", pa.int64())]), "to_json(k)"),
+        (pa.list_(pa.int64()), "to_json(k)"),
+    ],
+)
+def test_a_type_without_a_stable_text_makes_no_id(kind: pa.DataType, hint: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        columns(pa.schema([("k", kind)]), id="k")
+    assert hint in caught.value.hint

@@ -1,0 +1,92 @@
+"""Files in which a name is given once."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from epochsink.errors import ConfigurationError
+from epochsink.protocol.storage import LocalStorage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "root")
+
+
+def test_what_is_made_is_read(files: LocalStorage) -> None:
+    assert files.create("a/b/0", b"data")
+    assert files.read("a/b/0") == b"data"
+    assert files.exists("a/b/0")
+    assert files.names("a/b") == ["0"]
+
+
+def test_what_is_not_there(files: LocalStorage) -> None:
+    assert files.read("a/0") is None
+    assert not files.exists("a/0")
+    assert files.names("a") == []
+    files.remove("a/0")
+
+
+def test_a_name_is_given_once(files: LocalStorage) -> None:
+    assert files.create("a/0", b"first")
+    assert not files.create("a/0", b"second")
+    assert files.read("a/0") == b"first"
+    files.remove("a/0")
+    assert files.create("a/0", b"third")
+
+
+def test_of_many_at_once_one_succeeds(files: LocalStorage) -> None:
+    made: list[bytes] = []
+    start = threading.Barrier(8)
+
+    def create(data: bytes) -> None:
+        start.wait(10)
+        if files.create("a/0", data):
+            made.append(data)
+
+    threads = [threading.Thread(target=create, args=(b"%d" % i * 1000,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert files.read("a/0") == made[0]
+    assert files.names("a") == ["0"]
+
+
+def test_nobody_else_may_read(files: LocalStorage) -> None:
+    old = os.umask(0)
+    try:
+        files.create("a/b/0", b"data")
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((files.root / "a/b/0").stat().st_mode) == 0o600
+    assert stat.S_IMODE((files.root / "a/b").stat().st_mode) == 0o700
+
+
+def test_a_failure_leaves_nothing_half_made(files: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    files.create("a/0", b"data")
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        files.create("a/1", b"data")
+    assert files.names("a") == ["0"]
+
+
+def test_a_file_system_without_hard_links_is_named(files: LocalStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_paths: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(ConfigurationError, match="hard links"):
+        files.create("a/0", b"data")
