@@ -1,0 +1,112 @@
+"""How arguments are checked, alike for all sinks: each mistake is named with its value, its rule and what to write."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+def expressions(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return one or several SQL expressions as a tuple; a string is one expression, None is none.
+
+    Raises `ConfigurationError`.
+    """
+    if value is None:
+        return ()
+    given = (value,) if isinstance(value, str) else value
+    if not isinstance(given, Iterable) or isinstance(given, (bytes, Mapping)):
+        raise _wrong(name, value, "a string or a list of strings", f"{name}='order_id' or {name}=['a', 'b']")
+    found = tuple(given)
+    for each in found:
+        if not isinstance(each, str) or not each.strip():
+            raise _wrong(name, value, "a string or a list of strings, none of them empty", f"{name}=['a', 'b']")
+    if not found:
+        raise ConfigurationError(f"{name}=[] is empty", hint=f"leave {name}= out, or name at least one")
+    return found
+
+
+def text(name: str, value: str) -> str:
+    """Return a string that is not blank. Raises `ConfigurationError`."""
+    if not isinstance(value, str) or not value.strip():
+        raise _wrong(name, value, "a string that is not empty", f"{name}='...'")
+    return value
+
+
+def optional_text(name: str, value: str | None) -> str | None:
+    """Return a string that is not blank, or None. Raises `ConfigurationError`."""
+    return None if value is None else text(name, value)
+
+
+def flag(name: str, value: bool) -> bool:  # noqa: FBT001 - it checks a flag
+    """Return a bool; "no", 0 and the like are refused. Raises `ConfigurationError`."""
+    if not isinstance(value, bool):
+        raise _wrong(name, value, "True or False", f"{name}=True")
+    return value
+
+
+def seconds(name: str, value: float) -> float:
+    """Return a positive number of seconds. Raises `ConfigurationError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise _wrong(name, value, "a positive number of seconds", f"{name}=60")
+    return float(value)
+
+
+def count(name: str, value: int, *, lowest: int = 1) -> int:
+    """Return a whole number of at least ``lowest``. Raises `ConfigurationError`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < lowest:
+        raise _wrong(name, value, f"a whole number of at least {lowest}", f"{name}={max(lowest, 2)}")
+    return value
+
+
+def choice(name: str, value: str, allowed: Collection[str]) -> str:
+    """Return one of the allowed words. Raises `ConfigurationError`."""
+    if value not in allowed:
+        quoted = ", ".join(f"'{each}'" for each in allowed)
+        raise _wrong(name, value, f"one of {quoted}", f"{name}='{next(iter(allowed))}'")
+    return value
+
+
+def mapping(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a mapping with text keys as a dict. Raises `ConfigurationError`."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise _wrong(name, value, "a dict with text keys", f"{name}={{'name': 'value'}}")
+    return dict(value)
+
+
+def refuse_unknown(owner: str, given: Mapping[str, Any], known: Collection[str], *, renamed: Mapping[str, str]) -> None:
+    """Raise `ConfigurationError` for keyword arguments that do not exist, with the one that was probably meant.
+
+    Args:
+        owner: the class's name, for the message.
+        given: what was passed besides the known arguments.
+        known: the names of all arguments.
+        renamed: names that people use from other tools -> what to write instead, e.g. {"keys": "key="}.
+    """
+    for name in given:
+        near = difflib.get_close_matches(name, known, 1)
+        meant = renamed.get(name) or (f"{near[0]}=" if near else "")
+        raise ConfigurationError(
+            f"{owner}({name}=...): there is no such argument",
+            hint=f"did you mean {meant}?" if meant else f"the arguments are: {', '.join(sorted(known))}",
+        )
+
+
+def require_package(owner: str, extra: str, *packages: str) -> None:
+    """Raise `ConfigurationError`, which names the extra to install, if a package is missing here."""
+    missing = [package for package in packages if find_spec(package) is None]
+    if missing:
+        raise ConfigurationError(
+            f"{owner} needs the package(s) {', '.join(missing)}, which this Python lacks",
+            hint=f'pip install "epochsink[{extra}]", on the driver and on every executor',
+        )
+
+
+def _wrong(name: str, value: object, rule: str, example: str) -> ConfigurationError:
+    return ConfigurationError(f"invalid {name}={value!r}: expected {rule}", hint=f"for example {example}")
