@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import settings
 
-pytest.register_assert_rewrite("contract.cases", "contract.spooling")
+pytest.register_assert_rewrite("epochsink.testing.sink_contract", "epochsink.testing.sink_rig")
 
 pytest_plugins = ["fix_services", "fix_postgres", "fix_spark"]
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 from elasticsearch_rig import keyless
 
-from contract.cases import SinkContract
-from contract.spooling import SpoolingRig
 from epochsink.elasticsearch import Elasticsearch
+from epochsink.testing.sink_contract import SinkContract
+from epochsink.testing.sink_rig import SinkRig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import ElasticsearchService
 
 
-class ElasticsearchRig(SpoolingRig):
+class ElasticsearchRig(SinkRig):
     """Append-only documents. What is prepared is the spool, which the coordinator keeps, not the target."""
 
     loses = False

@@ -10,14 +10,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from kafka_kit import create_topic, rows
 
-from contract.cases import OTHER_QUERY, QUERY, SinkContract
-from contract.spooling import SpoolingRig
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import Kafka
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.end_txn import State
 from epochsink.kafka.transactions import Transactions
 from epochsink.sink import Identity
+from epochsink.testing.sink_contract import OTHER_QUERY, QUERY, SinkContract
+from epochsink.testing.sink_rig import SinkRig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,7 +32,7 @@ PARTITIONS = 2
 SECONDS = 30.0
 
 
-class KafkaRig(SpoolingRig):
+class KafkaRig(SinkRig):
     """A topic of two partitions."""
 
     def __init__(self, sink: Kafka, folder: Path, servers: str, topic: str) -> None:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from contract.cases import SinkContract
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Identity, Rows, Task
 from epochsink.testing import LocalSink
+from epochsink.testing.sink_contract import SinkContract
 from simulation.invariants import newest_rows
 from simulation.ports import PORTS
 from simulation.steps import at_once

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from contract.cases import SinkContract
-from contract.spooling import SpoolingRig
 from epochsink.postgres import Postgres
+from epochsink.testing.sink_contract import SinkContract
+from epochsink.testing.sink_rig import SinkRig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-class PostgresRig(SpoolingRig):
+class PostgresRig(SinkRig):
     """A table without a key, so that a row that comes twice is seen twice."""
 
     def __init__(self, sink: Postgres, folder: Path, truth: Truth, schema: str) -> None:

@@ -16,13 +16,13 @@ import one_partition
 import pyarrow as pa
 from kafka_kit import create_topic
 
-from contract.spooling import SpoolingRig
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.kafka import Kafka
 from epochsink.postgres import Postgres
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch
 from epochsink.spark.write_task import WriteJob
+from epochsink.testing.sink_rig import SinkRig
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ MOMENT = dt.datetime(2026, 2, 3, 4, 5, 6, tzinfo=dt.UTC)
 TEXT = pa.string()
 
 
-class Rig(SpoolingRig):
+class Rig(SinkRig):
     """A sink with some rows that use all that it can take."""
 
     def __init__(self, sink: Sink, folder: Path, columns: dict[str, pa.Array]) -> None:

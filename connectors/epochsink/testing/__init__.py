@@ -1,9 +1,27 @@
-"""For tests of pipelines: rows that prove where they went, a history of what happened, and the checker of it."""
+"""For tests of pipelines and of sinks.
+
+A sink that needs no service, the contract for sinks of your own, rows that prove where they went, a history of what
+happened, and the checker of it.
+"""
 
 from epochsink.testing.anomalies import ANOMALIES, Anomaly
 from epochsink.testing.checker import Report, check
 from epochsink.testing.history import History, HistoryLog, Target
 from epochsink.testing.local_sink import LocalSink
 from epochsink.testing.rows import Workload
+from epochsink.testing.sink_contract import SinkContract
+from epochsink.testing.sink_rig import SinkRig
 
-__all__ = ["ANOMALIES", "Anomaly", "History", "HistoryLog", "LocalSink", "Report", "Target", "Workload", "check"]
+__all__ = [
+    "ANOMALIES",
+    "Anomaly",
+    "History",
+    "HistoryLog",
+    "LocalSink",
+    "Report",
+    "SinkContract",
+    "SinkRig",
+    "Target",
+    "Workload",
+    "check",
+]

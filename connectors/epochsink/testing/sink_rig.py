@@ -1,10 +1,10 @@
-"""What the rigs of real sinks share: identities, tasks that spool as they write, rows that read the spool."""
+"""What `SinkContract` has to know of a target: how rows get there, how a reader sees them, and how they are lost."""
 
 from __future__ import annotations
 
 import contextlib
 import uuid
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Identity, Rows, Task
@@ -18,7 +18,37 @@ if TYPE_CHECKING:
     from epochsink.sink import Committable, Sink, SinkCommitter
 
 
-class SpoolingRig:
+class Rig(Protocol):
+    """One kind of target. Rows are whole numbers, each of which a reader can tell from the others."""
+
+    loses: bool
+    """Whether the target can lose what is prepared, and so `lose_prepared` works and `replay` is needed."""
+
+    def open(self, query: str, generation: int) -> SinkCommitter:
+        """Return a fresh committer, as another process would have it, opened for an identity."""
+
+    def write(
+        self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
+    ) -> tuple[str, Committable]:
+        """Write, spool and prepare rows as one task attempt; return its uuid and its committable."""
+
+    def rows(self, query: str, epoch: Epoch, tasks: Sequence[str]) -> Rows:
+        """Return the spooled rows of tasks."""
+
+    def drop_spool(self, query: str, epoch: Epoch) -> None:
+        """Remove an attempt's spool, as the coordinator does for one that it abandons."""
+
+    def visible(self) -> list[int]:
+        """Return what a reader sees, sorted, doubled rows twice."""
+
+    def lose_prepared(self) -> None:
+        """Let the target abort everything that is prepared, as by a time-out or a DBA."""
+
+    def leftovers(self) -> list[str]:
+        """Return what of ours, prepared or staged, the target still holds."""
+
+
+class SinkRig:
     """A real sink with a real spool. A subclass says how rows look, and how to see and lose them."""
 
     loses = True
