@@ -1,7 +1,8 @@
 """Names that targets know epochs by, each with its inverse and its limits in one place.
 
 Every name begins with `PREFIX` and a digest of (query id, sink name), so that two queries, or two
-checkpoints of one query, never touch each other's leftovers, whatever characters a sink's name holds.
+checkpoints of one query, never touch each other's leftovers, whatever characters a sink's name holds. What an operator
+may have to end by hand also ends in a label, ``pipeline/sink``, which people read and no program relies on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Identity
 
 PREFIX = "epochsink"
+_LABEL = r"[A-Za-z0-9_-]{0,24}/[A-Za-z0-9_-]{1,24}"
 
 
 def identity_key(identity: Identity) -> str:
@@ -23,11 +25,23 @@ def identity_key(identity: Identity) -> str:
     return hashlib.sha256(text).hexdigest()[:20]
 
 
+def identity_label(identity: Identity) -> str:
+    """Return ``pipeline/sink`` for people: at most 49 characters that every target takes."""
+    pipeline, sink = (re.sub(r"[^A-Za-z0-9_-]", "_", name)[:24] for name in (identity.pipeline, identity.sink))
+    return f"{pipeline}/{sink or '_'}"
+
+
+def pipeline_name(checkpoint: str) -> str:
+    """Return what people call the query of a checkpoint, given as a path or URI: the folder's name."""
+    return checkpoint.rstrip("/").rpartition("/")[2]
+
+
 @dataclass(frozen=True, slots=True)
 class PreparedName:
     """The gid of a prepared PostgreSQL transaction: shorter than 200 bytes, unique for each attempt.
 
-    ``part`` tells the transactions of one epoch apart: "all" for the whole epoch's, else a task's uuid.
+    ``part`` tells the transactions of one epoch apart: "all" for the whole epoch's, else a task's uuid. ``label`` is
+    that of `identity_label`; names of earlier versions have none.
     """
 
     key: str
@@ -35,18 +49,22 @@ class PreparedName:
     epoch: int
     attempt: str
     part: str = "all"
+    label: str = ""
 
     def __str__(self) -> str:
-        return f"{PREFIX}:{self.key}:{self.generation}:{self.epoch}:{self.attempt}:{self.part}"
+        end = f":{self.label}" if self.label else ""
+        return f"{PREFIX}:{self.key}:{self.generation}:{self.epoch}:{self.attempt}:{self.part}{end}"
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name that ``text`` is, or None if it is not one of ours."""
-        found = re.fullmatch(PREFIX + r":([0-9a-f]{20}):(\d+):(\d+):([0-9a-f]{32}):(all|[0-9a-f]{32})", text)
+        found = re.fullmatch(
+            PREFIX + r":([0-9a-f]{20}):(\d+):(\d+):([0-9a-f]{32}):(all|[0-9a-f]{32})(?::(" + _LABEL + "))?", text
+        )
         if found is None:
             return None
-        key, generation, epoch, attempt, part = found.groups()
-        return cls(key, int(generation), int(epoch), attempt, part)
+        key, generation, epoch, attempt, part, label = found.groups()
+        return cls(key, int(generation), int(epoch), attempt, part, label or "")
 
     @staticmethod
     def pattern(key: str) -> str:
@@ -60,7 +78,8 @@ class TransactionalId:
 
     Bounded: later epochs of the same parity use it again, so that brokers do not collect one for each epoch.
 
-    ``nonce`` is set (32 hex) only where no spool could repair a zombie's abort of a recorded transaction.
+    ``nonce`` is set (32 hex) only where no spool could repair a zombie's abort of a recorded transaction. ``label`` is
+    that of `identity_label`; names of earlier versions have none.
     """
 
     key: str
@@ -69,19 +88,23 @@ class TransactionalId:
     parity: int
     attempt: int
     nonce: str = ""
+    label: str = ""
 
     def __str__(self) -> str:
-        end = f".{self.nonce}" if self.nonce else ""
+        end = "".join(f".{part}" for part in (self.nonce, self.label) if part)
         return f"{PREFIX}.{self.key}.g{self.generation}.s{self.partition}.p{self.parity}.a{self.attempt}{end}"
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Return the name that ``text`` is, or None if it is not one of ours."""
-        found = re.fullmatch(PREFIX + r"\.([0-9a-f]{20})\.g(\d+)\.s(\d+)\.p([01])\.a(\d+)(?:\.([0-9a-f]{32}))?", text)
+        found = re.fullmatch(
+            PREFIX + r"\.([0-9a-f]{20})\.g(\d+)\.s(\d+)\.p([01])\.a(\d+)(?:\.([0-9a-f]{32}))?(?:\.(" + _LABEL + "))?",
+            text,
+        )
         if found is None:
             return None
-        key, generation, partition, parity, attempt, nonce = found.groups()
-        return cls(key, int(generation), int(partition), int(parity), int(attempt), nonce or "")
+        key, generation, partition, parity, attempt, nonce, label = found.groups()
+        return cls(key, int(generation), int(partition), int(parity), int(attempt), nonce or "", label or "")
 
     @staticmethod
     def prefix(key: str) -> str:

@@ -31,13 +31,15 @@ class Identity:
 
     ``origin`` is what the committer fixed when this sink first joined the ledger (see
     `SinkCommitter.initial_state`); it never changes afterwards. ``generation`` is the number of this
-    driver's `take` of the ledger, larger than that of every driver before it.
+    driver's `take` of the ledger, larger than that of every driver before it. ``pipeline`` is a name for people
+    (the checkpoint folder's), which decides nothing: it may change between runs.
     """
 
     query_id: str
     sink: str
     generation: int = 0
     origin: Mapping[str, Any] = field(default_factory=dict)
+    pipeline: str = ""
 
 
 @dataclass(frozen=True, slots=True)

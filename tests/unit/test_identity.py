@@ -13,8 +13,10 @@ from epochsink.identity import (
     TransactionalId,
     document_id_prefix,
     identity_key,
+    identity_label,
     marker_document,
     marker_group,
+    pipeline_name,
     staging_owner,
     staging_table,
 )
@@ -23,10 +25,14 @@ from epochsink.sink import Identity
 KEYS = st.text("0123456789abcdef", min_size=20, max_size=20)
 UUIDS = st.text("0123456789abcdef", min_size=32, max_size=32)
 NUMBERS = st.integers(min_value=0, max_value=2**63 - 1)
+TEXT = st.text(min_size=1)
 SMALL = st.integers(min_value=0, max_value=2**31)
-NAMES = st.builds(PreparedName, KEYS, NUMBERS, NUMBERS, UUIDS, st.just("all") | UUIDS)
-IDS = st.builds(TransactionalId, KEYS, NUMBERS, SMALL, st.sampled_from([0, 1]), SMALL, st.just("") | UUIDS)
-PRINTABLE = set(string.ascii_letters + string.digits + "._:-")
+LABELS = st.just("") | st.builds(
+    lambda pipeline, sink: identity_label(Identity("", sink, pipeline=pipeline)), TEXT, TEXT
+)
+NAMES = st.builds(PreparedName, KEYS, NUMBERS, NUMBERS, UUIDS, st.just("all") | UUIDS, LABELS)
+IDS = st.builds(TransactionalId, KEYS, NUMBERS, SMALL, st.sampled_from([0, 1]), SMALL, st.just("") | UUIDS, LABELS)
+PRINTABLE = set(string.ascii_letters + string.digits + "._:-/")
 
 
 @given(st.text(), st.text(), st.text(), st.text())
@@ -56,6 +62,21 @@ def test_transactional_ids_have_an_inverse(name: TransactionalId) -> None:
     assert len(text) < 249
     assert set(text) <= PRINTABLE
     assert text.startswith(TransactionalId.prefix(name.key))
+
+
+def test_a_gid_and_a_transactional_id_say_whose_they_are() -> None:
+    identity = Identity("5d9b9a9e", 'ta"ble', 7, pipeline=pipeline_name("s3a://lake/checkpoints/orders.v2/"))
+    label = identity_label(identity)
+    assert label == "orders_v2/ta_ble"
+    assert str(PreparedName("0" * 20, 7, 42, "a" * 32, "all", label)).endswith(f":7:42:{'a' * 32}:all:{label}")
+    assert str(TransactionalId("0" * 20, 7, 3, 0, 1, label=label)).endswith(f".g7.s3.p0.a1.{label}")
+
+
+def test_names_of_earlier_versions_are_still_read() -> None:
+    gid, name = f"epochsink:{'0' * 20}:7:42:{'a' * 32}:all", f"epochsink.{'0' * 20}.g7.s3.p0.a1"
+    assert PreparedName.parse(gid) == PreparedName("0" * 20, 7, 42, "a" * 32)
+    assert TransactionalId.parse(name) == TransactionalId("0" * 20, 7, 3, 0, 1)
+    assert TransactionalId.parse(f"{name}.{'b' * 32}") == TransactionalId("0" * 20, 7, 3, 0, 1, "b" * 32)
 
 
 @given(KEYS, UUIDS)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError
+from epochsink.identity import pipeline_name
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
 
@@ -71,6 +72,7 @@ def _coordinator(place: Place, ledger: Ledger, sinks: Mapping[str, Sink]) -> Ite
             checkpoint=place.checkpoint,
             spool=place.spool,
             sinks=committers,
+            pipeline=pipeline_name(place.location),
         )
     finally:
         for committer in committers.values():

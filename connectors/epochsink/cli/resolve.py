@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from epochsink.errors import ConfigurationError, SpoolMissing
+from epochsink.identity import pipeline_name
 from epochsink.protocol.ledger import Done, Ledger, Replay, Resolved
 from epochsink.sink import Epoch, Identity, Outcome
 
@@ -137,7 +138,8 @@ class Resolution:
     def _ask(self, sink: Sink, take: Take) -> None:
         committer = sink.committer()
         try:
-            committer.open(Identity(self._place.query_id, self._sink, take.generation, take.origins[self._sink]))
+            origin, pipeline = take.origins[self._sink], pipeline_name(self._place.location)
+            committer.open(Identity(self._place.query_id, self._sink, take.generation, origin, pipeline))
             # first: what a superseded driver left may hold locks that a commit needs
             for line in committer.abort_orphans(self._prepared.parts_of(self._sink)):
                 _log.info("aborted what no recorded epoch names: %s", line)

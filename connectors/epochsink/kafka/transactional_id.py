@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from epochsink.identity import TransactionalId, identity_key
+from epochsink.identity import TransactionalId, identity_key, identity_label
 
 if TYPE_CHECKING:
     from epochsink.sink import Committable, Task
@@ -32,6 +32,7 @@ def transactional_id(task: Task, *, spool: bool) -> TransactionalId:
         parity=task.epoch.number % 2,
         attempt=int(task.uuid, 16) % ATTEMPTS,
         nonce="" if spool else task.uuid,
+        label=identity_label(task.identity),
     )
 
 

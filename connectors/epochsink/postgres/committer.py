@@ -19,7 +19,7 @@ from tenacity import (
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, WentBack
 from epochsink.failpoints import reach
-from epochsink.identity import PreparedName, identity_key
+from epochsink.identity import PreparedName, identity_key, identity_label
 from epochsink.postgres import applied_epochs as marker_table
 from epochsink.postgres import orphans
 from epochsink.postgres.applied_epochs import WHOLE, Marker
@@ -149,7 +149,8 @@ class PostgresCommitter:
                 "table": table.name,
                 "merge": first["merge"],
             }
-        gid = PreparedName(self._key, self._identity.generation, epoch.number, epoch.attempt)
+        label = identity_label(self._identity)
+        gid = PreparedName(self._key, self._identity.generation, epoch.number, epoch.attempt, WHOLE, label)
         if str(gid) in orphans.prepared_gids(connection, self._key):
             return prepared_part(gid, count, tasks, table.name)
         with transaction(connection):

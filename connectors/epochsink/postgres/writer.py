@@ -10,7 +10,7 @@ import psycopg
 from epochsink import arrow_buffers
 from epochsink.errors import PrepareFailed
 from epochsink.failpoints import reach
-from epochsink.identity import PreparedName, identity_key, staging_table
+from epochsink.identity import PreparedName, identity_key, identity_label, staging_table
 from epochsink.postgres.applied_epochs import Marker
 from epochsink.postgres.binary_copy import CopyIn
 from epochsink.postgres.catalog import read_checks, read_target
@@ -114,7 +114,8 @@ class CopyWriter:
 
     def _gid(self) -> PreparedName:
         identity, epoch = self._task.identity, self._task.epoch
-        return PreparedName(self._key, identity.generation, epoch.number, epoch.attempt, self._task.uuid)
+        label = identity_label(identity)
+        return PreparedName(self._key, identity.generation, epoch.number, epoch.attempt, self._task.uuid, label)
 
     def _mark(self) -> None:
         marker = Marker(self._sink.marker_schema, self._key)
@@ -136,7 +137,8 @@ class StagingWriter(CopyWriter):
         if not self._staging.logged:
             # A crash that loses unlogged rows, or their commit, fails the vote. It need not be waited for.
             self._connection.execute("SET synchronous_commit = off")
-        note = f"epochsink generation {self._task.identity.generation} epoch {self._task.epoch.number}"
+        who, label = self._task.identity, identity_label(self._task.identity)
+        note = f"epochsink generation {who.generation} epoch {self._task.epoch.number} of {label}"
         columns = _definitions(target, encodings)
         checks: dict[str, str] = {}
         if self._staging.logged and not self._merge.deletes:

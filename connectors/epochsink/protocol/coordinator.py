@@ -51,7 +51,7 @@ class Coordinator:
     """Ties one streaming query's epochs to its sinks. One object for each run of the query.
 
     ``sinks`` are committers by name; ``monitor`` guards what the two threads share. ``join_running`` allows a
-    ledger to begin on a checkpoint that already holds commits.
+    ledger to begin on a checkpoint that already holds commits. ``pipeline`` is the query's name for people.
     """
 
     def __init__(
@@ -64,10 +64,10 @@ class Coordinator:
         sinks: Mapping[str, SinkCommitter],
         join_running: bool = False,
         monitor: threading.Condition | None = None,
+        pipeline: str = "",
     ) -> None:
-        self._query_id = query_id
-        self._ledger = ledger
-        self._checkpoint = checkpoint
+        self._query_id, self._pipeline = query_id, pipeline
+        self._ledger, self._checkpoint = ledger, checkpoint
         self._spool = spool
         self._sinks = dict(sinks)
         self._join_running = join_running
@@ -119,9 +119,9 @@ class Coordinator:
         origins = {name: sink.initial_state() for name, sink in self._sinks.items() if name not in known}
         take = self._ledger.take(self._query_id, origins, joined)
         for name, sink in self._sinks.items():
-            identity = Identity(self._query_id, name, take.generation, take.origins[name])
-            self._identities[name] = identity
-            sink.open(identity)
+            who = Identity(self._query_id, name, take.generation, take.origins[name], self._pipeline)
+            self._identities[name] = who
+            sink.open(who)
 
     def _refuse_other_stories(self, history: History) -> None:
         decided = self._checkpoint.newest_decided()

@@ -11,6 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql.streaming.query import StreamingQuery
 
 from epochsink.errors import CheckFailed, ConfigurationError
+from epochsink.identity import pipeline_name
 from epochsink.protocol.spool import NoSpool, Spool
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import StreamExecution, frame_of, handle_of, refuse_connect
@@ -171,6 +172,7 @@ class ExactlyOnce:
             files=files,
             spool=self._spool_of(location),
             query_id=query_id,
+            pipeline=pipeline_name(location),
             join_running=self.join_running,
         )
 

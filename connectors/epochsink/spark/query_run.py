@@ -42,7 +42,14 @@ class Run:
     """
 
     def __init__(
-        self, *, sinks: Mapping[str, Sink], files: Storage, spool: Spool | NoSpool, query_id: str, join_running: bool
+        self,
+        *,
+        sinks: Mapping[str, Sink],
+        files: Storage,
+        spool: Spool | NoSpool,
+        query_id: str,
+        pipeline: str,
+        join_running: bool,
     ) -> None:
         self._sinks = sinks
         self._query_id = query_id
@@ -61,6 +68,7 @@ class Run:
             spool=self._spool,
             sinks=self._committers,
             join_running=join_running,
+            pipeline=pipeline,
         )
         self._coordinator.recover()
 
