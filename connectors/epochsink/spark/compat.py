@@ -14,6 +14,8 @@ from pyspark.sql import SparkSession
 from epochsink.errors import ConfigurationError, UnsupportedQuery
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -48,6 +50,13 @@ def handle_of(query: StreamingQuery) -> Any:
     """Return the JVM's handle of a query."""
     untyped: Any = query
     return untyped._jsq
+
+
+def changeable(frame: DataFrame, expressions: Sequence[str]) -> list[str]:
+    """Return those SQL expressions over a frame that may give another answer each time, such as ``rand()``."""
+    selected: Any = frame.selectExpr(*expressions)
+    columns = selected._jdf.queryExecution().analyzed().expressions()
+    return [expression for index, expression in enumerate(expressions) if not columns.apply(index).deterministic()]
 
 
 def refuse_connect(session: SparkSession) -> None:

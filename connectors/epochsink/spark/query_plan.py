@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from epochsink.errors import ConfigurationError
+from epochsink.spark.compat import changeable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,10 +21,18 @@ if TYPE_CHECKING:
 
 ROW: Final = "__epochsink_row_"
 
+_NEVER: Final = "spark_partition_id() < 0"
+"""False for every row, and nothing that Spark's optimizer can find out. A filter that folds to false would have Spark
+skip the plan below it, and with it the update of the state of a query with aggregations, then lost for good."""
+
 
 @dataclass(frozen=True, slots=True)
 class OnePass:
-    """SQL for the pass: ``rows`` adds each sink's selected struct, ``inputs`` makes each writer's struct of it."""
+    """SQL for the pass: ``rows`` adds each sink's selected struct, ``inputs`` makes each writer's struct of it.
+
+    Each ``where=`` and ``select=`` is evaluated once a row, in ``rows``: what comes after refers to its result, so that
+    ``rand()`` gives one answer. ``wanted`` drops rows for no sink, and never the whole plan.
+    """
 
     rows: Sequence[str]
     wanted: str | None
@@ -32,9 +41,10 @@ class OnePass:
 
     def apply(self, frame: DataFrame, parallelism: int) -> DataFrame:
         """Return a frame with one nullable struct column for each sink, null where a row is not for it."""
+        frame = frame.selectExpr("*", *self.rows)
+        # after the rows, by what they came to; where the predicates cannot change, Spark itself filters first
         if self.wanted is not None:
             frame = frame.where(self.wanted)
-        frame = frame.selectExpr("*", *self.rows)
         if self.distribute_by:
             frame = frame.selectExpr("*", f"struct({', '.join(self.distribute_by)}) AS {ROW}key")
             frame = frame.repartition(parallelism, f"{ROW}key")
@@ -74,7 +84,19 @@ def refuse_bad_plan(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mappin
                 hint=f"correct select=, where=, delete_when= and key=; the stream's columns are: "
                 f"{', '.join(frame.columns)}",
             ) from refused
+        _refuse_changeable(name, sink, frame)
     one_pass(sinks, schemas).apply(frame, 1)
+
+
+def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:
+    """Refuse a key by which rows would be spread over tasks anew, with another result, when Spark repeats a stage."""
+    found = changeable(frame, sink.distribute_by)
+    if found:
+        raise ConfigurationError(
+            f"sink '{name}' spreads rows over tasks by its key, and this key is another each time that Spark evaluates "
+            f"it, so that a repeated task would lose or double rows: {', '.join(found)}",
+            hint="use atomic=True, or a key that the rows bring with them",
+        )
 
 
 def _refuse_duplicates(name: str, columns: Sequence[str]) -> None:
@@ -100,13 +122,14 @@ def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> One
             if sink.where is None
             else f"IF({row} IS NOT NULL, struct({columns}), NULL) AS sink_{index}"
         )
-    return OnePass(rows, _any_of([sink.where for sink in sinks.values()]), _distribution(sinks), inputs)
+    return OnePass(rows, _wanted([sink.where for sink in sinks.values()]), _distribution(sinks), inputs)
 
 
-def _any_of(predicates: Sequence[str | None]) -> str | None:
+def _wanted(predicates: Sequence[str | None]) -> str | None:
     """Return what lets a row in that some sink wants; None if one wants them all."""
-    given = [f"({predicate}\n)" for predicate in predicates if predicate is not None]
-    return " OR ".join(given) if len(given) == len(predicates) else None
+    if None in predicates:
+        return None
+    return " OR ".join([*(f"{ROW}{index} IS NOT NULL" for index in range(len(predicates))), _NEVER])
 
 
 def _distribution(sinks: Mapping[str, Sink]) -> Sequence[str]:

@@ -1,0 +1,71 @@
+"""The one pass over an epoch's rows: `where=` and the like choose rows, and never what Spark executes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from folder_sink import FolderSink
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import BooleanType
+
+from epochsink.errors import ConfigurationError
+from epochsink.spark.compat import changeable
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from streams import Stream
+
+
+def test_a_where_that_is_false_leaves_the_state_of_the_query_whole(stream: Stream) -> None:
+    """Spark skips a plan below a filter that folds to false; the sums of later epochs would lack its rows."""
+
+    def summed() -> DataFrame:
+        return stream.frame().groupBy(F.expr("id % 2 AS id")).agg(F.sum("id").alias("total"))
+
+    nobody = replace(stream.sink, where="1 = 0")
+    for first in (0, 10):
+        stream.put(range(first, first + 10))
+    stream.run(stream.exactly_once({"folder": nobody}), summed(), mode="update")
+    assert stream.sink.rows() == []
+    stream.put(range(20, 30))
+    stream.run(stream.exactly_once(), summed(), mode="update")
+    assert {row["id"]: row["total"] for row in stream.sink.rows()} == {odd: sum(range(odd, 30, 2)) for odd in (0, 1)}
+
+
+def test_a_where_of_chance_is_asked_once_a_row(stream: Stream) -> None:
+    """Two sinks share out the rows by one draw each; asked twice, a row that passed once would be dropped."""
+    stream.spark.udf.register("chance", F.udf(lambda: __import__("random").random(), "double").asNondeterministic())
+    stream.put(range(4000))
+    for name, where in {"sql": "rand() < 0.5", "python": "chance() < 0.5"}.items():
+        sink = FolderSink(str(stream.folder / name), select=["id", "uuid() AS draw"], where=where)
+        stream.checkpoint = stream.folder / f"checkpoint {name}"
+        stream.run(stream.exactly_once({name: sink}))
+        drawn = [row["draw"] for row in sink.rows()]
+        assert len(set(drawn)) == len(drawn)
+        # asked twice, a quarter passes; 0.5 is sixteen standard deviations away from both bounds
+        assert 1500 < len(drawn) < 2500
+
+
+def test_a_where_of_a_users_own_function_chooses_rows(stream: Stream) -> None:
+    stream.spark.udf.register("is_small", lambda number: number < 5, BooleanType())
+    stream.put(range(10))
+    stream.run(stream.exactly_once({"folder": replace(stream.sink, where="is_small(id)")}))
+    assert stream.sink.values() == list(range(5))
+
+
+def test_a_key_of_chance_spreads_no_rows_over_tasks(stream: Stream) -> None:
+    """Spark repeats a stage that it has lost: rows would then go to other tasks than before."""
+    sinks: Any = {"good": stream.sink, "bad": replace(stream.sink, distribute_by=["id", "uuid()"])}
+    with pytest.raises(ConfigurationError, match=r"sink 'bad' spreads rows .*: uuid\(\)") as refused:
+        stream.run(stream.exactly_once(sinks))
+    assert refused.value.hint
+
+
+def test_what_may_change_is_known(stream: Stream) -> None:
+    stream.spark.udf.register("fixed", lambda: 1)
+    stream.spark.udf.register("loose", F.udf(lambda: 1).asNondeterministic())
+    asked = ["id + 1", "rand()", "now()", "upper(uuid())", "fixed()", "loose()", "monotonically_increasing_id()"]
+    assert changeable(stream.frame(), asked) == ["rand()", "upper(uuid())", "loose()", "monotonically_increasing_id()"]
+    assert changeable(stream.frame(), []) == []

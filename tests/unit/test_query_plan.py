@@ -1,0 +1,56 @@
+"""The SQL of the one pass: each of the user's expressions stands in it once, so that it has one answer a row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from epochsink import Elasticsearch, Kafka, Postgres
+from epochsink.spark.query_plan import one_pass
+
+if TYPE_CHECKING:
+    from epochsink.sink import Sink
+
+SCHEMA = pa.schema([("order_id", pa.int64()), ("event", pa.string())])
+CHANCES = {"select": "rand(1)", "where": "rand(2) < 1", "delete_when": "rand(3) < 1", "order_by": "rand(4)"}
+SELECT = ["order_id", f"{CHANCES['select']} AS event"]
+
+SINKS: dict[str, Sink] = {
+    "kafka": Kafka(
+        bootstrap_servers="localhost:9092",
+        topic="orders",
+        key="order_id",
+        select=SELECT,
+        where=CHANCES["where"],
+        delete_when=CHANCES["delete_when"],
+    ),
+    "postgres": Postgres(
+        "postgresql://localhost/orders",
+        table="orders",
+        key="order_id",
+        select=SELECT,
+        where=CHANCES["where"],
+        delete_when=CHANCES["delete_when"],
+    ),
+    "elasticsearch": Elasticsearch(
+        "http://localhost:9200",
+        index="orders",
+        id="order_id",
+        select=SELECT,
+        where=CHANCES["where"],
+        delete_when=CHANCES["delete_when"],
+        order_by=CHANCES["order_by"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SINKS)
+def test_each_expression_is_evaluated_once(name: str) -> None:
+    sink = SINKS[name]
+    made = one_pass({name: sink}, {name: SCHEMA})
+    sql = "\n".join([*made.rows, str(made.wanted), *made.distribute_by, *made.inputs])
+    counted = {option: sql.count(text) for option, text in CHANCES.items() if getattr(sink, option, None)}
+    assert {"select", "where", "delete_when"} <= counted.keys()
+    assert set(counted.values()) == {1}
