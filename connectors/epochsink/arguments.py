@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
+
+_Owner = TypeVar("_Owner")
 
 
 def expressions(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -96,6 +100,38 @@ def refuse_unknown(owner: str, given: Mapping[str, Any], known: Collection[str],
             f"{owner}({name}=...): there is no such argument",
             hint=f"did you mean {meant}?" if meant else f"the arguments are: {', '.join(sorted(known))}",
         )
+
+
+def named_mistakes(*, renamed: Mapping[str, str]) -> Callable[[type[_Owner]], type[_Owner]]:
+    """Return a class decorator: a call of the constructor with wrong names raises `ConfigurationError`.
+
+    Type checkers and `inspect` go on seeing the constructor's own signature.
+
+    Args:
+        renamed: names that people use from other tools -> what to write instead, e.g. {"keys": "key="}.
+    """
+
+    def decorate(owner: type[_Owner]) -> type[_Owner]:
+        construct: Callable[..., None] = vars(owner).get("__init__") or owner.__init__
+        signature = inspect.signature(construct)
+        known = tuple(signature.parameters)[1:]
+
+        @functools.wraps(construct)
+        def checked(self: _Owner, *positional: Any, **given: Any) -> None:
+            unknown = {name: value for name, value in given.items() if name not in known}
+            refuse_unknown(owner.__name__, unknown, known, renamed=renamed)
+            try:
+                signature.bind(self, *positional, **given)
+            except TypeError as wrong:
+                raise ConfigurationError(
+                    f"{owner.__name__}(...): {wrong}", hint=f"the arguments are: {', '.join(sorted(known))}"
+                ) from None
+            construct(self, *positional, **given)
+
+        owner.__init__ = checked  # type: ignore[method-assign, assignment] # the same signature, checked first
+        return owner
+
+    return decorate
 
 
 def require_package(owner: str, extra: str, *packages: str) -> None:

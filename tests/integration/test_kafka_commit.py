@@ -13,6 +13,7 @@ from kafka_kit import (
     NO_ROWS,
     ListRows,
     Reader,
+    abort,
     admin,
     commit,
     committing,
@@ -131,8 +132,8 @@ def test_an_aborted_attempt_is_never_seen_and_holds_no_reader_back(
     part = prepare(config, task(who, at), rows("aborted"))
     after = prepare(config, task(identity(), at), rows("after"))
     with committing(config, who) as committer:
-        committer._abort(part)
-        committer._abort(part)
+        abort(committer, part)
+        abort(committer, part)
         assert commit(committer, at, after) == COMMITTED
         assert read_all(kafka.bootstrap_servers, topic, 1) == ["after"]
         assert commit(committer, at, part).outcome is Outcome.ABORTED
@@ -211,7 +212,7 @@ def test_an_id_that_has_moved_on_after_the_commit_is_known_by_its_marker(
         later = prepare(config, task(who, epoch(6), name=name), rows("b"))
         assert later["transactional_id"] == part["transactional_id"]
         assert commit(committer, at, part) == COMMITTED
-        committer._abort(later)
+        abort(committer, later)
     assert read_all(kafka.bootstrap_servers, topic, 1) == ["a"]
 
 
@@ -222,7 +223,7 @@ def test_a_marker_that_may_have_expired_proves_nothing(kafka: KafkaService, conf
     with committing(config, who) as committer:
         assert commit(committer, at, part) == COMMITTED
         later = prepare(config, task(who, epoch(6), name=name), rows("b"))
-        committer._abort(later)
+        abort(committer, later)
         with admin(kafka.bootstrap_servers) as client:
             client.delete_groups([marker_group(identity_key(who), 0)])
         verdict = commit(committer, at, part | {"prepared_at": part["prepared_at"] - 8 * 86_400})
@@ -274,7 +275,7 @@ def test_the_sweep_leaves_a_replay_alone_that_is_not_recorded_yet(config: Kafka)
     part = prepare(config, task(who, at, name="ab" * 16), rows("a"))
     spool = ListRows({"ab" * 16: [rows("a")]})
     with committing(config, who) as committer:
-        committer._abort(part)
+        abort(committer, part)
         replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
         assert committer.abort_orphans([]) == []
         assert commit(committer, at, replayed, spool) == COMMITTED
@@ -286,7 +287,7 @@ def test_a_replay_needs_all_rows_in_the_spool(config: Kafka) -> None:
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at), rows("a", "b"))
     with committing(config, who) as committer:
-        committer._abort(part)
+        abort(committer, part)
         with pytest.raises(SpoolMissing):
             committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
         with pytest.raises(SpoolMissing, match="holds 1 rows, and 2 were prepared"):
@@ -317,7 +318,7 @@ def test_newest_is_the_largest_epoch_of_all_partitions_ever_used(config: Kafka) 
             assert commit(committer, at, part) == COMMITTED
         pending = prepare(config, task(who, epoch(9), 2), rows("not committed"))
         assert committer.newest() == 5
-        committer._abort(pending)
+        abort(committer, pending)
     with committing(config, identity()) as stranger:
         assert stranger.newest() is None
 

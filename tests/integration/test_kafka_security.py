@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, KafkaAdminClient, ResourcePattern
 from kafka.admin import ResourceType as Kind
-from kafka_kit import NO_ROWS, Reader, commit, epoch, identity, prepare, rows, task
+from kafka_kit import NO_ROWS, Reader, abort, commit, epoch, identity, prepare, rows, task
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka, NewTopic
@@ -96,7 +96,7 @@ def options(certificates: Path, user: str = "writer", **changed: Any) -> dict[st
 
 
 def with_admin(service: KafkaService, certificates: Path, act: Callable[[KafkaAdminClient], None]) -> None:
-    known = normalise(options(certificates, "admin"), service.bootstrap_servers, allow_plaintext_credentials=False)
+    known = normalise(options(certificates, "admin"), service.bootstrap_servers, allow_insecure=False)
     client = KafkaAdminClient(bootstrap_servers=service.bootstrap_servers, **for_kafka_python(known))
     try:
         act(client)
@@ -221,7 +221,7 @@ def test_a_topic_that_may_not_be_created_is_a_finding(
         topic="not-there",
         timeout=10,
         options=options(certificates),
-        create_topic=NewTopic(),
+        create=NewTopic(),
     )
     found = committer_for(config).check(SCHEMA)
     assert len(found) == 1
@@ -241,7 +241,7 @@ def test_no_secret_shows_in_logs_reprs_or_what_is_recorded(
     committer = committer_for(config)
     committer.check(SCHEMA)
     part = prepare(config, task(identity(), epoch(0)), rows("a"))
-    committer._abort(part)
+    abort(committer, part)
     printed = "".join(capfd.readouterr())
     shown = f"{config} {config!r} {config.options} {part} {committer.initial_state()} {caplog.text} {printed}"
     assert "SaslHandshakeRequest" in caplog.text, "the log is deep enough to have shown it"

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from epochsink.errors import SpoolMissing
+from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.committer import KafkaCommitter
 from epochsink.sink import Epoch, Identity, Task
 
@@ -127,6 +128,11 @@ def commit(committer: KafkaCommitter, at: Epoch, part: Committable, spooled: Row
     verdict = committer.commit(at, part, spooled)
     committer.await_visible(at, [part])
     return verdict
+
+
+def abort(committer: KafkaCommitter, part: Committable) -> None:
+    """End a part's transaction with "abort", as somebody else might."""
+    committer._abort(KafkaCommittable.from_json(part).transaction)
 
 
 @contextmanager

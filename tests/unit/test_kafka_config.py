@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -74,7 +77,7 @@ def test_a_mechanism_that_only_one_client_has_is_refused(mechanism: str) -> None
 def test_a_password_does_not_cross_a_network_readably_unless_allowed(host: str) -> None:
     in_clear = SASL | {"security.protocol": "SASL_PLAINTEXT"}
     assert "readably" in refusal(bootstrap_servers=host, options=in_clear)
-    made(bootstrap_servers=host, options=in_clear, allow_plaintext_credentials=True)
+    made(bootstrap_servers=host, options=in_clear, allow_insecure=True)
     made(bootstrap_servers=host, options=in_clear | {"sasl.mechanism": "SCRAM-SHA-512"})
 
 
@@ -123,11 +126,11 @@ def test_a_hostile_topic_is_refused(topic: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"bootstrap_servers": " "}, "bootstrap_servers is empty"),
+        ({"bootstrap_servers": " "}, "invalid bootstrap_servers="),
         ({"topic_column": "t"}, "both set"),
-        ({"topic": None, "create_topic": NewTopic()}, "without topic="),
-        ({"transaction_timeout": 0.5}, "leaves no time"),
-        ({"timeout": 0}, "timeout = 0"),
+        ({"topic": None, "create": NewTopic()}, "without topic="),
+        ({"transaction_timeout": 0.5}, "no time to write"),
+        ({"timeout": 0}, "invalid timeout=0"),
     ],
 )
 def test_settings_that_contradict_are_refused(settings: dict[str, Any], reason: str) -> None:
@@ -139,3 +142,67 @@ def test_the_transaction_timeout_is_as_said_or_as_found_or_kafkas_default() -> N
     assert made(transaction_timeout=30).transaction_timeout_ms(found) == 30_000
     assert made().transaction_timeout_ms(found) == 120_000
     assert made().transaction_timeout_ms(Identity("q", "s", 1)) == 900_000
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"key": 5}, "invalid key=5: expected a string"),
+        ({"key": ["a", "b"]}, 'key="to_json(struct(a, b))"'),
+        ({"topic": 5}, "invalid topic=5: expected a string"),
+        ({"bootstrap_servers": None}, "invalid bootstrap_servers=None"),
+        ({"select": 5}, "invalid select=5"),
+        ({"where": ""}, "invalid where=''"),
+        ({"spool": "no"}, "invalid spool='no': expected True or False"),
+        ({"allow_insecure": 1}, "invalid allow_insecure=1"),
+        ({"create": NewTopic}, "expected True, False or NewTopic(...)"),
+        ({"create": "yes"}, "expected True, False or NewTopic(...)"),
+        ({"timeout": "2"}, "invalid timeout='2'"),
+        ({"options": "linger.ms=5"}, "invalid options="),
+        ({"options": {"kafka.security.protocol": "SSL"}}, "drop the prefix: 'security.protocol'"),
+        ({"keys": "a"}, "did you mean key=?"),
+        ({"create_topic": True}, "did you mean create=?"),
+        ({"allow_plaintext_credentials": True}, "did you mean allow_insecure=?"),
+        ({"tpoic": "a"}, "did you mean topic=?"),
+    ],
+)
+def test_a_wrong_argument_is_named(settings: dict[str, Any], reason: str) -> None:
+    assert reason in refusal(**settings)
+
+
+def test_missing_and_positional_arguments_are_named() -> None:
+    make: Any = Kafka
+    with pytest.raises(ConfigurationError, match="'bootstrap_servers'"):
+        make(topic="orders")
+    with pytest.raises(ConfigurationError, match="too many positional arguments"):
+        make("broker:9092", topic="orders")
+
+
+@pytest.mark.parametrize("settings", [{"partitions": 0}, {"partitions": "6"}, {"replication": 0}, {"config": "x"}])
+def test_a_wrong_argument_of_a_new_topic_is_named(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"invalid {next(iter(settings))}="):
+        NewTopic(**settings)
+
+
+def test_one_expression_may_be_a_string_or_a_list() -> None:
+    assert made(select="order_id").select == ("order_id",)
+    assert made(select=["order_id", "region"]).select == ("order_id", "region")
+    assert made(key=["order_id"]) == made(key="order_id")
+
+
+def test_configurations_are_values() -> None:
+    one, same = (made(options={"linger.ms": 5}, create=NewTopic(2, config={"a": "b"})) for _ in range(2))
+    assert one == same
+    assert hash(one) == hash(same)
+    assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - as it crosses
+    assert one != made()
+
+
+def test_every_argument_is_described_where_users_look() -> None:
+    """In the constructor's docstring and on the reference page, each on a line of its own."""
+    arguments = list(inspect.signature(Kafka).parameters)
+    assert arguments[:2] == ["bootstrap_servers", "topic"]
+    described = re.findall(r"^    (\w+): ", str(inspect.getdoc(Kafka)), re.MULTILINE)
+    assert described == arguments
+    page = (Path(__file__).parents[2] / "docs/reference/kafka.md").read_text()
+    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == arguments

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from epochsink.identity import TransactionalId
-from epochsink.kafka.transactional_id import ATTEMPTS, Transaction, transactional_id
+from epochsink.kafka.transactional_id import ATTEMPTS, transactional_id
 from epochsink.sink import Epoch, Identity, Task
 
 WHO = Identity("query", "sink", 3)
@@ -34,8 +34,3 @@ def test_without_a_spool_each_attempt_has_an_id_of_its_own() -> None:
     name = uuid.uuid4().hex
     assert of(0, name=name, spool=False).nonce == name
     assert TransactionalId.parse(str(of(0, name=name, spool=False))) == of(0, name=name, spool=False)
-
-
-def test_a_committable_names_its_transaction() -> None:
-    part = {"transactional_id": "x", "producer_id": 7, "producer_epoch": 3, "slot": 0, "rows": 9}
-    assert Transaction.of(part) == Transaction("x", 7, 3)

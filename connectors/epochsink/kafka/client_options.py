@@ -6,9 +6,9 @@ credentials reaches both, or is refused; the rest only tunes the producer.
 
 from __future__ import annotations
 
-import ipaddress
 from typing import TYPE_CHECKING, Any, Final
 
+from epochsink.credentials import Secret, is_loopback
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ REQUIRED: Final = {
     "request.required.acks": (("all", "-1"), "acknowledged rows could be lost with one broker"),
 }
 
+_SPARKS_PREFIX: Final = "kafka."
 _ENDPOINT_CHECK: Final = "ssl.endpoint.identification.algorithm"
 
 TRANSLATION: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
@@ -67,18 +68,7 @@ TRANSLATION: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
 _CONNECTION_PREFIXES: Final = ("sasl.", "ssl.", "security.", "https.", "socket.nagle", "enable.sasl.", "enable.ssl.")
 
 
-class Secret(str):
-    """A string that shows itself nowhere: not in repr, not in a client's log of its settings."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return "'***'"
-
-
-def normalise(
-    options: Mapping[str, Any], bootstrap_servers: str, *, allow_plaintext_credentials: bool
-) -> dict[str, str]:
+def normalise(options: Mapping[str, Any], bootstrap_servers: str, *, allow_insecure: bool) -> dict[str, str]:
     """Return the options as strings under their main names. Raises ConfigurationError with the reason."""
     known: dict[str, str] = {}
     for given, value in options.items():
@@ -88,7 +78,7 @@ def normalise(
     for name, value in known.items():
         _refuse(name, value)
     _refuse_combination(known)
-    if not allow_plaintext_credentials:
+    if not allow_insecure:
         _refuse_readable_password(known, bootstrap_servers)
     return known
 
@@ -99,6 +89,11 @@ def for_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _refuse(name: str, value: str) -> None:
+    if name.startswith(_SPARKS_PREFIX):
+        raise ConfigurationError(
+            f"options: '{name}' has the prefix of Spark's own Kafka sink",
+            hint=f"drop the prefix: '{name.removeprefix(_SPARKS_PREFIX)}'",
+        )
     if name in FORBIDDEN:
         raise ConfigurationError(f"options: '{name}' cannot be set: {FORBIDDEN[name]}", hint="leave it out")
     if name in REQUIRED and value not in REQUIRED[name][0]:
@@ -140,17 +135,8 @@ def _refuse_readable_password(options: Mapping[str, str], bootstrap_servers: str
         return
     for server in bootstrap_servers.split(","):
         host = server.strip().rpartition(":")[0].strip("[]")
-        if not _is_loopback(host):
+        if not is_loopback(host):
             raise ConfigurationError(
                 f"options: SASL_PLAINTEXT with PLAIN would send the password readably to {host}",
-                hint="use SASL_SSL or SCRAM, or allow_plaintext_credentials=True if nobody can read the network",
+                hint="use SASL_SSL or SCRAM, or allow_insecure=True if nobody can read the network",
             )
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -15,34 +15,16 @@ from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 
-from epochsink.errors import PrepareFailed
 from epochsink.kafka import log_redaction
 from epochsink.kafka.client_options import for_kafka_python
-from epochsink.kafka.errors import REFUSALS
+from epochsink.kafka.errors import NOT_AUTHORIZED, Refused, Unreachable, is_passing, refused
+from epochsink.retry import retrying
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_PAUSE_SECONDS: Final = 0.05
+_FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
-
-PASSING: Final = (
-    kafka_errors.RetriableError,
-    kafka_errors.KafkaConnectionError,
-    kafka_errors.UnknownBrokerIdError,
-    OSError,
-)
-"""Errors after which the same request may succeed; that it was not carried out does not follow from them."""
-
-_NOT_AUTHORIZED: Final = frozenset({29, 30, 31})
-
-
-class Unreachable(PrepareFailed, OSError):
-    """The cluster did not answer in time; whether it carried out the request is unknown."""
-
-
-class Refused(PrepareFailed):
-    """The cluster has refused a request, and will again; ``facts["code"]`` is Kafka's error code, if it gave one."""
 
 
 class Cluster:
@@ -80,10 +62,8 @@ class Cluster:
             return _Admin(
                 bootstrap_servers=self._servers, bootstrap_timeout_ms=milliseconds, **(settings | self._settings)
             )
-        except PASSING as late:
-            raise self._unreachable(late) from late
-        except kafka_errors.KafkaError as failure:
-            raise self._refused(failure) from failure
+        except (kafka_errors.KafkaError, OSError) as failure:
+            raise self._translated(failure) from failure
 
     def close(self) -> None:
         """Close the connections. May be repeated."""
@@ -110,8 +90,8 @@ class Cluster:
         """Return all settings of brokers or topics as kafka-python does; None if we may not ask."""
         try:
             return self.until(self.deadline(), lambda: self.admin().describe_configs(asked, config_filter="all"))
-        except Refused as refused:
-            if refused.facts["code"] in _NOT_AUTHORIZED:
+        except Refused as answer:
+            if answer.facts["code"] in NOT_AUTHORIZED:
                 return None
             raise
 
@@ -128,34 +108,26 @@ class Cluster:
 
         Raises `Unreachable` or `Refused`, and nothing of kafka-python's.
         """
-        pause = _PAUSE_SECONDS
-        while True:
-            try:
-                return attempt()
-            except (Unreachable, Refused):
-                raise
-            except PASSING as failure:
-                if time.monotonic() + pause >= deadline:
-                    raise self._unreachable(failure) from failure
-            except kafka_errors.KafkaError as failure:
-                raise self._refused(failure) from failure
-            time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
-
-    def _unreachable(self, failure: Exception) -> Unreachable:
-        return Unreachable(
-            f"Kafka at {','.join(self._servers)} did not answer within {self.timeout:g} s: "
-            f"{type(failure).__name__}: {failure}",
-            hint="see that the brokers run and can be reached from the driver; nothing is lost meanwhile",
+        policy = retrying(
+            is_passing,
+            seconds=max(0.0, deadline - time.monotonic()),
+            first_pause=_FIRST_PAUSE_SECONDS,
+            longest_pause=_LONGEST_PAUSE_SECONDS,
         )
+        try:
+            return policy(attempt)
+        except (Unreachable, Refused):
+            raise
+        except (kafka_errors.KafkaError, OSError) as failure:
+            raise self._translated(failure) from failure
 
-    def _refused(self, failure: Exception) -> Refused:
-        code = getattr(failure, "errno", None)
-        known = REFUSALS.get(code) if isinstance(code, int) else None
-        return Refused(
-            f"Kafka at {','.join(self._servers)} refuses a request: {type(failure).__name__}: {failure}",
-            hint=known.hint if known else "see the broker's log; nothing is lost meanwhile",
-            code=code,
+    def _translated(self, failure: Exception) -> Unreachable | Refused:
+        servers = ",".join(self._servers)
+        if not is_passing(failure):
+            return refused(f"Kafka at {servers} refuses a request", failure)
+        return Unreachable(
+            f"Kafka at {servers} did not answer within {self.timeout:g} s: {type(failure).__name__}: {failure}",
+            hint="see that the brokers run and can be reached from the driver; nothing is lost meanwhile",
         )
 
     def deadline(self) -> float:

@@ -12,8 +12,10 @@ from epochsink.failpoints import reach
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import end_txn, preflight
 from epochsink.kafka.applied_epochs import Markers
-from epochsink.kafka.cluster import Cluster, Refused, Unreachable
+from epochsink.kafka.cluster import Cluster
+from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.end_txn import Answer, State
+from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
 from epochsink.kafka.writer import KafkaWriter
@@ -24,8 +26,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from epochsink.kafka.config import KafkaConfig
     from epochsink.kafka.end_txn import Description
-    from epochsink.kafka.sink import Kafka
     from epochsink.sink import Committable, Epoch, Identity, Rows
 
 log = logging.getLogger("epochsink.kafka")
@@ -36,7 +38,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.01
 class KafkaCommitter:
     """The driver's side of a Kafka sink (see `epochsink.sink.SinkCommitter`). A part is one transaction."""
 
-    def __init__(self, config: Kafka) -> None:
+    def __init__(self, config: KafkaConfig) -> None:
         self._config = config
         self._cluster = Cluster(config.bootstrap_servers, config.options, config.timeout)
         self._transactions = Transactions(self._cluster)
@@ -64,7 +66,7 @@ class KafkaCommitter:
 
     def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002 - the contract's
         """Verify that each accepted task's transaction is still open under its own producer epoch."""
-        wanted = [Transaction.of(part) for part in written]
+        wanted = [KafkaCommittable.from_json(part).transaction for part in written]
         try:
             now = self._transactions.describe(
                 [transaction.transactional_id for transaction in wanted], self._cluster.deadline()
@@ -81,9 +83,10 @@ class KafkaCommitter:
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the contract's
         """End the transaction of a part with "commit", however often; the coordinator's answer is the decision."""
         deadline = self._cluster.deadline()
-        transaction = Transaction.of(part)
+        prepared = KafkaCommittable.from_json(part)
+        transaction = prepared.transaction
         try:
-            verdict = self._commit(epoch, part, transaction, deadline)
+            verdict = self._commit(epoch, prepared, deadline)
         except (Unreachable, Refused) as failure:
             verdict = Verdict(Outcome.UNKNOWN, f"{transaction.transactional_id}: {failure.message}; {failure.hint}")
         if verdict.outcome is not Outcome.UNKNOWN:
@@ -93,33 +96,34 @@ class KafkaCommitter:
 
     def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
         """Write a part's rows, out of the spool, into a new transaction, by the same code as the task did."""
-        task = Task(self._identity, epoch, int(part["slot"]), attempt)
+        lost = KafkaCommittable.from_json(part)
+        task = Task(self._identity, epoch, lost.partition, attempt)
         self._busy.add(str(transactional_id(task, spool=self._config.spool)))
-        batches = rows.read(part["task"])
+        batches = rows.read(lost.task)
         first = next(batches, None)  # a spool that is gone says so before a transaction is begun
         if first is None:
-            raise SpoolMissing(f"the spool of epoch {epoch.number}, task {part['task']} is empty", hint=_RESOLVE)
-        writer = KafkaWriter(self._config, task, part["task"])
+            raise SpoolMissing(f"the spool of epoch {epoch.number}, task {lost.task} is empty", hint=_RESOLVE)
+        writer = KafkaWriter(self._config, task, lost.task)
         try:
             for batch in itertools.chain([first], batches):
                 writer.write(batch)
-            replayed = writer.prepare()
+            replayed = KafkaCommittable.from_json(writer.prepare())
         except BaseException:
             writer.abort()
             raise
-        if replayed["rows"] != part["rows"]:
-            self._abort(replayed)
+        if replayed.rows != lost.rows:
+            self._abort(replayed.transaction)
             raise SpoolMissing(
-                f"epoch {epoch.number}: the spool of task {part['task']} holds {replayed['rows']} rows, and "
-                f"{part['rows']} were prepared",
+                f"epoch {epoch.number}: the spool of task {lost.task} holds {replayed.rows} rows, and "
+                f"{lost.rows} were prepared",
                 hint=_RESOLVE,
             )
-        return replayed
+        return replayed.to_json()
 
     def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
         deadline = self._cluster.deadline()
-        kept = {Transaction.of(part) for part in keep}
+        kept = {KafkaCommittable.from_json(part).transaction for part in keep}
         ids = [
             name
             for name in self._transactions.open_ids(TransactionalId.prefix(self._key), deadline)
@@ -143,7 +147,7 @@ class KafkaCommitter:
         One after another, each part would wait for that by itself, which takes far longer than to decide it.
         """
         deadline = self._cluster.deadline()
-        ending = [Transaction.of(part).transactional_id for part in parts]
+        ending = [KafkaCommittable.from_json(part).transaction.transactional_id for part in parts]
         try:
             while ending and time.monotonic() < deadline:
                 now = self._transactions.describe(ending, deadline)
@@ -165,7 +169,8 @@ class KafkaCommitter:
 
     # ---- steps
 
-    def _commit(self, epoch: Epoch, part: Committable, transaction: Transaction, deadline: float) -> Verdict:
+    def _commit(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict:
+        transaction = part.transaction
         while True:
             answer, name = self._transactions.end(transaction, deadline, commit=True)
             if answer is Answer.REFUSED:
@@ -176,7 +181,7 @@ class KafkaCommitter:
                 )
             if answer is Answer.DECIDED:
                 return COMMITTED
-            verdict = self._look(epoch, part, transaction, deadline)
+            verdict = self._look(epoch, part, deadline)
             if verdict is not None:
                 return verdict
             if time.monotonic() >= deadline:
@@ -186,12 +191,12 @@ class KafkaCommitter:
                 )
             time.sleep(_LOOK_AGAIN_SECONDS)
 
-    def _look(self, epoch: Epoch, part: Committable, transaction: Transaction, deadline: float) -> Verdict | None:
-        now = self._describe(transaction, deadline)
-        marker = self._markers.of_partition(int(part["slot"]), deadline)
-        age = time.time() - float(part["prepared_at"])
+    def _look(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict | None:
+        now = self._describe(part.transaction, deadline)
+        marker = self._markers.of_partition(part.partition, deadline)
+        age = time.time() - part.prepared_at
         return end_txn.verdict(
-            transaction,
+            part.transaction,
             now,
             epoch=epoch.number,
             marker=marker,
@@ -213,9 +218,8 @@ class KafkaCommitter:
             "the write took longer than transaction_timeout=",
         )
 
-    def _abort(self, part: Committable) -> None:
+    def _abort(self, transaction: Transaction) -> None:
         """Abort a transaction that nobody will record; if it cannot be reached, a later sweep does."""
-        transaction = Transaction.of(part)
         self._busy.discard(transaction.transactional_id)
         try:
             self._transactions.end(transaction, self._cluster.deadline(), commit=False)

@@ -1,4 +1,7 @@
-"""What a failed call of the producing client means for the epoch, in words: one table by error code."""
+"""What a failed call of either client means for the epoch, in words: one table by Kafka's error code.
+
+What an answer to EndTxn decides about a transaction is in `epochsink.kafka.end_txn`.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,18 @@ from epochsink.errors import PrepareFailed, RowsRejected
 
 if TYPE_CHECKING:
     from epochsink.kafka.librdkafka import NativeError
+
+
+NOT_AUTHORIZED: Final = frozenset({29, 30, 31})
+"""Kafka's codes for a missing right on a topic, a group or the cluster."""
+
+
+class Unreachable(PrepareFailed, OSError):
+    """The cluster did not answer in time; whether it carried out the request is unknown."""
+
+
+class Refused(PrepareFailed):
+    """The cluster has refused a request, and will again; ``facts["code"]`` is Kafka's error code, if it gave one."""
 
 
 class Nature(enum.Enum):
@@ -82,3 +97,25 @@ def error(failure: NativeError, doing: str, **facts: Any) -> PrepareFailed:
 def stands(code: int) -> bool:
     """Whether waiting cannot help: credentials, certificates, rights or rows are refused."""
     return code in REFUSALS and REFUSALS[code].nature is not Nature.PASSING
+
+
+def is_passing(failure: BaseException) -> bool:
+    """Whether the same request of the driver's client may succeed later; that it was not carried out is not said.
+
+    Known by its attributes, so that a task, which never uses that client, need not import it.
+    """
+    if isinstance(failure, (Unreachable, Refused)):
+        return False  # has been retried already
+    return (
+        isinstance(failure, OSError)
+        or bool(getattr(failure, "retriable", False))
+        or type(failure).__name__ == "UnknownBrokerIdError"  # a broker that has just left
+    )
+
+
+def refused(doing: str, failure: Exception) -> Refused:
+    """Return what to raise for a failure of the driver's client that no waiting mends."""
+    code = getattr(failure, "errno", None)
+    known = REFUSALS.get(code) if isinstance(code, int) else None
+    hint = known.hint if known else "see the broker's log; nothing is lost meanwhile"
+    return Refused(f"{doing}: {type(failure).__name__}: {failure}", hint=hint, code=code)

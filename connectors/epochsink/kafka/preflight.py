@@ -14,18 +14,19 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListT
 
 from epochsink.errors import ConfigurationError
 from epochsink.identity import PREFIX
-from epochsink.kafka import errors
-from epochsink.kafka.cluster import Cluster, Refused, Unreachable
+from epochsink.kafka import errors, row_mapping
+from epochsink.kafka.config import DEFAULT_TRANSACTION_TIMEOUT
+from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
-from epochsink.kafka.sink import DEFAULT_TRANSACTION_TIMEOUT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import pyarrow as pa
 
-    from epochsink.kafka.sink import Kafka
+    from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.config import KafkaConfig
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -41,7 +42,7 @@ _TOPIC_RIGHTS: Final = {
 }
 
 
-def findings(config: Kafka, cluster: Cluster, schema: pa.Schema) -> list[str]:
+def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str]:
     """Return what does not fit; creates the topic if the configuration says how."""
     found = _columns(config, schema)
     try:
@@ -59,20 +60,20 @@ def transaction_timeout_cap(cluster: Cluster) -> float | None:
     return None if found is None else int(found) / 1000
 
 
-def _columns(config: Kafka, schema: pa.Schema) -> list[str]:
+def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
     try:
-        config.columns("row", schema)
+        row_mapping.columns(config, "row", schema)
     except ConfigurationError as wrong:
         return [f"{wrong.message}; {wrong.hint}"]
     return []
 
 
-def _cluster(config: Kafka, cluster: Cluster) -> list[str]:
+def _cluster(config: KafkaConfig, cluster: Cluster) -> list[str]:
     # the producing client says at once what is wrong with credentials or rights
     return _producing(config) or _version(cluster) or _transaction_timeout(config, cluster)
 
 
-def _producing(config: Kafka) -> list[str]:
+def _producing(config: KafkaConfig) -> list[str]:
     """Try what a task does: connect with the producing client and get a producer id under our prefix."""
     intended = round(1000 * (config.transaction_timeout or DEFAULT_TRANSACTION_TIMEOUT))
     # a short timeout for the probe, which the cap certainly allows; the client compares these options with it
@@ -92,7 +93,7 @@ def _producing(config: Kafka) -> list[str]:
     return []
 
 
-def _producer(config: Kafka, options: Mapping[str, str], transaction_timeout_ms: int) -> TransactionalProducer:
+def _producer(config: KafkaConfig, options: Mapping[str, str], transaction_timeout_ms: int) -> TransactionalProducer:
     return TransactionalProducer(options, PROBE_ID, transaction_timeout_ms, config.timeout, config.bootstrap_servers)
 
 
@@ -107,7 +108,7 @@ def _version(cluster: Cluster) -> list[str]:
     return []
 
 
-def _transaction_timeout(config: Kafka, cluster: Cluster) -> list[str]:
+def _transaction_timeout(config: KafkaConfig, cluster: Cluster) -> list[str]:
     cap = transaction_timeout_cap(cluster)
     if cap is None or (config.transaction_timeout or 0) <= cap:
         return []
@@ -118,15 +119,15 @@ def _transaction_timeout(config: Kafka, cluster: Cluster) -> list[str]:
     return [finding]
 
 
-def _topic(config: Kafka, cluster: Cluster) -> list[str]:
+def _topic(config: KafkaConfig, cluster: Cluster) -> list[str]:
     topic = str(config.topic)
     told = _describe(cluster, topic)
-    if told["error_code"] == _UNKNOWN_TOPIC and config.create_topic is not None:
+    if told["error_code"] == _UNKNOWN_TOPIC and config.new_topic is not None:
         if failure := _create(config, cluster, topic):
             return [failure]
         told = _describe(cluster, topic)
     if told["error_code"] == _UNKNOWN_TOPIC:
-        return [f"topic '{topic}' does not exist; create it, correct topic=, or say create_topic=NewTopic(...)"]
+        return [f"topic '{topic}' does not exist; create it, correct topic=, or set create=True or NewTopic(...)"]
     if told["error_code"] != 0:
         return [f"topic '{topic}' cannot be described: error code {told['error_code']}; allow the user DESCRIBE on it"]
     settings = _topic_settings(cluster, topic)
@@ -138,8 +139,8 @@ def _describe(cluster: Cluster, topic: str) -> dict[str, Any]:
     return told
 
 
-def _create(config: Kafka, cluster: Cluster, topic: str) -> str | None:
-    wanted = config.create_topic
+def _create(config: KafkaConfig, cluster: Cluster, topic: str) -> str | None:
+    wanted = config.new_topic
     if wanted is None:
         return None
     how = {
@@ -150,9 +151,7 @@ def _create(config: Kafka, cluster: Cluster, topic: str) -> str | None:
     try:
         cluster.admin().create_topics({topic: how}, wait_for_metadata=True)
     except (BrokerResponseError, ValueError) as failure:
-        return (
-            f"topic '{topic}' could not be created as {wanted}: {failure}; create it by hand or correct create_topic="
-        )
+        return f"topic '{topic}' could not be created as {wanted}: {failure}; create it by hand or correct create="
     log.info("created topic %s with %d partition(s)", topic, wanted.partitions)
     return None
 
@@ -193,7 +192,7 @@ def _replicas(topic: str, told: Mapping[str, Any], settings: Mapping[str, str]) 
     return []
 
 
-def _sizes(config: Kafka, topic: str, settings: Mapping[str, str]) -> list[str]:
+def _sizes(config: KafkaConfig, topic: str, settings: Mapping[str, str]) -> list[str]:
     allowed = settings.get("max.message.bytes")
     asked = config.options.get("message.max.bytes")
     if allowed is None or asked is None or int(asked) <= int(allowed):
@@ -205,10 +204,10 @@ def _sizes(config: Kafka, topic: str, settings: Mapping[str, str]) -> list[str]:
     return [finding]
 
 
-def _compaction(config: Kafka, cluster: Cluster, schema: pa.Schema) -> list[str]:
+def _compaction(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str]:
     topic = str(config.topic)
     compacted = "compact" in _topic_settings(cluster, topic).get("cleanup.policy", "")
-    if not compacted or any(column.endswith("AS `key`") for column in config.columns("row", schema)):
+    if not compacted or any(column.endswith("AS `key`") for column in row_mapping.columns(config, "row", schema)):
         return []
     return [
         f"topic '{topic}' has cleanup.policy = compact and takes only rows with a key; set key= to an SQL expression"

@@ -18,6 +18,8 @@ from epochsink.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from epochsink.kafka.config import KafkaConfig
+
 _IGNORED: Final = frozenset({"offset", "timestampType"})
 """Columns of Spark's Kafka source that its sink ignores too."""
 
@@ -61,6 +63,19 @@ class Expressions:
     topic: str | None = None
     partition: str | None = None
     timestamp: str | None = None
+
+
+def columns(config: KafkaConfig, row: str, schema: pa.Schema) -> Sequence[str]:
+    """Return the SQL expressions of a configured sink, each with its ``AS`` name. Raises ConfigurationError."""
+    said = Expressions(
+        key=config.key,
+        value=config.value,
+        headers=config.headers,
+        topic=config.topic_column,
+        partition=config.partition,
+        timestamp=config.timestamp,
+    )
+    return render(row, schema, said, config.topic, config.delete_when)
 
 
 def render(

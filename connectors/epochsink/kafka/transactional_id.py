@@ -1,4 +1,4 @@
-"""Which transactional id a task attempt uses, and which committables name the transaction."""
+"""Which transactional id a task attempt uses, and what names its transaction."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from epochsink.identity import TransactionalId, identity_key, identity_label
 
 if TYPE_CHECKING:
-    from epochsink.sink import Committable, Task
+    from epochsink.sink import Task
 
 ATTEMPTS: Final = 16
 """How many ids the attempts of one Spark partition and parity share.
@@ -42,8 +42,3 @@ class Transaction(NamedTuple):
     transactional_id: str
     producer_id: int
     producer_epoch: int
-
-    @classmethod
-    def of(cls, part: Committable) -> Transaction:
-        """Return the transaction that a committable names."""
-        return cls(str(part["transactional_id"]), int(part["producer_id"]), int(part["producer_epoch"]))

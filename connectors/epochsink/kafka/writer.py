@@ -14,14 +14,15 @@ from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.failpoints import reach
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import errors, message_batch
+from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
-from epochsink.kafka.transactional_id import transactional_id
+from epochsink.kafka.transactional_id import Transaction, transactional_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epochsink.kafka.sink import Kafka
+    from epochsink.kafka.config import KafkaConfig
     from epochsink.sink import Committable, Task
 
 log = logging.getLogger("epochsink.kafka")
@@ -34,7 +35,7 @@ class KafkaWriter:
     rows of an earlier task again.
     """
 
-    def __init__(self, config: Kafka, task: Task, spooled_as: str) -> None:
+    def __init__(self, config: KafkaConfig, task: Task, spooled_as: str) -> None:
         self._config = config
         self._epoch = task.epoch
         self._partition = task.partition
@@ -82,15 +83,14 @@ class KafkaWriter:
             raise self._error(failure, "its rows could not be prepared") from failure
         reach("kafka.produced")
         self._producer.release()
-        return {
-            "transactional_id": self.transactional_id,
-            "producer_id": producer_id,
-            "producer_epoch": producer_epoch,
-            "slot": self._partition,
-            "task": self._spooled_as,
-            "rows": self._rows,
-            "prepared_at": int(time.time()),
-        }
+        prepared = KafkaCommittable(
+            transaction=Transaction(self.transactional_id, producer_id, producer_epoch),
+            partition=self._partition,
+            task=self._spooled_as,
+            rows=self._rows,
+            prepared_at=int(time.time()),
+        )
+        return prepared.to_json()
 
     def abort(self) -> None:
         """Abort the transaction if the cluster lets us; else the driver's sweep or the broker's time-out does.

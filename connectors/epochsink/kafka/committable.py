@@ -1,0 +1,69 @@
+"""What names a prepared transaction in the ledger: written by a task, read by any later driver."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
+
+from epochsink.errors import LedgerCorrupt
+from epochsink.kafka.transactional_id import Transaction
+
+if TYPE_CHECKING:
+    from epochsink.sink import Committable
+
+VERSION: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaCommittable:
+    """One open transaction with the rows of one Spark partition.
+
+    ``task`` is the uuid under which the rows are spooled, ``prepared_at`` the time in seconds since 1970.
+    """
+
+    transaction: Transaction
+    partition: int
+    task: str
+    rows: int
+    prepared_at: int
+
+    def to_json(self) -> Committable:
+        """Return the committable as the ledger keeps it."""
+        return {
+            "version": VERSION,
+            "transactional_id": self.transaction.transactional_id,
+            "producer_id": self.transaction.producer_id,
+            "producer_epoch": self.transaction.producer_epoch,
+            "partition": self.partition,
+            "task": self.task,
+            "rows": self.rows,
+            "prepared_at": self.prepared_at,
+        }
+
+    @classmethod
+    def from_json(cls, part: Committable) -> Self:
+        """Return what ``to_json`` of this version or an older one has written. Raises `LedgerCorrupt`.
+
+        The first version bore no number and said "slot" for the partition.
+        """
+        version = part.get("version", 1)
+        if version not in (1, VERSION):
+            raise LedgerCorrupt(
+                f"a Kafka committable of version {version!r} is recorded; this epochsink reads versions 1 to {VERSION}",
+                hint="finish the epoch with the newer epochsink that has written it",
+            )
+        try:
+            return cls(
+                transaction=Transaction(
+                    str(part["transactional_id"]), int(part["producer_id"]), int(part["producer_epoch"])
+                ),
+                partition=int(part["slot" if version == 1 else "partition"]),
+                task=str(part["task"]),
+                rows=int(part["rows"]),
+                prepared_at=int(part["prepared_at"]),
+            )
+        except (KeyError, TypeError, ValueError) as failure:
+            raise LedgerCorrupt(
+                f"a Kafka committable cannot be read, it has the fields {', '.join(sorted(part))}: {failure!r}",
+                hint="see 'epochsink status'",
+            ) from failure

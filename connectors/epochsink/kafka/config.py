@@ -1,0 +1,138 @@
+"""What the user says about a Kafka sink, checked as far as that needs no client."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from epochsink import arguments
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epochsink.sink import Identity
+
+DEFAULT_TRANSACTION_TIMEOUT: Final = 900.0
+"""Seconds; the cap that brokers have unless somebody changed it."""
+
+_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """How to create the topic if it does not exist.
+
+    Args:
+        partitions: how many partitions.
+        replication: how many replicas of each; None for the brokers' default.
+        config: settings of the topic in Kafka's names, e.g. {"cleanup.policy": "compact"}.
+    """
+
+    partitions: int = 1
+    replication: int | None = None
+    config: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        arguments.count("partitions", self.partitions)
+        if self.replication is not None:
+            arguments.count("replication", self.replication)
+        object.__setattr__(self, "config", arguments.mapping("config", self.config))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class KafkaConfig:
+    """The arguments of `epochsink.Kafka`, which describes them; ``select`` is a tuple here."""
+
+    bootstrap_servers: str
+    topic: str | None = None
+    key: str | None = None
+    value: str | None = None
+    headers: str | None = None
+    partition: str | None = None
+    timestamp: str | None = None
+    topic_column: str | None = None
+    select: Sequence[str] = ("*",)
+    where: str | None = None
+    delete_when: str | None = None
+    spool: bool = True
+    transaction_timeout: float | None = None
+    timeout: float = 120.0
+    create: NewTopic | bool = False
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    allow_insecure: bool = False
+
+    def __post_init__(self) -> None:
+        arguments.text("bootstrap_servers", self.bootstrap_servers)
+        for name in ("topic", "headers", "partition", "timestamp", "topic_column", "where", "delete_when"):
+            arguments.optional_text(name, getattr(self, name))
+        for name in ("key", "value"):
+            object.__setattr__(self, name, _single(name, getattr(self, name)))
+        for name in ("spool", "allow_insecure"):
+            arguments.flag(name, getattr(self, name))
+        object.__setattr__(self, "select", arguments.expressions("select", self.select) or ("*",))
+        object.__setattr__(self, "timeout", arguments.seconds("timeout", self.timeout))
+        object.__setattr__(self, "options", arguments.mapping("options", self.options))
+        self._check_topic()
+        self._check_create()
+        self._check_transaction_timeout()
+
+    @property
+    def new_topic(self) -> NewTopic | None:
+        """How to create the topic; None if it must exist."""
+        if isinstance(self.create, NewTopic):
+            return self.create
+        return NewTopic() if self.create else None
+
+    def transaction_timeout_ms(self, identity: Identity) -> int:
+        """Return how long brokers keep this sink's transactions open: as said, or the cap found when it joined."""
+        said = self.transaction_timeout or identity.origin.get("transaction_timeout")
+        return round(1000 * (said or DEFAULT_TRANSACTION_TIMEOUT))
+
+    def __repr__(self) -> str:
+        shown = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        defaults = {item.name: item.default for item in dataclasses.fields(self)}
+        said = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value != defaults[name])
+        return f"{type(self).__name__}({said})"
+
+    def _check_topic(self) -> None:
+        if self.topic is not None and (not _TOPIC.fullmatch(self.topic) or self.topic in (".", "..")):
+            raise ConfigurationError(
+                f"invalid topic={self.topic!r}: not a name that Kafka accepts",
+                hint="1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'",
+            )
+        if self.topic is not None and self.topic_column is not None:
+            raise ConfigurationError("topic= and topic_column= are both set", hint="leave one of them out")
+
+    def _check_create(self) -> None:
+        if not isinstance(self.create, (NewTopic, bool)):
+            raise ConfigurationError(
+                f"invalid create={self.create!r}: expected True, False or NewTopic(...)",
+                hint="for example create=NewTopic(partitions=6)",
+            )
+        if self.create and self.topic is None:
+            raise ConfigurationError("create= is set without topic=", hint="set topic= to the name of the new topic")
+
+    def _check_transaction_timeout(self) -> None:
+        if self.transaction_timeout is None:
+            return
+        said = arguments.seconds("transaction_timeout", self.transaction_timeout)
+        if said < 1:
+            raise ConfigurationError(
+                f"invalid transaction_timeout={said:g}: under a second, there is no time to write an epoch",
+                hint="for example transaction_timeout=60",
+            )
+        object.__setattr__(self, "transaction_timeout", said)
+
+
+def _single(name: str, value: str | Sequence[str] | None) -> str | None:
+    """Return the one expression of an argument that takes no more than one."""
+    found = arguments.expressions(name, value)
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"invalid {name}={list(found)!r}: a Kafka message has one {name}",
+            hint=f'make one of them, for example {name}="to_json(struct({", ".join(found)}))"',
+        )
+    return found[0] if found else None

@@ -1,0 +1,44 @@
+"""What the ledger keeps of a Kafka transaction, in this version and in older ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from epochsink.errors import LedgerCorrupt
+from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.transactional_id import Transaction
+
+FIRST = {
+    "transactional_id": "epochsink.a.g1.s3.p0.a7",
+    "producer_id": 7,
+    "producer_epoch": 3,
+    "slot": 3,
+    "task": "f" * 32,
+    "rows": 9,
+    "prepared_at": 1_700_000_000,
+}
+"""As recorded before committables bore a version."""
+
+
+def test_a_committable_survives_the_ledger() -> None:
+    part = KafkaCommittable.from_json(FIRST)
+    assert KafkaCommittable.from_json(json.loads(json.dumps(part.to_json()))) == part
+
+
+def test_a_committable_of_the_first_version_is_read() -> None:
+    part = KafkaCommittable.from_json(FIRST)
+    assert part.transaction == Transaction("epochsink.a.g1.s3.p0.a7", 7, 3)
+    assert (part.partition, part.task, part.rows, part.prepared_at) == (3, "f" * 32, 9, 1_700_000_000)
+
+
+@pytest.mark.parametrize("damage", [{"version": 99}, {"version": "x"}, {"producer_id": None}, {"slot": "first"}])
+def test_what_cannot_be_read_is_named(damage: dict[str, object]) -> None:
+    with pytest.raises(LedgerCorrupt, match="Kafka committable"):
+        KafkaCommittable.from_json(FIRST | damage)
+
+
+def test_a_missing_field_is_named() -> None:
+    with pytest.raises(LedgerCorrupt, match="task"):
+        KafkaCommittable.from_json({name: value for name, value in FIRST.items() if name != "task"})
