@@ -68,6 +68,19 @@ class Task:
     uuid: str
 
 
+@dataclass(frozen=True, slots=True)
+class LastDone:
+    """The newest epoch with rows that the ledger calls done in a sink: what its target must hold.
+
+    ``attempt`` and ``parts`` are those that were recorded, so that another writer's epoch of the same number is told
+    apart. Without parts it is an operator's word: the target may hold anything up to this epoch.
+    """
+
+    epoch: int
+    attempt: str
+    parts: tuple[Committable, ...]
+
+
 class Outcome(enum.Enum):
     """What became of something prepared. A time-out is UNKNOWN, never ABORTED."""
 

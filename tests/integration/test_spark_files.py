@@ -13,7 +13,8 @@ from streams import raising_after
 
 from epochsink import ExactlyOnce
 from epochsink.errors import ConfigurationError, Fenced
-from epochsink.protocol.ledger import Done, Ledger, Prepared
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.ledger_entries import Done, Prepared
 from epochsink.protocol.storage import LocalStorage
 from epochsink.spark.hadoop_storage import HadoopStorage, open_checkpoint
 

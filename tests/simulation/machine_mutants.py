@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epochsink.protocol.coordinator import Coordinator, Plan
-from epochsink.protocol.ledger import Entry, History, Prepared, Take, _encode, _name
+from epochsink.protocol.ledger import History, _name
+from epochsink.protocol.ledger_entries import Entry, Prepared, Take, encode
 from epochsink.sink import COMMITTED, Epoch
 from epochsink.spark.checkpoint import Checkpoint
 from simulation.storage import QuickLedger
@@ -33,7 +34,7 @@ class Overwriting(QuickLedger):
     def append(self, entry: Entry) -> None:
         files: Any = self._files
         folder, _, plain = _name(self._end).rpartition("/")
-        files.step(f"put {plain}", lambda: files._folders[folder].update({plain: _encode(entry)}))
+        files.step(f"put {plain}", lambda: files._folders[folder].update({plain: encode(entry)}))
         self._remember(self._end, entry)
 
 

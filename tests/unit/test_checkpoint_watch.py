@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epochsink.protocol.ledger import Done, Ledger, Prepared
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.ledger_entries import Done, Prepared
 from epochsink.protocol.storage import LocalStorage
 from epochsink.testing import History, HistoryLog
 from epochsink.testing.checkpoint_watch import CheckpointWatch, kafka_ends

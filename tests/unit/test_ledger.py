@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import json
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochsink.errors import Fenced, LedgerCorrupt, WentBack
-from epochsink.protocol.ledger import (
-    FOLDER,
+from epochsink.protocol.ledger import FOLDER, Ledger
+from epochsink.protocol.ledger_entries import (
     Done,
     Entry,
-    Ledger,
     Prepared,
     Replay,
     Resolved,
     Share,
+    Skipped,
+    Stamp,
     Take,
-    _decode,
-    _encode,
+    decode,
+    encode,
 )
 from epochsink.protocol.storage import LocalStorage
+from epochsink.sink import LastDone
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 QUERY = "query-1"
 
@@ -83,7 +85,7 @@ def prepared(epoch: int, attempt: str = "a") -> Prepared:
     return Prepared(epoch, attempt, "digest", {"sink": Share(({"part": epoch},), ("task",))})
 
 
-def taken(files: Interrupted, driver: str, **options: int) -> Ledger:
+def taken(files: Interrupted, driver: str, **options: Any) -> Ledger:
     ledger = Ledger(files, driver, **options)
     ledger.take(QUERY, {}, -1)
     return ledger
@@ -159,7 +161,7 @@ def test_another_query_id_went_back(files: Interrupted) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"entry": "prepared", "version": 2}', b'{"entry": "cake", "version": 1}', b"\xff"]
+    "data", [b"", b"{", b"[]", b'{"entry": "prepared", "version": 3}', b'{"entry": "cake", "version": 1}', b"\xff"]
 )
 def test_an_entry_that_cannot_be_read_is_named(files: Interrupted, data: bytes) -> None:
     taken(files, "one")
@@ -170,7 +172,7 @@ def test_an_entry_that_cannot_be_read_is_named(files: Interrupted, data: bytes) 
 
 def test_entries_without_a_take_are_refused(files: Interrupted) -> None:
     """A ledger whose beginning is lost says nothing about who may write: better stop than begin anew."""
-    files.content[f"{FOLDER}/{5:020d}"] = _encode(prepared(3))
+    files.content[f"{FOLDER}/{5:020d}"] = encode(prepared(3))
     with pytest.raises(LedgerCorrupt, match="take"):
         Ledger(files, "one").take(QUERY, {}, -1)
 
@@ -255,7 +257,7 @@ def test_a_prefix_is_removed(files: Interrupted) -> None:
     assert {38, 39, 40} <= history.done
     assert history.owner is not None
     assert history.owner.driver == "one"
-    assert _decode(files.content[f"{FOLDER}/{numbers[0]:020d}"], numbers[0]) == history.owner
+    assert decode(files.content[f"{FOLDER}/{numbers[0]:020d}"]) == history.owner
 
 
 def test_what_is_pending_is_never_removed(files: Interrupted) -> None:
@@ -315,7 +317,7 @@ def test_a_remnant_below_a_trimmed_ledger_counts_for_nothing(files: Interrupted,
     first = min(files.numbers())
     before = Ledger(files, "reader").read()
     number = first - 1 if adjacent else first - 2
-    files.content[f"{FOLDER}/{number:020d}"] = _encode(prepared(3, "stale"))
+    files.content[f"{FOLDER}/{number:020d}"] = encode(prepared(3, "stale"))
     assert Ledger(files, "reader").read() == before
     newer = taken(files, "two", retained_epochs=1, trimmed_at_once=1)
     run_epochs(newer, 31, 60)
@@ -343,19 +345,78 @@ TEXT = st.text(max_size=20)
 PARTS = st.lists(st.dictionaries(TEXT, st.integers() | TEXT | st.none(), max_size=3), max_size=3).map(tuple)
 SHARES = st.builds(Share, PARTS, st.lists(TEXT, max_size=3).map(tuple))
 NUMBERS = st.integers(min_value=0, max_value=2**62)
+LAST = st.builds(LastDone, NUMBERS, TEXT, PARTS)
+STAMPS = st.none() | st.builds(Stamp, st.floats(0, 1e10), TEXT, NUMBERS, TEXT)
+ORIGINS = st.dictionaries(TEXT, st.dictionaries(TEXT, st.integers()))
 ENTRIES = st.one_of(
-    st.builds(Take, NUMBERS, TEXT, TEXT, st.dictionaries(TEXT, st.dictionaries(TEXT, st.integers())), st.integers(-1)),
-    st.builds(Prepared, NUMBERS, TEXT, TEXT, st.dictionaries(TEXT, SHARES, max_size=3)),
-    st.builds(Replay, NUMBERS, TEXT, PARTS),
-    st.builds(Resolved, NUMBERS, TEXT, TEXT),
-    st.builds(Done, NUMBERS),
+    st.builds(Take, NUMBERS, TEXT, TEXT, ORIGINS, st.integers(-1), st.dictionaries(TEXT, LAST, max_size=2), STAMPS),
+    st.builds(Prepared, NUMBERS, TEXT, TEXT, st.dictionaries(TEXT, SHARES, max_size=3), STAMPS),
+    st.builds(Replay, NUMBERS, TEXT, PARTS, STAMPS),
+    st.builds(Resolved, NUMBERS, TEXT, TEXT, STAMPS),
+    st.builds(Done, NUMBERS, STAMPS),
+    st.builds(Skipped, NUMBERS, STAMPS),
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(ENTRIES)
 def test_entries_survive_the_round_trip(entry: Entry) -> None:
-    data = _encode(entry)
-    assert _decode(data, 0) == entry
-    assert json.loads(data)["version"] == 1
+    data = encode(entry)
+    again = decode(data)
+    assert again == entry
+    assert again.stamp == entry.stamp
+    if isinstance(entry, Take) and isinstance(again, Take):
+        assert again.applied == entry.applied
+    assert json.loads(data)["version"] == 2
     assert data.count(b"\n") == 1
+
+
+def test_a_ledger_of_version_1_is_read_as_it_was(files: Interrupted) -> None:
+    """The files were written by the code before version 2."""
+    for path in (Path(__file__).parents[1] / "fixtures" / "ledger-v1").glob("*.json"):
+        files.content[f"{FOLDER}/{path.stem}"] = path.read_bytes()
+    history = Ledger(files, "reader").read()
+    assert history.owner is not None
+    assert (history.owner.generation, history.owner.driver) == (2, "e" * 32)
+    assert [one.epoch for one in history.pending] == [2]
+    assert history.done == {0, 1}
+    assert history.applied["table"] == LastDone(1, "c" * 32, history.epochs[1].parts_of("table"))
+    assert [part["producer_epoch"] for part in history.applied["topic"].parts] == [9, 1], "as replayed"
+    assert history.applied["search"] == LastDone(1, "", ()), "closed by an operator's word"
+    newer = Ledger(files, "newer")
+    newer.take(history.owner.query_id, {}, -1)
+    newer.append(Done(2))
+    assert Ledger(files, "reader").read().applied["search"].epoch == 2
+
+
+# ---- the newest done epoch of each sink
+
+
+def test_the_newest_done_epoch_of_a_sink_outlives_its_entries(files: Interrupted) -> None:
+    """A sink without rows for long must not forget what its target holds."""
+    ledger = taken(files, "one", retained_epochs=2, trimmed_at_once=2)
+    rare = Prepared(0, "a", "digest", {"rare": Share(({"part": 0},), ("task",))})
+    ledger.append(rare)
+    ledger.append(Done(0))
+    run_epochs(ledger, 1, 40)
+    history = Ledger(files, "reader").read()
+    assert 0 not in history.epochs
+    assert history.applied["rare"] == rare.share_done("rare")
+    assert history.applied["sink"].epoch == 40
+    assert taken(files, "two").known().applied == history.applied
+
+
+def test_an_operators_word_stands_for_the_newest_done_epoch(files: Interrupted) -> None:
+    ledger = taken(files, "one")
+    run_epochs(ledger, 0, 3)
+    ledger.append(Resolved(3, "sink", "committed"))
+    assert ledger.read().applied["sink"] == LastDone(3, "", ())
+    run_epochs(ledger, 4, 4)
+    assert ledger.read().applied["sink"].parts == ({"part": 4},)
+
+
+def test_a_superseded_driver_is_told_by_whom_and_since_when(files: Interrupted) -> None:
+    old = taken(files, "old")
+    Ledger(files, "new", application="app-1").take(QUERY, {}, -1)
+    with pytest.raises(Fenced, match=r"since 20\d\d-.* UTC, process \d+ on host \S+, Spark application app-1"):
+        old.verify()

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from epochsink.errors import ConfigurationError, SpoolMissing
 from epochsink.identity import pipeline_name
-from epochsink.protocol.ledger import Done, Ledger, Replay, Resolved
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.ledger_entries import Done, Replay, Resolved
 from epochsink.sink import Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger import History, Prepared, Take
+    from epochsink.protocol.ledger import History
+    from epochsink.protocol.ledger_entries import Prepared, Take
     from epochsink.sink import Committable, Rows, Sink, SinkCommitter
 
 _log = logging.getLogger("epochsink")

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger import History, Prepared, Take
+    from epochsink.protocol.ledger import History
+    from epochsink.protocol.ledger_entries import Prepared, Take
 
 
 class State(enum.StrEnum):

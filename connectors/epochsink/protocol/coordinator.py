@@ -24,14 +24,14 @@ from epochsink.errors import EpochsinkError, Fenced
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.commit_queue import CommitQueue
-from epochsink.protocol.ledger import Done, History, Prepared, Replay, Share
+from epochsink.protocol.ledger_entries import Done, Prepared, Replay, Share
 from epochsink.sink import Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Mapping, Sequence
 
-    from epochsink.protocol.ledger import Ledger
+    from epochsink.protocol.ledger import History, Ledger
     from epochsink.sink import CheckpointReader, Committable, SinkCommitter, SpoolKeeper
 
 _log = logging.getLogger("epochsink")

@@ -8,11 +8,25 @@ gap between checking and writing. Nothing is overwritten. Files are removed only
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import Fenced, LedgerCorrupt, WentBack
+from epochsink.protocol.ledger_entries import (
+    Done,
+    Entry,
+    Prepared,
+    Replay,
+    Resolved,
+    Share,
+    Skipped,
+    Take,
+    decode,
+    encode,
+    epoch_of,
+    stamped,
+)
+from epochsink.sink import LastDone
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,88 +40,18 @@ RETAINED_EPOCHS: Final = 128
 TRIMMED_AT_ONCE: Final = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Take:
-    """A driver takes the checkpoint over: every earlier driver is fenced from here on.
-
-    ``origins`` holds what each sink fixed when it joined; epochs up to ``joined`` (-1: none) were
-    decided before this ledger began.
-    """
-
-    generation: int
-    driver: str
-    query_id: str
-    origins: Mapping[str, Mapping[str, Any]]
-    joined: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one sink has prepared of an epoch: its parts, and the tasks (uuids, by partition) that had rows."""
-
-    parts: tuple[Committable, ...]
-    tasks: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """An epoch is prepared in every sink. ``shares`` has no entry for a sink without rows."""
-
-    epoch: int
-    attempt: str
-    offsets: str
-    shares: Mapping[str, Share]
-
-    def parts_of(self, sink: str) -> tuple[Committable, ...]:
-        """Return the parts of a sink, none if it had no rows."""
-        return self.shares[sink].parts if sink in self.shares else ()
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """A sink's parts of a recorded epoch were lost and have been prepared again: these replace them."""
-
-    epoch: int
-    sink: str
-    parts: tuple[Committable, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Every part of an epoch is committed."""
-
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """An operator has closed a sink's share of a decided epoch: nothing of it is left to commit.
-
-    ``ruling`` says on what ground, in one word.
-    """
-
-    epoch: int
-    sink: str
-    ruling: str
-
-
-Entry = Take | Prepared | Replay | Resolved | Done
-_KINDS: Final[dict[str, type[Entry]]] = {
-    "take": Take,
-    "prepared": Prepared,
-    "replay": Replay,
-    "resolved": Resolved,
-    "done": Done,
-}
-
-
 @dataclass(slots=True)
 class History:
-    """What the ledger says: the newest take, every retained epoch as last replayed, and which are done."""
+    """What the ledger says: the newest take, every retained epoch as last replayed, and which are done.
+
+    ``applied`` has, for each sink, the newest done epoch in which it had rows: what its target must hold.
+    """
 
     owner: Take | None = None
     epochs: dict[int, Prepared] = field(default_factory=dict)
     done: set[int] = field(default_factory=set)
+    applied: dict[str, LastDone] = field(default_factory=dict)
+    skipped: int = -1
 
     @property
     def pending(self) -> list[Prepared]:
@@ -117,7 +61,15 @@ class History:
     @property
     def newest(self) -> int:
         """The newest epoch that the ledger answers for, -1 if none."""
-        return max(self.epochs, default=self.owner.joined if self.owner else -1)
+        return max(max(self.epochs, default=-1), self.skipped, self.owner.joined if self.owner else -1)
+
+    def pending_of(self, sink: str) -> LastDone | None:
+        """Return what a sink's target may hold beyond ``applied``: the oldest pending epoch in which it has rows."""
+        return next((one.share_done(sink) for one in self.pending if sink in one.shares), None)
+
+    def done_parts(self, sink: str) -> list[Committable]:
+        """Return a sink's parts of all retained epochs that are done."""
+        return [part for number in self.done if number in self.epochs for part in self.epochs[number].parts_of(sink)]
 
     def add(self, entry: Entry) -> None:
         """Take the next entry into account.
@@ -127,6 +79,8 @@ class History:
         match entry:
             case Take():
                 self.owner = entry
+                for sink, last in entry.applied.items():
+                    self._apply(sink, last)
             case _ if self.owner is None:
                 return
             case Prepared():
@@ -137,6 +91,22 @@ class History:
                 self._close(entry)
             case Done():
                 self.done.add(entry.epoch)
+                self._finish(entry.epoch)
+            case Skipped():
+                self.skipped = max(self.skipped, entry.epoch)
+
+    def _finish(self, number: int) -> None:
+        prepared = self.epochs.get(number)
+        for sink in prepared.shares if prepared else ():
+            last = prepared.share_done(sink) if prepared else None
+            if last is not None:
+                self._apply(sink, last)
+
+    def _apply(self, sink: str, last: LastDone) -> None:
+        known = self.applied.get(sink)
+        # at the same epoch an operator's word, which names no parts, is the newer one and stands
+        if known is None or known.epoch < last.epoch or (known.epoch == last.epoch and known.parts):
+            self.applied[sink] = last
 
     def _replace(self, replay: Replay) -> None:
         old = self.epochs.get(replay.epoch)
@@ -146,6 +116,8 @@ class History:
             self.epochs[replay.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
 
     def _close(self, resolved: Resolved) -> None:
+        # from here on the operator's word counts, not what the target's marker says up to this epoch
+        self._apply(resolved.sink, LastDone(resolved.epoch, "", ()))
         old = self.epochs.get(resolved.epoch)
         if old is not None:
             shares = {sink: share for sink, share in old.shares.items() if sink != resolved.sink}
@@ -154,6 +126,8 @@ class History:
 
 class Ledger:
     """One driver's view of a checkpoint's ledger. ``driver`` (uuid) tells its takes from other drivers'.
+
+    ``application`` is the driver's Spark application id, for people.
 
     Entries never change, so what has been read stays right, and two threads may use one ledger. Every method may
     raise OSError, after which an append may or may not have happened: the next driver reads it.
@@ -164,11 +138,13 @@ class Ledger:
         files: Storage,
         driver: str,
         *,
+        application: str = "",
         retained_epochs: int = RETAINED_EPOCHS,
         trimmed_at_once: int = TRIMMED_AT_ONCE,
     ) -> None:
         self._files = files
         self._driver = driver
+        self._application = application
         self._retained_epochs = retained_epochs
         self._trimmed_at_once = trimmed_at_once
         self._entries: dict[int, Entry] = {}
@@ -178,13 +154,18 @@ class Ledger:
         """Read on to the newest entry and return the history, whoever owns it."""
         if self._end == 0 or (not self._read_on() and self._was_trimmed()):
             self._read_all()
+        history = self.known()
+        if history.owner is None and self._entries:
+            raise _corrupt(max(self._entries), "no driver's take stands before it")
+        return history
+
+    def known(self) -> History:
+        """Return the history as read last, own entries included: for what needs no newer one."""
         history = History()
         # a copy: the other thread may add and trim meanwhile
         entries = self._entries.copy()
         for number in sorted(entries):
             history.add(entries[number])
-        if history.owner is None and entries:
-            raise _corrupt(max(entries), "no driver's take stands before it")
         return history
 
     def verify(self) -> History:
@@ -192,8 +173,8 @@ class Ledger:
         history = self.read()
         if history.owner is None or history.owner.driver != self._driver:
             raise Fenced(
-                f"another driver has taken over this checkpoint (its take is number "
-                f"{history.owner.generation if history.owner else 'gone'}); this one stops and writes nothing more",
+                f"another driver has taken over this checkpoint ({_described(history.owner)}); this one stops and "
+                "writes nothing more",
                 hint="run one driver for each checkpoint; nothing is lost, the newer driver goes on",
             )
         return history
@@ -204,7 +185,8 @@ class Ledger:
         Raises `WentBack` if the ledger belongs to another query id.
         """
         while True:
-            owner = self.read().owner
+            history = self.read()
+            owner = history.owner
             if owner is not None and owner.query_id != query_id:
                 raise WentBack(
                     f"the ledger in this checkpoint belongs to query id {owner.query_id}, "
@@ -219,6 +201,7 @@ class Ledger:
                 # what an earlier take says wins: another driver may have come in between
                 origins={**origins, **(owner.origins if owner else {})},
                 joined=max(joined, owner.joined if owner else -1),
+                applied=history.applied,
             )
             if self._create(self._end, entry):
                 return entry
@@ -238,10 +221,10 @@ class Ledger:
         entries = self._entries.copy()
         takes = [number for number, entry in entries.items() if isinstance(entry, Take)]
         if history.owner is not None and self._end - max(takes) > self._retained_epochs:
-            self.append(history.owner)
+            self.append(replace(history.owner, applied=history.applied))
         retained = set(sorted(history.done)[-self._retained_epochs :]) | (history.epochs.keys() - history.done)
         first = min(entries)
-        needed = min((number for number, entry in entries.items() if _epoch_of(entry) in retained), default=first)
+        needed = min((number for number, entry in entries.items() if epoch_of(entry) in retained), default=first)
         keep = max((number for number in takes if number <= needed), default=first)
         if keep - first < self._trimmed_at_once:
             return
@@ -250,7 +233,8 @@ class Ledger:
             self._entries.pop(number, None)
 
     def _create(self, number: int, entry: Entry) -> bool:
-        if not self._files.create(_name(number), _encode(entry)):
+        entry = stamped(entry, self._application)
+        if not self._files.create(_name(number), encode(entry)):
             return False
         if self._is_stale(number):
             self._files.remove(_name(number))
@@ -274,7 +258,7 @@ class Ledger:
         # counted here, not in self._end, which the other thread moves on too
         number = start = self._end
         while (data := self._files.read(_name(number))) is not None:
-            self._remember(number, _decode(data, number))
+            self._remember(number, _decoded(data, number))
             number += 1
         return number > start
 
@@ -289,7 +273,7 @@ class Ledger:
         for number in range(first, max(listed, default=-1) + 1):
             data = self._files.read(_name(number))
             if data is not None:
-                found[number] = _decode(data, number)
+                found[number] = _decoded(data, number)
         self._entries = found
         self._end = max(found, default=-1) + 1
         self._read_on()
@@ -303,34 +287,16 @@ def _name(number: int) -> str:
     return f"{FOLDER}/{number:020d}"
 
 
-def _epoch_of(entry: Entry) -> int | None:
-    return None if isinstance(entry, Take) else entry.epoch
+def _described(take: Take | None) -> str:
+    if take is None:
+        return "its take is gone"
+    since = f", since {take.stamp}" if take.stamp else ""
+    return f"its take is number {take.generation}{since}"
 
 
-def _encode(entry: Entry) -> bytes:
-    kind = next(name for name, of in _KINDS.items() if type(entry) is of)
-    content = {"entry": kind, "version": 1, **_fields_of(entry)}
-    return json.dumps(content, default=_fields_of).encode() + b"\n"
-
-
-def _fields_of(value: Entry | Share) -> dict[str, Any]:
-    # `asdict` would copy every committable deeply
-    return {name: getattr(value, name) for name in value.__slots__}
-
-
-def _decode(data: bytes, number: int) -> Entry:
+def _decoded(data: bytes, number: int) -> Entry:
     try:
-        fields = json.loads(data)
-        kind, version = fields.pop("entry"), fields.pop("version")
-        if version != 1:
-            raise ValueError(f"version {version}")
-        if "parts" in fields:
-            fields["parts"] = tuple(fields["parts"])
-        if "shares" in fields:
-            fields["shares"] = {
-                sink: Share(tuple(share["parts"]), tuple(share["tasks"])) for sink, share in fields["shares"].items()
-            }
-        return _KINDS[kind](**fields)
+        return decode(data)
     except (ValueError, KeyError, TypeError) as broken:
         raise _corrupt(number, str(broken)) from broken
 

@@ -1,0 +1,184 @@
+"""The entries of the ledger: frozen values, each with its JSON and the version of that JSON.
+
+Nothing else is ever written to the ledger. What version 1 wrote is read as it was; an entry of a newer version is
+refused, because what it means is not known. docs/reference/ledger-format.md has the format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from epochsink.sink import LastDone
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.sink import Committable
+
+VERSION: Final = 2
+"""What is written. Version 1 had no `Stamp`, no `Skipped`, and no ``applied`` in a take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """When an entry was written, and by which process. ``at`` is in seconds since 1970."""
+
+    at: float
+    host: str
+    pid: int
+    application: str = ""
+
+    @classmethod
+    def now(cls, application: str) -> Stamp:
+        """Return this process' stamp."""
+        return cls(round(time.time(), 3), socket.gethostname(), os.getpid(), application)
+
+    def __str__(self) -> str:
+        since = datetime.fromtimestamp(self.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        spark = f", Spark application {self.application}" if self.application else ""
+        return f"{since}, process {self.pid} on host {self.host}{spark}"
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """A driver takes the checkpoint over: every earlier driver is fenced from here on.
+
+    ``origins`` holds what each sink fixed when it joined; epochs up to ``joined`` (-1: none) were
+    decided before this ledger began. ``applied`` has, for each sink, the newest done epoch with rows as known then, so
+    that removing old entries never loses it.
+    """
+
+    generation: int
+    driver: str
+    query_id: str
+    origins: Mapping[str, Mapping[str, Any]]
+    joined: int = -1
+    applied: Mapping[str, LastDone] = field(default_factory=dict, compare=False)
+    stamp: Stamp | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one sink has prepared of an epoch: its parts, and the tasks (uuids, by partition) that had rows."""
+
+    parts: tuple[Committable, ...]
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An epoch is prepared in every sink. ``shares`` has no entry for a sink without rows."""
+
+    epoch: int
+    attempt: str
+    offsets: str
+    shares: Mapping[str, Share]
+    stamp: Stamp | None = field(default=None, compare=False)
+
+    def parts_of(self, sink: str) -> tuple[Committable, ...]:
+        """Return the parts of a sink, none if it had no rows."""
+        return self.shares[sink].parts if sink in self.shares else ()
+
+    def share_done(self, sink: str) -> LastDone | None:
+        """Return what the target holds once this epoch is done, None if the sink had no rows."""
+        return LastDone(self.epoch, self.attempt, self.shares[sink].parts) if sink in self.shares else None
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """A sink's parts of a recorded epoch were lost and have been prepared again: these replace them."""
+
+    epoch: int
+    sink: str
+    parts: tuple[Committable, ...]
+    stamp: Stamp | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every part of an epoch is committed."""
+
+    epoch: int
+    stamp: Stamp | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """An operator has closed a sink's share of a decided epoch: nothing of it is left to commit.
+
+    ``ruling`` says on what ground, in one word. What the target's marker says up to this epoch counts no more.
+    """
+
+    epoch: int
+    sink: str
+    ruling: str
+    stamp: Stamp | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An operator has declared that the epochs up to this one, decided without this package, were meant to be."""
+
+    epoch: int
+    stamp: Stamp | None = field(default=None, compare=False)
+
+
+Entry = Take | Prepared | Replay | Resolved | Done | Skipped
+_KINDS: Final[dict[str, type[Entry]]] = {
+    "take": Take,
+    "prepared": Prepared,
+    "replay": Replay,
+    "resolved": Resolved,
+    "done": Done,
+    "skipped": Skipped,
+}
+
+
+def epoch_of(entry: Entry) -> int | None:
+    """Return the epoch that an entry is about, None for a take."""
+    return None if isinstance(entry, Take) else entry.epoch
+
+
+def stamped(entry: Entry, application: str) -> Entry:
+    """Return an entry with this process' stamp."""
+    return replace(entry, stamp=Stamp.now(application))
+
+
+def encode(entry: Entry) -> bytes:
+    """Return an entry as one line of JSON."""
+    kind = next(name for name, of in _KINDS.items() if type(entry) is of)
+    content = {"entry": kind, "version": VERSION, **_to_json(entry)}
+    return json.dumps(content, default=_to_json).encode() + b"\n"
+
+
+def _to_json(value: Entry | Share | LastDone | Stamp) -> dict[str, Any]:
+    # `asdict` would copy every committable deeply
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def decode(data: bytes) -> Entry:
+    """Return the entry that a line of JSON holds. Raises ValueError, KeyError, TypeError."""
+    fields = json.loads(data)
+    kind, version = fields.pop("entry"), fields.pop("version")
+    if version not in (1, VERSION):
+        raise ValueError(f"version {version}")
+    if "parts" in fields:
+        fields["parts"] = tuple(fields["parts"])
+    if "shares" in fields:
+        fields["shares"] = {
+            sink: Share(tuple(share["parts"]), tuple(share["tasks"])) for sink, share in fields["shares"].items()
+        }
+    if "applied" in fields:
+        fields["applied"] = {
+            sink: LastDone(done["epoch"], done["attempt"], tuple(done["parts"]))
+            for sink, done in fields["applied"].items()
+        }
+    if fields.get("stamp") is not None:
+        fields["stamp"] = Stamp(**fields["stamp"])
+    return _KINDS[kind](**fields)
