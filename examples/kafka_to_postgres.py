@@ -13,17 +13,6 @@ from pyspark.sql import SparkSession
 from epochsink import ExactlyOnce, Postgres
 
 SCHEMA = "order_id BIGINT, op STRING, amount DOUBLE, updated_at TIMESTAMP"
-
-spark = SparkSession.builder.appName("orders").getOrCreate()
-changes = (
-    spark.readStream.format("kafka")
-    .option("kafka.bootstrap.servers", os.environ["KAFKA"])
-    .option("subscribe", "orders")
-    .option("startingOffsets", "earliest")
-    .load()
-    .selectExpr(f"from_json(CAST(value AS STRING), '{SCHEMA}') AS change")
-    .select("change.*")
-)
 sink = ExactlyOnce(
     checkpoint=os.environ["CHECKPOINT"],
     sinks={
@@ -37,4 +26,16 @@ sink = ExactlyOnce(
         )
     },
 )
-sink.start(changes.writeStream.trigger(availableNow=True)).awaitTermination()
+
+if __name__ == "__main__":
+    spark = SparkSession.builder.appName("orders").getOrCreate()
+    changes = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", os.environ["KAFKA"])
+        .option("subscribe", "orders")
+        .option("startingOffsets", "earliest")
+        .load()
+        .selectExpr(f"from_json(CAST(value AS STRING), '{SCHEMA}') AS change")
+        .select("change.*")
+    )
+    sink.start(changes.writeStream.trigger(availableNow=True)).awaitTermination()

@@ -12,16 +12,18 @@ from pyspark.sql import SparkSession, functions
 
 from epochsink import ExactlyOnce, Postgres
 
-spark = SparkSession.builder.appName("clicks").getOrCreate()
-clicks = spark.readStream.schema("page STRING, at TIMESTAMP").json(os.environ["INPUT"])
-counts = (
-    clicks.withWatermark("at", "10 minutes")
-    .groupBy(functions.window("at", "1 minute").alias("minute"), "page")
-    .count()
-    .selectExpr("minute.start AS minute", "page", "`count` AS clicks")
-)
 sink = ExactlyOnce(
     checkpoint=os.environ["CHECKPOINT"],
     sinks={"counts": Postgres(os.environ["DSN"], table="clicks_per_minute", key=["minute", "page"])},
 )
-sink.start(counts.writeStream.outputMode("update").trigger(availableNow=True)).awaitTermination()
+
+if __name__ == "__main__":
+    spark = SparkSession.builder.appName("clicks").getOrCreate()
+    clicks = spark.readStream.schema("page STRING, at TIMESTAMP").json(os.environ["INPUT"])
+    counts = (
+        clicks.withWatermark("at", "10 minutes")
+        .groupBy(functions.window("at", "1 minute").alias("minute"), "page")
+        .count()
+        .selectExpr("minute.start AS minute", "page", "`count` AS clicks")
+    )
+    sink.start(counts.writeStream.outputMode("update").trigger(availableNow=True)).awaitTermination()

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING
 
 import psycopg
@@ -124,7 +125,7 @@ def test_the_pipeline_of_the_readme(postgres: PostgresService, tmp_path: Path) -
     block = found[1].replace(README_DSN, postgres.dsn).replace("/lake/checkpoints/orders", str(tmp_path / "checkpoint"))
     assert postgres.dsn in block
     script = tmp_path / "readme.py"
-    script.write_text(block.replace("query.awaitTermination(60)", WATCH_TWO_EPOCHS))
+    script.write_text(block.replace("    query.awaitTermination(60)", indent(WATCH_TWO_EPOCHS, "    ")))
     run(script)
     count, highest = rows(postgres, "SELECT count(*), max(order_id) FROM orders")[0]
     assert isinstance(count, int)

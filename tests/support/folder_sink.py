@@ -165,6 +165,8 @@ class FolderCommitter:
             self._place(place).mkdir(parents=True, exist_ok=True)
 
     def newest(self) -> int | None:
+        if self._sink.faults.strike("unreachable"):
+            raise ConnectionError("the folder's server is down")
         return max((int(path.name.partition("-")[0]) for path in self._place("visible").iterdir()), default=None)
 
     def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:

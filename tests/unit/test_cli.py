@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -17,10 +19,10 @@ from typer.testing import CliRunner
 
 from epochsink.cli.app import app
 from epochsink.errors import Fenced
+from epochsink.spark.import_guard import refuse_query
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from typer.testing import Result
 
@@ -283,6 +285,83 @@ def test_abort_never_ends_a_recorded_epoch(
     for sink in sinks.values():
         assert sink.values() == []
         assert [name[0] for name in sink.prepared()] == ["0"]
+
+
+def test_a_target_that_is_down_keeps_the_driver_its_ledger(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    """The targets are asked before the take: a recover that cannot do anything does not end the query either."""
+    for verb in ("recover", "abort"):
+        sinks["search"].faults.arm("unreachable")
+        result = run(verb, "--sinks", f"{MODULE}:SINKS", "--yes")
+        assert result.exit_code == 1
+        assert "the folder's server is down" in said(result)
+    assert kit.generation() == 1
+    kit.run(0, both(1))
+
+
+# ---- the user's own module
+
+
+PIPELINE = """
+from pathlib import Path
+from folder_sink import FolderSink
+from epochsink import ExactlyOnce
+
+class Writer:
+    def __getattr__(self, name):
+        Path("started").touch()
+        raise AssertionError(name)
+
+sink = ExactlyOnce(checkpoint="checkpoint", sinks={name: FolderSink(name) for name in ("table", "search")})
+"""
+STARTS = {
+    "start": "sink.start(Writer())\n",
+    "foreachBatch": "sink(Writer(), 0)\n",
+    "exit": "raise SystemExit(0)\n",
+}
+
+
+@pytest.mark.parametrize("how", sorted(STARTS))
+def test_a_module_that_runs_its_pipeline_when_imported_is_refused_before_any_row_moves(
+    kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    (kit.root.parent / "pipeline_unguarded.py").write_text(PIPELINE + STARTS[how])
+    monkeypatch.delitem(sys.modules, "pipeline_unguarded", raising=False)
+    result = run("recover", "--sinks", "pipeline_unguarded:sink", "--yes")
+    assert result.exit_code == 1
+    assert ("importing pipeline_unguarded failed" if how == "exit" else 'if __name__ == "__main__"') in said(result)
+    assert not (kit.root.parent / "started").exists()
+    assert kit.generation() == 1
+
+
+def test_a_guarded_module_is_imported_for_its_sinks(
+    kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = 'if __name__ == "__main__":\n    sink.start(Writer())\n'
+    (kit.root.parent / "pipeline_guarded.py").write_text(PIPELINE + guarded)
+    monkeypatch.delitem(sys.modules, "pipeline_guarded", raising=False)
+    assert run("recover", "--sinks", "pipeline_guarded:sink", "--yes").exit_code == 0
+    kit.close()
+
+
+def test_the_readmes_own_code_can_be_named_for_its_sinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]
+) -> None:
+    """It is imported where no JVM can start, and only its checkpoint is missing here."""
+    found = re.search(r"```python\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.DOTALL)
+    assert found is not None
+    (tmp_path / "readme_pipeline.py").write_text(found[1])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "readme_pipeline", raising=False)
+    result = run("recover", "--sinks", "readme_pipeline:sink", "--yes")
+    assert f"{tmp_path}/checkpoint is no checkpoint of a streaming query" in said(result)
+
+
+def test_queries_may_start_again_after_the_command(run: Callable[..., Result], kit: CheckpointKit) -> None:
+    run("recover", "--sinks", f"{MODULE}:SINKS", "--yes")
+    refuse_query()
+    kit.close()
 
 
 # ---- resolve

@@ -20,6 +20,7 @@ from epochsink.cli.resolve import Resolution, Ruling
 from epochsink.cli.sinks_option import load_sinks
 from epochsink.cli.status import read_status
 from epochsink.errors import ConfigurationError
+from epochsink.spark.import_guard import no_queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,6 +42,8 @@ Sinks = Annotated[str, SinksOption]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 FENCES: Final = "This takes the checkpoint's ledger: a driver that runs on it now stops with Fenced."
+
+IMPORTS: Final = "imports the module for the sinks that --sinks names"
 
 
 @app.command()
@@ -89,7 +92,7 @@ def resolve(
     committed: the rows are in the target. replay: they are not, and are written again from the spool (needs --sinks).
     discard: they are not, and shall not be; what the spool holds of them is kept as a Parquet file.
     """
-    with errors_in_one_block(), _log_on_console():
+    with errors_in_one_block(), _log_on_console(), no_queries(IMPORTS):
         loaded = load_sinks(sinks) if sinks is not None else None
         with _place_of(checkpoint, loaded, spool) as place:
             resolution = Resolution(
@@ -141,7 +144,7 @@ def _operate(
     *,
     yes: bool,
 ) -> None:
-    with errors_in_one_block(), _log_on_console():
+    with errors_in_one_block(), _log_on_console(), no_queries(IMPORTS):
         loaded = load_sinks(sinks)
         with _place_of(checkpoint, loaded, spool) as place:
             typer.echo(FENCES)

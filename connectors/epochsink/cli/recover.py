@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import uuid
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,12 +11,14 @@ from epochsink.errors import ConfigurationError
 from epochsink.identity import pipeline_name
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
+from epochsink.sink import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.sink import Sink
+    from epochsink.protocol.ledger_entries import Take
+    from epochsink.sink import Sink, SinkCommitter
 
 _log = logging.getLogger("epochsink")
 
@@ -33,7 +34,8 @@ class Account:
 def recover(place: Place, sinks: Mapping[str, Sink]) -> Account:
     """Take the ledger, commit every decided epoch, then abort what no recorded epoch names.
 
-    What is aborted is logged, a line each. Raises what `epochsink.protocol.coordinator.Coordinator.recover` raises.
+    What is aborted is logged, a line each. Nothing is taken if a target is down. Raises what
+    `epochsink.protocol.coordinator.Coordinator.recover` raises.
     """
     return _account(place, sinks, commits=True)
 
@@ -55,25 +57,33 @@ def _account(place: Place, sinks: Mapping[str, Sink], *, commits: bool) -> Accou
     joined = {name: sink for name, sink in sinks.items() if name in before.owner.origins}
     for name in sinks.keys() - joined.keys():
         _log.info("sink '%s' has never been part of this query: nothing of it to look for", name)
-    with _coordinator(place, ledger, joined) as coordinator:
+    committers = {name: sink.committer() for name, sink in joined.items()}
+    try:
+        _refuse_unreachable(place, before.owner, committers)
+        coordinator = _coordinator(place, ledger, committers)
         coordinator.recover() if commits else coordinator.abort_leftovers()
+    finally:
+        for committer in committers.values():
+            committer.close()
     after = ledger.read()
     pending = [prepared.epoch for prepared in after.pending]
     return Account([prepared.epoch for prepared in before.pending if prepared.epoch in after.done], pending)
 
 
-@contextmanager
-def _coordinator(place: Place, ledger: Ledger, sinks: Mapping[str, Sink]) -> Iterator[Coordinator]:
-    committers = {name: sink.committer() for name, sink in sinks.items()}
-    try:
-        yield Coordinator(
-            query_id=place.query_id,
-            ledger=ledger,
-            checkpoint=place.checkpoint,
-            spool=place.spool,
-            sinks=committers,
-            pipeline=pipeline_name(place.location),
-        )
-    finally:
-        for committer in committers.values():
-            committer.close()
+def _refuse_unreachable(place: Place, owner: Take, committers: Mapping[str, SinkCommitter]) -> None:
+    """Ask each target for its marker, which raises if it is down: before the take, which ends a driver that runs."""
+    for name, committer in committers.items():
+        pipeline = pipeline_name(place.location)
+        committer.open(Identity(place.query_id, name, owner.generation, owner.origins[name], pipeline))
+        committer.newest()
+
+
+def _coordinator(place: Place, ledger: Ledger, committers: Mapping[str, SinkCommitter]) -> Coordinator:
+    return Coordinator(
+        query_id=place.query_id,
+        ledger=ledger,
+        checkpoint=place.checkpoint,
+        spool=place.spool,
+        sinks=committers,
+        pipeline=pipeline_name(place.location),
+    )

@@ -26,7 +26,9 @@ class Loaded:
 def load_sinks(reference: str) -> Loaded:
     """Import ``module:attribute``: an `ExactlyOnce` object, or a mapping of names to sinks.
 
-    The current folder comes first on the import path, as for ``python -m``. Raises `ConfigurationError`.
+    The current folder comes first on the import path, as for ``python -m``. To be called inside of
+    `epochsink.spark.import_guard.no_queries`: a module may start its query when it is imported. Raises
+    `ConfigurationError`.
     """
     module, _, attribute = reference.partition(":")
     if not module or not attribute:
@@ -49,7 +51,10 @@ def _module(name: str) -> object:
         sys.path.insert(0, "")
     try:
         return import_module(name)
-    except Exception as failure:
+    except ConfigurationError:
+        # it names the mistake itself
+        raise
+    except (Exception, SystemExit) as failure:
         raise ConfigurationError(
             f"--sinks: importing {name} failed: {type(failure).__name__}: {failure}",
             hint="run this in the folder that holds the module, or name that folder in PYTHONPATH; keep the sinks "

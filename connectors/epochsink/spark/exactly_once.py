@@ -17,6 +17,7 @@ from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import StreamExecution, frame_of, handle_of, refuse_connect
 from epochsink.spark.error_translation import told_to_spark
 from epochsink.spark.hadoop_storage import first_line, open_checkpoint
+from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run
 
@@ -67,6 +68,7 @@ class ExactlyOnce:
         ``awaitTermination`` and ``stop`` also wait until its decided epochs are visible. Raises `CheckFailed`,
         `WentBack`, `OutcomeUnknown` before any row moves.
         """
+        refuse_query()
         frame = frame_of(writer)
         self.check(frame)
         self.recover(frame.sparkSession)
@@ -120,6 +122,7 @@ class ExactlyOnce:
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         """Prepare one epoch: what Spark calls for each micro-batch."""
+        refuse_query()
         refuse_connect(frame.sparkSession)
         session = frame.sparkSession
         known = self._run.execution if self._run is not None else None
