@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from streams import Stream
 
 from epochsink.devkit.demo.archive import jvm_options
 from epochsink.devkit.demo.session import session
+from epochsink.spark.compat import gateway_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -45,7 +46,7 @@ def start_session(master: str, settings: Mapping[str, str]) -> SparkSession:
 
 def end_session(started: SparkSession) -> None:
     """Stop the session and its JVM, a child of this process."""
-    gateway: Any = started.sparkContext._gateway
+    gateway = gateway_of(started)
     process = gateway.proc
     started.stop()
     gateway.shutdown()

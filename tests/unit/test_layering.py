@@ -33,6 +33,19 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
 
 SPARK_ROOMS: Final = {"spark", "testing", "devkit", "cli"}
 """Who may import PySpark or py4j when it runs: services use its jars, the command line starts a session."""
+PRIVATE_TO_PYSPARK: Final = {
+    "_jvm",
+    "_jsparkSession",
+    "_gateway",
+    "_df",
+    "_jdf",
+    "_jsq",
+    "_jwrite",
+    "_jc",
+    "_jsc",
+    "_sc",
+}
+PRIVATE_TO_SPARK: Final = {"sessionState", "sharedState", "streamingQuery", "queryExecutionThread", "queryExecution"}
 LONGEST, MEDIAN, ROOT_MODULES = 400, 150, 9
 
 
@@ -110,6 +123,18 @@ def test_there_is_no_circle() -> None:
 def test_only_the_side_of_spark_touches_spark(module: str) -> None:
     touched = {name for name, runs in imports(module) if runs and name.partition(".")[0] in ("pyspark", "py4j")}
     assert room_of(module) in SPARK_ROOMS or touched == set()
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - {"spark.compat"}))
+def test_what_pyspark_keeps_private_is_used_in_one_module(module: str) -> None:
+    """A new version of PySpark is tried, and fitted, in `epochsink.spark.compat` alone."""
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        if isinstance(node, ast.Attribute) and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    }
+    assert used & (PRIVATE_TO_PYSPARK | PRIVATE_TO_SPARK) == set()
+    assert not any(name.startswith("pyspark.sql.pandas") for name, _ in imports(module))
 
 
 @pytest.mark.parametrize("family", ["kafka", "postgres", "elasticsearch"])

@@ -1,30 +1,50 @@
-"""Spark's side of a running query, through the JVM: the one place that uses what PySpark keeps private.
+"""Every call of PySpark's that is private or differs between its versions, each with a test in test_spark_compat.py.
 
-PySpark has no public way from Python to the JVM's session, to a query's execution, or to the frame of a writer.
+PySpark has no public way from Python to the JVM's session, to a query's execution, or to the frame of a writer. Who
+tries a new version of PySpark looks here first.
 """
 # ruff: noqa: SLF001
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import inspect
+from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JNetworkError
 from pyspark.sql import SparkSession
+from pyspark.sql.pandas import types
 
-from epochsink.errors import ConfigurationError, UnsupportedQuery
+from epochsink.errors import UnsupportedQuery
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
+    from pyspark.sql.types import StructType
+
+INTERRUPTED: Final = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: java.lang.InterruptedException"
+)
+"""In these words, and no others, Spark knows that its own stop() was why foreachBatch failed."""
+
+# 4.0 and 4.1 know UTC alone, from 4.2 on it has to be said
+_UTC: Final[dict[str, Any]] = (
+    {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_schema).parameters else {}
+)
 
 
 def jvm_of(session: SparkSession) -> tuple[Any, Any]:
     """Return the JVM's view and its SparkSession."""
     untyped: Any = session
     return untyped._jvm, untyped._jsparkSession
+
+
+def hadoop_configuration_of(session: SparkSession) -> Any:
+    """Return the Hadoop configuration that the session's own queries use for their checkpoints."""
+    _, java = jvm_of(session)
+    return java.sessionState().newHadoopConf()
 
 
 def byte_limit_of_batches(session: SparkSession) -> int:
@@ -68,83 +88,40 @@ def refuse_connect(session: SparkSession) -> None:
         )
 
 
-class StreamExecution:
-    """Spark's execution of the query, in the JVM."""
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of a frame's, with timestamps in UTC. Raises PySparkException for a type without one."""
+    return types.to_arrow_schema(schema, **_UTC)
 
-    def __init__(self, java: Any) -> None:
-        self._java = java
-        self._thread = java.queryExecutionThread()
-        self.query_id = str(java.id().toString())
-        self.run_id = str(java.runId().toString())
 
-    @classmethod
-    def of_query(cls, query: StreamingQuery) -> StreamExecution:
-        """Return the execution behind a query's handle."""
-        return cls(handle_of(query).streamingQuery())
+def execution_of(query: StreamingQuery) -> Any:
+    """Return the JVM's execution behind a query's handle."""
+    return handle_of(query).streamingQuery()
 
-    @classmethod
-    def of_batch(cls, session: SparkSession, known: StreamExecution | None) -> StreamExecution:
-        """Return the execution whose foreachBatch runs on this thread: ``known``, mostly.
 
-        Raises `UnsupportedQuery` where there is none.
-        """
-        # a stream thread's jobs are grouped by its run id; asking for that is one call, finding the execution a dozen
-        if known is not None and session.sparkContext.getLocalProperty("spark.jobGroup.id") == known.run_id:
-            return known
-        query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-        java = None
-        if query_id is not None:
-            jvm, java_session = jvm_of(session)
-            active = java_session.sharedState().activeStreamingQueries()
-            java = active.get(jvm.java.util.UUID.fromString(query_id))
-        if java is None:
-            raise UnsupportedQuery(
-                "ExactlyOnce was called outside the foreachBatch of a running streaming query",
-                hint="pass it to writeStream.foreachBatch(...), with PYSPARK_PIN_THREAD at its default (true)",
-            )
-        return cls(java)
+def run_id_of_thread(session: SparkSession) -> str | None:
+    """Return the run id of the query whose stream thread this is: its jobs are grouped by that."""
+    return session.sparkContext.getLocalProperty("spark.jobGroup.id")
 
-    def is_alive(self) -> bool:
-        """Return whether the stream thread lives: the query's state says stopped before that."""
-        try:
-            return bool(self._thread.isAlive())
-        except (Py4JNetworkError, OSError):
-            # the JVM is gone, and the thread with it
-            return False
 
-    def is_active(self) -> bool:
-        """Return whether nobody has stopped the query so far."""
-        try:
-            return bool(self._java.isActive())
-        except (Py4JNetworkError, OSError):
-            return False
+def execution_of_thread(session: SparkSession) -> Any | None:
+    """Return the JVM's execution of the query whose stream thread this is; None on any other thread."""
+    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
+    if query_id is None:
+        return None
+    jvm, java = jvm_of(session)
+    return java.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
 
-    def interrupt(self) -> None:
-        """Interrupt the stream thread, which Spark takes for a failure of the query as long as nobody stopped it."""
-        self._thread.interrupt()
 
-    def stop(self) -> None:
-        """Stop the query."""
-        self._java.stop()
+def stream_thread_of(execution: Any) -> Any:
+    """Return the Java thread in which an execution runs its batches."""
+    return execution.queryExecutionThread()
 
-    def checkpoint(self) -> str:
-        """Return the checkpoint folder that the query uses."""
-        return str(self._java.resolvedCheckpointRoot())
 
-    def refuse_unlike(self, location: str, used: str) -> None:
-        """Raise where commits/N at ``location`` is not the decision on epoch N.
+def checkpoint_of(execution: Any) -> str:
+    """Return the checkpoint folder that an execution uses, as Spark resolved it."""
+    return str(execution.resolvedCheckpointRoot())
 
-        `ConfigurationError` if the query uses another checkpoint, `UnsupportedQuery` for async progress tracking.
-        """
-        if used != location:
-            raise ConfigurationError(
-                f"the query's checkpointLocation is {used}, and ExactlyOnce was given {location}",
-                hint='set .option("checkpointLocation", sink.checkpoint)',
-            )
-        kind = str(self._java.getClass().getSimpleName())
-        if kind != "MicroBatchExecution":
-            raise UnsupportedQuery(
-                f"this query runs as {kind}, in which a re-run epoch may get other offsets than the run before",
-                hint="remove the options asyncProgressTrackingEnabled and "
-                "_asyncProgressTrackingOverrideSinkSupportCheck, and use a processing-time or availableNow trigger",
-            )
+
+def engine_of(execution: Any) -> str:
+    """Return which of Spark's engines runs a query, e.g. MicroBatchExecution."""
+    return str(execution.getClass().getSimpleName())

@@ -9,24 +9,20 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from epochsink.errors import EpochsinkError, PrepareFailed
+from epochsink.spark.compat import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from epochsink.spark.compat import StreamExecution
+    from epochsink.spark.stream_execution import StreamExecution
 
 _log = logging.getLogger("epochsink")
-
-INTERRUPTED: Final = (
-    "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: java.lang.InterruptedException"
-)
-"""In these words, and no others, Spark knows that its own stop() was the cause."""
 
 
 class StreamInterrupted(Exception):

@@ -14,12 +14,13 @@ from epochsink.errors import CheckFailed, ConfigurationError
 from epochsink.identity import pipeline_name
 from epochsink.protocol.spool import NoSpool, Spool
 from epochsink.spark.checkpoint import Checkpoint
-from epochsink.spark.compat import StreamExecution, frame_of, handle_of, refuse_connect
+from epochsink.spark.compat import frame_of, handle_of, refuse_connect
 from epochsink.spark.error_translation import told_to_spark
 from epochsink.spark.hadoop_storage import first_line, open_checkpoint
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run
+from epochsink.spark.stream_execution import StreamExecution
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

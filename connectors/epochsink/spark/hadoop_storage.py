@@ -17,7 +17,7 @@ from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.storage import LocalStorage, Storage
-from epochsink.spark.compat import gateway_of, jvm_of
+from epochsink.spark.compat import gateway_of, hadoop_configuration_of, jvm_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,10 +30,10 @@ def open_checkpoint(session: SparkSession, checkpoint: str) -> tuple[Storage, st
 
     Raises `ConfigurationError` if Spark has no file system for it.
     """
-    jvm, java = jvm_of(session)
+    jvm, _ = jvm_of(session)
     try:
         path = jvm.org.apache.hadoop.fs.Path(checkpoint)
-        system = path.getFileSystem(java.sessionState().newHadoopConf())
+        system = path.getFileSystem(hadoop_configuration_of(session))
         qualified = path.makeQualified(system.getUri(), system.getWorkingDirectory())
         usable = not system.exists(qualified) or system.getFileStatus(qualified).isDirectory()
     except (Py4JError, PySparkException) as unusable:
@@ -62,9 +62,9 @@ class HadoopStorage:
     """
 
     def __init__(self, session: SparkSession, root: str) -> None:
-        self._jvm, java = jvm_of(session)
+        self._jvm, _ = jvm_of(session)
         self._root = root.rstrip("/")
-        configuration = java.sessionState().newHadoopConf()
+        configuration = hadoop_configuration_of(session)
         path = self._path("")
         self._system = path.getFileSystem(configuration)
         self._context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(path.toUri(), configuration)

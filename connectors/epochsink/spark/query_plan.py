@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from epochsink.errors import ConfigurationError
-from epochsink.spark.compat import changeable
+from epochsink.spark.compat import arrow_schema, changeable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -62,7 +61,7 @@ def row_schemas(frame: DataFrame, sinks: Mapping[str, Sink]) -> dict[str, pa.Sch
             selected = frame.selectExpr(*sink.select)
             if sink.where is not None:
                 frame.where(sink.where)
-            schemas[name] = to_arrow_schema(selected.schema)
+            schemas[name] = arrow_schema(selected.schema)
         except PySparkException as refused:
             raise ConfigurationError(
                 f"sink '{name}': Spark refuses its select={list(sink.select)!r}, where={sink.where!r}: {refused}",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from epochsink.protocol.spool import NoSpool, Spool
     from epochsink.protocol.storage import Storage
     from epochsink.sink import Committable, Epoch, Sink
-    from epochsink.spark.compat import StreamExecution
+    from epochsink.spark.stream_execution import StreamExecution
 
 _log = logging.getLogger("epochsink")
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyspark
 from confluent_kafka import Producer
@@ -23,6 +23,7 @@ from epochsink.devkit.services.cache import build_once, cache_folder
 from epochsink.devkit.services.java import java
 from epochsink.devkit.services.jvm import fingerprint, from_archive
 from epochsink.errors import ServiceError
+from epochsink.spark.compat import gateway_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -65,7 +66,7 @@ def _fill(draft: Path) -> None:
 
 def _make(archive: str) -> None:
     spark = session(f"{JVM_OPTIONS} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off -Xlog:cds+dynamic=off")
-    gateway: Any = spark.sparkContext._gateway  # noqa: SLF001 - there is no other way to its process
+    gateway = gateway_of(spark)
     _load_classes(spark)
     spark.stop()
     gateway.shutdown()

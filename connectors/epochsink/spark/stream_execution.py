@@ -1,0 +1,91 @@
+"""Spark's execution of a running query, in the JVM: is it alive, which checkpoint does it use, stop it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from py4j.protocol import Py4JNetworkError
+
+from epochsink.errors import ConfigurationError, UnsupportedQuery
+from epochsink.spark import compat
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+
+class StreamExecution:
+    """Spark's execution of the query, in the JVM."""
+
+    def __init__(self, java: Any) -> None:
+        self._java = java
+        self._thread = compat.stream_thread_of(java)
+        self.query_id = str(java.id().toString())
+        self.run_id = str(java.runId().toString())
+
+    @classmethod
+    def of_query(cls, query: StreamingQuery) -> StreamExecution:
+        """Return the execution behind a query's handle."""
+        return cls(compat.execution_of(query))
+
+    @classmethod
+    def of_batch(cls, session: SparkSession, known: StreamExecution | None) -> StreamExecution:
+        """Return the execution whose foreachBatch runs on this thread: ``known``, mostly.
+
+        Raises `UnsupportedQuery` where there is none.
+        """
+        # asking for the run id is one call, finding the execution a dozen
+        if known is not None and compat.run_id_of_thread(session) == known.run_id:
+            return known
+        java = compat.execution_of_thread(session)
+        if java is None:
+            raise UnsupportedQuery(
+                "ExactlyOnce was called outside the foreachBatch of a running streaming query",
+                hint="pass it to writeStream.foreachBatch(...), with PYSPARK_PIN_THREAD at its default (true)",
+            )
+        return cls(java)
+
+    def is_alive(self) -> bool:
+        """Return whether the stream thread lives: the query's state says stopped before that."""
+        try:
+            return bool(self._thread.isAlive())
+        except (Py4JNetworkError, OSError):
+            # the JVM is gone, and the thread with it
+            return False
+
+    def is_active(self) -> bool:
+        """Return whether nobody has stopped the query so far."""
+        try:
+            return bool(self._java.isActive())
+        except (Py4JNetworkError, OSError):
+            return False
+
+    def interrupt(self) -> None:
+        """Interrupt the stream thread, which Spark takes for a failure of the query as long as nobody stopped it."""
+        self._thread.interrupt()
+
+    def stop(self) -> None:
+        """Stop the query."""
+        self._java.stop()
+
+    def checkpoint(self) -> str:
+        """Return the checkpoint folder that the query uses."""
+        return compat.checkpoint_of(self._java)
+
+    def refuse_unlike(self, location: str, used: str) -> None:
+        """Raise where commits/N at ``location`` is not the decision on epoch N.
+
+        `ConfigurationError` if the query uses another checkpoint, `UnsupportedQuery` for async progress tracking.
+        """
+        if used != location:
+            raise ConfigurationError(
+                f"the query's checkpointLocation is {used}, and ExactlyOnce was given {location}",
+                hint='set .option("checkpointLocation", sink.checkpoint)',
+            )
+        kind = compat.engine_of(self._java)
+        if kind != "MicroBatchExecution":
+            raise UnsupportedQuery(
+                f"this query runs as {kind}, in which a re-run epoch may get other offsets than the run before",
+                hint="remove the options asyncProgressTrackingEnabled and "
+                "_asyncProgressTrackingOverrideSinkSupportCheck, and use a processing-time or availableNow trigger",
+            )

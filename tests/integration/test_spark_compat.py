@@ -1,0 +1,131 @@
+"""What the package uses of PySpark's private side is there, and is what it is taken for."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException, StreamingQueryException
+from streams import DEADLINE, wait_until
+
+from epochsink.errors import UnsupportedQuery
+from epochsink.spark import compat
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from streams import Stream
+
+
+def test_timestamps_have_an_arrow_type_at_every_depth(spark: SparkSession) -> None:
+    """From 4.2 on a bare call dies here with an AssertionError."""
+    frame = spark.sql(
+        "SELECT now() AS at, array(now()) AS ats, struct(now() AS at) AS inner, TIMESTAMP_NTZ'2026-01-01' AS ntz"
+    )
+    in_utc = pa.timestamp("us", "UTC")
+    schema = compat.arrow_schema(frame.schema)
+    assert [schema.field("at").type, schema.field("ntz").type] == [in_utc, pa.timestamp("us")]
+    assert schema.field("ats").type.value_type == in_utc
+    assert schema.field("inner").type.field("at").type == in_utc
+
+
+def test_a_type_without_an_arrow_type_is_an_error_of_pyspark(spark: SparkSession) -> None:
+    with pytest.raises(PySparkException):
+        compat.arrow_schema(spark.sql("SELECT INTERVAL 1 MONTH AS months").schema)
+
+
+def test_the_jvm_behind_a_session(spark: SparkSession) -> None:
+    jvm, java = compat.jvm_of(spark)
+    assert str(java.version()) == spark.version
+    assert int(jvm.java.lang.Math.max(1, 2)) == 2
+    assert compat.gateway_of(spark).jvm is not None
+
+
+def test_the_hadoop_configuration_has_the_sessions_own_settings(spark: SparkSession) -> None:
+    """Those set after the start too: credentials of an object store often are."""
+    spark.conf.set("fs.test.key", "value")
+    try:
+        assert str(compat.hadoop_configuration_of(spark).get("fs.test.key")) == "value"
+    finally:
+        spark.conf.unset("fs.test.key")
+
+
+def test_the_byte_limit_is_the_one_that_is_set(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", "12345")
+    try:
+        assert compat.byte_limit_of_batches(spark) == 12345
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxBytesPerBatch")
+    assert compat.byte_limit_of_batches(spark) > 12345
+
+
+def test_the_frame_of_a_writer(stream: Stream) -> None:
+    frame = stream.frame()
+    assert compat.frame_of(frame.writeStream) is frame
+
+
+def test_which_expressions_may_change(stream: Stream) -> None:
+    assert compat.changeable(stream.frame(), ["id + 1", "rand() > 0.5", "uuid()", "upper(word)"]) == [
+        "rand() > 0.5",
+        "uuid()",
+    ]
+
+
+def test_what_is_not_a_classic_session_is_refused(spark: SparkSession) -> None:
+    compat.refuse_connect(spark)
+    other: Any = object()
+    with pytest.raises(UnsupportedQuery, match="Spark Connect"):
+        compat.refuse_connect(other)
+
+
+def test_a_query_and_its_stream_thread_see_one_execution(stream: Stream, spark: SparkSession) -> None:
+    """From outside by the query's handle, from inside by the local properties of the thread."""
+    seen: dict[str, Any] = {}
+
+    def look(frame: DataFrame, _epoch: int) -> None:
+        inside: Any = compat.execution_of_thread(frame.sparkSession)
+        seen["ids"] = str(inside.id().toString()), str(inside.runId().toString())
+        seen["run id"] = compat.run_id_of_thread(frame.sparkSession)
+
+    stream.put(range(3))
+    query = stream.by_hand(look, endless=True)
+    execution = compat.execution_of(query)
+    query.processAllAvailable()
+    thread = compat.stream_thread_of(execution)
+    assert seen == {"ids": (query.id, query.runId), "run id": query.runId}
+    assert compat.checkpoint_of(execution).endswith(str(stream.checkpoint))
+    assert compat.engine_of(execution) == "MicroBatchExecution"
+    assert thread.isAlive()
+    query.stop()
+    assert not thread.isAlive()
+    assert compat.execution_of_thread(spark) is None
+
+
+def test_spark_takes_these_words_for_its_own_stop(stream: Stream) -> None:
+    """A query that fails so while it is being stopped has not failed."""
+    in_batch, made = threading.Event(), threading.Event()
+    queries: list[StreamingQuery] = []
+
+    def fail_at_stop(_frame: DataFrame, _epoch: int) -> None:
+        in_batch.set()
+        assert made.wait(DEADLINE)
+        wait_until(lambda: not compat.execution_of(queries[0]).isActive(), "the query is being stopped")
+        raise RuntimeError(compat.INTERRUPTED)
+
+    stream.put(range(3))
+    queries.append(stream.by_hand(fail_at_stop, endless=True))
+    made.set()
+    assert in_batch.wait(DEADLINE)
+    queries[0].stop()
+    assert queries[0].exception() is None
+
+
+def test_other_words_are_a_failure(stream: Stream) -> None:
+    def fail(_frame: DataFrame, _epoch: int) -> None:
+        raise RuntimeError("broken")
+
+    stream.put(range(3))
+    with pytest.raises(StreamingQueryException, match="broken"):
+        stream.by_hand(fail).awaitTermination(60)
