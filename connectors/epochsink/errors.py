@@ -11,6 +11,7 @@
     ├── OutcomeUnknown              whether an epoch was committed cannot be established
     ├── LedgerCorrupt               a ledger entry cannot be read
     ├── SpoolMissing                the durable copy of an epoch's rows is gone
+    │   └── SpoolDamaged            it is there, and is not what was written
     └── ServiceError                a development service did not start or stop
 
 Each carries its facts as attributes, survives pickling (errors cross from executors to the driver),
@@ -118,6 +119,10 @@ class LedgerCorrupt(EpochsinkError):
 
 class SpoolMissing(EpochsinkError):
     """The spool no longer holds an epoch's rows."""
+
+
+class SpoolDamaged(SpoolMissing):
+    """A file of the spool was cut or changed since it was written: nothing of it is applied."""
 
 
 class ServiceError(EpochsinkError):

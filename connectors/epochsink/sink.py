@@ -13,11 +13,13 @@ JSON values that name what was prepared, so that any later process can commit or
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     import pyarrow as pa
 
@@ -81,6 +83,22 @@ class LastDone:
     parts: tuple[Committable, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SpoolFile:
+    """What one task's file in the spool of one sink held when it was closed: recorded, and compared at each read."""
+
+    rows: int
+    size: int
+    crc32: int
+
+
+Written = Mapping[str, Sequence[tuple[str, Committable]]]
+"""For each sink with rows, the (task uuid, committable) of every task that Spark accepted, by partition."""
+Spooled = Mapping[str, Mapping[str, SpoolFile]]
+"""What the accepted tasks of an epoch have spooled: by sink, and by the task's uuid."""
+NOTHING_SPOOLED: Spooled = MappingProxyType({})
+
+
 class Outcome(enum.Enum):
     """What became of something prepared. A time-out is UNKNOWN, never ABORTED."""
 
@@ -109,7 +127,14 @@ class Rows(Protocol):
     def read(self, task: str) -> Iterator[pa.RecordBatch]:
         """Yield the record batches of one task, in the order written.
 
-        Raises `SpoolMissing` if they are gone or were never kept (``spool=False``).
+        The first batch comes after the whole file was compared with what is recorded of it. Raises `SpoolMissing` if
+        the rows are gone or were never kept (``spool=False``), `SpoolDamaged` if they are not those that were written.
+        """
+
+    def verify(self) -> None:
+        """Compare every task's file with what is recorded of it; raises what `read` raises.
+
+        For who applies rows one after another and cannot take any back.
         """
 
 
@@ -245,7 +270,9 @@ class CheckpointReader(Protocol):
 class SpoolKeeper(Protocol):
     """What the coordinator asks of the spool: see `epochsink.protocol.spool.Spool`."""
 
-    def rows(self, identity: Identity, epoch: Epoch, tasks: Sequence[str]) -> Rows: ...  # noqa: D102 - there
+    def rows(  # noqa: D102 - described there
+        self, identity: Identity, epoch: Epoch, tasks: Sequence[str], files: Mapping[str, SpoolFile]
+    ) -> Rows: ...
     def make(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
     def drop(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
     def attempts(self, query_id: str) -> list[Epoch]: ...  # noqa: D102 - described there

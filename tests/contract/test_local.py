@@ -12,6 +12,7 @@ from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Identity, Rows, Task
 from epochsink.testing import LocalSink
 from epochsink.testing.sink_contract import SinkContract
+from epochsink.testing.sink_rig import damage
 from simulation.invariants import newest_rows
 from simulation.ports import PORTS
 from simulation.steps import at_once
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from epochsink.sink import Committable, SinkCommitter
+    from epochsink.sink import Committable, SinkCommitter, SpoolFile
 
 
 class PortRig:
@@ -66,6 +67,9 @@ class PortRig:
     def drop_spool(self, query: str, epoch: Epoch) -> None:
         self.spool.drop(query, epoch)
 
+    def damage_spool(self, query: str, epoch: Epoch, task: str) -> None:
+        del self.world.spool[query, epoch.number, epoch.attempt][spool_name(self.letter, task)]
+
     def visible(self) -> list[int]:
         assert not self.world.readers.anomalies
         return sorted(row.source for row in newest_rows(self.world, self.letter))
@@ -91,6 +95,7 @@ class FolderRig:
     def __init__(self, folder: Path) -> None:
         self.sink = LocalSink(folder / "sink")
         self.spool = Spool(str(folder / "spool"))
+        self.files: dict[str, SpoolFile] = {}
 
     def open(self, query: str, generation: int) -> SinkCommitter:
         committer = self.sink.committer()
@@ -107,14 +112,17 @@ class FolderRig:
         self.spool.make(query, epoch)
         spooled = self.spool.writer(task, batch.schema)
         spooled.write(batch)
-        spooled.close()
+        self.files[task.uuid] = spooled.close()
         return task.uuid, writer.prepare()
 
     def rows(self, query: str, epoch: Epoch, tasks: Sequence[str]) -> Rows:
-        return self.spool.rows(Identity(query, "sink"), epoch, tasks)
+        return self.spool.rows(Identity(query, "sink"), epoch, tasks, self.files)
 
     def drop_spool(self, query: str, epoch: Epoch) -> None:
         self.spool.drop(query, epoch)
+
+    def damage_spool(self, query: str, epoch: Epoch, task: str) -> None:
+        damage(self.spool, query, epoch, task)
 
     def visible(self) -> list[int]:
         return sorted(row["id"] for row in self.sink.rows())

@@ -297,3 +297,21 @@ def test_without_spool_a_lost_epoch_stops_the_query_and_says_so(stream: Stream) 
     with pytest.raises(Exception, match="the spool of epoch 0") as stopped:
         query.awaitTermination()
     assert "epochsink resolve" in str(stopped.value)
+
+
+def test_a_changed_spool_file_stops_the_replay_and_names_the_file(stream: Stream) -> None:
+    """What the tasks summed up while they wrote is in the ledger, and compared before a row is replayed."""
+    stream.sink.faults.arm("commit")
+    stream.put(range(10))
+    query = stream.start(stream.exactly_once())
+    wait_until(lambda: stream.sink.faults.reached("commit"), "the commit begins")
+    for path in (stream.folder / "sink" / "prepared").glob("*/*"):
+        path.unlink()
+    for path in (stream.checkpoint / "epochsink" / "spool").rglob("*.arrow"):
+        data = bytearray(path.read_bytes())
+        data[-9] ^= 1
+        path.write_bytes(data)
+    stream.sink.faults.disarm("commit")
+    with pytest.raises(Exception, match=r"was cut or changed: it was written with \d+ bytes"):
+        query.awaitTermination()
+    assert stream.sink.values() == []

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import History, _name
 from epochsink.protocol.ledger_entries import Entry, Prepared, Take, encode
-from epochsink.sink import COMMITTED, Epoch
+from epochsink.sink import COMMITTED, NOTHING_SPOOLED, Epoch
 from epochsink.spark.checkpoint import Checkpoint
 from simulation.storage import QuickLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from epochsink.errors import EpochsinkError
-    from epochsink.sink import Committable
+    from epochsink.sink import Spooled, Written
 
 # ---- the ledger
 
@@ -188,7 +188,7 @@ class CommitsUnrecordedReplays(Coordinator):
 
     def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
         epoch = Epoch(prepared.epoch, prepared.attempt)
-        rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks)
+        rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks, {})
         part, sink = prepared.shares[name].parts[index], self._sinks[name]
         if sink.commit(epoch, part, rows) is not COMMITTED:
             sink.commit(epoch, sink.replay(epoch, part, rows, f"{epoch.number:032x}"), rows)
@@ -279,9 +279,9 @@ class IgnoresReplays(Coordinator):
 class AbandonsTheUnknown(Coordinator):
     """Aborts an attempt when appending its record has raised."""
 
-    def record(self, epoch: Epoch, written: Mapping[str, Sequence[tuple[str, Committable]]]) -> None:
+    def record(self, epoch: Epoch, written: Written, spooled: Spooled = NOTHING_SPOOLED) -> None:
         try:
-            super().record(epoch, written)
+            super().record(epoch, written, spooled)
         except OSError:
             self._sinks_abort(epoch)
             raise

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from epochsink.sink import Epoch, Sink
+    from epochsink.sink import Epoch, Sink, SpoolFile
 
 
 class CheckpointKit:
@@ -33,6 +33,7 @@ class CheckpointKit:
         for folder in ("offsets", "commits"):
             (root / folder).mkdir(parents=True)
         (root / "metadata").write_text(json.dumps({"id": self.query_id}))
+        self._spooled: dict[str, dict[str, SpoolFile]] = {}
         self._committers = {name: sink.committer() for name, sink in self.sinks.items()}
         self.coordinator = Coordinator(
             query_id=self.query_id,
@@ -49,12 +50,13 @@ class CheckpointKit:
         """Write an epoch by one task for each sink; an attempt that nobody records."""
         (self.root / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{number}}}}}')
         epoch = self.coordinator.begin(number)
+        self._spooled = {}
         return epoch, {name: [self._run_task(name, epoch, batch)] for name, batch in rows.items()}
 
     def record(self, number: int, rows: Mapping[str, pa.RecordBatch]) -> None:
         """Write and record an epoch."""
         epoch, written = self.write(number, rows)
-        self.coordinator.record(epoch, written)
+        self.coordinator.record(epoch, written, self._spooled)
 
     def decide(self, number: int) -> None:
         """Let Spark's checkpoint decide an epoch."""
@@ -83,7 +85,7 @@ class CheckpointKit:
         task = Task(self.coordinator.identity(name), epoch, 0, uuid.uuid4().hex)
         spool = self.spool.writer(task, batch.schema)
         spool.write(batch)
-        spool.close()
+        self._spooled.setdefault(name, {})[task.uuid] = spool.close()
         writer = self.sinks[name].writer(task)
         writer.write(batch)
         return task.uuid, writer.prepare()

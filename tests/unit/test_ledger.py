@@ -27,7 +27,7 @@ from epochsink.protocol.ledger_entries import (
     encode,
 )
 from epochsink.protocol.storage import LocalStorage
-from epochsink.sink import LastDone
+from epochsink.sink import LastDone, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +82,9 @@ class Interrupted:
 
 
 def prepared(epoch: int, attempt: str = "a") -> Prepared:
-    return Prepared(epoch, attempt, "digest", {"sink": Share(({"part": epoch},), ("task",))})
+    return Prepared(
+        epoch, attempt, "digest", {"sink": Share(({"part": epoch},), ("task",), {"task": SpoolFile(3, 99, epoch)})}
+    )
 
 
 def taken(files: Interrupted, driver: str, **options: Any) -> Ledger:
@@ -101,6 +103,21 @@ def run_epochs(ledger: Ledger, first: int, last: int) -> None:
 @pytest.fixture
 def files() -> Interrupted:
     return Interrupted()
+
+
+def test_entries_from_before_spool_files_were_recorded_are_read() -> None:
+    fields = json.loads(encode(prepared(3)))
+    del fields["shares"]["sink"]["files"]
+    entry = decode(json.dumps(fields).encode())
+    assert isinstance(entry, Prepared)
+    assert entry.shares["sink"] == Share(({"part": 3},), ("task",), {})
+
+
+def test_a_replay_keeps_what_is_recorded_of_the_spool(files: Interrupted) -> None:
+    ledger = taken(files, "one")
+    ledger.append(prepared(7))
+    ledger.append(Replay(7, "sink", ({"part": "again"},)))
+    assert ledger.read().epochs[7].shares["sink"].files == {"task": SpoolFile(3, 99, 7)}
 
 
 def test_history_is_what_was_appended(files: Interrupted) -> None:

@@ -7,16 +7,22 @@ import gc
 import os
 import pickle
 import stat
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochsink.errors import ConfigurationError, SpoolMissing
+from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing
+from epochsink.protocol import spool as spool_module
 from epochsink.protocol.spool import Spool
-from epochsink.sink import Epoch, Identity, Task
+from epochsink.sink import Epoch, Identity, SpoolFile, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 EPOCH = Epoch(3, "a" * 32)
@@ -27,11 +33,13 @@ def batch(*numbers: int) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"id": list(numbers)})
 
 
-def spooled(spool: Spool, task: str, *batches: pa.RecordBatch, epoch: Epoch = EPOCH, sink: Identity = SINK) -> None:
+def spooled(
+    spool: Spool, task: str, *batches: pa.RecordBatch, epoch: Epoch = EPOCH, sink: Identity = SINK
+) -> SpoolFile:
     writer = spool.writer(Task(sink, epoch, 0, task), batches[0].schema)
     for one in batches:
         writer.write(one)
-    writer.close()
+    return writer.close()
 
 
 @pytest.fixture
@@ -128,6 +136,53 @@ def test_a_torn_file_is_missing(spool: Spool) -> None:
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises((SpoolMissing, OSError)):
         list(spool.rows(SINK, EPOCH, []).read("1" * 32))
+
+
+def changed(data: bytes) -> bytes:
+    return data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
+
+
+def cut_between_batches(data: bytes) -> bytes:
+    """Cut off the last batch, and end the stream: Arrow finds nothing amiss."""
+    with pa.ipc.open_stream(data) as stream:
+        batches = list(stream)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batches[0].schema) as shorter:
+        for one in batches[:-1]:
+            shorter.write_batch(one)
+    return bytes(sink.getvalue())
+
+
+def cut_in_a_batch(data: bytes) -> bytes:
+    return data[:-100]
+
+
+@pytest.mark.parametrize("alter", [changed, cut_between_batches, cut_in_a_batch])
+@pytest.mark.parametrize("read_bytes", [1 << 20, 1000])
+def test_a_damaged_file_yields_no_row_and_is_named(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, alter: Callable[[bytes], bytes], read_bytes: int
+) -> None:
+    """Whether it is read into memory at once, or is too large for that."""
+    monkeypatch.setattr(spool_module, "_READ_BYTES", read_bytes)
+    spool.make(QUERY, EPOCH)
+    task = "1" * 32
+    files = {task: spooled(spool, task, batch(*range(500)), batch(*range(500, 1000)))}
+    rows = spool.rows(SINK, EPOCH, [task], files)
+    rows.verify()
+    assert [len(one) for one in rows.read(task)] == [500, 500]
+    path = next(p for p in Path(spool.root).rglob("*.arrow"))
+    path.write_bytes(alter(path.read_bytes()))
+    for look in (rows.verify, lambda: next(rows.read(task))):
+        with pytest.raises(SpoolDamaged, match=f"{path}.*{files[task].size} bytes with the checksum"):
+            look()
+
+
+def test_the_rows_read_are_as_many_as_recorded(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    task = "1" * 32
+    files = {task: replace(spooled(spool, task, batch(1, 2)), rows=3)}
+    with pytest.raises(SpoolDamaged, match="3 rows, and holds 2 rows"):
+        list(spool.rows(SINK, EPOCH, [task], files).read(task))
 
 
 def test_attempts_are_those_of_the_query(spool: Spool) -> None:

@@ -218,7 +218,8 @@ class Resolution:
 
     def _rows(self) -> Rows:
         identity = Identity(self._place.query_id, self._sink)
-        return self._place.spool.rows(identity, self._epoch(), self._prepared.shares[self._sink].tasks)
+        share = self._prepared.shares[self._sink]
+        return self._place.spool.rows(identity, self._epoch(), share.tasks, share.files)
 
 
 def _names(sinks: Mapping[str, object]) -> str:

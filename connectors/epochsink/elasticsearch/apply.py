@@ -69,6 +69,8 @@ class Application:
 
         Raises `Overtaken`, `GaveUp`, `RowsRejected`, `SpoolMissing`, `OutcomeUnknown`, `WentBack`.
         """
+        # of all tasks before the first request: what was applied of a damaged epoch could not be taken back
+        rows.verify()
         reached = self._apply_to_one_index(rows)
         if self._dead_letters is not None:
             self._dead_letters.forget_accepted(self._sink.patience)

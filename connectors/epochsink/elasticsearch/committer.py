@@ -11,7 +11,7 @@ from elastic_transport import TransportError
 from epochsink.elasticsearch import applied_epochs, connection, deduplicate, index, preflight
 from epochsink.elasticsearch.apply import Application, Overtaken
 from epochsink.elasticsearch.backoff import GaveUp, delays
-from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolDamaged, SpoolMissing, WentBack
 from epochsink.sink import COMMITTED, Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -90,7 +90,9 @@ class ElasticsearchCommitter:
         return replaced
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
-        """Apply the epoch's operations, then write its marker. Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`."""
+        """Apply the epoch's operations, then write its marker. Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`,
+        `SpoolDamaged`.
+        """
         waits = delays(self._sink.patience)
         while True:
             try:
@@ -118,7 +120,10 @@ class ElasticsearchCommitter:
         except SpoolMissing as error:
             kept = applied_epochs.read(self._client, self._me)
             newest = "none" if kept is None else kept.epoch
-            return _told(kept, epoch) or Verdict(
+            told = _told(kept, epoch)
+            if told is None and isinstance(error, SpoolDamaged):
+                raise
+            return told or Verdict(
                 Outcome.UNKNOWN,
                 f"the spool of epoch {epoch.number} is gone ({error.message}) and the marker in "
                 f"{applied_epochs.INDEX!r} says that epoch {newest} is the newest applied to index "

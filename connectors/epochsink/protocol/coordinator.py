@@ -25,14 +25,14 @@ from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.commit_queue import CommitQueue
 from epochsink.protocol.ledger_entries import Done, Prepared, Replay, Share
-from epochsink.sink import Epoch, Identity, Outcome
+from epochsink.sink import NOTHING_SPOOLED, Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Mapping, Sequence
 
     from epochsink.protocol.ledger import History, Ledger
-    from epochsink.sink import CheckpointReader, Committable, SinkCommitter, SpoolKeeper
+    from epochsink.sink import CheckpointReader, SinkCommitter, Spooled, SpoolKeeper, Written
 
 _log = logging.getLogger("epochsink")
 
@@ -187,15 +187,14 @@ class Coordinator:
         """Return who a sink is in this generation."""
         return self._identities[sink]
 
-    def record(self, epoch: Epoch, written: Mapping[str, Sequence[tuple[str, Committable]]]) -> None:
+    def record(self, epoch: Epoch, written: Written, spooled: Spooled = NOTHING_SPOOLED) -> None:
         """Let each sink vote, then record the epoch. When this returns, foreachBatch may return.
 
-        ``written`` has, for each sink with rows, the (task uuid, committable) of every task that Spark
-        accepted, by partition. If this raises, the batch has to fail. Where a vote raised, the attempt is
-        abandoned; where the append did, it may be recorded, so it stands until the next driver reads.
+        If this raises, the batch has to fail. Where a vote raised, the attempt is abandoned; where the append did, it
+        may be recorded, so it stands until the next driver reads.
         """
         try:
-            shares = self._vote(epoch, written)
+            shares = self._vote(epoch, written, spooled)
             offsets = self._checkpoint.offsets_digest(epoch.number)
         except Exception:
             self.abandon(epoch)
@@ -207,7 +206,7 @@ class Coordinator:
         self._queue.add(epoch.number)
         self._queue.end_attempt()
 
-    def _vote(self, epoch: Epoch, written: Mapping[str, Sequence[tuple[str, Committable]]]) -> dict[str, Share]:
+    def _vote(self, epoch: Epoch, written: Written, spooled: Spooled) -> dict[str, Share]:
         self.wait_settled()
         if self._queue.overtaken:
             raise consistency.overtaken(epoch.number)
@@ -215,10 +214,11 @@ class Coordinator:
         shares: dict[str, Share] = {}
         for name, accepted in written.items():
             tasks = tuple(task for task, _ in accepted)
-            rows = self._spool.rows(self._identities[name], epoch, tasks)
+            files = spooled.get(name, {})
+            rows = self._spool.rows(self._identities[name], epoch, tasks, files)
             with self._if_ours():
                 parts = self._sinks[name].vote(epoch, [committable for _, committable in accepted], rows)
-            shares[name] = Share(tuple(parts), tasks)
+            shares[name] = Share(tuple(parts), tasks, files)
             reach("coordinator.vote.between")
         return shares
 
@@ -274,7 +274,7 @@ class Coordinator:
         """Commit one part, replaying it if the target has lost it; False if the epoch proves to be done."""
         number = prepared.epoch
         epoch = Epoch(number, prepared.attempt)
-        rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks)
+        rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks, prepared.shares[name].files)
         for _ in range(REPLAY_TURNS):
             parts = prepared.shares[name].parts
             with self._if_ours():

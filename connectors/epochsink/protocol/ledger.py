@@ -18,7 +18,6 @@ from epochsink.protocol.ledger_entries import (
     Prepared,
     Replay,
     Resolved,
-    Share,
     Skipped,
     Take,
     decode,
@@ -111,7 +110,7 @@ class History:
     def _replace(self, replay: Replay) -> None:
         old = self.epochs.get(replay.epoch)
         if old is not None:
-            share = Share(replay.parts, old.shares[replay.sink].tasks)
+            share = replace(old.shares[replay.sink], parts=replay.parts)
             shares = {**old.shares, replay.sink: share}
             self.epochs[replay.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
 

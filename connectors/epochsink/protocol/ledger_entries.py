@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.sink import LastDone
+from epochsink.sink import LastDone, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Committable
 
 VERSION: Final = 2
-"""What is written. Version 1 had no `Stamp`, no `Skipped`, and no ``applied`` in a take."""
+"""What is written. Version 1 had no `Stamp`, no `Skipped`, no ``applied`` in a take, no ``files`` in a share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,15 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one sink has prepared of an epoch: its parts, and the tasks (uuids, by partition) that had rows."""
+    """What one sink has prepared of an epoch: its parts, and the tasks (uuids, by partition) that had rows.
+
+    ``files`` tells by task what its file in the spool holds: none where nothing is spooled, and none where the
+    version that wrote the entry did not record it.
+    """
 
     parts: tuple[Committable, ...]
     tasks: tuple[str, ...]
+    files: Mapping[str, SpoolFile] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +162,14 @@ def encode(entry: Entry) -> bytes:
     return json.dumps(content, default=_to_json).encode() + b"\n"
 
 
-def _to_json(value: Entry | Share | LastDone | Stamp) -> dict[str, Any]:
+def _to_json(value: Entry | Share | SpoolFile | LastDone | Stamp) -> dict[str, Any]:
     # `asdict` would copy every committable deeply
     return {name: getattr(value, name) for name in value.__slots__}
+
+
+def _share(fields: Mapping[str, Any]) -> Share:
+    files = {task: SpoolFile(**file) for task, file in fields.get("files", {}).items()}
+    return Share(tuple(fields["parts"]), tuple(fields["tasks"]), files)
 
 
 def decode(data: bytes) -> Entry:
@@ -171,9 +181,7 @@ def decode(data: bytes) -> Entry:
     if "parts" in fields:
         fields["parts"] = tuple(fields["parts"])
     if "shares" in fields:
-        fields["shares"] = {
-            sink: Share(tuple(share["parts"]), tuple(share["tasks"])) for sink, share in fields["shares"].items()
-        }
+        fields["shares"] = {sink: _share(share) for sink, share in fields["shares"].items()}
     if "applied" in fields:
         fields["applied"] = {
             sink: LastDone(done["epoch"], done["attempt"], tuple(done["parts"]))

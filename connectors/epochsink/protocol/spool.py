@@ -11,25 +11,28 @@ local path, ``s3://``, ``gs://``, ``abfs://`` or ``hdfs://``; it has to be a pla
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import weakref
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 from pyarrow import fs
 
-from epochsink.errors import ConfigurationError, SpoolMissing
+from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing
 from epochsink.identity import identity_key
 from epochsink.protocol.storage import sync_folder
-from epochsink.sink import Epoch
+from epochsink.sink import Epoch, SpoolFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     from epochsink.sink import Identity, Task
@@ -57,9 +60,15 @@ class Spool:
         path = f"{folder}/{_file(task.identity, task.uuid)}"
         return SpoolWriter(filesystem, path, schema)
 
-    def rows(self, identity: Identity, epoch: Epoch, tasks: Sequence[str]) -> SpooledRows:
-        """Return the rows that accepted tasks have spooled for a sink."""
-        return SpooledRows(self, identity, epoch, tuple(tasks))
+    def rows(
+        self,
+        identity: Identity,
+        epoch: Epoch,
+        tasks: Sequence[str],
+        files: Mapping[str, SpoolFile] = MappingProxyType({}),
+    ) -> SpooledRows:
+        """Return the rows that accepted tasks have spooled for a sink; ``files`` is what is recorded of them."""
+        return SpooledRows(self, identity, epoch, tuple(tasks), files)
 
     def make(self, query_id: str, epoch: Epoch) -> None:
         """Make the folder for an attempt at an epoch."""
@@ -105,8 +114,11 @@ class NoSpool:
         """Raise AssertionError: no sink asks."""
         raise AssertionError((task, schema))
 
-    def rows(self, identity: Identity, epoch: Epoch, tasks: Sequence[str]) -> UnspooledRows:
+    def rows(
+        self, identity: Identity, epoch: Epoch, tasks: Sequence[str], files: Mapping[str, SpoolFile]
+    ) -> UnspooledRows:
         """Return rows that cannot be read."""
+        del files
         return UnspooledRows(identity, epoch, tuple(tasks))
 
     def make(self, query_id: str, epoch: Epoch) -> None:
@@ -137,29 +149,60 @@ class UnspooledRows:
         """Raise `SpoolMissing`."""
         raise _missing(self.identity, self.epoch, task, "spool=False")
 
+    def verify(self) -> None:
+        """Raise `SpoolMissing` if there is any row."""
+        for task in self.accepted:
+            self.read(task)
+
 
 class SpoolWriter:
     """Writes one task's rows of one sink; durable when `close` returns."""
 
     def __init__(self, filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> None:
         self._path = path
-        self._sink = filesystem.open_output_stream(path)
+        self._sink = _Checksummed(filesystem.open_output_stream(path))
         self._stream = pa.ipc.new_stream(self._sink, schema)
+        self._rows = 0
         self._disk = _Disk(path) if isinstance(filesystem, fs.LocalFileSystem) else None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a record batch."""
         self._stream.write_batch(batch)
+        self._rows += batch.num_rows
         if self._disk is not None:
             self._disk.added(batch.nbytes)
 
-    def close(self) -> None:
-        """Finish the file and make it durable."""
+    def close(self) -> SpoolFile:
+        """Finish the file and make it durable; return what it holds."""
         self._stream.close()
         self._sink.close()
         if self._disk is not None:
             self._disk.sync()
             sync_folder(Path(self._path).parent)
+        return SpoolFile(self._rows, self._sink.size, self._sink.crc32)
+
+
+class _Checksummed(io.RawIOBase):
+    """Passes on what is written, and sums it up: what the file has to hold, whatever the disk makes of it."""
+
+    def __init__(self, sink: pa.NativeFile) -> None:
+        self._sink = sink
+        self.size = 0
+        self.crc32 = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        written = len(data)
+        self.crc32 = zlib.crc32(data, self.crc32)
+        self.size += written
+        self._sink.write(data)
+        return written
+
+    def close(self) -> None:
+        self._sink.close()
+        super().close()
 
 
 class _Disk:
@@ -205,20 +248,66 @@ class SpooledRows:
     identity: Identity
     epoch: Epoch
     accepted: tuple[str, ...]
+    files: Mapping[str, SpoolFile]
 
     def tasks(self) -> Sequence[str]:
         """Return the uuids of the accepted tasks that had rows."""
         return self.accepted
 
     def read(self, task: str) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches of one task."""
-        filesystem, root = _filesystem(self.spool.root)
-        path = f"{root}/{_folder(self.identity.query_id, self.epoch)}/{_file(self.identity, task)}"
+        """Yield the record batches of one task. Raises `SpoolMissing`, `SpoolDamaged`."""
+        found = 0
         try:
-            with filesystem.open_input_stream(path) as source, pa.ipc.open_stream(source) as stream:
-                yield from stream
-        except (FileNotFoundError, pa.ArrowInvalid) as gone:
+            with self._verified(task) as source, pa.ipc.open_stream(source) as stream:
+                for batch in stream:
+                    found += batch.num_rows
+                    yield batch
+        except pa.ArrowInvalid as broken:
+            raise self._damaged(task, "rows as Arrow writes them", str(broken)) from broken
+        recorded = self.files.get(task)
+        if recorded is not None and recorded.rows != found:
+            raise self._damaged(task, f"{recorded.rows} rows", f"{found} rows")
+
+    def verify(self) -> None:
+        """Compare every task's file with what is recorded of it. Raises `SpoolMissing`, `SpoolDamaged`."""
+        for task in self.accepted:
+            self._verified(task).close()
+
+    def _verified(self, task: str) -> pa.NativeFile:
+        """Open a task's file, whose bytes are those that its writer wrote: nothing reads rows out of others.
+
+        A small file is read once, into memory; a large one is read to its end, and then again.
+        """
+        recorded = self.files.get(task)
+        if recorded is None:
+            return self._open(task)
+        size, crc32, small = 0, 0, b""
+        with self._open(task) as source:
+            while data := source.read(_READ_BYTES):
+                size, crc32, small = size + len(data), zlib.crc32(data, crc32), data
+        if (size, crc32) != (recorded.size, recorded.crc32):
+            expected = f"{recorded.size} bytes with the checksum {recorded.crc32:08x}"
+            raise self._damaged(task, expected, f"{size} bytes with {crc32:08x}")
+        return pa.BufferReader(small) if size == len(small) else self._open(task)
+
+    def _open(self, task: str) -> pa.NativeFile:
+        filesystem, path = self._path(task)
+        try:
+            return filesystem.open_input_stream(path)
+        except FileNotFoundError as gone:
             raise _missing(self.identity, self.epoch, task, gone) from gone
+
+    def _path(self, task: str) -> tuple[fs.FileSystem, str]:
+        filesystem, root = _filesystem(self.spool.root)
+        return filesystem, f"{root}/{_folder(self.identity.query_id, self.epoch)}/{_file(self.identity, task)}"
+
+    def _damaged(self, task: str, expected: str, found: str) -> SpoolDamaged:
+        return SpoolDamaged(
+            f"the spool file {self._path(task)[1]} of epoch {self.epoch.number}, sink '{self.identity.sink}', was cut "
+            f"or changed: it was written with {expected}, and holds {found}; none of its rows is applied",
+            hint="restore the file from a copy and start again; without one see 'epochsink status', then "
+            "'epochsink resolve'",
+        )
 
 
 def _missing(identity: Identity, epoch: Epoch, task: str, why: object) -> SpoolMissing:
@@ -230,6 +319,7 @@ def _missing(identity: Identity, epoch: Epoch, task: str, why: object) -> SpoolM
 
 
 _SYNC_BYTES: Final = 16 << 20
+_READ_BYTES: Final = 32 << 20
 _ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"
 
 

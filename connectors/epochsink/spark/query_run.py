@@ -13,6 +13,7 @@ from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
+from epochsink.sink import SpoolFile
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.spool import NoSpool, Spool
     from epochsink.protocol.storage import Storage
-    from epochsink.sink import Committable, Epoch, Sink
+    from epochsink.sink import Committable, Epoch, Sink, Spooled, Written
     from epochsink.spark.stream_execution import StreamExecution
 
 _log = logging.getLogger("epochsink")
@@ -139,13 +140,14 @@ class Run:
             return
         epoch = self._coordinator.begin(number)
         try:
-            written = self._write(frame, epoch)
+            written, spooled = self._write(frame, epoch)
         except BaseException:
             self._coordinator.abandon(epoch)
             raise
-        self._coordinator.record(epoch, written)
+        self._coordinator.record(epoch, written, spooled)
 
-    def _write(self, frame: DataFrame, epoch: Epoch) -> dict[str, list[tuple[str, Committable]]]:
+    def _write(self, frame: DataFrame, epoch: Epoch) -> tuple[Written, Spooled]:
+        """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
         identities = {name: self._coordinator.identity(name) for name in self._sinks}
         job = WriteJob(epoch, self._sinks, identities, self._spool)
         session = frame.sparkSession
@@ -153,11 +155,14 @@ class Run:
         with self._byte_limit.lifted(session):
             answers = passed.mapInArrow(job.write_partition, ANSWER).collect()
         written: dict[str, list[tuple[str, Committable]]] = {}
+        spooled: dict[str, dict[str, SpoolFile]] = {}
         for answer in sorted(answers, key=lambda row: row["slot"]):
             self._byte_limit.learn(answer["row_bytes"])
             accepted = (answer["task"], json.loads(answer["committable"]))
             written.setdefault(answer["sink"], []).append(accepted)
-        return written
+            if (file := json.loads(answer["spooled"])) is not None:
+                spooled.setdefault(answer["sink"], {})[answer["task"]] = SpoolFile(**file)
+        return written, spooled
 
     def _plan(self, frame: DataFrame) -> OnePass:
         key = frame.schema.json()

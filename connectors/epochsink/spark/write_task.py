@@ -10,7 +10,7 @@ import json
 import sys
 import uuid
 import zipimport
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from epochsink.protocol.spool import NoSpool, Spool, SpoolWriter
-    from epochsink.sink import Committable, Epoch, Identity, Sink, SinkWriter
+    from epochsink.sink import Committable, Epoch, Identity, Sink, SinkWriter, SpoolFile
 
 ANSWER: Final = StructType(
     [
@@ -35,11 +35,13 @@ ANSWER: Final = StructType(
         StructField("task", StringType()),
         StructField("slot", IntegerType()),
         StructField("committable", StringType()),
+        StructField("spooled", StringType()),
         StructField("row_bytes", DoubleType()),
     ]
 )
-"""Schema of a task's answer: the sink's name, the task's uuid and partition, what it prepared (JSON), and the
-largest average of bytes in a row, over all its sinks, that one of its batches had."""
+"""Schema of a task's answer: the sink's name, the task's uuid and partition, what it prepared (JSON), what its file
+in the spool holds (JSON, null without one), and the largest average of bytes in a row, over all its sinks, that one of
+its batches had."""
 
 
 class TaskFailed(Exception):
@@ -92,6 +94,7 @@ class _Answer:
     task: str
     partition: int
     committable: str
+    spooled: str
     row_bytes: float
 
 
@@ -101,6 +104,7 @@ def _in_one_batch(answers: Sequence[_Answer]) -> pa.RecordBatch:
         arrow_buffers.texts([answer.task for answer in answers], pa.string()),
         arrow_buffers.numbers(np.array([answer.partition for answer in answers], np.int32)),
         arrow_buffers.texts([answer.committable for answer in answers], pa.string()),
+        arrow_buffers.texts([answer.spooled for answer in answers], pa.string()),
         arrow_buffers.numbers(np.array([answer.row_bytes for answer in answers], np.float64)),
     ]
     return pa.RecordBatch.from_arrays(columns, names=ANSWER.names)
@@ -148,16 +152,15 @@ class _Attempt:
 
     def prepare(self) -> list[_Answer]:
         reach("task.written")
-        for share in self._shares.values():
-            if share.spool is not None:
-                share.spool.close()
+        spooled = {name: share.spool.close() for name, share in self._shares.items() if share.spool is not None}
         reach("task.spooled")
         prepared = {name: share.writer.prepare() for name, share in self._shares.items()}
         reach("task.prepared")
-        return [self._answer(name, committable) for name, committable in prepared.items()]
+        return [self._answer(name, committable, spooled.get(name)) for name, committable in prepared.items()]
 
-    def _answer(self, name: str, committable: Committable) -> _Answer:
-        return _Answer(name, self._uuid, self._partition, json.dumps(committable), self._row_bytes)
+    def _answer(self, name: str, committable: Committable, spooled: SpoolFile | None) -> _Answer:
+        file = json.dumps(asdict(spooled) if spooled is not None else None)
+        return _Answer(name, self._uuid, self._partition, json.dumps(committable), file, self._row_bytes)
 
     def abort(self) -> None:
         for share in self._shares.values():

@@ -12,7 +12,7 @@ import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epochsink.errors import PrepareFailed
+from epochsink.errors import PrepareFailed, SpoolMissing
 from epochsink.sink import Epoch, Outcome
 
 if TYPE_CHECKING:
@@ -121,6 +121,20 @@ class SinkContract:
         rig.drop_spool(QUERY, prepared.epoch)
         assert committed(Driver(rig, generation=2).commit(prepared))
         assert rig.visible() == [1, 2]
+
+    def test_no_row_of_a_damaged_spool_is_applied(self, rig: Rig) -> None:
+        driver = Driver(rig)
+        prepared = driver.prepare(0, [1, 2], [3])
+        if rig.loses:
+            rig.lose_prepared()
+        rig.damage_spool(QUERY, prepared.epoch, prepared.tasks[-1])
+        try:
+            refused = Outcome.UNKNOWN in driver.commit(prepared) or not driver.replay(prepared)
+        except SpoolMissing:
+            refused = True
+        assert refused
+        driver.committer.abort_orphans([])
+        assert rig.visible() == []
 
     def test_aborted_is_never_committed(self, rig: Rig) -> None:
         driver = Driver(rig)

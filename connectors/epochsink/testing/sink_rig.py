@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from epochsink.protocol.spool import Spool
@@ -11,11 +12,18 @@ from epochsink.sink import Epoch, Identity, Rows, Task
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     import pyarrow as pa
 
-    from epochsink.sink import Committable, Sink, SinkCommitter
+    from epochsink.sink import Committable, Sink, SinkCommitter, SpoolFile
+
+
+def damage(spool: Spool, query: str, epoch: Epoch, task: str) -> None:
+    """Change one byte of a task's file, just before the eight that end it: Arrow reads on as if nothing were."""
+    (path,) = Path(spool.root).glob(f"{query}/{epoch.number}-{epoch.attempt}/*-{task}.arrow")
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
 
 
 class Rig(Protocol):
@@ -38,6 +46,9 @@ class Rig(Protocol):
     def drop_spool(self, query: str, epoch: Epoch) -> None:
         """Remove an attempt's spool, as the coordinator does for one that it abandons."""
 
+    def damage_spool(self, query: str, epoch: Epoch, task: str) -> None:
+        """Change a byte of what a task has spooled, or lose it where there are no bytes."""
+
     def visible(self) -> list[int]:
         """Return what a reader sees, sorted, doubled rows twice."""
 
@@ -58,6 +69,7 @@ class SinkRig:
         self.spool = Spool(str(folder))
         # a name of its own for each test: markers outlive it
         self.name = f"sink-{uuid.uuid4().hex[:10]}"
+        self.files: dict[str, SpoolFile] = {}
         self._origins: dict[str, dict[str, Any]] = {}
         self._opened: list[SinkCommitter] = []
 
@@ -101,16 +113,20 @@ class SinkRig:
         writer = self.sink.writer(task)
         spooled.write(batch)
         writer.write(batch)
-        spooled.close()
+        self.files[task.uuid] = spooled.close()
         return task.uuid, writer.prepare()
 
     def rows(self, query: str, epoch: Epoch, tasks: Sequence[str]) -> Rows:
         """Return spooled rows."""
-        return self.spool.rows(Identity(query, self.name), epoch, tasks)
+        return self.spool.rows(Identity(query, self.name), epoch, tasks, self.files)
 
     def drop_spool(self, query: str, epoch: Epoch) -> None:
         """Drop an attempt's spool."""
         self.spool.drop(query, epoch)
+
+    def damage_spool(self, query: str, epoch: Epoch, task: str) -> None:
+        """Change a byte of a task's file."""
+        damage(self.spool, query, epoch, task)
 
     def lose_prepared(self) -> None:
         """Let the target lose what is prepared."""
