@@ -26,12 +26,20 @@ SINK = FolderSink("/nowhere")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"checkpoint": ""}, "checkpoint='' is no folder"),
-        ({"checkpoint": None}, "checkpoint=None is no folder"),
+        ({"checkpoint": ""}, "checkpoint='' is not the path"),
+        ({"checkpoint": None}, "checkpoint=None is not the path"),
         ({"sinks": {}}, "sinks={} is empty"),
         ({"sinks": {"": SINK}}, "the name ''"),
         ({"sinks": {7: SINK}}, "the name 7"),
-        ({"sinks": {"table": "postgresql://"}}, r"sinks\['table'\] is a str, which is no sink"),
+        ({"sinks": {"table": "postgresql://"}}, r"sinks\['table'\] is a str, which is not a sink"),
+        ({"sinks": {"table": FolderSink}}, r"sinks\['table'\] is the class FolderSink, not an object of it"),
+        ({"sinks": [SINK]}, "sinks= got a list, and takes a dict"),
+        ({"sinks": SINK}, "sinks= got a FolderSink, and takes a dict"),
+        ({"sinks": None}, "sinks= got a NoneType, and takes a dict"),
+        ({"spool": 5}, "invalid spool=5"),
+        ({"join_running": "no"}, "invalid join_running='no'"),
+        ({"sink": SINK}, r"ExactlyOnce\(sink=...\): there is no such argument"),
+        ({"checkpointLocation": "/there"}, r"ExactlyOnce\(checkpointLocation=...\)"),
         ({"spool": "spool"}, "spool='spool' is a relative path"),
     ],
 )
@@ -39,6 +47,63 @@ def test_options_are_checked_when_the_object_is_made(options: dict[str, Any], me
     with pytest.raises(ConfigurationError, match=message) as refused:
         ExactlyOnce(**{"checkpoint": "/tmp/checkpoint", "sinks": {"folder": SINK}, **options})  # noqa: S108 - not used
     assert refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (lambda frame: frame, r"start\(\) got a DataFrame, and takes a stream writer"),
+        (lambda frame: frame.writeStream.start, r"start\(\) got a method"),
+        (lambda _: ExactlyOnce, r"start\(\) got the class ExactlyOnce"),
+        (lambda frame: frame.writeStream.format("kafka"), r"already has .format\('kafka'\)"),
+        (lambda frame: frame.writeStream.foreachBatch(print), r"already has a function for .foreachBatch"),
+        (lambda frame: frame.writeStream.foreach(print), r"already has a function for .foreach\("),
+        (lambda frame: frame.writeStream.option("checkpointLocation", "/elsewhere"), "checkpointLocation='/elsewhere'"),
+        (lambda frame: frame.groupBy("id").count().writeStream.outputMode("complete"), "sink 'folder' appends rows"),
+    ],
+)
+def test_what_start_would_override_or_cannot_take_is_refused(
+    stream: Stream, mistake: Callable[[DataFrame], Any], message: str
+) -> None:
+    """Nothing has been made by then, and the hint says what to write instead."""
+    with pytest.raises(ConfigurationError, match=message) as refused:
+        stream.exactly_once().start(mistake(stream.frame()))
+    assert refused.value.hint
+    assert not stream.checkpoint.exists()
+
+
+def test_a_writer_may_name_the_same_checkpoint_and_be_started_again(stream: Stream) -> None:
+    """As in a loop that starts the query again after a failure."""
+    once = stream.exactly_once()
+    writer = stream.frame().writeStream.trigger(availableNow=True)
+    writer = writer.option("checkpointLocation", stream.checkpoint.as_uri())
+    for first in (0, 10):
+        stream.put(range(first, first + 10))
+        once.start(writer).awaitTermination()
+    assert stream.sink.values() == list(range(20))
+    with pytest.raises(ConfigurationError, match="already has a function for"):
+        stream.exactly_once().start(writer)
+
+
+def test_complete_results_into_a_sink_that_appends_are_refused_by_hand_too(stream: Stream) -> None:
+    stream.put(range(10))
+    once = stream.exactly_once()
+    writer = stream.frame().groupBy("id").count().writeStream.foreachBatch(once).outputMode("complete")
+    query = writer.option("checkpointLocation", once.checkpoint).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match="sink 'folder' appends rows"):
+        query.awaitTermination()
+    assert stream.sink.rows() == []
+
+
+def test_complete_results_into_a_sink_with_a_key_replace_those_before(stream: Stream) -> None:
+    class Keyed(FolderSink):
+        key = ("id",)
+
+    sink = Keyed(stream.sink.folder)
+    for first in (0, 5):
+        stream.put(range(first, first + 10))
+    stream.run(stream.exactly_once({"folder": sink}), stream.frame().groupBy("id").count(), mode="complete")
+    assert [row["epoch"] for row in sink.rows()] == [0] * 10 + [1] * 15
 
 
 @pytest.mark.parametrize(

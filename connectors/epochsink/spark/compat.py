@@ -8,6 +8,7 @@ tries a new version of PySpark looks here first.
 from __future__ import annotations
 
 import inspect
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql import SparkSession
@@ -72,6 +73,33 @@ def handle_of(query: StreamingQuery) -> Any:
     return untyped._jsq
 
 
+@dataclass(frozen=True, slots=True)
+class WriterSettings:
+    """What has been set on a stream writer: the name of its format, its output mode, and its checkpointLocation."""
+
+    source: str
+    output_mode: str
+    checkpoint: str | None
+
+
+def settings_of(writer: DataStreamWriter) -> WriterSettings:
+    """Return what has been set on a stream writer, which PySpark only lets one set."""
+    untyped: Any = writer
+    java = untyped._jwrite
+
+    def field(name: str) -> Any:
+        declared = java.getClass().getDeclaredField(name)
+        declared.setAccessible(True)
+        return declared.get(java)
+
+    checkpoint = field("extraOptions").get("checkpointLocation")
+    return WriterSettings(
+        source=str(field("source")),
+        output_mode=str(field("outputMode").toString()),
+        checkpoint=str(checkpoint.get()) if checkpoint.isDefined() else None,
+    )
+
+
 def changeable(frame: DataFrame, expressions: Sequence[str]) -> list[str]:
     """Return those SQL expressions over a frame that may give another answer each time, such as ``rand()``."""
     selected: Any = frame.selectExpr(*expressions)
@@ -120,6 +148,11 @@ def stream_thread_of(execution: Any) -> Any:
 def checkpoint_of(execution: Any) -> str:
     """Return the checkpoint folder that an execution uses, as Spark resolved it."""
     return str(execution.resolvedCheckpointRoot())
+
+
+def output_mode_of(execution: Any) -> str:
+    """Return the output mode of an execution: Append, Update or Complete."""
+    return str(execution.outputMode().toString())
 
 
 def engine_of(execution: Any) -> str:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from pathlib import Path
+import weakref
 from typing import TYPE_CHECKING
-from urllib.parse import urlparse
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql.streaming.query import StreamingQuery
 
+from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError
 from epochsink.identity import pipeline_name
 from epochsink.protocol.spool import NoSpool, Spool
+from epochsink.spark import argument_checks
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import frame_of, handle_of, refuse_connect
 from epochsink.spark.error_translation import told_to_spark
@@ -32,47 +33,49 @@ if TYPE_CHECKING:
     from epochsink.sink import Sink
 
 
+@arguments.named_mistakes(renamed=argument_checks.RENAMED)
 class ExactlyOnce:
     """Writes each epoch of a streaming query to its sinks so that it becomes visible once, after the checkpoint.
 
-    ``checkpoint`` is the query's checkpointLocation and ``sinks`` its destinations by name: the name is part of a
-    sink's identity in its target, so keep it. ``spool`` is where durable copies of rows are kept until their
-    epoch is done, a place that driver and executors share (default: in the checkpoint). ``join_running=True``
-    allows the first start on a checkpoint that already holds decided epochs.
+    Use `start`, or pass the object to ``foreachBatch`` by hand. One object serves one query at a time, with one call an
+    epoch; it may be started again when that query has ended.
 
-    Use `start`, or pass the object to ``foreachBatch`` by hand. One object serves one query at a time; it may
-    be started again when that query has ended. Raises `ConfigurationError`.
+    Args:
+        checkpoint: the query's checkpointLocation, the path or URI of a folder.
+        sinks: the destinations by name, e.g. {"table": Postgres(...)}; the name is part of a sink's identity in its
+            target, so keep it.
+        spool: where durable copies of rows are kept until their epoch is done, a place that driver and executors
+            share; None for a folder in the checkpoint.
+        join_running: allow the first start on a checkpoint that already holds decided epochs.
+
+    Raises `ConfigurationError`.
     """
 
     def __init__(
         self, *, checkpoint: str, sinks: Mapping[str, Sink], spool: str | None = None, join_running: bool = False
     ) -> None:
-        if not checkpoint or not isinstance(checkpoint, str):
-            raise ConfigurationError(
-                f"checkpoint={checkpoint!r} is no folder's path or URI",
-                hint="give the query's checkpointLocation, e.g. checkpoint='s3a://lake/checkpoints/orders'",
-            )
-        _refuse_bad_sinks(sinks)
-        _refuse_bad_spool(spool)
-        self.checkpoint = checkpoint
-        self.sinks = dict(sinks)
-        self.spool = spool
-        self.join_running = join_running
+        self.checkpoint = argument_checks.checked_checkpoint(checkpoint)
+        self.sinks = argument_checks.checked_sinks(sinks)
+        self.spool = argument_checks.checked_spool(spool)
+        self.join_running = arguments.flag("join_running", join_running)
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._checked = False
+        self._writers: weakref.WeakSet[DataStreamWriter] = weakref.WeakSet()
 
     def start(self, writer: DataStreamWriter) -> ExactlyOnceQuery:
         """Check the sinks, recover what the last run left, and start the query.
 
         ``writer`` is ``frame.writeStream`` with trigger, query name and output mode as you like them. The query's
-        ``awaitTermination`` and ``stop`` also wait until its decided epochs are visible. Raises `CheckFailed`,
-        `WentBack`, `OutcomeUnknown` before any row moves.
+        ``awaitTermination`` and ``stop`` also wait until its decided epochs are visible. Raises `ConfigurationError`,
+        `CheckFailed`, `WentBack`, `OutcomeUnknown` before any row moves.
         """
         refuse_query()
+        argument_checks.refuse_bad_writer(writer, self.checkpoint, self.sinks, again=writer in self._writers)
         frame = frame_of(writer)
         self.check(frame)
         self.recover(frame.sparkSession)
+        self._writers.add(writer)
         try:
             query = writer.foreachBatch(self).option("checkpointLocation", self.checkpoint).start()
         except Py4JJavaError as refused:
@@ -157,6 +160,7 @@ class ExactlyOnce:
             files, location = open_checkpoint(session, self.checkpoint)
             _, used = open_checkpoint(session, execution.checkpoint())
             execution.refuse_unlike(location, used)
+            argument_checks.refuse_complete(execution.output_mode(), self.sinks)
             if run is None or not run.awaits(execution):
                 self._refuse_active()
                 run = self._run = self._make_run(files, location, execution.query_id)
@@ -221,26 +225,3 @@ class ExactlyOnceQuery(StreamingQuery):
         """Stop the query, and wait until its decided epochs are visible."""
         super().stop()
         self._owner.await_committed()
-
-
-def _refuse_bad_sinks(sinks: Mapping[str, Sink]) -> None:
-    if not sinks:
-        raise ConfigurationError("sinks={} is empty", hint="give at least one sink, e.g. Postgres(...)")
-    for name, sink in sinks.items():
-        if not name or not isinstance(name, str):
-            raise ConfigurationError(
-                f"sinks has the name {name!r}, which is no text", hint="name each sink, e.g. sinks={'table': ...}"
-            )
-        if not callable(getattr(sink, "committer", None)):
-            raise ConfigurationError(
-                f"sinks[{name!r}] is a {type(sink).__name__}, which is no sink",
-                hint="give Kafka(...), Postgres(...), Elasticsearch(...) or an object of epochsink.sink.Sink",
-            )
-
-
-def _refuse_bad_spool(spool: str | None) -> None:
-    if spool is not None and not (urlparse(spool).scheme or Path(spool).is_absolute()):
-        raise ConfigurationError(
-            f"spool={spool!r} is a relative path, another place for the driver than for each executor",
-            hint="give an absolute path or a URI that driver and executors share",
-        )

@@ -68,6 +68,10 @@ class StreamExecution:
         """Stop the query."""
         self._java.stop()
 
+    def output_mode(self) -> str:
+        """Return the query's output mode: Append, Update or Complete."""
+        return compat.output_mode_of(self._java)
+
     def checkpoint(self) -> str:
         """Return the checkpoint folder that the query uses."""
         return compat.checkpoint_of(self._java)

@@ -1,0 +1,149 @@
+"""What users get wrong in calling `ExactlyOnce` and its `start`: each mistake is named with what to write instead."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlparse
+
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from epochsink import arguments
+from epochsink.errors import ConfigurationError
+from epochsink.spark.compat import frame_of, refuse_connect, settings_of
+from epochsink.spark.hadoop_storage import open_checkpoint
+
+if TYPE_CHECKING:
+    from epochsink.sink import Sink
+
+RENAMED: Final = {
+    "sink": "sinks=",
+    "checkpointLocation": "checkpoint=",
+    "checkpoint_location": "checkpoint=",
+    "checkpoint_dir": "checkpoint=",
+}
+"""What people write who know Spark's own names -> what it is called here."""
+
+_EXAMPLE: Final = "sinks={'table': Postgres(...)}"
+
+
+def checked_checkpoint(checkpoint: str) -> str:
+    """Return the checkpoint's place. Raises `ConfigurationError`."""
+    if not checkpoint or not isinstance(checkpoint, str):
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} is not the path or URI of a folder",
+            hint="give the query's checkpointLocation as a string, e.g. checkpoint='s3a://lake/checkpoints/orders'",
+        )
+    return checkpoint
+
+
+def checked_sinks(sinks: Mapping[str, Sink]) -> dict[str, Sink]:
+    """Return the sinks by name. Raises `ConfigurationError`."""
+    if not isinstance(sinks, Mapping):
+        raise ConfigurationError(
+            f"sinks= got {_kind(sinks)}, and takes a dict, which gives each sink its name",
+            hint=f"write {_EXAMPLE}; the name is part of the sink's identity in its target, so keep it",
+        )
+    if not sinks:
+        raise ConfigurationError("sinks={} is empty", hint=f"give at least one sink, e.g. {_EXAMPLE}")
+    for name, sink in sinks.items():
+        if not name or not isinstance(name, str):
+            raise ConfigurationError(
+                f"sinks has the name {name!r}, which is not a text", hint=f"name each sink, e.g. {_EXAMPLE}"
+            )
+        _refuse_no_sink(name, sink)
+    return dict(sinks)
+
+
+def _refuse_no_sink(name: str, sink: object) -> None:
+    if inspect.isclass(sink):
+        raise ConfigurationError(
+            f"sinks[{name!r}] is the class {sink.__name__}, not an object of it",
+            hint=f"call it: {{{name!r}: {sink.__name__}(...)}}",
+        )
+    if not callable(getattr(sink, "committer", None)):
+        raise ConfigurationError(
+            f"sinks[{name!r}] is {_kind(sink)}, which is not a sink",
+            hint="give Kafka(...), Postgres(...), Elasticsearch(...) or an object of epochsink.sink.Sink",
+        )
+
+
+def checked_spool(spool: str | None) -> str | None:
+    """Return the spool's place. Raises `ConfigurationError`."""
+    given = arguments.optional_text("spool", spool)
+    if given is not None and not (urlparse(given).scheme or Path(given).is_absolute()):
+        raise ConfigurationError(
+            f"spool={given!r} is a relative path, another place for the driver than for each executor",
+            hint="give an absolute path or a URI that driver and executors share",
+        )
+    return given
+
+
+def refuse_bad_writer(writer: DataStreamWriter, checkpoint: str, sinks: Mapping[str, Sink], *, again: bool) -> None:
+    """Refuse what is no stream writer, and settings of one that `start` would override or that double rows.
+
+    ``again``: this writer has been started before, so that its foreachBatch is ours. Raises `ConfigurationError`, and
+    `UnsupportedQuery` for Spark Connect.
+    """
+    untyped: Any = writer
+    if not isinstance(untyped, DataStreamWriter):
+        session = getattr(getattr(untyped, "_df", untyped), "sparkSession", None)
+        if session is not None:
+            refuse_connect(session)
+        raise ConfigurationError(
+            f"start() got {_kind(untyped)}, and takes a stream writer",
+            hint="write sink.start(frame.writeStream), with .trigger(...), .queryName(...) and .outputMode(...) on the "
+            "writer as you like",
+        )
+    session = frame_of(writer).sparkSession
+    settings = settings_of(writer)
+    if not again and settings.source != session.conf.get("spark.sql.sources.default"):
+        raise _taken(settings.source)
+    if settings.checkpoint is not None:
+        _, own = open_checkpoint(session, checkpoint)
+        _, other = open_checkpoint(session, settings.checkpoint)
+        if own != other:
+            raise ConfigurationError(
+                f"the stream writer has checkpointLocation={settings.checkpoint!r}, and ExactlyOnce was given "
+                f"checkpoint={checkpoint!r}",
+                hint="leave .option('checkpointLocation', ...) out: start() sets it",
+            )
+    refuse_complete(settings.output_mode, sinks)
+
+
+def _taken(source: str) -> ConfigurationError:
+    if source in ("foreachBatch", "foreach"):
+        return ConfigurationError(
+            f"the stream writer already has a function for .{source}(...), and start() would replace it",
+            hint="leave it out; or let your own function change the rows and call the sink once: "
+            "writeStream.foreachBatch(lambda frame, epoch: sink(changed(frame), epoch))"
+            ".option('checkpointLocation', sink.checkpoint).start()",
+        )
+    return ConfigurationError(
+        f"the stream writer already has .format({source!r}), and start() would replace it",
+        hint="leave .format(...) out: sinks= says where the rows go",
+    )
+
+
+def refuse_complete(output_mode: str, sinks: Mapping[str, Sink]) -> None:
+    """Raise `ConfigurationError` for output mode complete into a sink that appends."""
+    if output_mode.lower() != "complete":
+        return
+    for name, sink in sinks.items():
+        # a key makes a row replace the one before; without, each epoch's whole result comes on top of the last one's
+        if not getattr(sink, "key", None):
+            raise ConfigurationError(
+                f"sink '{name}' appends rows, and outputMode('complete') gives it the whole result again in every "
+                "epoch: each row would be there once an epoch",
+                hint="give the sink a key= and use outputMode('update'), so that a changed row replaces the one "
+                "before; or use a watermark and outputMode('append'), which gives each row once",
+            )
+
+
+def _kind(value: object) -> str:
+    if inspect.isclass(value):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[:1] in 'AEIOUaeiou' else 'a'} {name}"
