@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from streams import DEADLINE, wait_until
 
 from epochsink.errors import UnsupportedQuery
@@ -66,11 +67,24 @@ def test_the_frame_of_a_writer(stream: Stream) -> None:
     assert compat.frame_of(frame.writeStream) is frame
 
 
+def test_what_is_set_on_a_writer(stream: Stream) -> None:
+    writer = stream.frame().writeStream
+    assert compat.settings_of(writer) == compat.WriterSettings("parquet", "Append", None)
+    writer = writer.foreachBatch(print).outputMode("complete").option("CHECKPOINTlocation", "/there")
+    assert compat.settings_of(writer) == compat.WriterSettings("foreachBatch", "Complete", "/there")
+
+
 def test_which_expressions_may_change(stream: Stream) -> None:
-    assert compat.changeable(stream.frame(), ["id + 1", "rand() > 0.5", "uuid()", "upper(word)"]) == [
-        "rand() > 0.5",
-        "uuid()",
+    stream.spark.udf.register("fixed", lambda: 1)
+    stream.spark.udf.register("loose", F.udf(lambda: 1).asNondeterministic())
+    asked = ["id + 1", "rand()", "now()", "upper(uuid())", "fixed()", "loose()", "monotonically_increasing_id()"]
+    assert compat.changeable(stream.frame(), asked) == [
+        "rand()",
+        "upper(uuid())",
+        "loose()",
+        "monotonically_increasing_id()",
     ]
+    assert compat.changeable(stream.frame(), []) == []
 
 
 def test_what_is_not_a_classic_session_is_refused(spark: SparkSession) -> None:
@@ -97,6 +111,7 @@ def test_a_query_and_its_stream_thread_see_one_execution(stream: Stream, spark: 
     assert seen == {"ids": (query.id, query.runId), "run id": query.runId}
     assert compat.checkpoint_of(execution).endswith(str(stream.checkpoint))
     assert compat.engine_of(execution) == "MicroBatchExecution"
+    assert compat.output_mode_of(execution) == "Append"
     assert thread.isAlive()
     query.stop()
     assert not thread.isAlive()

@@ -11,7 +11,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import BooleanType
 
 from epochsink.errors import ConfigurationError
-from epochsink.spark.compat import changeable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,11 +60,3 @@ def test_a_key_of_chance_spreads_no_rows_over_tasks(stream: Stream) -> None:
     with pytest.raises(ConfigurationError, match=r"sink 'bad' spreads rows .*: uuid\(\)") as refused:
         stream.run(stream.exactly_once(sinks))
     assert refused.value.hint
-
-
-def test_what_may_change_is_known(stream: Stream) -> None:
-    stream.spark.udf.register("fixed", lambda: 1)
-    stream.spark.udf.register("loose", F.udf(lambda: 1).asNondeterministic())
-    asked = ["id + 1", "rand()", "now()", "upper(uuid())", "fixed()", "loose()", "monotonically_increasing_id()"]
-    assert changeable(stream.frame(), asked) == ["rand()", "upper(uuid())", "loose()", "monotonically_increasing_id()"]
-    assert changeable(stream.frame(), []) == []

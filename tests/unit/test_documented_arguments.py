@@ -1,4 +1,4 @@
-"""Each argument of a public constructor has a line in its docstring and a row on its reference page: no more, no less."""
+"""Each argument of a constructor has a line in its docstring and a row on its reference page, no more no less."""
 
 from __future__ import annotations
 
