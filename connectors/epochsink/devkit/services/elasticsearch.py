@@ -70,7 +70,7 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
         (config / "log4j2.properties").write_text(_LOGGING)
         (self.home / "plugins").mkdir(exist_ok=True)
         (self.home / "lib").mkdir(exist_ok=True)
-        _install_http_module(self._release, self.home / "modules" / "transport-netty4")
+        install_http_module(self._release, self.home / "modules" / "transport-netty4")
 
     def node_settings(self) -> dict[str, str]:
         """Return the node settings of the next start: the defaults with the settings over them."""
@@ -138,7 +138,8 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
         return self.is_healthy()
 
 
-def _install_http_module(release: versions.ElasticsearchRelease, module: Path) -> None:
+def install_http_module(release: versions.ElasticsearchRelease, module: Path) -> None:
+    """Fill the folder of the module that answers HTTP."""
     module.mkdir(parents=True, exist_ok=True)
     server = {jar.name for jar in fetch(release.bundle).glob("*.jar")}
     for jar in fetch(release.http_bundle).glob("*.jar"):

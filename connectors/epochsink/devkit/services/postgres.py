@@ -89,14 +89,15 @@ def _program(name: str, account: Account | None) -> Path:
     for cache in caches:
         folder = cache()
         if account is None or account.can_enter(folder):
-            return build_once(folder / "programs" / f"postgres-{versions.POSTGRES}", _unpack) / "bin" / name
+            return build_once(folder / "programs" / f"postgres-{versions.POSTGRES}", unpack) / "bin" / name
     raise ServiceError(
         f"{account.name if account else 'this account'} can enter none of the cache folders",
         hint="let EPOCHSINK_CACHE name a folder that other accounts may pass through",
     )
 
 
-def _unpack(target: Path) -> None:
+def unpack(target: Path) -> None:
+    """Unpack the programs into an empty folder."""
     bundle = versions.postgres_bundle()
     jar = fetch(bundle) / bundle.artifacts[0].file_name
     archive = target / "postgres.txz"
