@@ -5,11 +5,13 @@ RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed-from-lock
 # the client's next major version, in a folder that goes before the environment's own packages
 ELASTICSEARCH9 := $(VENV)/elasticsearch9
+CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
+	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py
 PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-elasticsearch9 lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
+.PHONY: help venv demo test test-containers test-elasticsearch9 lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -39,6 +41,10 @@ test-elasticsearch9: $(STAMP) ## what talks to Elasticsearch, with client and se
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/epochsink services fetch
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/python -c 'import elasticsearch as e; assert e.__version__[0] == 9, e.__file__'
 	PYTHONPATH=$(ELASTICSEARCH9) $(PYTEST) $(wildcard tests/*/test_elasticsearch*.py)
+
+test-containers: $(STAMP) ## the sinks' contract and integration tests on containers in place of processes
+	@$(RUN)/epochsink services fetch
+	docker/test-containers $(RUN)/python $(CONTAINER_TESTS)
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(RUN)/ruff check .

@@ -25,6 +25,7 @@ from epochsink.devkit.services.postgres import unpack
 HERE = Path(__file__).parent
 PACKAGES = "ca-certificates,curl,iproute2,openjdk-17-jre-headless,postgresql-client,procps,python3,python3-venv"
 MIRROR = "http://deb.debian.org/debian"
+ENGINE_PACKAGES = "podman runc netavark aardvark-dns iptables debootstrap"
 BASE = "localhost/epochsink/base:bookworm"
 
 
@@ -36,7 +37,7 @@ def main() -> int:
     chosen = parser.parse_args()
     for program in (chosen.engine, "debootstrap"):
         if shutil.which(program) is None:
-            sys.exit(f"{program} is not installed: apt-get install podman runc netavark aardvark-dns iptables debootstrap")
+            sys.exit(f"{program} is not installed: apt-get install {ENGINE_PACKAGES}")
     if not _exists(chosen.engine, BASE):
         _make_base(chosen.engine)
     release = versions.elasticsearch()
@@ -47,13 +48,13 @@ def main() -> int:
     ):
         image = f"localhost/epochsink/{name}:{version}"
         if _exists(chosen.engine, image) and not chosen.again:
-            print(f"{image} is there")  # noqa: T201 - a program
+            print(f"{image} is there")
             continue
         with tempfile.TemporaryDirectory() as folder:
             context = Path(folder, name)
             shutil.copytree(HERE / name, context)
             stage(context)
-            print(f"building {image}")  # noqa: T201 - a program
+            print(f"building {image}")
             subprocess.run([chosen.engine, "build", "--quiet", "--tag", image, str(context)], check=True)
     return 0
 
@@ -64,7 +65,7 @@ def _exists(engine: str, image: str) -> bool:
 
 def _make_base(engine: str) -> None:
     """Make an image of Debian with Java and Python, without an image to begin from."""
-    print("making the base from Debian's packages: about a minute")  # noqa: T201 - a program
+    print("making the base from Debian's packages: about a minute")
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder, "root")
         made = ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", "bookworm", str(root), MIRROR]

@@ -1,4 +1,4 @@
-"""What apache/kafka does with its environment: server properties from KAFKA_*, storage formatted once, then the broker."""
+"""What apache/kafka does with its environment: properties from KAFKA_*, storage formatted once, then the broker."""
 
 import os
 import shlex

@@ -148,7 +148,7 @@ class ContainerKafka(ContainerService, KafkaService):
             **self.settings,
         }
         env = {kafka_variable(name): self._text(value) for name, value in properties.items()}
-        return {"image": versions.KAFKA_IMAGE, "env": env, "inner_port": self.port}
+        return {"image": str(versions.KAFKA_IMAGE), "env": env, "inner_port": self.port}
 
     def _is_ready(self) -> bool:
         return self.logs().count("Kafka Server started") >= self._starts and answers(self.port)
@@ -163,7 +163,7 @@ class ContainerPostgres(ContainerService, PostgresService):
         settings = {"max_prepared_transactions": 64, "max_connections": 200, **self.settings}
         options = [f"--{name}={self._text(value)}" for name, value in settings.items()]
         return {
-            "image": versions.POSTGRES_IMAGE,
+            "image": str(versions.POSTGRES_IMAGE),
             "env": {"POSTGRES_HOST_AUTH_METHOD": "trust"},
             "command": ["postgres", *options],
             "inner_port": 5432,
@@ -191,7 +191,7 @@ class ContainerElasticsearch(ContainerService, ElasticsearchService):
             **self.settings,
         }
         env = {name: self._text(value) for name, value in settings.items()}
-        return {"image": versions.elasticsearch().image, "env": env, "inner_port": 9200}
+        return {"image": str(versions.elasticsearch().image), "env": env, "inner_port": 9200}
 
     def _is_ready(self) -> bool:
         return self.is_healthy()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,8 +17,29 @@ POSTGRES_JDBC = "42.7.8"
 _POSTGRES_JDBC_SHA256 = "2a32a9dcbc42d67a50ad3a0de5efd102c8d2be46720045f2cbd6689f160ab7c7"
 JAVA_MINIMUM = 17
 
-KAFKA_IMAGE = f"apache/kafka:{KAFKA}"
-POSTGRES_IMAGE = f"postgres:{POSTGRES}"
+IMAGES_VARIABLE = "EPOCHSINK_IMAGES"
+"""Environment variable: where the services' images come from, in place of their makers' registries."""
+
+
+@dataclass(frozen=True)
+class Image:
+    """A container's image: where its makers publish it, under which name, in which version."""
+
+    origin: str
+    name: str
+    version: str
+
+    @property
+    def in_compose(self) -> str:
+        """As docker/compose.yaml writes it."""
+        return f"${{{IMAGES_VARIABLE}:-{self.origin}}}/{self.name}:{self.version}"
+
+    def __str__(self) -> str:
+        return f"{os.environ.get(IMAGES_VARIABLE) or self.origin}/{self.name}:{self.version}"
+
+
+KAFKA_IMAGE = Image("docker.io/apache", "kafka", KAFKA)
+POSTGRES_IMAGE = Image("docker.io/library", "postgres", POSTGRES)
 
 
 @dataclass(frozen=True)
@@ -92,9 +114,9 @@ class ElasticsearchRelease:
         return Bundle(f"elasticsearch-netty-{self.version}", (transport,))
 
     @property
-    def image(self) -> str:
+    def image(self) -> Image:
         """The container's image."""
-        return f"docker.elastic.co/elasticsearch/elasticsearch:{self.version}"
+        return Image("docker.elastic.co/elasticsearch", "elasticsearch", self.version)
 
 
 ELASTICSEARCH = {
