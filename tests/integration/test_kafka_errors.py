@@ -46,7 +46,7 @@ def test_an_unknown_topic_is_named_at_once(kafka: KafkaService, fresh_topic: Fre
 def test_a_row_without_a_topic_is_refused(kafka: KafkaService, topic: str) -> None:
     found = refusal(config_for(kafka, None), rows("a", "b", topic=pa.array([topic, None])))
     assert isinstance(found, RowsRejected)
-    assert "1 row(s) of partition 0 have no topic" in str(found)
+    assert "1 row(s) of Spark partition 0 have no topic" in str(found)
 
 
 @pytest.mark.parametrize("partition", [2, -2, 2_000_000_000])

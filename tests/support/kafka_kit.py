@@ -156,6 +156,14 @@ def create_topic(servers: str, topic: str, partitions: int = 2, replicas: int = 
     return topic
 
 
+def recreate_topic(servers: str, topic: str, partitions: int = 2) -> None:
+    """Delete a topic and create another one of the same name."""
+    with admin(servers) as client:
+        client.delete_topics([topic])
+        wait_for(lambda: client.describe_topics([topic])[0]["error_code"] == 3, f"{topic} is gone")
+    create_topic(servers, topic, partitions)
+
+
 class Reader:
     """Reads all of a topic from its beginning, without a group. Only what is committed, unless told otherwise."""
 

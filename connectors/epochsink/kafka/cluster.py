@@ -21,10 +21,12 @@ from epochsink.kafka.errors import NOT_AUTHORIZED, Refused, Unreachable, is_pass
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
+_UNKNOWN_TOPIC: Final = 3
+_LEADER_NOT_AVAILABLE: Final = 5
 
 
 class Cluster:
@@ -94,6 +96,25 @@ class Cluster:
             if answer.facts["code"] in NOT_AUTHORIZED:
                 return None
             raise
+
+    def topic_ids(self, topics: Collection[str], deadline: float) -> dict[str, str]:
+        """Return the id (32 hex) of each of these topics that exists. Raises `Unreachable`, `Refused`."""
+        if not topics:
+            return {}
+        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+
+        def attempt() -> dict[str, str]:
+            found = {}
+            for topic in self._run(request, None).topics:
+                if topic.error_code not in (0, _LEADER_NOT_AVAILABLE, _UNKNOWN_TOPIC):
+                    raise_for(topic.error_code, f"topic '{topic.name}'")
+                if topic.error_code != _UNKNOWN_TOPIC:
+                    found[topic.name] = topic.topic_id.hex
+            return found
+
+        ids: dict[str, str] = self.until(deadline, attempt)
+        return ids
 
     def require(self, request: type) -> None:
         """Raise kafka-python's IncompatibleBrokerVersion if the brokers do not know a kind of request."""

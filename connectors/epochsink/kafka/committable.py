@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Self
 
 from epochsink.errors import LedgerCorrupt
+from epochsink.kafka.topic_id import NO_ID
 from epochsink.kafka.transactional_id import Transaction
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from epochsink.sink import Committable
 
 VERSION: Final = 2
@@ -18,7 +21,9 @@ VERSION: Final = 2
 class KafkaCommittable:
     """One open transaction with the rows of one Spark partition.
 
-    ``task`` is the uuid under which the rows are spooled, ``prepared_at`` the time in seconds since 1970.
+    ``task`` is the uuid under which the rows are spooled, ``prepared_at`` the time in seconds since 1970. ``topics``
+    holds the id of each topic written to, as it was before the first row: a topic that has another one now is another
+    topic. It is empty where nobody asked, as in the first version.
     """
 
     transaction: Transaction
@@ -26,6 +31,7 @@ class KafkaCommittable:
     task: str
     rows: int
     prepared_at: int
+    topics: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def to_json(self) -> Committable:
         """Return the committable as the ledger keeps it."""
@@ -38,7 +44,13 @@ class KafkaCommittable:
             "task": self.task,
             "rows": self.rows,
             "prepared_at": self.prepared_at,
+            "topics": dict(self.topics),
         }
+
+    def recreated(self, now: Mapping[str, str]) -> list[str]:
+        """Return the topics that have another id than when the rows were written, or none; ``now`` holds the ids."""
+        found = ((topic, was, now.get(topic)) for topic, was in self.topics.items())
+        return [topic for topic, was, known in found if known != was and NO_ID not in (was, known)]
 
     @classmethod
     def from_json(cls, part: Committable) -> Self:
@@ -61,6 +73,7 @@ class KafkaCommittable:
                 task=str(part["task"]),
                 rows=int(part["rows"]),
                 prepared_at=int(part["prepared_at"]),
+                topics=dict(part.get("topics", {})),
             )
         except (KeyError, TypeError, ValueError) as failure:
             raise LedgerCorrupt(

@@ -44,6 +44,8 @@ class KafkaCommitter:
         self._transactions = Transactions(self._cluster)
         # ids that a replay uses now: a sweep beside it must not take them for orphans
         self._busy: set[str] = set()
+        # the topics' ids as they were when the commit of this attempt at an epoch began
+        self._topics_at_commit: tuple[str, dict[str, str]] = ("", {})
 
     def check(self, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the cluster; see `epochsink.kafka.preflight`."""
@@ -66,11 +68,14 @@ class KafkaCommitter:
 
     def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002 - the contract's
         """Verify that each accepted task's transaction is still open under its own producer epoch."""
-        wanted = [KafkaCommittable.from_json(part).transaction for part in written]
+        parts = [KafkaCommittable.from_json(part) for part in written]
+        wanted = [part.transaction for part in parts]
         try:
             now = self._transactions.describe(
                 [transaction.transactional_id for transaction in wanted], self._cluster.deadline()
             )
+            written_to = {topic for part in parts for topic in part.topics}
+            topics = self._cluster.topic_ids(written_to, self._cluster.deadline())
         except (Unreachable, Refused) as failure:
             raise PrepareFailed(
                 f"epoch {epoch.number}: the coordinators could not be asked for its transactions: {failure}",
@@ -78,6 +83,11 @@ class KafkaCommitter:
             ) from failure
         for transaction in wanted:
             self._expect_open(epoch, transaction, now[transaction.transactional_id])
+        if recreated := sorted({topic for part in parts for topic in part.recreated(topics)}):
+            raise PrepareFailed(
+                f"epoch {epoch.number}: topic(s) {', '.join(recreated)} were deleted while rows were written to them",
+                hint="create them if they are gone; nothing of the epoch is visible, and Spark runs it again",
+            )
         return list(written)
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the contract's
@@ -97,6 +107,8 @@ class KafkaCommitter:
     def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
         """Write a part's rows, out of the spool, into a new transaction, by the same code as the task did."""
         lost = KafkaCommittable.from_json(part)
+        # one that is still open has lost its topic: it must not hold readers back, nor be committed by anybody
+        self._abort(lost.transaction)
         task = Task(self._identity, epoch, lost.partition, attempt)
         self._busy.add(str(transactional_id(task, spool=self._config.spool)))
         batches = rows.read(lost.task)
@@ -171,6 +183,8 @@ class KafkaCommitter:
 
     def _commit(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict:
         transaction = part.transaction
+        if recreated := self._recreated_before(epoch, part, deadline):
+            return self._without_topic(epoch, part, recreated, deadline)
         while True:
             answer, name = self._transactions.end(transaction, deadline, commit=True)
             if answer is Answer.REFUSED:
@@ -180,7 +194,9 @@ class KafkaCommitter:
                     "transactional ids with the prefix 'epochsink.', then start again",
                 )
             if answer is Answer.DECIDED:
-                return COMMITTED
+                # asked again: a topic deleted between the first question and this answer has taken its rows along
+                recreated = part.recreated(self._cluster.topic_ids(part.topics, deadline))
+                return self._lost_with_topic(part, recreated) if recreated else COMMITTED
             verdict = self._look(epoch, part, deadline)
             if verdict is not None:
                 return verdict
@@ -190,6 +206,35 @@ class KafkaCommitter:
                     f"{transaction.transactional_id}: {name}, and no more after {self._config.timeout:g} s",
                 )
             time.sleep(_LOOK_AGAIN_SECONDS)
+
+    def _recreated_before(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> list[str]:
+        """Return the topics of a part that are not those that its rows were written to; asked once for an epoch."""
+        attempt, topics = self._topics_at_commit
+        if attempt != epoch.attempt or not topics.keys() >= part.topics.keys():
+            self._topics_at_commit = (epoch.attempt, self._cluster.topic_ids(part.topics, deadline))
+        return part.recreated(self._topics_at_commit[1])
+
+    def _without_topic(self, epoch: Epoch, part: KafkaCommittable, recreated: list[str], deadline: float) -> Verdict:
+        """Say what became of a transaction whose topic is another one now: if not committed, it is written again."""
+        now = self._describe(part.transaction, deadline)
+        if now.is_of(part.transaction) and now.state is State.ONGOING and self._config.spool:
+            return Verdict(
+                Outcome.ABORTED,
+                f"{part.transaction.transactional_id} is open, and topic(s) {', '.join(recreated)}, which it has "
+                "written to, were deleted and perhaps created again",
+            )
+        verdict = None if now.state is State.ONGOING else self._look(epoch, part, deadline)
+        if verdict is None or verdict.outcome is Outcome.COMMITTED:
+            return self._lost_with_topic(part, recreated)
+        return verdict
+
+    def _lost_with_topic(self, part: KafkaCommittable, recreated: list[str]) -> Verdict:
+        return Verdict(
+            Outcome.UNKNOWN,
+            f"topic(s) {', '.join(recreated)} were deleted, and perhaps created again, since {part.rows} row(s) of "
+            f"Spark partition {part.partition} were written to them; {part.transaction.transactional_id} may have been "
+            "committed before that or after it",
+        )
 
     def _look(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict | None:
         now = self._describe(part.transaction, deadline)

@@ -30,6 +30,9 @@ EVENT_LOG: Final = 0x4
 EVENT_ERROR: Final = 0x8
 EVENT_STATISTICS: Final = 0x40
 
+DESCRIBE_TOPICS: Final = 19
+"""`rd_kafka_admin_op_t`: the request whose answer tells a topic's id."""
+
 OK: Final = 0
 CONF_UNKNOWN: Final = -2
 
@@ -133,6 +136,17 @@ class Kind:
 
 
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
+    "AdminOptions_destroy": (None, (c_void_p,)),
+    "AdminOptions_new": (c_void_p, (c_void_p, c_int)),
+    "AdminOptions_set_request_timeout": (c_int, (c_void_p, c_int, c_char_p, c_size_t)),
+    "DescribeTopics": (None, (c_void_p, c_void_p, c_void_p, c_void_p)),
+    "DescribeTopics_result_topics": (ctypes.POINTER(c_void_p), (c_void_p, ctypes.POINTER(c_size_t))),
+    "TopicCollection_destroy": (None, (c_void_p,)),
+    "TopicCollection_of_topic_names": (c_void_p, (ctypes.POINTER(c_char_p), c_size_t)),
+    "TopicDescription_error": (c_void_p, (c_void_p,)),
+    "TopicDescription_topic_id": (c_void_p, (c_void_p,)),
+    "Uuid_least_significant_bits": (c_int64, (c_void_p,)),
+    "Uuid_most_significant_bits": (c_int64, (c_void_p,)),
     "abort_transaction": (c_void_p, (c_void_p, c_int)),
     "begin_transaction": (c_void_p, (c_void_p,)),
     "conf_destroy": (None, (c_void_p,)),
@@ -149,6 +163,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "error_destroy": (None, (c_void_p,)),
     "error_is_retriable": (c_int, (c_void_p,)),
     "error_string": (c_char_p, (c_void_p,)),
+    "event_DescribeTopics_result": (c_void_p, (c_void_p,)),
     "event_destroy": (None, (c_void_p,)),
     "event_error": (c_int, (c_void_p,)),
     "event_error_string": (c_char_p, (c_void_p,)),
@@ -176,6 +191,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "purge": (c_int, (c_void_p, c_int)),
     "queue_destroy": (None, (c_void_p,)),
     "queue_get_main": (c_void_p, (c_void_p,)),
+    "queue_new": (c_void_p, (c_void_p,)),
     "queue_poll": (c_void_p, (c_void_p, c_int)),
     "send_offsets_to_transaction": (c_void_p, (c_void_p, c_void_p, c_void_p, c_int)),
     "set_log_queue": (c_int, (c_void_p, c_void_p)),

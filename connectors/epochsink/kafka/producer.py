@@ -19,6 +19,7 @@ from epochsink.errors import ConfigurationError
 from epochsink.kafka import errors, librdkafka, producer_config
 from epochsink.kafka.librdkafka import OK, Argument, Kind, Library, NativeError, library
 from epochsink.kafka.producer_events import Events
+from epochsink.kafka.topic_id import topic_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -152,6 +153,11 @@ class TransactionalProducer:
                 self._events.serve(50)
             self._partitions[topic] = count
         return self._partitions[topic]
+
+    def topic_id(self, topic: str) -> str:
+        """Return the id that a topic has now. Raises `NativeError` if there is no such topic."""
+        self.partition_count(topic)  # waits for a topic that has just been created
+        return topic_id(self._rdkafka, self._client, topic, self._timeout)
 
     def produce(self, topic: str, messages: NDArray[Any]) -> None:
         """Hand over `MESSAGE` structs; their bytes are copied before this returns."""

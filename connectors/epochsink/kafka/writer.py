@@ -42,7 +42,7 @@ class KafkaWriter:
         self._spooled_as = spooled_as
         self._key = identity_key(task.identity)
         self._rows = 0
-        self._marker_topic: str | None = None
+        self._topics: dict[str, str] = {}
         self.transactional_id = str(transactional_id(task, spool=config.spool))
         try:
             self._producer = TransactionalProducer(
@@ -71,13 +71,14 @@ class KafkaWriter:
 
     def prepare(self) -> Committable:
         """Flush, put the marker into the transaction, and leave it open."""
-        if self._marker_topic is None:
+        marker_topic = next(iter(self._topics), None)
+        if marker_topic is None:
             raise PrepareFailed(
                 f"Spark partition {self._partition} has no rows, and an empty transaction cannot be ended"
             )
         try:
             self._producer.flush()
-            self._producer.mark(marker_group(self._key, self._partition), self._marker_topic, self._epoch.number)
+            self._producer.mark(marker_group(self._key, self._partition), marker_topic, self._epoch.number)
             producer_id, producer_epoch = self._producer.identity()
         except NativeError as failure:
             raise self._error(failure, "its rows could not be prepared") from failure
@@ -89,6 +90,7 @@ class KafkaWriter:
             task=self._spooled_as,
             rows=self._rows,
             prepared_at=int(time.time()),
+            topics=self._topics,
         )
         return prepared.to_json()
 
@@ -103,10 +105,12 @@ class KafkaWriter:
             log.info("transaction %s is left for the driver to abort: %s", self.transactional_id, failure.text)
 
     def _produce(self, topic: str, batch: pa.RecordBatch) -> None:
-        self._marker_topic = self._marker_topic or topic
         headers, timestamps = _headers(batch), _timestamps(batch)
         array = message_batch.fill(batch)
         try:
+            if topic not in self._topics:
+                # before the first row: whatever comes later, these rows are in the topic of this id or nowhere
+                self._topics[topic] = self._producer.topic_id(topic)
             if headers is None and timestamps is None:
                 self._producer.produce(topic, array)
             else:

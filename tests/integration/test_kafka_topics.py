@@ -1,0 +1,91 @@
+"""Topics that are deleted, and perhaps created again, under a pending epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from kafka_kit import (
+    NO_ROWS,
+    ListRows,
+    commit,
+    committing,
+    create_topic,
+    epoch,
+    identity,
+    prepare,
+    read_all,
+    recreate_topic,
+    rows,
+    task,
+)
+
+from epochsink.errors import PrepareFailed
+from epochsink.kafka import Kafka
+from epochsink.sink import COMMITTED, Outcome
+
+if TYPE_CHECKING:
+    from fix_services import FreshName
+
+    from epochsink.devkit.services import KafkaService
+
+
+@pytest.fixture
+def config(kafka: KafkaService, fresh_topic: FreshName) -> Kafka:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
+
+
+def test_a_topic_recreated_between_prepare_and_commit_gets_the_rows_again(config: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    of, batch = task(who, at), rows("a", "b")
+    part = prepare(config, of, batch)
+    with committing(config, who) as committer:
+        assert committer.vote(at, [part], NO_ROWS) == [part]
+        recreate_topic(config.bootstrap_servers, str(config.topic))
+        verdict = commit(committer, at, part)
+        assert verdict.outcome is Outcome.ABORTED
+        assert str(config.topic) in verdict.evidence
+        spooled = ListRows({of.uuid: [batch]})
+        replayed = committer.replay(at, part, spooled, "e" * 32)
+        assert replayed["topics"] != part["topics"]
+        assert committer.abort_orphans([replayed]) == [], "the transaction that has lost its topic is ended"
+        assert commit(committer, at, replayed, spooled) == COMMITTED
+    assert read_all(config.bootstrap_servers, str(config.topic), 2) == ["a", "b"]
+
+
+def test_a_topic_recreated_before_the_vote_fails_the_epoch(config: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    part = prepare(config, task(who, at), rows("a", "b"))
+    recreate_topic(config.bootstrap_servers, str(config.topic))
+    with committing(config, who) as committer, pytest.raises(PrepareFailed, match=f"topic.*{config.topic}.*deleted"):
+        committer.vote(at, [part], NO_ROWS)
+
+
+def test_a_topic_deleted_while_its_transaction_is_committed_stops_the_query(config: Kafka) -> None:
+    """And the next start finds no proof either that the rows were seen."""
+    who, at = identity(), epoch(0)
+    part = prepare(config, task(who, at), rows("a", "b"))
+    with committing(config, who) as committer:
+        end = committer._transactions.end
+
+        def end_late(*arguments: Any, **settings: Any) -> Any:
+            recreate_topic(config.bootstrap_servers, str(config.topic))
+            return end(*arguments, **settings)
+
+        committer._transactions.end = end_late  # type: ignore[method-assign]
+        verdict = committer.commit(at, part, NO_ROWS)
+        assert verdict.outcome is Outcome.UNKNOWN
+        assert f"{config.topic} were deleted" in verdict.evidence
+    with committing(config, who) as committer:
+        committer.await_visible(at, [part])
+        assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN
+
+
+def test_without_a_spool_a_topic_that_was_recreated_stops_the_query(kafka: KafkaService, config: Kafka) -> None:
+    who, at = identity(), epoch(0)
+    unspooled = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=config.topic, spool=False)
+    part = prepare(unspooled, task(who, at), rows("a"))
+    recreate_topic(config.bootstrap_servers, str(config.topic))
+    with committing(unspooled, who) as committer:
+        assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN
