@@ -35,14 +35,20 @@ class CheckpointKit:
         (root / "metadata").write_text(json.dumps({"id": self.query_id}))
         self._spooled: dict[str, dict[str, SpoolFile]] = {}
         self._committers = {name: sink.committer() for name, sink in self.sinks.items()}
-        self.coordinator = Coordinator(
+        self.coordinator = self.start()
+
+    def start(self) -> Coordinator:
+        """Return a driver of this checkpoint that has recovered."""
+        files = LocalStorage(self.root)
+        coordinator = Coordinator(
             query_id=self.query_id,
-            ledger=Ledger(LocalStorage(root), uuid.uuid4().hex),
-            checkpoint=Checkpoint(LocalStorage(root)),
+            ledger=Ledger(files, uuid.uuid4().hex),
+            checkpoint=Checkpoint(files),
             spool=self.spool,
             sinks=self._committers,
         )
-        self.coordinator.recover()
+        coordinator.recover()
+        return coordinator
 
     def write(
         self, number: int, rows: Mapping[str, pa.RecordBatch]

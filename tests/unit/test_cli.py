@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,7 +19,10 @@ from folder_sink import FolderSink
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
-from epochsink.errors import Fenced
+from epochsink.errors import ConfigurationError, Fenced
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.ledger_entries import Abandoned
+from epochsink.protocol.storage import LocalStorage
 from epochsink.spark.import_guard import refuse_query
 
 if TYPE_CHECKING:
@@ -392,12 +396,39 @@ def test_resolve_refuses_what_is_not_an_open_question(
     assert kit.generation() == 1
 
 
-def test_resolve_refuses_an_undecided_epoch(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+@pytest.mark.parametrize("word", ["committed", "replay"])
+def test_resolve_refuses_an_undecided_epoch(kit: CheckpointKit, run: Callable[..., Result], word: str) -> None:
     kit.record(0, both(1))
-    result = run("resolve", "0", "--sink", "table", "--as", "discard", "--yes")
+    result = run("resolve", "0", "--sink", "table", "--as", word, "--sinks", f"{MODULE}:SINKS", "--yes")
     assert result.exit_code == 1
     assert "epoch 0 is recorded and not decided" in said(result)
     assert kit.generation() == 1
+
+
+def test_the_share_of_a_sink_that_is_gone_is_discarded_before_the_decision(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    """Without it the query starts neither with the sink, whose target is gone, nor without it."""
+    kit.record(0, both(1))
+    refused = run("recover", "--sinks", f"{MODULE}:TABLE", "--yes")
+    assert "not yet committed in sink 'search'" in said(refused)
+    result = run("resolve", "0", "--sink", "search", "--as", "discard", "--yes")
+    assert result.exit_code == 0, result.output
+    assert pq.read_table(kit.root.parent / "epoch-0-search.parquet").to_pydict() == {"id": [1]}
+    assert kit.history().done == set()
+    kit.decide(0)
+    assert run("recover", "--sinks", f"{MODULE}:TABLE", "--yes").exit_code == 0
+    assert (sinks["table"].values(), kit.history().done) == ([1], {0})
+
+
+def test_an_epoch_whose_only_share_is_discarded_is_done_when_spark_decides_it(
+    kit: CheckpointKit, run: Callable[..., Result]
+) -> None:
+    kit.record(0, {"search": rows(1)})
+    run("resolve", "0", "--sink", "search", "--as", "discard", "--yes")
+    assert [prepared.epoch for prepared in kit.history().pending] == [0]
+    kit.decide(0)
+    assert "committed epoch 0" in run("recover", "--sinks", f"{MODULE}:TABLE", "--yes").output
 
 
 def test_resolve_as_committed_closes_one_sinks_share(kit: CheckpointKit, run: Callable[..., Result]) -> None:
@@ -519,3 +550,106 @@ def test_resolve_fences_the_driver(kit: CheckpointKit, run: Callable[..., Result
     assert run("resolve", "0", "--sink", "table", "--as", "committed", "--yes").exit_code == 0
     with pytest.raises(Fenced):
         kit.coordinator.commit_decided()
+
+
+# ---- abandon
+
+
+def test_abandon_shows_and_ends_what_is_recorded_and_not_decided(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.run(0, both(1))
+    kit.record(1, both(2))
+    result = run("abandon", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "END epoch 1, recorded and not decided, since 2" in said(result)
+    assert 'in sink \'search\': {"file": "1-' in said(result)
+    assert "closed: the targets hold all epochs up to 0; a successor reads from where that one ended" in said(result)
+    for sink in sinks.values():
+        assert (sink.values(), sink.prepared()) == ([1], [])
+    assert kit.spool.attempts(kit.query_id) == []
+
+
+def test_abandon_commits_what_is_decided_and_ends_what_nobody_recorded(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    kit.write(1, both(2))
+    result = run("abandon", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "commit epoch 0, which Spark has decided" in said(result)
+    for sink in sinks.values():
+        assert (sink.values(), sink.prepared()) == ([1], [])
+    assert kit.spool.attempts(kit.query_id) == []
+
+
+def test_an_abandoned_checkpoint_refuses_every_later_start(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, both(1))
+    assert run("abandon", "--sinks", f"{MODULE}:SINKS", "--yes").exit_code == 0
+    with pytest.raises(Fenced):
+        kit.coordinator.commit_decided() or kit.coordinator.settle(1)
+    with pytest.raises(ConfigurationError, match=r"this checkpoint was abandoned .*: its ledger is closed for good"):
+        kit.start()
+    for verb in ("recover", "abort"):
+        assert "this checkpoint was abandoned" in said(run(verb, "--sinks", f"{MODULE}:SINKS", "--yes"))
+
+
+def test_status_says_that_a_checkpoint_was_abandoned(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.run(0, both(1))
+    kit.record(1, both(2))
+    run("abandon", "--sinks", f"{MODULE}:SINKS", "--yes")
+    found = json.loads(run("status", "--json").output)
+    assert [epoch["state"] for epoch in found["epochs"]] == ["done", "ended"]
+    assert found["abandoned"]["pid"] == found["taken"]["pid"] == os.getpid()
+    assert "no query starts here; the targets hold all epochs up to 0" in said(run("status"))
+
+
+def test_an_abandonment_that_was_interrupted_goes_on(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    """Killed after the ledger was closed and before everything was ended."""
+    kit.record(0, both(1))
+    ledger = Ledger(LocalStorage(kit.root), "killed")
+    ledger.take(kit.query_id, {}, -1)
+    ledger.append(Abandoned((0,)))
+    result = run("abandon", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert all(sink.prepared() == [] for sink in sinks.values())
+    assert kit.spool.attempts(kit.query_id) == []
+
+
+def test_abandon_asks_first_and_needs_every_target(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    assert "Go on?" in run("abandon", "--sinks", f"{MODULE}:SINKS", answer="n\n").output
+    assert "could not be ended: --sinks does not name it" in said(run("abandon", "--sinks", f"{MODULE}:TABLE", "--yes"))
+    unknown = run("abandon", "--sinks", f"{MODULE}:SINKS", "--gone", "mail", "--yes")
+    assert "--gone names 'mail', which has never been part" in said(unknown)
+    sinks["search"].faults.arm("unreachable")
+    assert run("abandon", "--sinks", f"{MODULE}:SINKS", "--yes").exit_code == 1
+    assert kit.generation() == 1
+    assert all(len(sink.prepared()) == 1 for sink in sinks.values())
+
+
+def test_abandon_without_a_target_that_is_gone(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    result = run("abandon", "--sinks", f"{MODULE}:TABLE", "--gone", "search", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "in sink 'search' (its target is gone: left as it is)" in said(result)
+    assert (sinks["table"].prepared(), len(sinks["search"].prepared())) == ([], 1)
+    assert kit.history().abandoned is not None
+
+
+def test_a_decided_epoch_of_a_target_that_is_gone_is_resolved_first(
+    kit: CheckpointKit, run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    arguments = ["--sinks", f"{MODULE}:TABLE", "--gone", "search", "--yes"]
+    assert "epoch 0 is decided and has rows for sink 'search'" in said(run("abandon", *arguments))
+    assert run("resolve", "0", "--sink", "search", "--as", "discard", "--yes").exit_code == 0
+    assert run("abandon", *arguments).exit_code == 0

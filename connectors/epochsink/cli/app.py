@@ -13,6 +13,7 @@ from rich.console import Console
 
 from epochsink.cli import recover as operations
 from epochsink.cli import status_table
+from epochsink.cli.abandon import Abandonment
 from epochsink.cli.checkpoint_folder import open_place
 from epochsink.cli.demo import demo
 from epochsink.cli.error_output import errors_in_one_block
@@ -76,9 +77,33 @@ def abort(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, yes
 
 
 @app.command()
+def abandon(
+    checkpoint: Checkpoint,
+    *,
+    sinks: Annotated[str | None, SinksOption] = None,
+    gone: Annotated[
+        list[str] | None, typer.Option("--gone", metavar="NAME", help="A sink whose target no longer exists.")
+    ] = None,
+    spool: SpoolPlace = None,
+    yes: Yes = False,
+) -> None:
+    """End all that a checkpoint which will not run again holds in the targets, and close its ledger for good.
+
+    What Spark has decided is committed first. Epochs that are recorded and not decided are shown, and aborted.
+    """
+    with errors_in_one_block(), _log_on_console(), no_queries(IMPORTS):
+        loaded = load_sinks(sinks) if sinks is not None else None
+        with _place_of(checkpoint, loaded, spool) as place:
+            abandonment = Abandonment(place, sinks=loaded.sinks if loaded else {}, gone=gone or [])
+            _plan(abandonment.plan())
+            _confirm(yes=yes)
+            abandonment.carry_out()
+
+
+@app.command()
 def resolve(
     checkpoint: Checkpoint,
-    epoch: Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="A decided epoch that is not done.")],
+    epoch: Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="A recorded epoch that is not done.")],
     *,
     sink: Annotated[str, typer.Option("--sink", metavar="NAME", help="The sink whose share of it is closed.")],
     ruling: Annotated[Ruling, typer.Option("--as", help="What you know of the rows in the target.")],
@@ -103,7 +128,7 @@ def resolve(
                 sinks=loaded.sinks if loaded else None,
                 folder=keep_in.absolute(),
             )
-            typer.echo("\n".join(("This will", *(f"  - {line}" for line in resolution.plan()))))
+            _plan(resolution.plan())
             _confirm(yes=yes)
             resolution.carry_out()
             if loaded is not None:
@@ -173,6 +198,10 @@ def _say(account: Account) -> None:
         typer.echo(f"left epoch {number} as it is recorded")
     if not account.committed and not account.pending:
         typer.echo("no recorded epoch is pending")
+
+
+def _plan(lines: list[str]) -> None:
+    typer.echo("\n".join(("This will", *(f"  - {line}" for line in lines))))
 
 
 def _confirm(*, yes: bool) -> None:

@@ -59,8 +59,8 @@ def _account(place: Place, sinks: Mapping[str, Sink], *, commits: bool) -> Accou
         _log.info("sink '%s' has never been part of this query: nothing of it to look for", name)
     committers = {name: sink.committer() for name, sink in joined.items()}
     try:
-        _refuse_unreachable(place, before.owner, committers)
-        coordinator = _coordinator(place, ledger, committers)
+        refuse_unreachable(place, before.owner, committers)
+        coordinator = coordinator_of(place, ledger, committers)
         coordinator.recover() if commits else coordinator.abort_leftovers()
     finally:
         for committer in committers.values():
@@ -70,7 +70,7 @@ def _account(place: Place, sinks: Mapping[str, Sink], *, commits: bool) -> Accou
     return Account([prepared.epoch for prepared in before.pending if prepared.epoch in after.done], pending)
 
 
-def _refuse_unreachable(place: Place, owner: Take, committers: Mapping[str, SinkCommitter]) -> None:
+def refuse_unreachable(place: Place, owner: Take, committers: Mapping[str, SinkCommitter]) -> None:
     """Ask each target for its marker, which raises if it is down: before the take, which ends a driver that runs."""
     for name, committer in committers.items():
         pipeline = pipeline_name(place.location)
@@ -78,7 +78,8 @@ def _refuse_unreachable(place: Place, owner: Take, committers: Mapping[str, Sink
         committer.newest()
 
 
-def _coordinator(place: Place, ledger: Ledger, committers: Mapping[str, SinkCommitter]) -> Coordinator:
+def coordinator_of(place: Place, ledger: Ledger, committers: Mapping[str, SinkCommitter]) -> Coordinator:
+    """Return what recovers a place's ledger by these committers."""
     return Coordinator(
         query_id=place.query_id,
         ledger=ledger,

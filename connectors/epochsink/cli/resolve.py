@@ -1,4 +1,6 @@
-"""Close one sink's share of a decided epoch on an operator's word, where the target cannot say what became of it.
+"""Close one sink's share of a recorded epoch on an operator's word, where the target cannot say what became of it.
+
+An epoch that Spark has not decided yet can only be discarded, for a sink that is gone.
 
 What a target does say outweighs the word: a part that it holds is not prepared again, and one that it says is gone is
 not taken for committed. The word counts for what stays unknown.
@@ -45,7 +47,8 @@ class Resolution:
     """One ruling on one sink's share of one epoch; `plan` says what `carry_out` will do.
 
     ``sinks`` are the query's, or None where the target cannot be asked; ``folder`` is where discarded rows are kept.
-    Raises `ConfigurationError` unless the epoch is recorded, decided and pending, with rows in that sink.
+    Raises `ConfigurationError` unless the epoch is recorded and pending, with rows in that sink, and, but for a
+    discard, decided.
     """
 
     def __init__(
@@ -88,6 +91,8 @@ class Resolution:
         lines = ["take the ledger: a driver that runs on this checkpoint now stops with Fenced"]
         if self._ruling is Ruling.DISCARD:
             lines += [self._plan_to_keep(), f"record {which} as discarded: these rows never reach the target"]
+            if not self._is_decided():
+                lines.append("leave the epoch's other sinks as they are: Spark has not decided it yet")
             return [*lines, "abort what is prepared of them, " + ("now" if self._sinks else "at the next start")]
         if self._sinks is not None:
             lines.append("ask the target once more; what it says itself outweighs your word")
@@ -122,10 +127,11 @@ class Resolution:
                 f"epoch {self._number} is {state}",
                 hint=f"pending are: {', '.join(map(str, pending)) or 'none'}; see 'epochsink status'",
             )
-        if not self._place.checkpoint.is_decided(self._number):
+        if self._ruling is not Ruling.DISCARD and not self._is_decided():
             raise ConfigurationError(
                 f"epoch {self._number} is recorded and not decided: its commit has not been tried yet",
-                hint="start the query: Spark runs the epoch again, and the recorded attempt stands",
+                hint="start the query: Spark runs the epoch again, and the recorded attempt stands; for a sink whose "
+                "target is gone: --as discard",
             )
         if self._sink not in prepared.shares:
             raise ConfigurationError(
@@ -180,6 +186,10 @@ class Resolution:
         self._ledger.append(Resolved(self._number, self._sink, self._ruling.value))
         _log.info("recorded epoch %d, sink '%s' as %s, by your word", self._number, self._sink, self._ruling.value)
         others = self._ledger.verify().epochs[self._number].shares
+        if not self._is_decided():
+            # only what is decided may be done: the next start runs the epoch again, and finds it recorded
+            _log.info("the epoch is not decided: it goes on at the next start, without these rows")
+            return
         if others:
             _log.info("the epoch is still pending in %s", _names(others))
             return
@@ -212,6 +222,9 @@ class Resolution:
             writer.write_batch(first)
             for batch in batches:
                 writer.write_batch(batch)
+
+    def _is_decided(self) -> bool:
+        return self._place.checkpoint.is_decided(self._number)
 
     def _epoch(self) -> Epoch:
         return Epoch(self._number, self._prepared.attempt)

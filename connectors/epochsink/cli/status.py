@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from epochsink.cli.abandon import successor
 from epochsink.protocol.ledger import Ledger
 from epochsink.sink import Epoch
 from epochsink.spark.checkpoint import NOTHING_DECIDED
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger import History
-    from epochsink.protocol.ledger_entries import Prepared, Take
+    from epochsink.protocol.ledger_entries import Abandoned, Prepared, Stamp, Take
 
 
 class State(enum.StrEnum):
@@ -25,6 +26,7 @@ class State(enum.StrEnum):
     RECORDED = "recorded"
     DECIDED = "decided"
     DONE = "done"
+    ENDED = "ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,8 @@ class Status:
     newest_decided: int
     epochs: Sequence[EpochStatus]
     leftovers: Sequence[Leftover]
+    abandoned: Abandoned | None
+    successor: str
 
     @property
     def sinks(self) -> list[str]:
@@ -78,6 +82,8 @@ class Status:
         """Return what it means and what to do, a sentence each."""
         if self.owner is None:
             return ["no ledger: epochsink has not run on this checkpoint, or the folder epochsink/ is lost"]
+        if self.abandoned is not None:
+            return [f"abandoned ({self.abandoned.stamp}): the ledger is closed, no query starts here; {self.successor}"]
         advice = []
         if self.newest_decided > self.newest_recorded:
             advice.append(
@@ -103,6 +109,8 @@ class Status:
             "query_id": self.query_id,
             "generation": self.owner.generation if self.owner else None,
             "driver": self.owner.driver if self.owner else None,
+            "taken": _stamp(self.owner.stamp) if self.owner else None,
+            "abandoned": _stamp(self.abandoned.stamp) if self.abandoned else None,
             "sinks": self.sinks,
             "newest_recorded": self.newest_recorded,
             "newest_decided": self.newest_decided,
@@ -147,6 +155,8 @@ def read_status(place: Place) -> Status:
             for epoch in sorted(spooled, key=lambda epoch: epoch.number)
             if (epoch.number, epoch.attempt) not in named
         ],
+        abandoned=history.abandoned,
+        successor=successor(history),
     )
 
 
@@ -154,9 +164,15 @@ def _epoch(place: Place, history: History, prepared: Prepared) -> EpochStatus:
     parts = {sink: len(share.parts) for sink, share in prepared.shares.items()}
     if prepared.epoch in history.done:
         return EpochStatus(prepared.epoch, prepared.attempt, State.DONE, parts, 0)
+    if history.abandoned is not None:
+        return EpochStatus(prepared.epoch, prepared.attempt, State.ENDED, parts, 0)
     state = State.DECIDED if place.checkpoint.is_decided(prepared.epoch) else State.RECORDED
     size = place.spool.size(place.query_id, Epoch(prepared.epoch, prepared.attempt))
     return EpochStatus(prepared.epoch, prepared.attempt, state, parts, size)
+
+
+def _stamp(stamp: Stamp | None) -> dict[str, Any] | None:
+    return None if stamp is None else asdict(stamp)
 
 
 def _join(numbers: Sequence[int]) -> str:

@@ -18,6 +18,7 @@ _WORDS = {
     State.RECORDED: "[yellow]recorded, not decided[/yellow]",
     State.DECIDED: "[red]decided, not committed[/red]",
     State.DONE: "[green]done[/green]",
+    State.ENDED: "ended, never visible",
 }
 
 
@@ -28,7 +29,9 @@ def show(status: Status, epochs: int, console: Console) -> None:
         facts.add_row(name, value)
     console.print(facts)
     listed = [
-        epoch for index, epoch in enumerate(reversed(status.epochs)) if index < epochs or epoch.state is not State.DONE
+        epoch
+        for index, epoch in enumerate(reversed(status.epochs))
+        if index < epochs or epoch.state not in (State.DONE, State.ENDED)
     ]
     if listed:
         console.print(_table(listed, status))
@@ -47,6 +50,7 @@ def _facts(status: Status) -> list[tuple[str, str]]:
         ("checkpoint", status.checkpoint),
         ("query id", status.query_id),
         ("ledger", f"generation {owner.generation}, driver {owner.driver}" if owner else "none"),
+        ("taken", str(owner.stamp) if owner and owner.stamp else "not known"),
         ("recorded", _up_to(status.newest_recorded)),
         ("decided", _up_to(status.newest_decided)),
         ("spool", f"{decimal(status.spooled_bytes)} in {status.spool}"),

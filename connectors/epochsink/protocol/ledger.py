@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.errors import Fenced, LedgerCorrupt, WentBack
+from epochsink.errors import ConfigurationError, Fenced, LedgerCorrupt, WentBack
 from epochsink.protocol.ledger_entries import (
+    Abandoned,
     Done,
     Entry,
     Prepared,
@@ -51,6 +52,7 @@ class History:
     done: set[int] = field(default_factory=set)
     applied: dict[str, LastDone] = field(default_factory=dict)
     skipped: int = -1
+    abandoned: Abandoned | None = None
 
     @property
     def pending(self) -> list[Prepared]:
@@ -93,6 +95,8 @@ class History:
                 self._finish(entry.epoch)
             case Skipped():
                 self.skipped = max(self.skipped, entry.epoch)
+            case Abandoned():
+                self.abandoned = entry
 
     def _finish(self, number: int) -> None:
         prepared = self.epochs.get(number)
@@ -126,7 +130,8 @@ class History:
 class Ledger:
     """One driver's view of a checkpoint's ledger. ``driver`` (uuid) tells its takes from other drivers'.
 
-    ``application`` is the driver's Spark application id, for people.
+    ``application`` is the driver's Spark application id, for people. ``even_abandoned`` lets it take a ledger that is
+    closed: to go on with ending what it holds.
 
     Entries never change, so what has been read stays right, and two threads may use one ledger. Every method may
     raise OSError, after which an append may or may not have happened: the next driver reads it.
@@ -138,12 +143,14 @@ class Ledger:
         driver: str,
         *,
         application: str = "",
+        even_abandoned: bool = False,
         retained_epochs: int = RETAINED_EPOCHS,
         trimmed_at_once: int = TRIMMED_AT_ONCE,
     ) -> None:
         self._files = files
         self._driver = driver
         self._application = application
+        self._even_abandoned = even_abandoned
         self._retained_epochs = retained_epochs
         self._trimmed_at_once = trimmed_at_once
         self._entries: dict[int, Entry] = {}
@@ -181,7 +188,7 @@ class Ledger:
     def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int) -> Take:
         """Become the owner; return the take, its generation one above the last.
 
-        Raises `WentBack` if the ledger belongs to another query id.
+        Raises `WentBack` if the ledger belongs to another query id, `ConfigurationError` if an operator has closed it.
         """
         while True:
             history = self.read()
@@ -193,6 +200,9 @@ class Ledger:
                     hint="the file 'metadata' was deleted or the folder epochsink/ was copied from another "
                     "checkpoint: put the matching one back, or start with a new checkpoint folder",
                 )
+            # in the loop: whoever closes the ledger while this driver starts takes the number that this take wanted
+            if history.abandoned is not None and not self._even_abandoned:
+                raise _closed(history.abandoned)
             entry = Take(
                 generation=owner.generation + 1 if owner else 1,
                 driver=self._driver,
@@ -291,6 +301,14 @@ def _described(take: Take | None) -> str:
         return "its take is gone"
     since = f", since {take.stamp}" if take.stamp else ""
     return f"its take is number {take.generation}{since}"
+
+
+def _closed(abandoned: Abandoned) -> ConfigurationError:
+    return ConfigurationError(
+        f"this checkpoint was abandoned ({abandoned.stamp or 'when is not known'}): its ledger is closed for good, and "
+        "what it had prepared and Spark had not decided is ended",
+        hint="start with a new checkpoint folder; 'epochsink status' on this one says from which offsets",
+    )
 
 
 def _decoded(data: bytes, number: int) -> Entry:

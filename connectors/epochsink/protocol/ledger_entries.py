@@ -134,7 +134,15 @@ class Skipped:
     stamp: Stamp | None = field(default=None, compare=False)
 
 
-Entry = Take | Prepared | Replay | Resolved | Done | Skipped
+@dataclass(frozen=True, slots=True)
+class Abandoned:
+    """An operator has closed the ledger: this checkpoint never runs again. ``ended`` are recorded epochs given up."""
+
+    ended: tuple[int, ...]
+    stamp: Stamp | None = field(default=None, compare=False)
+
+
+Entry = Take | Prepared | Replay | Resolved | Done | Skipped | Abandoned
 _KINDS: Final[dict[str, type[Entry]]] = {
     "take": Take,
     "prepared": Prepared,
@@ -142,12 +150,13 @@ _KINDS: Final[dict[str, type[Entry]]] = {
     "resolved": Resolved,
     "done": Done,
     "skipped": Skipped,
+    "abandoned": Abandoned,
 }
 
 
 def epoch_of(entry: Entry) -> int | None:
-    """Return the epoch that an entry is about, None for a take."""
-    return None if isinstance(entry, Take) else entry.epoch
+    """Return the epoch that an entry is about, None for one about the whole ledger."""
+    return None if isinstance(entry, Take | Abandoned) else entry.epoch
 
 
 def stamped(entry: Entry, application: str) -> Entry:
@@ -180,6 +189,8 @@ def decode(data: bytes) -> Entry:
         raise ValueError(f"version {version}")
     if "parts" in fields:
         fields["parts"] = tuple(fields["parts"])
+    if "ended" in fields:
+        fields["ended"] = tuple(fields["ended"])
     if "shares" in fields:
         fields["shares"] = {sink: _share(share) for sink, share in fields["shares"].items()}
     if "applied" in fields:
