@@ -108,7 +108,7 @@ def test_every_committable_is_json_without_secrets(pg_schema: str, pg_driver: Ma
     """It goes into the ledger, which anybody who reads the checkpoint can read."""
     pg_truth.execute(f"CREATE TABLE {pg_schema}.t (id bigint PRIMARY KEY, note text)")
     for mode in (PREPARED, STAGED, BY_TASK, BY_TASK_UPSERT):
-        driver = pg_driver(f"{pg_schema}.t", orders(1), password="c4nary", **mode)
+        driver = pg_driver(f"{pg_schema}.t", orders(1), options={"password": "c4nary"}, **mode)
         written, parts = driver.prepare(0, orders(1))
         for committable in (*written.committables, *parts):
             text = json.dumps(committable)

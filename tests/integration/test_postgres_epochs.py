@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
-from fix_postgres import ListedRows, Written, write_task
+from fix_postgres import ListedRows, Written, ranked, write_task
 from psycopg import sql
 
 from epochsink.sink import Epoch, Outcome
@@ -74,17 +76,59 @@ def test_of_several_rows_of_a_key_the_last_by_order_by_wins(
 ) -> None:
     """And only those of the epoch are compared: a later epoch wins over an earlier one."""
     driver = pg_driver(table, orders(1), key="id", order_by="note", **mode)
-    driver.run(0, [orders(1, note="b"), orders(1, 2, note="c"), orders(1, note="a")])
+    driver.run(0, [by_note(orders(*ids, note=note)) for note, ids in (("b", [1]), ("c", [1, 2]), ("a", [1]))])
     assert pg_truth.rows(table) == [(1, "c1"), (2, "c2")]
-    driver.run(1, orders(1, note="a"))
+    driver.run(1, by_note(orders(1, note="a")))
     assert pg_truth.rows(table) == [(1, "a1"), (2, "c2")]
+
+
+def by_note(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return ranked(batch, batch["note"])
+
+
+def test_rows_that_an_older_version_spooled_are_ordered_by_the_columns_themselves(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """They lack what Spark computes for ``order_by`` today."""
+    driver = pg_driver(table, orders(1), key="id", order_by="note")
+    driver.run(0, [orders(1, note="b"), orders(1, note="c"), orders(1, note="a")])
+    assert pg_truth.rows(table) == [(1, "c1")]
 
 
 def test_order_by_may_be_several_expressions_and_nulls_lose(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
     driver = pg_driver(table, orders(1), key="id", order_by=["length(note)", "note"])
     nothing = pa.record_batch({"id": pa.array([1], pa.int64()), "note": pa.array([None], pa.string())})
-    driver.run(0, [nothing, orders(1, note="b"), orders(1, note="aa"), orders(1, note="zz"), nothing])
+    rows = [nothing, orders(1, note="b"), orders(1, note="aa"), orders(1, note="zz"), nothing]
+    driver.run(0, [ranked(batch, pc.utf8_length(batch["note"]), batch["note"]) for batch in rows])
     assert pg_truth.rows(table) == [(1, "zz1")]
+
+
+RISING = {
+    "short": pa.array([None, -(2**15), 3], pa.int16()),
+    "bigint": pa.array([None, -(2**63), 2**63 - 1], pa.int64()),
+    "float": pa.array([None, -1.5, float("inf")], pa.float32()),
+    "nan": pa.array([None, float("inf"), float("nan")], pa.float64()),
+    "decimal": pa.array([None, Decimal("-1.05"), Decimal("0.10")], pa.decimal128(9, 2)),
+    "text": pa.array([None, "Z\x00", "a"], pa.string()),
+    "accents": pa.array(["", "z", "\u00e9"], pa.large_string()),
+    "bytes": pa.array([None, b"\x7f\xff", b"\x80"], pa.binary()),
+    "boolean": pa.array([None, False, True]),
+    "date": pa.array([None, -(2**31), 2**31 - 1], pa.int32()).cast(pa.date32()),
+    "instant": pa.array([None, -(2**63), 2**63 - 1], pa.int64()).cast(pa.timestamp("us", "UTC")),
+    "wall-clock": pa.array([None, -1, 0], pa.int64()).cast(pa.timestamp("us")),
+    "interval": pa.array([None, -1, 0], pa.int64()).cast(pa.duration("us")),
+}
+
+
+def test_values_are_ordered_as_spark_orders_them(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """Of every type, whatever the database's collation; ranges and NUL bytes that the type itself lacks too."""
+    note = pa.array(["null", "low", "high"])
+    for number, (kind, rank) in enumerate(RISING.items()):
+        batch = pa.record_batch({"id": pa.array([number] * 3, pa.int64()), "note": note})
+        driver = pg_driver(table, batch, key="id", order_by="x")
+        driver.run(0, [ranked(batch.slice(place, 1), rank.slice(place, 1)) for place in (1, 2, 0)])
+        found = pg_truth.execute(f"SELECT note FROM {table} WHERE id = {number}")  # noqa: S608 - names that the test made
+        assert found == [("high",)], kind
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -96,7 +140,7 @@ def test_rows_marked_for_deletion_take_their_key_away(
     def changes(*rows: tuple[int, str | None, bool]) -> pa.RecordBatch:
         ids, notes, deleted = zip(*rows, strict=True)
         arrays = [pa.array(ids, pa.int64()), pa.array(notes, pa.string()), pa.array(deleted)]
-        return pa.record_batch(arrays, ["id", "note", "epochsink_delete"])
+        return by_note(pa.record_batch(arrays, ["id", "note", "epochsink_delete"]))
 
     driver = pg_driver(table, changes((1, "a", False)), key="id", order_by="note", delete_when="op = 'd'", **mode)
     driver.run(0, changes((1, "a", False), (2, "a", False), (3, "a", False), (4, "z", True)))
@@ -133,7 +177,7 @@ def test_hostile_names_stay_names(
         relation = f"{quoted[0]}.{quoted[1]}"
         pg_truth.execute(f"CREATE TABLE {relation} ({quoted[2]} text PRIMARY KEY, {quoted[3]} text, {quoted[4]} text)")
         rows = pa.record_batch([pa.array(["1"]), pa.array(["a"]), pa.array(["b"])], [key_column, value, long])
-        options = {"key": key_column, "order_by": quoted[3], "schema_for_markers": schema} if key else {}
+        options = {"key": key_column, "order_by": value, "schema_for_markers": schema} if key else {}
         pg_driver((schema, name), rows, **options, **mode).run(0, rows)
         assert pg_truth.rows(relation) == [("1", "a", "b")]
         assert pg_truth.count(f"{quoted[0]}.y") == 0
@@ -145,7 +189,7 @@ def test_a_table_without_a_schema_is_found_by_the_search_path(
     pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
     pg_truth.execute(f"CREATE TABLE {pg_schema}.found (id bigint, note text)")
-    pg_driver("found", orders(1), options=f"-c search_path={pg_schema}").run(0, orders(1))
+    pg_driver("found", orders(1), options={"options": f"-c search_path={pg_schema}"}).run(0, orders(1))
     assert pg_truth.rows(f"{pg_schema}.found") == [(1, "x1")]
 
 

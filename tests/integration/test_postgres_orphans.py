@@ -13,6 +13,7 @@ import pytest
 
 from epochsink.errors import PrepareFailed
 from epochsink.postgres import Postgres
+from epochsink.postgres.committable import PreparedPart
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.sink import Epoch, Identity, Outcome
 
@@ -158,4 +159,4 @@ def test_an_unreachable_server_makes_a_sweep_a_matter_for_later() -> None:
         committer.open(Identity(str(uuid.uuid4()), "table", 1))
         with pytest.raises(ConnectionError, match=str(port)):
             committer.abort_orphans([])
-        committer.finish(Epoch(0, uuid.uuid4().hex), [{"table": "s"}])
+        committer.finish(Epoch(0, uuid.uuid4().hex), [PreparedPart("gid", "attempt", (), 0, "s").to_json()])

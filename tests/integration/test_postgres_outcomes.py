@@ -22,6 +22,7 @@ from epochsink.identity import PreparedName
 from epochsink.postgres import Postgres
 from epochsink.postgres import committer as module
 from epochsink.postgres.committer import PostgresCommitter
+from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session
 from epochsink.sink import Outcome
 
@@ -300,7 +301,7 @@ def test_a_frozen_server_makes_the_outcome_unknown_in_bounded_time(private_postg
     server = private_postgres()
     truth = Truth(server.dsn)
     truth.execute("CREATE TABLE orders (id bigint, note text)")
-    driver = Driver(Postgres(server.dsn, table="orders", connect_timeout=2))
+    driver = Driver(Postgres(server.dsn, table="orders", options={"connect_timeout": 2}))
     assert driver.committer.check(orders(1).schema) == []
     written, parts = driver.prepare(0, orders(1))
     hasty = PostgresCommitter(driver.sink, patience=1.0)
@@ -332,7 +333,7 @@ def test_markers_are_not_looked_for_in_another_schema(table: str, pg_driver: Mak
     """There an applied epoch would seem lost, and be applied again."""
     driver = pg_driver(table, orders(1))
     assert driver.committer.initial_state() == {"schema": pg_schema}
-    moved = Postgres(str(driver.sink.server.parameters and "host=127.0.0.1"), table=table, schema_for_markers="other")
+    moved = Postgres("host=127.0.0.1", table=table, schema_for_markers="other")
     with pytest.raises(ConfigurationError, match="markers are in"):
         moved.committer().open(replace(driver.identity, origin=driver.committer.initial_state()))
 
@@ -358,13 +359,25 @@ def test_a_staged_epoch_is_merged_as_it_was_recorded(table: str, pg_driver: Make
     pg_truth.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
     driver = pg_driver(table, orders(1), commit="staged", key="id", order_by="note")
     written, parts = driver.prepare(0, orders(1, note="a"), orders(1, note="b"))
-    changed = Postgres(pg_truth.dsn, table=f"{table}_new", schema_for_markers=driver.sink.marker_schema)
+    changed = Postgres(pg_truth.dsn, table=f"{table}_new", schema_for_markers=driver.sink.schema_for_markers)
     assert outcomes(driver.restart(changed), written, parts) == {Outcome.COMMITTED}
     assert pg_truth.rows(table) == [(1, "b1")]
 
 
+def test_an_epoch_that_the_first_version_recorded_is_merged(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """Upgraded between prepare and commit: its order is SQL over the table's columns, and it has no version."""
+    pg_truth.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+    driver = pg_driver(table, orders(1), commit="staged", key="id", order_by="note")
+    written, (part,) = driver.prepare(0, orders(1, note="aa"), orders(1, note="b"))
+    old = {name: value for name, value in part.items() if name != "version"}
+    old["merge"] = {name: value for name, value in part["merge"].items() if name != "ranks"}
+    old["merge"]["order_by"] = ["length(note)", "note"]
+    assert outcomes(driver.restart(), written, [old]) == {Outcome.COMMITTED}
+    assert pg_truth.rows(table) == [(1, "aa1")]
+
+
 def test_sessions_outlive_a_closed_connection(pg_truth: Truth) -> None:
-    session = Session(Postgres(pg_truth.dsn, table="t").server, "epochsink")
+    session = Session(Server.of(Postgres(pg_truth.dsn, table="t")), "epochsink")
     first = session.connection()
     first.close()
     assert session.connection() is not first

@@ -210,13 +210,13 @@ def test_a_lock_is_waited_for_no_longer_than_the_option_says(
 ) -> None:
     table = f"{pg_schema}.t"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
-    driver = pg_driver(table, rows(1), lock_timeout=0.2)
+    driver = pg_driver(table, rows(1), timeout=0.2)
     written = driver.write(0, rows(1))
     pg_truth.execute("BEGIN")
     pg_truth.execute(f"LOCK TABLE {table} IN SHARE MODE")
     with pytest.raises(PrepareFailed) as caught:
         driver.vote(written)
-    assert "lock_timeout=" in caught.value.hint
+    assert "timeout=" in caught.value.hint
     pg_truth.execute("ROLLBACK")
     driver.vote(written)
 
@@ -224,7 +224,7 @@ def test_a_lock_is_waited_for_no_longer_than_the_option_says(
 def test_a_statement_time_out_names_its_setting(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
     table = f"{pg_schema}.t"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
-    driver = pg_driver(table, rows(1), options="-c statement_timeout=300", lock_timeout=30)
+    driver = pg_driver(table, rows(1), options={"options": "-c statement_timeout=300"}, timeout=30)
     written = driver.write(0, rows(1))
     pg_truth.execute("BEGIN")
     pg_truth.execute(f"LOCK TABLE {table} IN SHARE MODE")

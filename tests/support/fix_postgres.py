@@ -13,6 +13,7 @@ import pytest
 from epochsink.errors import SpoolMissing
 from epochsink.postgres import Postgres
 from epochsink.postgres.row_mapping import writer_schema
+from epochsink.postgres.staging import is_rank, is_reserved, rank_column
 from epochsink.sink import Epoch, Identity, Outcome, Task
 
 if TYPE_CHECKING:
@@ -190,7 +191,8 @@ def pg_driver(postgres: PostgresService, pg_schema: str) -> Iterator[MakeDriver]
         sink = Postgres(options.pop("dsn", postgres.dsn), table=table, **{"schema_for_markers": pg_schema, **options})
         driver = Driver(sink)
         assert driver.committer.check(row_schema(like)) == []
-        assert writer_schema(row_schema(like), deletes=sink.delete_when is not None) == like.schema
+        made = writer_schema(row_schema(like), deletes=sink.delete_when is not None)
+        assert made.names == [name for name in like.schema.names if not is_rank(name)]
         drivers.append(driver)
         return driver
 
@@ -200,5 +202,12 @@ def pg_driver(postgres: PostgresService, pg_schema: str) -> Iterator[MakeDriver]
 
 
 def row_schema(like: pa.RecordBatch) -> pa.Schema:
-    """Return the schema of the row, which lacks the column for deletes."""
-    return pa.schema([one for one in like.schema if one.name != "epochsink_delete"])
+    """Return the schema of the row, which lacks the columns for deletes and order."""
+    return pa.schema([one for one in like.schema if not is_reserved(one.name)])
+
+
+def ranked(batch: pa.RecordBatch, *ranks: pa.Array) -> pa.RecordBatch:
+    """Return a batch with the columns that Spark computes for ``order_by``."""
+    for place, rank in enumerate(ranks):
+        batch = batch.append_column(rank_column(place), rank)
+    return batch

@@ -10,7 +10,9 @@ import pytest
 
 from epochsink.errors import ConfigurationError
 from epochsink.postgres import Postgres
+from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import writer_schema
+from epochsink.postgres.server import Server
 
 LOCAL = "postgresql://app@127.0.0.1/shop"
 SECRET = "c4nary-p%40ss"
@@ -30,8 +32,8 @@ ROW = pa.schema(
     ("options", "says"),
     [
         ({"table": "a.b.c"}, "3 parts"),
-        ({"table": ""}, "no identifier"),
-        ({"table": ("s", "x\x00y")}, "no identifier"),
+        ({"table": ""}, "not a valid name"),
+        ({"table": ("s", "x\x00y")}, "not a valid name"),
         ({"table": "t" * 64}, "64 bytes"),
         ({"table": "t", "key": "é" * 32}, "64 bytes"),
         ({"table": "t", "schema_for_markers": ""}, "schema_for_markers="),
@@ -39,9 +41,24 @@ ROW = pa.schema(
         ({"table": "t", "atomic": False, "commit": "staged"}, "atomic=False with commit='staged'"),
         ({"table": "t", "order_by": "v"}, "order_by= is given without key="),
         ({"table": "t", "delete_when": "gone"}, "delete_when= is given without key="),
-        ({"table": "t", "lock_timeout": 0}, "lock_timeout=0"),
-        ({"table": "t", "sslmod": "require"}, "did you mean sslmode=?"),
-        ({"table": "t", "application_name": "me"}, "epochsink sets it itself"),
+        ({"table": "t", "timeout": 0}, "timeout=0"),
+        ({"table": "t", "options": {"sslmod": "require"}}, "did you mean 'sslmode'?"),
+        ({"table": "t", "options": {"application_name": "me"}}, "epochsink sets it itself"),
+        ({"table": "t", "options": "-c statement_timeout=0"}, "expected a dict"),
+        ({"table": "t", "password": SECRET}, "did you mean options={'password': ...}?"),
+        ({"table": "t", "lock_timeout": 3}, "did you mean timeout=?"),
+        ({"table": "t", "keys": ["id"]}, "did you mean key=?"),
+        ({"table": "t", "selct": "*"}, "did you mean select=?"),
+        ({"table": None}, "invalid table=None"),
+        ({"table": []}, "table=[] is empty"),
+        ({"table": 5}, "table=5"),
+        ({"table": "t", "key": 5}, "key=5"),
+        ({"table": "t", "key": [1]}, "key=[1]"),
+        ({"table": "t", "select": []}, "select=[] is empty"),
+        ({"table": "t", "where": ["a"]}, "where=['a']"),
+        ({"table": "t", "atomic": "no"}, "atomic='no'"),
+        ({"table": "t", "create": "yes"}, "create='yes'"),
+        ({"table": "t", "allow_insecure": 1}, "allow_insecure=1"),
     ],
 )
 def test_a_senseless_option_is_refused_with_its_value_and_a_way_out(options: dict[str, Any], says: str) -> None:
@@ -62,7 +79,7 @@ def test_a_senseless_option_is_refused_with_its_value_and_a_way_out(options: dic
     ],
 )
 def test_table_names_are_literal_and_always_quoted(table: str | tuple[str, ...], quoted: str) -> None:
-    assert str(Postgres(LOCAL, table=table).relation) == quoted
+    assert str(Relation.of(Postgres(LOCAL, table=table).table)) == quoted
 
 
 @pytest.mark.parametrize(
@@ -76,11 +93,12 @@ def test_table_names_are_literal_and_always_quoted(table: str | tuple[str, ...],
 def test_the_text_form_masks_secrets(dsn: str) -> None:
     """Also those given by name, and those of TLS keys."""
     password: dict[str, Any] = {} if "4nary" in dsn else {"password": SECRET}
-    sink = Postgres(dsn, table="t", sslpassword=SECRET, **password)
-    for text in (repr(sink), str(sink), repr(sink.server), f"{sink.server}", sink.server.database):
+    sink = Postgres(dsn, table="t", options={"sslpassword": SECRET, **password})
+    server = Server.of(sink)
+    for text in (repr(sink), str(sink), repr(sink.dsn), repr(server), f"{server}", server.database):
         assert SECRET not in text
         assert "c4nary" not in text
-    assert "********" in repr(sink)
+    assert "password=***" in repr(sink)
     assert "127.0.0.1" in repr(sink)
 
 
@@ -94,23 +112,26 @@ def test_a_dsn_that_cannot_be_parsed_is_not_quoted() -> None:
 @pytest.mark.parametrize("where", ["host=db.example.org", "postgresql://10.1.2.3/x", "host=localhost,db.example.org"])
 def test_another_host_needs_an_explicit_sslmode(where: str) -> None:
     with pytest.raises(ConfigurationError, match="no sslmode is given"):
-        Postgres(where, table="t", password=SECRET)
-    Postgres(where, table="t", password=SECRET, sslmode="verify-full")
+        Postgres(where, table="t", options={"password": SECRET})
+    Postgres(where, table="t", options={"password": SECRET, "sslmode": "verify-full"})
+    Postgres(where, table="t", options={"password": SECRET}, allow_insecure=True)
 
 
 @pytest.mark.parametrize("where", ["", "host=/run/postgresql", "host=localhost", "host=127.1.2.3", "hostaddr=::1"])
 def test_this_machine_needs_none(where: str) -> None:
-    Postgres(where, table="t", password=SECRET)
+    Postgres(where, table="t", options={"password": SECRET})
 
 
 def test_it_crosses_to_executors() -> None:
-    sink = Postgres(LOCAL, table="t", key=["a", "b"], order_by="v", delete_when="gone", password=SECRET)
-    assert pickle.loads(pickle.dumps(sink)) == sink  # noqa: S301 - made one line above
+    sink = Postgres(LOCAL, table="t", key=["a", "b"], order_by="v", delete_when="gone", options={"password": SECRET})
+    copied = pickle.loads(pickle.dumps(sink))  # noqa: S301 - made one line above
+    assert (copied, hash(copied)) == (sink, hash(sink))
+    assert copied != Postgres(LOCAL, table="t", key=["a", "b"])
 
 
 def test_options_cannot_be_changed_afterwards() -> None:
     with pytest.raises(AttributeError):
-        Postgres(LOCAL, table="t").table = "u"  # type: ignore[attr-defined]
+        Postgres(LOCAL, table="t").table = ("u",)  # type: ignore[misc]
 
 
 def test_columns_quote_names_and_turn_structs_and_maps_into_json() -> None:
@@ -130,6 +151,21 @@ def test_a_delete_that_is_null_is_none() -> None:
         "r.`id` AS `id`",
         "coalesce(op = 'd', false) AS `epochsink_delete`",
     ]
+
+
+def test_what_decides_between_rows_of_a_key_is_computed_by_spark() -> None:
+    """A column of the row by its name, anything else over the stream; a string is one expression."""
+    row = pa.schema([("id", pa.int64()), ("at", pa.int64())])
+    for order_by, made in (("at", ["r.`at`"]), (["at", "length(x)"], ["r.`at`", "(length(x)\n)"])):
+        sink = Postgres(LOCAL, table="t", key="id", order_by=order_by)
+        ranks = [f"{rank} AS `epochsink_order_{place}`" for place, rank in enumerate(made)]
+        assert sink.columns("r", row) == ["r.`id` AS `id`", "r.`at` AS `at`", *ranks]
+
+
+def test_a_string_and_a_list_of_one_mean_the_same() -> None:
+    one = Postgres(LOCAL, table="t", key="id", select="order_id", order_by="at")
+    assert one == Postgres(LOCAL, table=("t",), key=["id"], select=["order_id"], order_by=["at"])
+    assert one.select == ("order_id",)
 
 
 def test_the_writers_schema_is_what_the_columns_make() -> None:

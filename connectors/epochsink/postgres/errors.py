@@ -1,9 +1,10 @@
-"""What PostgreSQL's errors mean: which pass, which reject rows for good, and what to do about the rest."""
+"""What PostgreSQL's errors mean, in one table: the error of ours, whether to retry, and what to do about it."""
 
 from __future__ import annotations
 
+import enum
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import psycopg
 import pyarrow as pa
@@ -14,49 +15,156 @@ from epochsink.errors import PrepareFailed, RowsRejected
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_PASSING: Final = (
-    errors.CannotConnectNow,
-    errors.TooManyConnections,
-    errors.AdminShutdown,
-    errors.CrashShutdown,
-    errors.IdleSessionTimeout,
-)
-_REJECTING: Final = (errors.IntegrityError, errors.DataError)
-
-# libpq gives no SQLSTATE for what the server says while a session is being opened, only this text.
+_UNREACHABLE: Final = "see that the server runs and is reachable; Spark runs the epoch again when the query restarts"
 _PASSING_REFUSALS: Final = ("the database system is", "too many", "connection slots")
+"""libpq gives no SQLSTATE for what the server says while a session is being opened, only this text."""
 
 
 class Refused(psycopg.OperationalError):
     """The server answered and did not let us in: wrong password, no such database, pg_hba.conf."""
 
 
-_WAYS_OUT: Final[dict[type[psycopg.Error], str]] = {
-    errors.NotNullViolation: "filter such rows with where=, fill them with coalesce() in select=, or drop NOT NULL",
-    errors.CheckViolation: "filter such rows with where=, or change the constraint",
-    errors.UniqueViolation: "rows that replace others need key=; else filter the duplicates before the sink",
-    errors.ForeignKeyViolation: "load the referenced table first, or make the constraint NOT VALID or drop it",
-    errors.CharacterNotInRepertoire: "PostgreSQL's text cannot hold NUL (0x00): remove it in select=, for example "
-    "translate(column, '\\u0000', ''), or store the column as bytea",
-    errors.UntranslatableCharacter: "this character cannot be stored there (\\u0000 in jsonb, or a database that is "
-    "not UTF8): remove it in select=",
-    errors.StringDataRightTruncation: "cut it in select= with left(column, n), or widen the column",
-    errors.NumericValueOutOfRange: "filter such rows with where=, or widen the column",
-    errors.InvalidTextRepresentation: "the text is no value of the column's type: convert it in select=, for example "
-    "with try_cast, or filter it with where=",
-    errors.InsufficientPrivilege: "grant it to the sink's user; ExactlyOnce.check() lists every privilege needed",
-    errors.LockNotAvailable: "another transaction holds the lock: see pg_locks and pg_prepared_xacts; what lost "
-    "attempts of this sink hold is rolled back before the next attempt; lock_timeout= sets how long to wait",
-    errors.UndefinedTable: "it was dropped or renamed while the query ran: create it again, then restart the query",
-    errors.UndefinedColumn: "the table has changed while the query ran: restart the query, which checks it anew",
-    Refused: "give the right user, password= (or passfile=), sslmode= and database, or allow them in pg_hba.conf",
-    errors.FeatureNotSupported: "what the table does (NOTIFY in a trigger, foreign or temporary tables) does not go "
-    "into a prepared transaction: use commit='staged'",
-    errors.QueryCanceled: "a statement_timeout cancelled it: raise it for this user, or give "
-    "options='-c statement_timeout=0'",
-    errors.DiskFull: "free disk space on the server",
-    errors.ReadOnlySqlTransaction: "connect to the primary; with several hosts, target_session_attrs='read-write'",
-}
+class Retry(enum.Enum):
+    """Whether doing it again may help: never; as soon as the server lets us in; in a new transaction."""
+
+    NEVER = enum.auto()
+    CONNECTION = enum.auto()
+    TRANSACTION = enum.auto()
+
+
+class Rule(NamedTuple):
+    """What an error of the server, or of one of its subclasses, becomes; whether it is tried again; what to do."""
+
+    error: type[psycopg.Error]
+    raises: type[PrepareFailed]
+    retry: Retry
+    hint: str = ""
+
+
+RULES: Final = (  # the first that fits
+    Rule(
+        errors.NotNullViolation,
+        RowsRejected,
+        Retry.NEVER,
+        "filter such rows with where=, fill them with coalesce() in select=, or drop NOT NULL",
+    ),
+    Rule(errors.CheckViolation, RowsRejected, Retry.NEVER, "filter such rows with where=, or change the constraint"),
+    Rule(
+        errors.UniqueViolation,
+        RowsRejected,
+        Retry.NEVER,
+        "rows that replace others need key=; else filter the duplicates before the sink",
+    ),
+    Rule(
+        errors.ForeignKeyViolation,
+        RowsRejected,
+        Retry.NEVER,
+        "load the referenced table first, or drop the constraint",
+    ),
+    Rule(
+        errors.CharacterNotInRepertoire,
+        RowsRejected,
+        Retry.NEVER,
+        "PostgreSQL's text cannot hold NUL (0x00): remove it in select=, for example "
+        "translate(column, '\\u0000', ''), or store the column as bytea",
+    ),
+    Rule(
+        errors.UntranslatableCharacter,
+        RowsRejected,
+        Retry.NEVER,
+        "this character cannot be stored there (\\u0000 in jsonb, or a database that is not UTF8): remove it in "
+        "select=",
+    ),
+    Rule(
+        errors.StringDataRightTruncation,
+        RowsRejected,
+        Retry.NEVER,
+        "cut it in select= with left(column, n), or widen the column",
+    ),
+    Rule(
+        errors.NumericValueOutOfRange,
+        RowsRejected,
+        Retry.NEVER,
+        "filter such rows with where=, or widen the column",
+    ),
+    Rule(
+        errors.InvalidTextRepresentation,
+        RowsRejected,
+        Retry.NEVER,
+        "the text is no value of the column's type: convert it in select=, for example with try_cast, or filter it "
+        "with where=",
+    ),
+    Rule(errors.IntegrityError, RowsRejected, Retry.NEVER),
+    Rule(errors.DataError, RowsRejected, Retry.NEVER),
+    Rule(
+        errors.InsufficientPrivilege,
+        PrepareFailed,
+        Retry.NEVER,
+        "grant it to the sink's user; ExactlyOnce.check() lists every privilege needed",
+    ),
+    Rule(
+        errors.LockNotAvailable,
+        PrepareFailed,
+        Retry.TRANSACTION,
+        "another transaction holds the lock: see pg_locks and pg_prepared_xacts; what lost attempts of this sink hold "
+        "is rolled back before the next attempt; timeout= sets how long to wait",
+    ),
+    Rule(errors.DeadlockDetected, PrepareFailed, Retry.TRANSACTION),
+    Rule(errors.SerializationFailure, PrepareFailed, Retry.TRANSACTION),
+    Rule(
+        errors.UndefinedTable,
+        PrepareFailed,
+        Retry.NEVER,
+        "it was dropped or renamed while the query ran: create it again, then restart the query",
+    ),
+    Rule(
+        errors.UndefinedColumn,
+        PrepareFailed,
+        Retry.NEVER,
+        "the table has changed while the query ran: restart the query, which checks it anew",
+    ),
+    Rule(
+        Refused,
+        PrepareFailed,
+        Retry.NEVER,
+        "set the right user, password (or passfile), sslmode and dbname in dsn= or options=, or allow them in "
+        "pg_hba.conf",
+    ),
+    Rule(
+        errors.FeatureNotSupported,
+        PrepareFailed,
+        Retry.NEVER,
+        "what the table does (NOTIFY in a trigger, foreign or temporary tables) does not go into a prepared "
+        "transaction: use commit='staged'",
+    ),
+    Rule(
+        errors.QueryCanceled,
+        PrepareFailed,
+        Retry.NEVER,
+        "a statement_timeout cancelled it: raise it for this user, or set "
+        "options={'options': '-c statement_timeout=0'}",
+    ),
+    Rule(errors.DiskFull, PrepareFailed, Retry.NEVER, "free disk space on the server"),
+    Rule(
+        errors.ReadOnlySqlTransaction,
+        PrepareFailed,
+        Retry.NEVER,
+        "connect to the primary; with several hosts, set target_session_attrs=read-write in dsn= or options=",
+    ),
+    Rule(errors.CannotConnectNow, PrepareFailed, Retry.CONNECTION, _UNREACHABLE),
+    Rule(errors.TooManyConnections, PrepareFailed, Retry.CONNECTION, "raise max_connections, or use fewer tasks"),
+    Rule(errors.AdminShutdown, PrepareFailed, Retry.CONNECTION, _UNREACHABLE),
+    Rule(errors.CrashShutdown, PrepareFailed, Retry.CONNECTION, _UNREACHABLE),
+    Rule(errors.IdleSessionTimeout, PrepareFailed, Retry.CONNECTION, _UNREACHABLE),
+)
+_LOST: Final = Rule(psycopg.OperationalError, PrepareFailed, Retry.CONNECTION, _UNREACHABLE)
+_OTHER: Final = Rule(psycopg.Error, PrepareFailed, Retry.NEVER)
+
+
+def rule_of(error: psycopg.Error) -> Rule:
+    """Return what an error means."""
+    found = next((rule for rule in RULES if isinstance(error, rule.error)), None)
+    return found or (_LOST if is_disconnected(error) else _OTHER)
 
 
 def is_disconnected(error: BaseException) -> bool:
@@ -67,8 +175,13 @@ def is_disconnected(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether waiting may help: a server that starts, stops, is out of reach or has no free partition."""
-    return isinstance(error, _PASSING) or is_disconnected(error)
+    """Return whether waiting may help: a server that starts, stops, is out of reach or has no free connection."""
+    return isinstance(error, psycopg.Error) and rule_of(error).retry is Retry.CONNECTION
+
+
+def is_contended(error: BaseException) -> bool:
+    """Return whether the same statements may succeed in a new transaction: a deadlock, a lock that others hold."""
+    return isinstance(error, psycopg.Error) and rule_of(error).retry is Retry.TRANSACTION
 
 
 def refusal(error: psycopg.OperationalError) -> psycopg.OperationalError:
@@ -92,13 +205,11 @@ def translated(doing: str) -> Iterator[None]:
 
 def failure(error: psycopg.Error, doing: str) -> PrepareFailed:
     """Return the error of ours that stands for ``error``, with what the server says and the hint."""
-    kind = RowsRejected if isinstance(error, _REJECTING) else PrepareFailed
-    known = next((text for cls, text in _WAYS_OUT.items() if isinstance(error, cls)), "")
-    reachable = "see that the server runs and is reachable; Spark runs the epoch again when the query restarts"
+    rule = rule_of(error)
     diagnosis = error.diag
-    return kind(
+    return rule.raises(
         f"{doing}: {describe(error)}",
-        hint=known or (reachable if is_disconnected(error) else ""),
+        hint=rule.hint,
         sqlstate=error.sqlstate,
         constraint=diagnosis.constraint_name,
         column=diagnosis.column_name,

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
 from epochsink.errors import PrepareFailed, RowsRejected
-from epochsink.postgres.relation import Relation
-from epochsink.postgres.staging import DELETED, TAG, tag
+from epochsink.postgres.staging import DELETED, TAG, rank_column, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
+    from epochsink.postgres.committable import Merge
+    from epochsink.postgres.relation import Relation
     from epochsink.postgres.server import Connection
 
 WORK_MEM: Final = "128MB"
 """For the hash over the keys and, where a key comes twice, the sort; the server's default spills at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Merge:
-    """What to merge and how. Goes into the ledger with a staged part, so that it is merged as it was recorded.
-
-    ``casts`` has the type of each column that is staged as another one. Without ``key`` rows are appended; with
-    it they replace the target's row of that key, or delete it where ``deletes`` and the row says so.
-    """
-
-    target: Relation
-    columns: Sequence[str]
-    casts: Mapping[str, str]
-    key: Sequence[str]
-    order_by: Sequence[str]
-    deletes: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return {**asdict(self), "target": list(self.target), "columns": list(self.columns), "key": list(self.key)} | {
-            "order_by": list(self.order_by)
-        }
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the merge that `to_json` described."""
-        return cls(**{**values, "target": Relation(*values["target"])})
 
 
 def merge(connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], rows: int) -> None:
@@ -92,12 +65,12 @@ def _verify_keys(connection: Connection, plan: Merge, staging: Relation, tasks: 
     )
     found, most = _numbers(connection, statement)
     _expect(staging, found, rows)
-    if most > 1 and not plan.order_by:
+    if most > 1 and not plan.is_ordered:
         example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
         raise RowsRejected(
             f"key {key} comes {most} times in one epoch, and order_by= does not say which row is the last",
-            hint="give order_by= a column or SQL expression whose largest value wins, or make keys unique with "
+            hint="set order_by= to a column or Spark SQL expression whose largest value wins, or make keys unique with "
             "dropDuplicatesWithinWatermark",
             key=key,
         )
@@ -149,7 +122,7 @@ def _upsert(plan: Merge, source: sql.Composable) -> sql.Composed:
 
 def _source(plan: Merge, staging: Relation, tasks: Sequence[str]) -> sql.Composed:
     """Return the accepted rows with the target's types; flattened by the planner, so it costs nothing."""
-    columns = [
+    columns: list[sql.Composable] = [
         sql.SQL("{0}::{1} AS {0}").format(sql.Identifier(name), sql.SQL(plan.casts[name]))
         if name in plan.casts
         else sql.Identifier(name)
@@ -157,16 +130,23 @@ def _source(plan: Merge, staging: Relation, tasks: Sequence[str]) -> sql.Compose
     ]
     if plan.deletes:
         columns.append(sql.Identifier(DELETED))
+    columns += _ranks(plan)
     return sql.SQL("(SELECT {} FROM {} WHERE {}) AS staged").format(
         sql.SQL(", ").join(columns), staging.quoted, _accepted(tasks)
     )
 
 
 def _latest(plan: Merge, source: sql.Composable) -> sql.Composed:
-    order = [sql.SQL("({}) DESC NULLS LAST").format(sql.SQL(expression)) for expression in plan.order_by]
+    # a merge that version 1 recorded has SQL over the table's columns instead of staged values
+    values = _ranks(plan) or [sql.SQL("({})").format(sql.SQL(expression)) for expression in plan.order_by]
+    order = [sql.SQL("{} DESC NULLS LAST").format(value) for value in values]
     return sql.SQL("(SELECT DISTINCT ON ({key}) * FROM {source} ORDER BY {key}, {order}) AS latest_of_key").format(
         key=_names(plan.key), source=source, order=sql.SQL(", ").join(order)
     )
+
+
+def _ranks(plan: Merge) -> list[sql.Composable]:
+    return [sql.Identifier(rank_column(place)) for place in range(plan.ranks)]
 
 
 def _accepted(tasks: Sequence[str]) -> sql.Composed:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from psycopg import errors, sql
 
 from epochsink.identity import PreparedName, staging_owner
+from epochsink.postgres.committable import PreparedPart
 from epochsink.postgres.prepared_transaction import rollback_prepared
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.sessions import DRIVER, SessionName
@@ -20,8 +21,8 @@ from epochsink.postgres.sessions import DRIVER, SessionName
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from epochsink.postgres.committable import Part
     from epochsink.postgres.server import Connection
-    from epochsink.sink import Committable
 
 _log = logging.getLogger(__name__)
 
@@ -48,11 +49,11 @@ class Orphans:
         self._key = key
         self._generation = generation
 
-    def end_all(self, keep: Sequence[Committable]) -> list[str]:
+    def end_all(self, keep: Sequence[Part]) -> list[str]:
         """End everything that ``keep`` does not name; return one line for each thing ended."""
-        attempts = {part["attempt"] for part in keep}
-        gids = {part["gid"] for part in keep if "gid" in part}
-        tables = {part["table"] for part in keep if "table" in part}
+        attempts = {part.attempt for part in keep}
+        gids = {part.gid for part in keep if isinstance(part, PreparedPart)}
+        tables = {part.table for part in keep}
         return [
             *self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts)),
             *self._roll_back(lambda name: str(name) not in gids),

@@ -7,10 +7,14 @@ from typing import TYPE_CHECKING, Final
 import psycopg
 from psycopg import errors, sql
 
+from epochsink.errors import ConfigurationError
 from epochsink.postgres import applied_epochs
 from epochsink.postgres.catalog import read_target
 from epochsink.postgres.errors import describe, failure
-from epochsink.postgres.row_mapping import fit, unfilled
+from epochsink.postgres.new_table import table_ddl
+from epochsink.postgres.relation import Relation
+from epochsink.postgres.row_mapping import fit, unfilled, writer_schema
+from epochsink.postgres.server import Server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,8 +22,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from epochsink.postgres.catalog import Target
+    from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
-    from epochsink.postgres.sink import Postgres
 
 MIN_VERSION: Final = 140000
 
@@ -36,27 +40,51 @@ WHERE NOT has_column_privilege(to_regclass(%s), c.name, %s)
 """
 
 
-def check(sink: Postgres, connection: Connection, schema: pa.Schema) -> list[str]:
-    """Return what does not fit between a sink, its writers' input (``schema``) and the live server.
+def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> list[str]:
+    """Return what does not fit between a configuration, the rows' schema and the live server.
 
-    Creates the marker table and its schema where they are missing. Raises `psycopg.Error` if the connection dies.
+    Creates the marker table, its schema and, with ``create``, the target where they are missing. Raises `psycopg.Error`
+    if the connection dies.
     """
     unfit = list(_check_server(connection))
     if unfit:
         return unfit
-    findings = list(_check_markers(sink, connection))
+    findings = list(_check_markers(config, connection))
+    relation = Relation.of(config.table)
     try:
-        target = read_target(connection, sink.relation)
+        target = read_target(connection, relation)
+        if target is None and config.create:
+            findings += _create_target(config, connection, relation, row)
+            target = read_target(connection, relation)
     except errors.InsufficientPrivilege as refused:
-        return [*findings, f"table {sink.relation}: {describe(refused)}; GRANT USAGE ON SCHEMA to {_user(connection)}"]
+        return [*findings, f"table {relation}: {describe(refused)}; GRANT USAGE ON SCHEMA to {_user(connection)}"]
     if target is None:
-        return [*findings, _unknown_table(sink, connection)]
-    return [*findings, *_check_target(sink, connection, target, schema)]
+        return findings if config.create and findings else [*findings, _unknown_table(config, connection)]
+    schema = writer_schema(row, deletes=config.delete_when is not None)
+    return [*findings, *_check_target(config, connection, target, schema)]
 
 
-def unreachable(sink: Postgres, error: psycopg.OperationalError) -> str:
+def _create_target(config: PostgresConfig, connection: Connection, relation: Relation, row: pa.Schema) -> Iterator[str]:
+    absent = [name for name in config.key if name not in row.names]
+    if absent:
+        yield f"key column(s) {', '.join(absent)} are not in the row ({', '.join(row.names)}); add them in select="
+        return
+    try:
+        statement = table_ddl(config, relation, row)
+    except ConfigurationError as unfit:
+        yield f"{unfit.message}; {unfit.hint}"
+        return
+    try:
+        connection.execute(statement)
+    except (errors.InsufficientPrivilege, errors.InvalidSchemaName) as refused:
+        yield f"table {relation}: {describe(refused)}; let its owner run: {statement.as_string(connection)};"
+    except errors.UniqueViolation:
+        return  # another query has created it at the same moment
+
+
+def unreachable(config: PostgresConfig, error: psycopg.OperationalError) -> str:
     """Return the finding for a server that does not let us in."""
-    known = failure(error, f"cannot connect to {sink.server.database}")
+    known = failure(error, f"cannot connect to {Server.of(config).database}")
     return f"{known.message}; {known.hint}"
 
 
@@ -72,19 +100,19 @@ def _check_server(connection: Connection) -> Iterator[str]:
         )
 
 
-def _check_markers(sink: Postgres, connection: Connection) -> Iterator[str]:
-    user, schema = _user(connection), sql.Identifier(sink.marker_schema).as_string(connection)
+def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[str]:
+    user, schema = _user(connection), sql.Identifier(config.schema_for_markers).as_string(connection)
     ddl = f"CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {user};"
     try:
-        applied_epochs.create(connection, sink.marker_schema)
+        applied_epochs.create(connection, config.schema_for_markers)
     except errors.InsufficientPrivilege as refused:
         yield f"markers and staging need the schema {schema}: {describe(refused)}; let the DBA run: {ddl}"
         return
-    table = sql.Identifier(sink.marker_schema, applied_epochs.TABLE).as_string(connection)
+    table = sql.Identifier(config.schema_for_markers, applied_epochs.TABLE).as_string(connection)
     may_stage, may_mark = connection.execute(
         "SELECT has_schema_privilege(%s, 'CREATE'), has_table_privilege(%s, 'SELECT') AND "
         "has_table_privilege(%s, 'INSERT') AND has_table_privilege(%s, 'DELETE')",
-        [sink.marker_schema, table, table, table],
+        [config.schema_for_markers, table, table, table],
     ).fetchone() or (False, False)
     if not may_stage:
         yield f"user {user} may not create staging tables in schema {schema}; let the DBA run: {ddl}"
@@ -95,20 +123,19 @@ def _check_markers(sink: Postgres, connection: Connection) -> Iterator[str]:
         )
 
 
-def _check_target(sink: Postgres, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
+def _check_target(config: PostgresConfig, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
     yield from _check_kind(target)
-    encodings, unfit = fit(schema, target, direct=not sink.atomic and not sink.key)
+    encodings, unfit = fit(schema, target, direct=not config.atomic and not config.key)
     yield from unfit
     for column in unfilled(schema, target):
         yield (
             f"column {column.name!r} of {target.relation} is NOT NULL without a default, and the row lacks it; add it "
             "in select=, or give it a default"
         )
-    yield from _check_key(sink, connection, target, schema)
+    yield from _check_key(config, connection, target, schema)
     names = [encoding.field.name for encoding in encodings if encoding.field.name in target.columns]
-    yield from _check_privileges(sink, connection, target, names)
-    yield from _check_order(sink, connection, target, names)
-    yield from _check_mode(sink, target)
+    yield from _check_privileges(config, connection, target, names)
+    yield from _check_mode(config, target)
 
 
 def _check_kind(target: Target) -> Iterator[str]:
@@ -125,14 +152,14 @@ def _check_kind(target: Target) -> Iterator[str]:
         )
 
 
-def _check_key(sink: Postgres, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
-    if not sink.key:
+def _check_key(config: PostgresConfig, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
+    if not config.key:
         return
-    absent = [name for name in sink.key if name not in schema.names]
+    absent = [name for name in config.key if name not in schema.names]
     if absent:
         yield f"key column(s) {', '.join(absent)} are not in the row ({', '.join(schema.names)}); add them in select="
         return
-    for name in sink.key:
+    for name in config.key:
         if name in target.columns and not target.columns[name].not_null:
             quoted = sql.Identifier(name).as_string(connection)
             yield (
@@ -140,21 +167,23 @@ def _check_key(sink: Postgres, connection: Connection, target: Target, schema: p
                 f"ALTER TABLE {target.relation} ALTER COLUMN {quoted} SET NOT NULL"
             )
     unique = [names for (names,) in connection.execute(_UNIQUE, [str(target.relation)]).fetchall()]
-    if not any(set(names) == set(sink.key) for names in unique):
+    if not any(set(names) == set(config.key) for names in unique):
         known = "; ".join(", ".join(names) for names in unique) or "none"
-        columns = sql.SQL(", ").join(map(sql.Identifier, sink.key)).as_string(connection)
+        columns = sql.SQL(", ").join(map(sql.Identifier, config.key)).as_string(connection)
         yield (
-            f"key={list(sink.key)} is no primary key or unique constraint of {target.relation} (it has: {known}; "
+            f"key={list(config.key)} is no primary key or unique constraint of {target.relation} (it has: {known}; "
             "partial, deferrable and expression indexes do not count); "
             f"ALTER TABLE {target.relation} ADD UNIQUE ({columns})"
         )
 
 
-def _check_privileges(sink: Postgres, connection: Connection, target: Target, names: Sequence[str]) -> Iterator[str]:
+def _check_privileges(
+    config: PostgresConfig, connection: Connection, target: Target, names: Sequence[str]
+) -> Iterator[str]:
     needed = {"INSERT": list(names)}
-    if sink.key:
-        needed["SELECT"] = [name for name in names if name in sink.key]
-        needed["UPDATE"] = [name for name in names if name not in sink.key]
+    if config.key:
+        needed["SELECT"] = [name for name in names if name in config.key]
+        needed["UPDATE"] = [name for name in names if name not in config.key]
     user, table = _user(connection), str(target.relation)
     for privilege, columns in needed.items():
         lacking = [name for (name,) in connection.execute(_LACKING, [columns, table, privilege]).fetchall()]
@@ -163,48 +192,35 @@ def _check_privileges(sink: Postgres, connection: Connection, target: Target, na
                 f"user {user} lacks {privilege} on {table}, column(s) {', '.join(lacking)}; let its owner run: "
                 f"GRANT {privilege} ON {table} TO {user};"
             )
-    if sink.delete_when is not None:
+    if config.delete_when is not None:
         may = connection.execute("SELECT has_table_privilege(to_regclass(%s), 'DELETE')", [table]).fetchone()
         if not (may and may[0]):
             yield f"user {user} lacks DELETE on {table}; let its owner run: GRANT DELETE ON {table} TO {user};"
 
 
-def _check_order(sink: Postgres, connection: Connection, target: Target, names: Sequence[str]) -> Iterator[str]:
-    row = sql.SQL(", ").join(
-        sql.SQL("NULL::{} AS {}").format(sql.SQL(target.columns[name].declared), sql.Identifier(name)) for name in names
-    )
-    for expression in sink.order_by:
-        try:
-            connection.execute(sql.SQL("SELECT ({}) FROM (SELECT {}) AS row LIMIT 0").format(sql.SQL(expression), row))
-        except (errors.ProgrammingError, errors.DataError) as wrong:
-            yield (
-                f"order_by={expression!r} is no SQL expression over the row's columns: {describe(wrong)}; use "
-                f"{', '.join(names)}"
-            )
-
-
-def _check_mode(sink: Postgres, target: Target) -> Iterator[str]:
-    if sink.mode(target.max_prepared_transactions) == "prepared" and target.max_prepared_transactions == 0:
-        staged = "" if sink.atomic else " and atomic=True"
+def _check_mode(config: PostgresConfig, target: Target) -> Iterator[str]:
+    if config.mode(target.max_prepared_transactions) == "prepared" and target.max_prepared_transactions == 0:
+        staged = "" if config.atomic else " and atomic=True"
         yield (
-            f"commit={sink.commit!r} with atomic={sink.atomic} needs prepared transactions, and the server has "
+            f"commit={config.commit!r} with atomic={config.atomic} needs prepared transactions, and the server has "
             "max_prepared_transactions = 0; set it to at least 10 and restart the server, or use "
             f"commit='staged'{staged}"
         )
 
 
-def _unknown_table(sink: Postgres, connection: Connection) -> str:
+def _unknown_table(config: PostgresConfig, connection: Connection) -> str:
     near = connection.execute(
         "SELECT format('%%s.%%s', n.nspname, c.relname) FROM pg_catalog.pg_class c "
         "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         "WHERE lower(c.relname) = lower(%s) AND c.relkind IN ('r', 'p') ORDER BY 1 LIMIT 3",
-        [sink.relation.name.strip('"')],
+        [config.table[-1].strip('"')],
     ).fetchall()
-    hint = f"did you mean {' or '.join(name for (name,) in near)}?" if near else "create it."
+    hint = f"did you mean {' or '.join(name for (name,) in near)}?" if near else "create it, or set create=True."
     path = connection.execute("SHOW search_path").fetchone() or ("",)
+    place = f"{Server.of(config).database} (search_path {path[0]})"
     return (
-        f"table {sink.relation} does not exist in {sink.server.database} (search_path {path[0]}); {hint} Names are "
-        "literal: write them without quotes, with the table's own case, and with its schema"
+        f"table {Relation.of(config.table)} does not exist in {place}; {hint} Names are literal: write them without "
+        "quotes, with the table's own case, and with its schema"
     )
 
 

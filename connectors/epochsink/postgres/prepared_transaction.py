@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import errors, sql
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
 
 from epochsink.errors import PrepareFailed
 from epochsink.identity import PREFIX
 from epochsink.postgres.errors import translated
+from epochsink.retry import retrying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,10 +19,12 @@ if TYPE_CHECKING:
     from epochsink.identity import PreparedName
     from epochsink.postgres.server import Connection
 
-BUSY: Final = (errors.ObjectNotInPrerequisiteState, errors.ObjectInUse)
-"""Another session is in the middle of committing or rolling back the same prepared transaction."""
-
 _BUSY_SECONDS: Final = 5.0
+
+
+def is_busy(error: BaseException) -> bool:
+    """Return whether another session is in the middle of committing or rolling back the same prepared transaction."""
+    return isinstance(error, (errors.ObjectNotInPrerequisiteState, errors.ObjectInUse))
 
 
 @contextmanager
@@ -62,12 +64,7 @@ def commit_prepared(connection: Connection, gid: str) -> None:
 def rollback_prepared(connection: Connection, gid: str) -> bool:
     """Roll a prepared transaction back; return whether there was one of that name. Raises `psycopg.Error`."""
     statement = sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))
-    again = Retrying(
-        retry=retry_if_exception_type(BUSY),
-        stop=stop_after_delay(_BUSY_SECONDS),
-        wait=wait_random_exponential(0.05, 1.0),
-        reraise=True,
-    )
+    again = retrying(is_busy, seconds=_BUSY_SECONDS, longest_pause=1.0)
     try:
         again(connection.execute, statement)
     except errors.UndefinedObject:

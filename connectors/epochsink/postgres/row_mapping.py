@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from epochsink.postgres.staging import DELETED, DELETED_ENCODING
-from epochsink.postgres.types import Encoding, Mismatch, encoding
+from epochsink.postgres.staging import DELETED, DELETED_ENCODING, is_rank
+from epochsink.postgres.types import Encoding, Mismatch, encoding, rank_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,8 @@ def fit(schema: pa.Schema, target: Target, *, direct: bool) -> tuple[list[Encodi
             encodings.append(DELETED_ENCODING)
             continue
         try:
-            encodings.append(_fit_one(field, target, direct=direct))
+            ranks = is_rank(field.name)
+            encodings.append(rank_encoding(field) if ranks else _fit_one(field, target, direct=direct))
         except Mismatch as mismatch:
             findings.append(f"column {field.name!r} of {target.relation}: {mismatch}")
     return encodings, findings

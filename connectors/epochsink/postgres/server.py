@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import ipaddress
 import math
 import os
 from dataclasses import dataclass, field
@@ -11,13 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import conninfo, pq
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
+from epochsink.credentials import is_loopback, masked
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.errors import is_passing, refusal
+from epochsink.retry import retrying
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from epochsink.postgres.config import PostgresConfig
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -30,7 +32,6 @@ DEFAULTS: Final = {
     "tcp_user_timeout": "30000",
 }
 OURS: Final = ("application_name", "fallback_application_name", "client_encoding", "replication")
-MASK: Final = "********"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -38,23 +39,23 @@ class Server:
     """libpq's connection parameters. Crosses to the executors; its text form shows no secret."""
 
     parameters: Mapping[str, str] = field(default_factory=dict)
-    lock_timeout: float = 60.0
+    timeout: float = 60.0
 
     @classmethod
-    def parse(cls, dsn: str, options: Mapping[str, Any], lock_timeout: float) -> Server:
-        """Merge ``dsn`` (URL or key=value) with libpq options, the latter winning. No I/O.
+    def of(cls, config: PostgresConfig) -> Server:
+        """Merge ``dsn`` (URL or key=value) with ``options``, the latter winning. No I/O.
 
         Raises `ConfigurationError`; its text never quotes the dsn, which may hold a password.
         """
-        for name in options:
-            _known(name)
+        for name in config.options:
+            _refuse_unknown(name)
         try:
-            given = conninfo.conninfo_to_dict(dsn, **options)
+            given = conninfo.conninfo_to_dict(config.dsn, **config.options)
         except psycopg.ProgrammingError:
             raise ConfigurationError(
-                "dsn= cannot be parsed (not shown, it may hold a password)",
+                "invalid dsn= (not shown, it may hold a password)",
                 hint="write postgresql://user@host:5432/database or 'host=... dbname=...'; percent-encode "
-                "special characters in URLs, or give the password as password=",
+                "special characters in URLs, or give the password as options={'password': ...}",
             ) from None
         parameters = {name: str(value) for name, value in given.items() if value is not None}
         for name in OURS:
@@ -63,27 +64,23 @@ class Server:
                     f"{name}={parameters[name]!r} is set, and epochsink sets it itself",
                     hint=f"leave {name} out; sessions are named epochsink:... in pg_stat_activity",
                 )
-        _refuse_plaintext(parameters)
-        return cls(DEFAULTS | parameters, lock_timeout)
+        if not config.allow_insecure:
+            _refuse_plaintext(parameters)
+        return cls(DEFAULTS | parameters, config.timeout)
 
     def connect(self, application: str, patience: float = 0.0) -> Connection:
         """Open a session in autocommit mode, in UTC, named ``application``.
 
-        For ``patience`` seconds a server that does not answer yet, or has no free partition, is tried again.
+        For ``patience`` seconds a server that does not answer yet, or has no free connection, is tried again.
         Raises `psycopg.OperationalError`.
         """
-        again = Retrying(
-            retry=retry_if_exception(is_passing),
-            stop=stop_after_delay(patience),
-            wait=wait_random_exponential(0.1, 2.0),
-            reraise=True,
-        )
+        again = retrying(is_passing, seconds=patience, longest_pause=2.0)
         return again(self._connect, application)
 
     def _connect(self, application: str) -> Connection:
         try:
             connection = psycopg.connect(
-                **self.parameters,  # type: ignore[arg-type] # libpq's names are checked by `parse`
+                **self.parameters,  # type: ignore[arg-type] # libpq's names are checked by `of`
                 application_name=application,
                 client_encoding="UTF8",
                 autocommit=True,
@@ -92,7 +89,7 @@ class Server:
         except psycopg.OperationalError as error:
             raise refusal(error) from None
         # UTC, because an instant that goes into a column without time zone is stored as UTC.
-        connection.execute(f"SET TimeZone = 'UTC'; SET lock_timeout = {math.ceil(self.lock_timeout * 1000)}")
+        connection.execute(f"SET TimeZone = 'UTC'; SET lock_timeout = {math.ceil(self.timeout * 1000)}")
         return connection
 
     @property
@@ -103,9 +100,8 @@ class Server:
         return f"database {self.parameters.get('dbname', '(default)')!r} at {host}:{port}"
 
     def __repr__(self) -> str:
-        secret = secret_options()
-        shown = ((name, value) for name, value in self.parameters.items() if DEFAULTS.get(name) != value)
-        return " ".join(f"{name}={MASK if name in secret else value}" for name, value in shown)
+        shown = {name: value for name, value in self.parameters.items() if DEFAULTS.get(name) != value}
+        return " ".join(f"{name}={value}" for name, value in masked(shown, secret_options()).items())
 
 
 def secret_options() -> frozenset[str]:
@@ -114,14 +110,14 @@ def secret_options() -> frozenset[str]:
     return frozenset(marked | {"scram_client_key", "scram_server_key"})
 
 
-def _known(name: str) -> None:
+def _refuse_unknown(name: str) -> None:
     known = [option.keyword.decode() for option in pq.Conninfo.get_defaults()]
     if name in known:
         return
     near = difflib.get_close_matches(name, known, 1)
     raise ConfigurationError(
-        f"{name}= is neither an option of Postgres() nor a connection parameter of libpq",
-        hint=f"did you mean {near[0]}=?" if near else "see 'Parameter Key Words' in PostgreSQL's libpq manual",
+        f"options={{{name!r}: ...}}: libpq has no connection parameter of this name",
+        hint=f"did you mean {near[0]!r}?" if near else "see 'Parameter Key Words' in PostgreSQL's libpq manual",
     )
 
 
@@ -129,19 +125,11 @@ def _refuse_plaintext(parameters: Mapping[str, str]) -> None:
     if "sslmode" in parameters:
         return
     hosts = parameters.get("hostaddr") or parameters.get("host") or os.environ.get("PGHOST", "")
-    remote = [host for host in hosts.split(",") if not _is_local(host)]
+    remote = [host for host in hosts.split(",") if host and not host.startswith(("/", "@")) and not is_loopback(host)]
     if remote:
         raise ConfigurationError(
             f"host {remote[0]!r} is not this machine and no sslmode is given: libpq would fall back to plaintext "
-            "and send credentials and rows over it",
-            hint="give sslmode='verify-full' and sslrootcert=; or sslmode='disable' if you mean plaintext",
+            "and send credentials and rows unencrypted",
+            hint="set options={'sslmode': 'verify-full', 'sslrootcert': ...}; or allow_insecure=True if the network is "
+            "trusted",
         )
-
-
-def _is_local(host: str) -> bool:
-    if not host or host.startswith(("/", "@")) or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -23,10 +23,25 @@ if TYPE_CHECKING:
 
 TAG: Final = "epochsink_task"
 DELETED: Final = "epochsink_delete"
-RESERVED: Final = (TAG, DELETED)
+_RANK: Final = "epochsink_order_"
 
 TAG_ENCODING: Final = row_encoding(TAG, pa.int64())
 DELETED_ENCODING: Final = row_encoding(DELETED, pa.bool_())
+
+
+def rank_column(place: int) -> str:
+    """Return the name of the staged column that holds the value of an ``order_by`` expression."""
+    return f"{_RANK}{place}"
+
+
+def is_rank(name: str) -> bool:
+    """Return whether a column is one of `rank_column`."""
+    return name.startswith(_RANK)
+
+
+def is_reserved(name: str) -> bool:
+    """Return whether a column of the row would clash with one of ours."""
+    return name in (TAG, DELETED) or is_rank(name)
 
 
 def tag(task: str) -> int:

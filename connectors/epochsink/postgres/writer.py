@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import psycopg
+from psycopg import sql
 
 from epochsink import arrow_buffers
 from epochsink.errors import PrepareFailed
@@ -14,13 +15,15 @@ from epochsink.identity import PreparedName, identity_key, identity_label, stagi
 from epochsink.postgres.applied_epochs import Marker
 from epochsink.postgres.binary_copy import CopyIn
 from epochsink.postgres.catalog import read_checks, read_target
+from epochsink.postgres.committable import Merge, PreparedPart, StagedTask
 from epochsink.postgres.errors import translated
-from epochsink.postgres.merge import Merge, merge
+from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, prepare, transaction
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import fit
+from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import SessionName
-from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, tag
+from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, is_rank, is_reserved, tag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from epochsink.postgres.catalog import Target
-    from epochsink.postgres.sink import Postgres
+    from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.types import Encoding
     from epochsink.sink import Committable, Task
 
@@ -36,24 +39,26 @@ CONNECT_PATIENCE: Final = 20.0
 """Seconds for which a task waits for a server that restarts or has no free partition."""
 
 
-def make_writer(sink: Postgres, task: Task, *, atomic: bool) -> CopyWriter:
+def make_writer(config: PostgresConfig, task: Task, *, atomic: bool) -> CopyWriter:
     """Return the writer of one task attempt, connected. Raises `PrepareFailed`."""
     if atomic:
-        return StagingWriter(sink, task)
-    return MergingWriter(sink, task) if sink.key else DirectWriter(sink, task)
+        return StagingWriter(config, task)
+    return MergingWriter(config, task) if config.key else DirectWriter(config, task)
 
 
 class CopyWriter:
     """What the writers share: one session, one COPY that begins with the first batch."""
 
-    def __init__(self, sink: Postgres, task: Task) -> None:
-        self._sink = sink
+    def __init__(self, config: PostgresConfig, task: Task) -> None:
+        self._config = config
+        self._relation = Relation.of(config.table)
         self._task = task
         self._key = identity_key(task.identity)
         self._copy: CopyIn | None = None
         name = SessionName(self._key, task.identity.generation, task.epoch.attempt)
-        with translated(f"connecting to {sink.server.database}"):
-            self._connection = sink.server.connect(str(name), CONNECT_PATIENCE)
+        server = Server.of(config)
+        with translated(f"connecting to {server.database}"):
+            self._connection = server.connect(str(name), CONNECT_PATIENCE)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send a record batch with at least one row. Raises `RowsRejected`, `PrepareFailed`."""
@@ -92,15 +97,15 @@ class CopyWriter:
         if rows != self._copy.sent:
             raise PrepareFailed(
                 f"the server took {rows} of {self._copy.sent} rows",
-                hint=f"see whether a rule or trigger of {self._sink.relation} swallows rows",
+                hint=f"see whether a rule or trigger of {self._relation} swallows rows",
             )
         return rows
 
     def _fit(self, schema: pa.Schema, *, direct: bool) -> tuple[Target, list[Encoding]]:
-        target = read_target(self._connection, self._sink.relation)
+        target = read_target(self._connection, self._relation)
         if target is None:
             raise PrepareFailed(
-                f"table {self._sink.relation} does not exist or is not visible to this user",
+                f"table {self._relation} does not exist or is not visible to this user",
                 hint="it was dropped or renamed while the query ran: create it again, then restart the query",
             )
         encodings, findings = fit(schema, target, direct=direct)
@@ -110,15 +115,18 @@ class CopyWriter:
 
     def _doing(self, verb: str) -> str:
         task = self._task
-        return f"{verb} rows of epoch {task.epoch.number}, partition {task.partition}, for {self._sink.relation}"
+        return f"{verb} rows of epoch {task.epoch.number}, partition {task.partition}, for {self._relation}"
 
     def _gid(self) -> PreparedName:
         identity, epoch = self._task.identity, self._task.epoch
         label = identity_label(identity)
         return PreparedName(self._key, identity.generation, epoch.number, epoch.attempt, self._task.uuid, label)
 
+    def _prepared(self, rows: int, table: str | None) -> Committable:
+        return PreparedPart(str(self._gid()), self._task.epoch.attempt, (self._task.uuid,), rows, table).to_json()
+
     def _mark(self) -> None:
-        marker = Marker(self._sink.marker_schema, self._key)
+        marker = Marker(self._config.schema_for_markers, self._key)
         epoch = self._task.epoch
         marker.insert(self._connection, self._task.identity, epoch.number, self._task.uuid, epoch.attempt)
 
@@ -131,9 +139,9 @@ class StagingWriter(CopyWriter):
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
         target, encodings = self._fit(schema, direct=False)
-        table = Relation(self._sink.marker_schema, staging_table(self._key, self._task.epoch.attempt))
-        self._staging = Staging(table, self._sink.mode(target.max_prepared_transactions) == "staged")
-        self._merge = _merge_of(self._sink, target, encodings)
+        table = Relation(self._config.schema_for_markers, staging_table(self._key, self._task.epoch.attempt))
+        self._staging = Staging(table, self._config.mode(target.max_prepared_transactions) == "staged")
+        self._merge = _merge_of(self._config, target, encodings)
         if not self._staging.logged:
             # A crash that loses unlogged rows, or their commit, fails the vote. It need not be waited for.
             self._connection.execute("SET synchronous_commit = off")
@@ -160,13 +168,8 @@ class StagingWriter(CopyWriter):
 
     def _prepare(self, rows: int) -> Committable:
         commit(self._connection)
-        return {
-            "table": self._staging.relation.name,
-            "logged": self._staging.logged,
-            "task": self._task.uuid,
-            "rows": rows,
-            "merge": self._merge.to_json(),
-        }
+        staging = self._staging
+        return StagedTask(staging.relation.name, staging.logged, self._task.uuid, rows, self._merge).to_json()
 
 
 class MergingWriter(StagingWriter):
@@ -181,7 +184,7 @@ class MergingWriter(StagingWriter):
             reach("postgres.merged")
             prepare(self._connection, self._gid())
         reach("postgres.prepared")
-        return prepared_part(self._gid(), rows, [self._task.uuid], self._staging.relation.name)
+        return self._prepared(rows, self._staging.relation.name)
 
 
 class DirectWriter(CopyWriter):
@@ -196,25 +199,23 @@ class DirectWriter(CopyWriter):
         self._mark()
         prepare(self._connection, self._gid())
         reach("postgres.prepared")
-        return prepared_part(self._gid(), rows, [self._task.uuid], None)
-
-
-def prepared_part(gid: PreparedName, rows: int, tasks: Sequence[str], table: str | None) -> Committable:
-    """Return the committable of a prepared transaction."""
-    part: dict[str, Any] = {"gid": str(gid), "attempt": gid.attempt, "tasks": list(tasks), "rows": rows}
-    return part if table is None else part | {"table": table}
+        return self._prepared(rows, None)
 
 
 def _definitions(target: Target, encodings: Sequence[Encoding]) -> dict[str, str]:
     """Return the staging table's columns with their types: the target's, where binary COPY can send them."""
-    types = {encoding.field.name: encoding.staged_as for encoding in encodings if encoding.field.name != DELETED}
-    columns = {name: staged or target.columns[name].definition for name, staged in types.items()}
-    ours = {TAG: "bigint"} if len(columns) == len(encodings) else {TAG: "bigint", DELETED: "boolean"}
-    return columns | ours
+    columns = {}
+    for encoding in encodings:
+        name = encoding.field.name
+        columns[name] = "boolean" if name == DELETED else encoding.staged_as or target.columns[name].definition
+    return columns | {TAG: "bigint"}
 
 
-def _merge_of(sink: Postgres, target: Target, encodings: Sequence[Encoding]) -> Merge:
-    names = [encoding.field.name for encoding in encodings if encoding.field.name != DELETED]
+def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
+    names = tuple(encoding.field.name for encoding in encodings if not is_reserved(encoding.field.name))
     casts = {encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None}
-    deletes = sink.delete_when is not None
-    return Merge(target.relation, names, casts, sink.key, sink.order_by, deletes)
+    deletes = config.delete_when is not None
+    ranks = sum(is_rank(encoding.field.name) for encoding in encodings)
+    # Rows that an older epochsink has spooled have no such columns: what it sorted by were the table's own.
+    order_by = () if ranks else tuple(sql.Identifier(name).as_string() for name in config.order_by)
+    return Merge(target.relation, names, casts, config.key, deletes, ranks, order_by)

@@ -1,0 +1,136 @@
+"""What the ledger says about a PostgreSQL epoch: frozen values, their JSON form and its version.
+
+| version | differs in |
+|---|---|
+| 1 | no ``version`` key; ``order_by`` of a merge is SQL over the table's columns, evaluated by the server |
+| 2 | ``ranks`` of a merge: so many staged columns, computed by Spark, decide between rows of a key |
+
+A version is read for as long as an epoch that it describes may be pending: an upgrade between prepare and commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from epochsink.errors import LedgerCorrupt
+from epochsink.postgres.relation import Relation
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.sink import Committable
+
+VERSION: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """What to merge and how, recorded so that a later start merges it as it was meant.
+
+    ``casts`` has the type of each column that is staged as another one. Without ``key`` rows are appended; with
+    it they replace the target's row of that key, or delete it where ``deletes`` and the row says so. ``order_by`` is
+    SQL of version 1, ``ranks`` the number of staged columns that took its place.
+    """
+
+    target: Relation
+    columns: tuple[str, ...]
+    casts: Mapping[str, str] = field(hash=False)
+    key: tuple[str, ...]
+    deletes: bool
+    ranks: int = 0
+    order_by: tuple[str, ...] = ()
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether something decides between rows of a key."""
+        return self.ranks > 0 or bool(self.order_by)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        lists = ("target", "columns", "key", "order_by")
+        return asdict(self) | {name: list(getattr(self, name)) for name in lists}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the merge that `to_json` described."""
+        tuples = {name: tuple(values[name]) for name in ("columns", "key", "order_by")}
+        return cls(**{**values, **tuples, "target": Relation(*values["target"])})
+
+
+@dataclass(frozen=True, slots=True)
+class StagedTask:
+    """One task's rows in the attempt's staging table; the vote makes a `PreparedPart` or a `StagedEpoch` of all."""
+
+    table: str
+    logged: bool
+    task: str
+    rows: int
+    merge: Merge
+
+    def to_json(self) -> Committable:
+        """Return it as JSON values."""
+        return asdict(self) | {"merge": self.merge.to_json(), "version": VERSION}
+
+
+@dataclass(frozen=True, slots=True)
+class StagedEpoch:
+    """An epoch's rows in a logged staging table, merged after the decision."""
+
+    attempt: str
+    tasks: tuple[str, ...]
+    rows: int
+    table: str
+    merge: Merge
+
+    def to_json(self) -> Committable:
+        """Return it as JSON values."""
+        return asdict(self) | {"tasks": list(self.tasks), "merge": self.merge.to_json(), "version": VERSION}
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPart:
+    """A prepared transaction: of a whole epoch or, with ``atomic=False``, of one task. ``table`` is its staging."""
+
+    gid: str
+    attempt: str
+    tasks: tuple[str, ...]
+    rows: int
+    table: str | None = None
+
+    def to_json(self) -> Committable:
+        """Return it as JSON values."""
+        fields = {name: value for name, value in asdict(self).items() if value is not None}
+        return fields | {"tasks": list(self.tasks), "version": VERSION}
+
+
+Part = PreparedPart | StagedEpoch
+
+
+def read_written(values: Committable) -> PreparedPart | StagedTask:
+    """Return what a task's writer answered. Raises `LedgerCorrupt`."""
+    fields = _fields(values)
+    return _prepared(fields) if "gid" in fields else StagedTask(**fields | {"merge": Merge.from_json(fields["merge"])})
+
+
+def read_part(values: Committable) -> Part:
+    """Return a part of a recorded epoch. Raises `LedgerCorrupt`."""
+    fields = _fields(values)
+    if "gid" in fields:
+        return _prepared(fields)
+    return StagedEpoch(**fields | {"tasks": tuple(fields["tasks"]), "merge": Merge.from_json(fields["merge"])})
+
+
+def _prepared(fields: dict[str, Any]) -> PreparedPart:
+    return PreparedPart(**fields | {"tasks": tuple(fields["tasks"])})
+
+
+def _fields(values: Committable) -> dict[str, Any]:
+    fields = dict(values)
+    version = fields.pop("version", 1)
+    if version not in (1, VERSION):
+        raise LedgerCorrupt(
+            f"a committable of PostgreSQL has version {version}, and this epochsink reads 1 to {VERSION}",
+            hint="a newer epochsink prepared this epoch: start the query with that one",
+        )
+    return fields

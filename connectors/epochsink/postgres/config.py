@@ -1,0 +1,122 @@
+"""What the user says about a PostgreSQL sink, checked as far as that needs no server."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from epochsink import arguments
+from epochsink.credentials import Secret
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+MAX_BYTES: Final = 63
+"""PostgreSQL cuts longer identifiers off without an error (NAMEDATALEN - 1)."""
+
+Commit = Literal["auto", "prepared", "staged"]
+Mode = Literal["prepared", "staged"]
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class PostgresConfig:
+    """The arguments of `epochsink.Postgres`, which describes them; names and expressions are tuples here."""
+
+    dsn: Secret
+    table: tuple[str, ...]
+    key: tuple[str, ...] = ()
+    select: tuple[str, ...] = ("*",)
+    where: str | None = None
+    order_by: tuple[str, ...] = ()
+    delete_when: str | None = None
+    atomic: bool = True
+    commit: Commit = "auto"
+    schema_for_markers: str = "epochsink"
+    spool: bool = True
+    create: bool = False
+    timeout: float = 60.0
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    allow_insecure: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("where", "delete_when"):
+            arguments.optional_text(name, getattr(self, name))
+        for name in ("atomic", "spool", "create", "allow_insecure"):
+            arguments.flag(name, getattr(self, name))
+        arguments.choice("commit", self.commit, ("auto", "prepared", "staged"))
+        arguments.seconds("timeout", self.timeout)
+        arguments.mapping("options", self.options)
+        identifier(self.schema_for_markers, "schema_for_markers=")
+        self._refuse_contradictions()
+
+    def mode(self, max_prepared_transactions: int) -> Mode:
+        """Return how an epoch waits for the decision on a server with this limit."""
+        if self.commit == "auto":
+            return "prepared" if max_prepared_transactions > 0 or not self.atomic else "staged"
+        return self.commit
+
+    def __repr__(self) -> str:
+        said = [
+            f"{item.name}={getattr(self, item.name)!r}"
+            for item in dataclasses.fields(self)
+            if item.name not in ("dsn", "options") and getattr(self, item.name) != item.default
+        ]
+        return f"{type(self).__name__}({', '.join(said)})"
+
+    def _refuse_contradictions(self) -> None:
+        if not self.atomic and self.commit == "staged":
+            raise ConfigurationError(
+                "atomic=False with commit='staged': the driver merges staged rows after the decision, so one "
+                "transaction for each task would show half epochs and would not be faster",
+                hint="use atomic=True with commit='staged', or atomic=False with commit='prepared'",
+            )
+        for name in ("order_by", "delete_when"):
+            if getattr(self, name) and not self.key:
+                raise ConfigurationError(
+                    f"{name}= is given without key=: only rows with a key replace or delete others",
+                    hint=f"give key=, or leave {name}= out",
+                )
+
+
+def connection_string(dsn: str) -> Secret:
+    """Return the dsn, which may hold a password. Raises `ConfigurationError`."""
+    if not isinstance(dsn, str):
+        raise ConfigurationError(
+            f"invalid dsn: expected a string, not {type(dsn).__name__}",
+            hint="for example postgresql://user@host:5432/database?sslmode=verify-full",
+        )
+    return Secret(dsn)
+
+
+def table_name(table: str | Sequence[str]) -> tuple[str, ...]:
+    """Return a table's name as (name,) or (schema, name). Raises `ConfigurationError`."""
+    parts = tuple(table.split(".")) if isinstance(table, str) else arguments.expressions("table", table)
+    if not parts:
+        raise ConfigurationError("invalid table=None: expected a table's name", hint="for example table='orders'")
+    if len(parts) not in (1, 2):
+        raise ConfigurationError(
+            f"invalid table={table!r}: it has {len(parts)} parts, and a table's name has one or two",
+            hint='write "table", "schema.table", or for names with dots ("my.schema", "my.table")',
+        )
+    return tuple(identifier(part, f"table={table!r}") for part in parts)
+
+
+def column_names(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return one or several columns' names as a tuple. Raises `ConfigurationError`."""
+    return tuple(identifier(column, f"{name}=") for column in arguments.expressions(name, value))
+
+
+def identifier(name: str, option: str) -> str:
+    """Return ``name`` if PostgreSQL can have it as an identifier. Raises `ConfigurationError` naming ``option``."""
+    if not isinstance(name, str) or not name or "\x00" in name:
+        raise ConfigurationError(
+            f"{option}: {name!r} is not a valid name", hint="give a name of at least one character, without NUL"
+        )
+    if len(name.encode()) > MAX_BYTES:
+        raise ConfigurationError(
+            f"{option}: {name!r} has {len(name.encode())} bytes in UTF-8, and PostgreSQL keeps only {MAX_BYTES}",
+            hint="give the name that the table really has: pg_class.relname, pg_attribute.attname",
+        )
+    return name
