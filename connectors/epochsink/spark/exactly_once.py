@@ -20,7 +20,7 @@ from epochsink.spark.error_translation import told_to_spark
 from epochsink.spark.hadoop_storage import first_line, open_checkpoint
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
-from epochsink.spark.query_run import Run
+from epochsink.spark.query_run import Run, run_of
 from epochsink.spark.stream_execution import StreamExecution
 
 if TYPE_CHECKING:
@@ -132,6 +132,7 @@ class ExactlyOnce:
         known = self._run.execution if self._run is not None else None
         execution = StreamExecution.of_batch(session, known)
         with told_to_spark(epoch, execution):
+            self._refuse_second_object(execution, epoch)
             if not self._checked:
                 self.check(frame)
             self._adopt(session, execution).foreach_batch(frame, epoch)
@@ -166,6 +167,21 @@ class ExactlyOnce:
                 run = self._run = self._make_run(files, location, execution.query_id)
             run.bind(execution)
             return run
+
+    def _refuse_second_object(self, execution: StreamExecution, epoch: int) -> None:
+        # before anything is taken over: a second object's take of the ledger would fence the first one's
+        other = run_of(execution)
+        if other is not None and other is not self._run:
+            other.refuse_call(
+                epoch,
+                ConfigurationError(
+                    f"two ExactlyOnce objects are called for one query, in epoch {epoch}: only one of them can record "
+                    "it, and the rows of the other would be in no sink",
+                    hint="make one object, once, outside of the function, with all the sinks: "
+                    "ExactlyOnce(checkpoint=..., sinks={'table': Postgres(...), 'topic': Kafka(...)}); where= says "
+                    "which rows go where",
+                ),
+            )
 
     def _refuse_active(self) -> None:
         if self._run is not None and not self._run.ends():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import threading
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
+from epochsink.errors import ConfigurationError
 from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
@@ -36,6 +38,15 @@ REMOTE_POLL_SECONDS: Final = 0.05
 """How often the commit log is looked at while an epoch is pending: a system call, or a request to a store."""
 
 
+_serving: Final[weakref.WeakValueDictionary[str, Run]] = weakref.WeakValueDictionary()
+"""Which run serves which execution of a query, by Spark's run id, in this process."""
+
+
+def run_of(execution: StreamExecution) -> Run | None:
+    """Return the run that serves an execution of a query, whichever object has made it."""
+    return _serving.get(execution.run_id)
+
+
 class Run:
     """Recovers when made; then prepares epochs in the stream thread and commits them in the commit thread's.
 
@@ -60,6 +71,8 @@ class Run:
         self.execution: StreamExecution | None = None
         self._commit_thread: CommitThread | None = None
         self._in_batch = False
+        self._call = threading.RLock()
+        self._called = -1
         self._plans: dict[str, OnePass] = {}
         self._byte_limit = ByteLimit()
         self._coordinator = Coordinator(
@@ -84,6 +97,7 @@ class Run:
     def bind(self, execution: StreamExecution) -> None:
         """Start watching an execution's commits; once."""
         self.execution = execution
+        _serving[execution.run_id] = self
         self._commit_thread = CommitThread(self._coordinator, self, self._poll_seconds)
         self._commit_thread.start()
         _flush_at_exit(self._commit_thread)
@@ -126,12 +140,27 @@ class Run:
             self.execution.stop()
 
     def foreach_batch(self, frame: DataFrame, number: int) -> None:
-        """Prepare one epoch: steps 1 to 4 of the protocol."""
-        self._in_batch = True
-        try:
-            self._prepare(frame, number)
-        finally:
-            self._in_batch = False
+        """Prepare one epoch: steps 1 to 4 of the protocol.
+
+        Raises `ConfigurationError` where an earlier call has already prepared it.
+        """
+        # one call after another: a user's function may have threads of its own
+        with self._call:
+            if number == self._called:
+                self.refuse_call(number, _called_twice(number))
+            self._in_batch = True
+            try:
+                self._prepare(frame, number)
+                self._called = number
+            finally:
+                self._in_batch = False
+
+    def refuse_call(self, number: int, mistake: ConfigurationError) -> NoReturn:
+        """Refuse another call in an epoch, also if the caller goes on: nothing that follows is prepared."""
+        with self._call:
+            _log.error("epoch %d: %s", number, mistake)
+            self._coordinator.fail(mistake)
+        raise mistake
 
     def _prepare(self, frame: DataFrame, number: int) -> None:
         if self._coordinator.settle(number) is Plan.RUN_FOR_STATE:
@@ -169,6 +198,15 @@ class Run:
         if key not in self._plans:
             self._plans[key] = one_pass(self._sinks, row_schemas(frame, self._sinks))
         return self._plans[key]
+
+
+def _called_twice(number: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"ExactlyOnce was called twice in epoch {number}, and an epoch is recorded once: the rows of the second call "
+        "would be in no sink",
+        hint="call it once in each epoch; for several targets, give one object several sinks, each with its where=: "
+        "sinks={'paid': Postgres(..., where=\"state = 'paid'\"), 'all': Kafka(...)}",
+    )
 
 
 def _flush_at_exit(commit_thread: CommitThread) -> None:

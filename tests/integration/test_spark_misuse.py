@@ -1,0 +1,97 @@
+"""What user code in foreachBatch gets wrong: the query stops with the mistake's name, and no row is lost for it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from folder_sink import FolderSink
+from pyspark import inheritable_thread_target
+from pyspark.errors import StreamingQueryException
+
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from streams import Stream
+
+    from epochsink import ExactlyOnce
+
+
+def twice(once: ExactlyOnce, frame: DataFrame, epoch: int) -> None:
+    once(frame.where("id < 5"), epoch)
+    once(frame.where("id >= 5"), epoch)
+
+
+def twice_and_on(once: ExactlyOnce, frame: DataFrame, epoch: int) -> None:
+    once(frame.where("id < 5"), epoch)
+    with pytest.raises(ConfigurationError):
+        once(frame.where("id >= 5"), epoch)
+
+
+def in_two_threads(once: ExactlyOnce, frame: DataFrame, epoch: int) -> None:
+    # threads that have the local properties of this one, by which Spark knows the query
+    calls = [inheritable_thread_target(frame.sparkSession)(lambda: once(frame, epoch)) for _ in range(2)]
+    with ThreadPoolExecutor() as threads:
+        for called in [threads.submit(call) for call in calls]:
+            called.result()
+
+
+@pytest.mark.parametrize("mistake", [twice, twice_and_on, in_two_threads])
+def test_two_calls_in_an_epoch_are_refused(stream: Stream, mistake: object) -> None:
+    """The query ends, where it used to wait for ever; user code that goes on regardless is stopped next time."""
+    for first in (0, 10):
+        stream.put(range(first, first + 10))
+    once = stream.exactly_once()
+    query = stream.by_hand(lambda frame, epoch: mistake(once, frame, epoch))  # type: ignore[operator]
+    with pytest.raises(StreamingQueryException, match="ExactlyOnce was called twice in epoch 0") as refused:
+        query.awaitTermination(60)
+    assert "where=" in str(refused.value)
+    with pytest.raises(ConfigurationError, match="called twice"):
+        once.await_committed()
+
+
+def test_two_objects_in_one_query_are_refused(stream: Stream) -> None:
+    """The second one would find the epoch recorded by the first, and write nothing."""
+    stream.put(range(10))
+    other = FolderSink(str(stream.folder / "other"))
+    first, second = stream.exactly_once(), stream.exactly_once({"other": other})
+
+    def batch(frame: DataFrame, epoch: int) -> None:
+        first(frame, epoch)
+        second(frame, epoch)
+
+    with pytest.raises(StreamingQueryException, match="two ExactlyOnce objects are called for one query, in epoch 0"):
+        stream.by_hand(batch).awaitTermination(60)
+    assert other.calls("vote") == []
+
+
+def test_an_object_made_anew_in_each_epoch_is_refused(stream: Stream) -> None:
+    for start in (0, 10):
+        stream.put(range(start, start + 10))
+
+    def batch(frame: DataFrame, epoch: int) -> None:
+        stream.exactly_once()(frame, epoch)
+
+    with pytest.raises(StreamingQueryException, match=r"two ExactlyOnce objects .* in epoch 1"):
+        stream.by_hand(batch).awaitTermination(60)
+    stream.run()
+    assert stream.sink.values() == list(range(20))
+
+
+def test_a_call_may_be_repeated_where_it_failed(stream: Stream) -> None:
+    """User code that tries again does no harm: nothing has been recorded."""
+    stream.sink.faults.arm("write-rejects")
+    stream.put(range(10))
+    once = stream.exactly_once()
+
+    def batch(frame: DataFrame, epoch: int) -> None:
+        try:
+            once(frame, epoch)
+        except Exception:  # noqa: BLE001 - as user code does
+            once(frame, epoch)
+
+    stream.by_hand(batch).awaitTermination(60)
+    once.await_committed()
+    assert stream.sink.values() == list(range(10))
