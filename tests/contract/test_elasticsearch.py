@@ -57,7 +57,7 @@ class TestElasticsearch(SinkContract):
         self, elasticsearch: ElasticsearchService, fresh_index: FreshName, tmp_path: Path
     ) -> Iterator[ElasticsearchRig]:
         settings = {"number_of_shards": 1, "number_of_replicas": 0}
-        sink = Elasticsearch(hosts=elasticsearch.url, index=fresh_index(), settings=settings, patience=20.0)
+        sink = Elasticsearch(hosts=elasticsearch.url, index=fresh_index(), create=settings, timeout=20.0)
         rig = ElasticsearchRig(sink, tmp_path)
         yield rig
         rig.close()

@@ -42,9 +42,9 @@ def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict
         "index": fresh_index(),
         "id": "id",
         "delete_when": "gone",
-        "settings": settings,
+        "create": settings,
         "bulk_bytes": 500,
-        "patience": 20.0,
+        "timeout": 20.0,
     }
 
 
@@ -62,7 +62,7 @@ def numbered(first: int, last: int, **more: Any) -> list[Document]:
 def behind(rig: Rig, proxy: Proxy, **changed: Any) -> Rig:
     """Return the same sink, reaching the server through a proxy."""
     sink = Elasticsearch(
-        proxy.url, index=rig.sink.index, id="id", delete_when="gone", **{"bulk_bytes": 500, "patience": 20, **changed}
+        proxy.url, index=rig.sink.index, id="id", delete_when="gone", **{"bulk_bytes": 500, "timeout": 20, **changed}
     )
     return Rig(sink, rig.identity)
 
@@ -351,7 +351,10 @@ def test_a_reply_that_comes_too_late_is_no_lost_document(rig: Rig) -> None:
             return answer
         return None
 
-    with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, proxy, request_timeout=0.5)) as slow:
+    with (
+        Proxy(rig.sink.hosts[0], behave) as proxy,
+        closing(behind(rig, proxy, options={"request_timeout": 0.5})) as slow,
+    ):
         slow.apply(0, [rendered(numbered(0, 20))])
         proxy.wake.set()
     assert rig.stored() == dict(numbered(0, 20))
@@ -361,7 +364,7 @@ def test_without_any_success_the_epoch_stays_pending_and_can_be_applied_later(ri
     prepared = rig.prepare(0, [rendered(numbered(0, 20))])
     with (
         Proxy(rig.sink.hosts[0], lambda seen: Answer(503) if seen.is_bulk else None) as proxy,
-        closing(behind(rig, proxy, patience=0.5)) as slow,
+        closing(behind(rig, proxy, timeout=0.5)) as slow,
     ):
         verdict = slow.commit(prepared)
     assert verdict.outcome is Outcome.UNKNOWN
@@ -372,7 +375,7 @@ def test_without_any_success_the_epoch_stays_pending_and_can_be_applied_later(ri
 
 
 def test_compressed_requests_are_applied(options: dict[str, Any]) -> None:
-    with closing(Rig.joining(Elasticsearch(**options, http_compress=True))) as rig:
+    with closing(Rig.joining(Elasticsearch(**options, options={"http_compress": True}))) as rig:
         rig.apply(0, [rendered(numbered(0, 30))])
         assert rig.stored() == dict(numbered(0, 30))
 

@@ -36,8 +36,8 @@ KEPT = {name: document for name, document in NEW if document is not None}
 def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
     """Arguments of a sink that upserts and deletes; small requests, so that each epoch has many."""
     settings = {"number_of_shards": 2, "number_of_replicas": 0}
-    common = {"id": "id", "delete_when": "gone", "bulk_bytes": 500, "patience": 30.0}
-    return {"hosts": elasticsearch.url, "index": fresh_index(), "settings": settings, **common}
+    common = {"id": "id", "delete_when": "gone", "bulk_bytes": 500, "timeout": 30.0}
+    return {"hosts": elasticsearch.url, "index": fresh_index(), "create": settings, **common}
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_driver_that_slept_beyond_gc_deletes_brings_nothing_back(
 ) -> None:
     """The server has forgotten the deleted documents' versions, so it would take a stale write: the marker tells."""
     monkeypatch.setattr(apply, "LOOK_EVERY", 0.0)
-    options |= {"gc_deletes": "1ms", "settings": {"number_of_shards": 1, "number_of_replicas": 0}}
+    options |= {"gc_deletes": "1ms", "create": {"number_of_shards": 1, "number_of_replicas": 0}}
     asleep, awake = threading.Event(), threading.Event()
 
     def behave(seen: Seen) -> Answer | None:

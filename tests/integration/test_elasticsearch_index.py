@@ -11,7 +11,7 @@ import pytest
 from elasticsearch_rig import SCHEMA, Rig, rendered
 
 from epochsink.elasticsearch import Elasticsearch
-from epochsink.errors import RowsRejected, WentBack
+from epochsink.errors import OutcomeUnknown, RowsRejected, WentBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ def name(fresh_index: FreshName) -> str:
 
 @pytest.fixture
 def sink(elasticsearch: ElasticsearchService, name: str) -> Elasticsearch:
-    return Elasticsearch(elasticsearch.url, index=name, id="id", settings={"number_of_replicas": 0})
+    return Elasticsearch(elasticsearch.url, index=name, id="id", create={"number_of_replicas": 0})
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_a_missing_index_is_made_from_the_schema(sink: Elasticsearch, client: ve
 
 
 def test_an_unknown_index_is_a_finding_with_creation_off(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
-    (finding,) = check(changed(sink, create_index=False))
+    (finding,) = check(changed(sink, create=False))
     assert f"the index '{sink.index}' does not exist" in finding
-    assert "create_index=True" in finding
+    assert "create=True" in finding
     assert not client.indices.exists(index=sink.index)
 
 
@@ -68,14 +68,14 @@ def test_an_index_that_vanished_stops_the_commit_and_is_not_made_by_it(
     with closing(Rig.joining(sink)) as rig:
         prepared = rig.prepare(0, [rendered([("a", {"n": 1})])])
         client.indices.delete(index=sink.index)
-        with pytest.raises(RowsRejected, match="does not exist"):
+        with pytest.raises(OutcomeUnknown, match="does not exist"):
             rig.commit(prepared)
         assert not client.indices.exists(index=sink.index)
         assert rig.committer.newest() is None
 
 
 def test_settings_that_cannot_be_are_a_finding(sink: Elasticsearch) -> None:
-    (finding,) = check(changed(sink, settings={"number_of_shards": 0}))
+    (finding,) = check(changed(sink, create={"number_of_shards": 0}))
     assert "number_of_shards" in finding
 
 
@@ -141,7 +141,7 @@ def test_a_closed_index_is_found_and_stops_a_commit_which_can_go_on_once_opened(
         client.indices.close(index=sink.index)
         (finding,) = check(sink)
         assert "index_closed_exception" in finding
-        with pytest.raises(RowsRejected, match=r"takes no writes.*index_closed_exception"):
+        with pytest.raises(OutcomeUnknown, match=r"takes no writes.*index_closed_exception"):
             rig.commit(prepared)
         client.indices.open(index=sink.index)
         rig.commit(prepared)
@@ -158,7 +158,7 @@ def test_a_read_only_index_is_found_and_stops_a_commit_which_can_go_on_once_lift
         client.indices.put_settings(index=sink.index, settings={f"index.blocks.{block}": True})
         (finding,) = check(sink)
         assert "cluster_block_exception" in finding
-        with pytest.raises(RowsRejected, match=r"takes no writes.*cluster_block_exception"):
+        with pytest.raises(OutcomeUnknown, match=r"takes no writes.*cluster_block_exception"):
             rig.commit(prepared)
         assert rig.stored(dead.dead_letter_index) == {}
         client.indices.put_settings(index=sink.index, settings={f"index.blocks.{block}": None})
@@ -198,7 +198,7 @@ def test_an_alias_that_moves_during_a_commit_gets_the_whole_epoch(
             client.indices.update_aliases(actions=list(moves))
             moves.clear()
 
-    monkeypatch.setattr("epochsink.elasticsearch.apply.faults.reach", move)
+    monkeypatch.setattr("epochsink.elasticsearch.apply.failpoints.reach", move)
     with closing(Rig.joining(changed(sink, index=alias, bulk_bytes=200, threads=1))) as rig:
         documents = [(str(number), {"n": number}) for number in range(20)]
         rig.apply(0, [rendered(documents)])
@@ -260,7 +260,7 @@ def test_with_epoch_visibility_searches_see_an_epoch_only_when_all_of_it_is_appl
     visible = changed(sink, epoch_visibility=True, bulk_bytes=200, threads=1)
     with closing(Rig.joining(visible)) as rig:
         rig.apply(0, [rendered([("old", {"n": 0})])])
-        monkeypatch.setattr("epochsink.elasticsearch.apply.faults.reach", look)
+        monkeypatch.setattr("epochsink.elasticsearch.apply.failpoints.reach", look)
         rig.apply(1, [rendered([(str(number), {"n": number}) for number in range(20)])])
     between = [count for point, count in seen if point == "elasticsearch.bulk.between"]
     assert len(between) > 3
@@ -272,7 +272,7 @@ def test_refresh_makes_an_epoch_searchable_at_the_end_of_its_commit(
     sink: Elasticsearch, client: vendor.Elasticsearch
 ) -> None:
     hidden = {"index.refresh_interval": "-1"}
-    with closing(Rig.joining(changed(sink, refresh=True, settings=hidden))) as rig:
+    with closing(Rig.joining(changed(sink, refresh=True, create=hidden))) as rig:
         rig.apply(0, [rendered([("a", {"n": 1})])])
         assert client.count(index=sink.index)["count"] == 1
 

@@ -33,9 +33,9 @@ def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict
         "hosts": elasticsearch.url,
         "index": fresh_index(),
         "id": "id",
-        "settings": {"number_of_replicas": 0},
+        "create": {"number_of_replicas": 0},
         "bulk_bytes": 300,
-        "patience": 10,
+        "timeout": 10,
     }
 
 
@@ -193,7 +193,7 @@ def test_validation_that_cannot_be_had_fails_the_task(options: dict[str, Any]) -
     def behave(seen: Seen) -> Answer | None:
         return Answer(503) if seen.is_bulk and b"if_seq_no" in seen.body and b"good" in seen.body else None
 
-    changed = {**options, "validate": True, "patience": 0.4}
+    changed = {**options, "validate": True, "timeout": 0.4}
     with Proxy(options["hosts"], behave) as proxy:
         sink = Elasticsearch(**{**changed, "hosts": proxy.url})
         with closing(Rig.joining(sink)) as rig, pytest.raises(PrepareFailed, match="could not validate"):
@@ -217,4 +217,4 @@ def _break_off_at(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
         if point == wanted:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("epochsink.elasticsearch.apply.faults.reach", reach)
+    monkeypatch.setattr("epochsink.elasticsearch.apply.failpoints.reach", reach)

@@ -57,11 +57,11 @@ def spark(spark: SparkSession) -> SparkSession:
 
 @pytest.fixture
 def sink(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> Elasticsearch:
-    return Elasticsearch(elasticsearch.url, index=fresh_index(), id="id", settings={"number_of_replicas": 0})
+    return Elasticsearch(elasticsearch.url, index=fresh_index(), id="id", create={"number_of_replicas": 0})
 
 
 def changed(sink: Elasticsearch, **options: Any) -> Elasticsearch:
-    return Elasticsearch(sink.hosts[0], **{"index": sink.index, "settings": sink.settings, **options})
+    return Elasticsearch(sink.hosts[0], **{"index": sink.index, "create": sink.index_settings, **options})
 
 
 def rows(spark: SparkSession, *rows: dict[str, Any]) -> DataFrame:
@@ -109,7 +109,7 @@ def test_decimals_keep_every_digit(spark: SparkSession, sink: Elasticsearch) -> 
 
 
 def test_ids_of_several_columns_cannot_be_confused(spark: SparkSession, sink: Elasticsearch) -> None:
-    several = changed(sink, id=["id", "inner.b"])
+    several = changed(sink, key=["id", "inner.b"])
     pairs = [("a", "bc"), ("ab", "c"), ('a"', '"'), ("a,", "b")]
     frame = rows(spark, *({"id": first, "inner": {"a": 0, "b": second}} for first, second in pairs))
     with closing(Rig.joining(several, schema_of(frame, several))) as rig:
@@ -119,7 +119,7 @@ def test_ids_of_several_columns_cannot_be_confused(spark: SparkSession, sink: El
 
 @pytest.mark.parametrize("key", ["id", ["id", "n"]])
 def test_a_null_id_is_refused_and_never_made_up(spark: SparkSession, sink: Elasticsearch, key: str | list[str]) -> None:
-    keyed = changed(sink, id=key)
+    keyed = changed(sink, key=key)
     frame = rows(spark, {}, {"id": None})
     with closing(Rig.joining(keyed, schema_of(frame, keyed))) as rig:
         with pytest.raises(RowsRejected, match="_id None"):

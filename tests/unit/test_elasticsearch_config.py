@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import pickle
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,33 +19,50 @@ CANARY = "canary-5f3a"
 
 
 def sink(hosts: str | list[str] = "http://127.0.0.1:9200", **changed: Any) -> Elasticsearch:
-    return Elasticsearch(hosts, **{"index": "orders", "id": "order_id", **changed})
+    return Elasticsearch(hosts, **{"index": "orders", "key": "order_id", **changed})
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"index": ""}, "index is empty"),
+        ({"index": ""}, "invalid index=''"),
+        ({"index": 5}, "invalid index=5"),
         ({"index": "Orders"}, "'Orders'"),
         ({"index": "orders,others"}, "'orders,others'"),
         ({"index": "orders-*"}, "'orders-*'"),
         ({"index": "_all"}, "'_all'"),
         ({"index": "x" * 256}, "255 bytes"),
-        ({"id": []}, "empty list"),
-        ({"id": None, "delete_when": "gone"}, "delete_when='gone' needs an id"),
-        ({"id": None, "order_by": "at"}, "order_by='at' needs an id"),
-        ({"on_rejected": "skip"}, "on_rejected='skip'"),
+        ({"key": []}, "key=[] is empty"),
+        ({"key": 5}, "invalid key=5"),
+        ({"id": "a"}, "key= and id= are both given"),
+        ({"keys": "a"}, "did you mean key=?"),
+        ({"idd": "a"}, "there is no such argument"),
+        ({"patience": 5}, "did you mean timeout=?"),
+        ({"create_index": False}, "did you mean create=?"),
+        ({"api_key": CANARY}, "options={'api_key': ...}"),
+        ({"create": "yes"}, "invalid create='yes'"),
+        ({"create": {"number_of_shards": object()}}, "not JSON"),
+        ({"threads": "2"}, "invalid threads='2'"),
+        ({"refresh": "no"}, "invalid refresh='no'"),
+        ({"validate": 1}, "invalid validate=1"),
+        ({"select": []}, "select=[] is empty"),
+        ({"select": 5}, "invalid select=5"),
+        ({"where": ["a"]}, "invalid where=['a']"),
+        ({"options": "api_key"}, "invalid options='api_key'"),
+        ({"key": None, "delete_when": "gone"}, "delete_when= is given without key="),
+        ({"key": None, "order_by": "at"}, "order_by= is given without key="),
+        ({"on_rejected": "skip"}, "invalid on_rejected='skip'"),
         ({"on_rejected": "dead_letter"}, "do not go together"),
         ({"dead_letter_index": "dead"}, "do not go together"),
         ({"on_rejected": "dead_letter", "dead_letter_index": "orders"}, "index of their own"),
         ({"on_rejected": "dead_letter", "dead_letter_index": "dead", "validate": True}, "choose one"),
         ({"bulk_bytes": 0}, "bulk_bytes=0"),
         ({"threads": 0}, "threads=0"),
-        ({"patience": -1}, "patience=-1"),
+        ({"timeout": -1}, "invalid timeout=-1"),
         ({"gc_deletes": "soon"}, "gc_deletes='soon'"),
-        ({"max_retries": 3}, "max_retries"),
-        ({"sniff_on_start": True}, "sniff_on_start"),
-        ({"hosts": []}, "hosts is empty"),
+        ({"options": {"max_retries": 3}}, "max_retries"),
+        ({"options": {"sniff_on_start": True}}, "sniff_on_start"),
+        ({"hosts": []}, "hosts=[] is empty"),
         ({"hosts": "search.example"}, "'search.example'"),
         ({"hosts": "https://search.example"}, "port"),
         ({"hosts": "https://search.example:none"}, "port"),
@@ -56,8 +77,10 @@ def test_bad_value_is_named_with_its_rule_and_way_out(options: dict[str, Any], n
 
 
 def test_a_missing_client_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("epochsink.elasticsearch.sink.find_spec", lambda _: None)
-    with pytest.raises(ConfigurationError, match=r"(?s)package elasticsearch.*install epochsink\[elasticsearch\]"):
+    monkeypatch.setattr("epochsink.arguments.find_spec", lambda _: None)
+    with pytest.raises(
+        ConfigurationError, match=r'(?s)needs the package\(s\) elasticsearch.*"epochsink\[elasticsearch\]"'
+    ):
         sink()
 
 
@@ -67,17 +90,17 @@ def test_a_missing_client_is_named_with_what_to_install(monkeypatch: pytest.Monk
 )
 def test_credentials_travel_in_the_clear_only_where_asked_for(secret: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=r"in the clear to http://search\.example:9200") as caught:
-        sink("http://search.example:9200", **secret)
+        sink("http://search.example:9200", options=secret)
     assert CANARY not in str(caught.value)
-    sink("http://search.example:9200", allow_insecure=True, **secret)
-    sink("https://search.example:9200", **secret)
-    sink("http://localhost:9200", **secret)
-    sink("http://[::1]:9200", **secret)
+    sink("http://search.example:9200", allow_insecure=True, options=secret)
+    sink("https://search.example:9200", options=secret)
+    sink("http://localhost:9200", options=secret)
+    sink("http://[::1]:9200", options=secret)
 
 
 def test_one_plain_host_among_others_is_found() -> None:
     with pytest.raises(ConfigurationError, match="in the clear"):
-        sink(["https://a.example:9200", "http://b.example:9200"], api_key=CANARY)
+        sink(["https://a.example:9200", "http://b.example:9200"], options={"api_key": CANARY})
 
 
 def test_credentials_in_a_url_count_and_are_masked() -> None:
@@ -88,16 +111,48 @@ def test_credentials_in_a_url_count_and_are_masked() -> None:
 
 
 def test_repr_shows_options_and_masks_secrets() -> None:
-    shown = repr(sink(api_key=CANARY, ca_certs="/etc/ca.pem"))
+    shown = repr(sink(options={"api_key": CANARY, "ca_certs": "/etc/ca.pem"}))
     assert CANARY not in shown
     assert "/etc/ca.pem" in shown
     assert "order_id" in shown
 
 
 def test_sink_survives_pickling_with_its_options() -> None:
-    copy = pickle.loads(pickle.dumps(sink(basic_auth=("elastic", CANARY), order_by="at")))  # noqa: S301 - our own bytes
-    assert copy.order_by == "at"
-    assert repr(copy) == repr(sink(basic_auth=("elastic", CANARY), order_by="at"))
+    given = sink(options={"basic_auth": ["elastic", CANARY], "headers": {"x": CANARY}}, order_by="at")
+    copy = pickle.loads(pickle.dumps(given))  # noqa: S301 - our own bytes
+    assert copy.order_by == ("at",)
+    assert copy.client_options["basic_auth"] == ("elastic", CANARY)
+    assert copy.client_options["headers"] == {"x": CANARY}
+    assert copy == given
+
+
+def test_configurations_are_equal_by_value_hashable_and_frozen() -> None:
+    same: Any = {"create": {"b": 1, "a": [2]}, "options": {"headers": {"x": "1", "y": "2"}}}
+    assert sink(**same) == sink(create={"a": [2], "b": 1}, options={"headers": {"y": "2", "x": "1"}})
+    assert len({sink(**same), sink(**same), sink()}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        sink().index = "other"  # type: ignore[misc]
+
+
+def test_one_expression_may_be_a_string() -> None:
+    assert sink(select="order_id").select == ("order_id",)
+    assert sink(order_by=["a", "b"]).order_by == ("a", "b")
+    assert sink().select == ("*",)
+    assert sink(key=None, id="order_id").key == ("order_id",)
+
+
+def test_every_argument_has_a_line_in_the_docstring_and_on_the_reference_page() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "elasticsearch.md").read_text()
+    for name in set(inspect.signature(Elasticsearch).parameters) - {"unknown"}:
+        assert re.search(rf"^        {name}: ", Elasticsearch.__doc__ or "", re.MULTILINE), name
+        assert f"| `{name}` |" in page, name
+
+
+def test_the_hint_for_an_unknown_argument_lists_all() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        sink(zzzz=1)
+    listed = caught.value.hint.removeprefix("the arguments are: ").split(", ")
+    assert listed == sorted(set(inspect.signature(Elasticsearch).parameters) - {"unknown"})
 
 
 def test_spool_is_forced_and_rows_may_lie_anywhere() -> None:
@@ -110,5 +165,5 @@ def test_sink_committer_and_writer_are_what_the_protocol_asks_for() -> None:
     made: Sink = sink()
     committer: SinkCommitter = made.committer()
     writer: SinkWriter = made.writer(Task(Identity("query", "search"), Epoch(0, "0" * 32), 0, "1" * 32))
-    assert writer.prepare() == {"task": "1" * 32, "rows": 0, "largest": 0}
+    assert writer.prepare() == {"task": "1" * 32, "rows": 0, "largest": 0, "version": 2}
     committer.close()

@@ -26,24 +26,24 @@ def test_count_tells_rows_and_replaced_rows() -> None:
 
 def test_within_a_task_the_later_row_survives() -> None:
     rows = rows_of(["a", "b", "a"], ["c"])
-    assert deduplicate.survivors(rows, rows.tasks(), ranked=False).tolist() == [False, True, True, True]
+    assert deduplicate.survivors(rows, rows.tasks()).tolist() == [False, True, True, True]
 
 
 def test_across_tasks_without_an_order_is_refused_and_named() -> None:
     rows = rows_of(["a", "b"], ["c", "a"])
     with pytest.raises(RowsRejected, match="order_by=") as caught:
-        deduplicate.survivors(rows, rows.tasks(), ranked=False)
+        deduplicate.survivors(rows, rows.tasks())
     assert '{"_id":"a"}' in str(caught.value)
 
 
 def test_highest_rank_survives_across_tasks_and_null_is_lowest() -> None:
     rows = rows_of(["a", "b", "a"], ["a", "b"], ranks=[[5, None, 9], [7, 0]])
-    assert deduplicate.survivors(rows, rows.tasks(), ranked=True).tolist() == [False, False, True, False, True]
+    assert deduplicate.survivors(rows, rows.tasks()).tolist() == [False, False, True, False, True]
 
 
 def test_among_equal_ranks_the_later_row_survives() -> None:
     rows = rows_of(["a"], ["a"], ranks=[[1], [1]])
-    assert deduplicate.survivors(rows, rows.tasks(), ranked=True).tolist() == [False, True]
+    assert deduplicate.survivors(rows, rows.tasks()).tolist() == [False, True]
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcde"), st.none() | st.integers(0, 3)), min_size=1, max_size=40))
@@ -53,5 +53,5 @@ def test_survivors_are_what_a_plain_loop_keeps(given_rows: list[tuple[str, int |
     for number, (name, rank) in enumerate(given_rows):
         best[name] = max(best.get(name, (-2, -1)), (-1 if rank is None else rank, number))
     kept = {number for _, number in best.values()}
-    found = deduplicate.survivors(rows, rows.tasks(), ranked=True)
+    found = deduplicate.survivors(rows, rows.tasks())
     assert {number for number, survives in enumerate(found) if survives} == kept

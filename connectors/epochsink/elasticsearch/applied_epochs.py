@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
 
-from epochsink.elasticsearch.connection import CONFLICT, NOT_FOUND, error_type
+from epochsink.elasticsearch.errors import CONFLICT, NOT_FOUND, error_type
 from epochsink.identity import PREFIX, identity_key, marker_document
 
 if TYPE_CHECKING:

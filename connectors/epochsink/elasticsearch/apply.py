@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from epochsink import failpoints
-from epochsink.elasticsearch import applied_epochs, bulk_body, deduplicate, dry_run, index
-from epochsink.elasticsearch.bulk_request import Poster, Refusal
+from epochsink.elasticsearch import applied_epochs, bulk_body, deduplicate, target_index, validation
+from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.dead_letter import DeadLetters
-from epochsink.elasticsearch.writer import rejected
+from epochsink.elasticsearch.errors import Refusal, documents_rejected
 from epochsink.errors import OutcomeUnknown, RowsRejected
 from epochsink.identity import document_id_prefix, identity_key
 
@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     import elasticsearch
 
     from epochsink.elasticsearch.bulk_body import Request
-    from epochsink.elasticsearch.sink import Elasticsearch
-    from epochsink.sink import Committable, Epoch, Identity, Rows
+    from epochsink.elasticsearch.committable import PreparedEpoch
+    from epochsink.elasticsearch.config import ElasticsearchConfig
+    from epochsink.sink import Epoch, Identity, Rows
 
 _MOST_SHOWN: Final = 1000
 _TURNS: Final = 3
@@ -43,25 +44,28 @@ class Application:
     def __init__(
         self,
         client: elasticsearch.Elasticsearch,
-        sink: Elasticsearch,
+        config: ElasticsearchConfig,
         identity: Identity,
         *,
         epoch: Epoch,
-        part: Committable,
+        prepared: PreparedEpoch,
         kept: applied_epochs.Marker | None,
     ) -> None:
         self._client = client
-        self._sink = sink
+        self._config = config
         self._identity = identity
         self._epoch = epoch
-        self._part = part
+        self._prepared = prepared
+        self._index = prepared.index or config.index
         self._kept = kept
         self._looked_at = time.monotonic()
         self._version = identity.origin["base"] + epoch.number
-        self._poster = Poster(client, sink.index, sink.patience, self._look_now_and_then)
+        self._poster = Poster(client, self._index, config.timeout, self._look_now_and_then)
         self._rejected: list[Refusal] = []
         self._dead_letters = (
-            DeadLetters(client, sink.dead_letter_index, sink.index, identity, epoch) if sink.dead_letter_index else None
+            DeadLetters(client, config.dead_letter_index, self._index, identity, epoch)
+            if config.dead_letter_index
+            else None
         )
 
     def run(self, rows: Rows) -> None:
@@ -73,34 +77,34 @@ class Application:
         rows.verify()
         reached = self._apply_to_one_index(rows)
         if self._dead_letters is not None:
-            self._dead_letters.forget_accepted(self._sink.patience)
-        if self._sink.refresh:
+            self._dead_letters.forget_accepted(self._config.timeout)
+        if self._config.refresh:
             # Before the marker: once that is written, nobody would come back to refresh.
-            self._client.indices.refresh(index=self._sink.index)
+            self._client.indices.refresh(index=self._index)
         failpoints.reach("elasticsearch.marker.before")
         if not applied_epochs.write(self._client, self._identity, self._epoch, reached.index, reached.uuid):
             raise Overtaken
 
-    def _apply_to_one_index(self, rows: Rows) -> index.Target:
+    def _apply_to_one_index(self, rows: Rows) -> target_index.Target:
         """Apply all to the index that the name stands for, again if an alias has moved meanwhile."""
         for _ in range(_TURNS):
-            before = index.require_same(self._client, self._sink, self._kept)
+            before = target_index.require_same(self._client, self._index, self._kept, self._config.accept_index)
             self._apply(rows)
-            after = index.require(self._client, self._sink.index)
+            after = target_index.require(self._client, self._index)
             if (before.index, before.uuid) == (after.index, after.uuid):
                 return after
         raise OutcomeUnknown(
-            f"{self._sink.index!r} stood for another index after each of {_TURNS} runs at epoch {self._epoch.number}",
+            f"{self._index!r} stood for another index after each of {_TURNS} runs at epoch {self._epoch.number}",
             hint="keep the alias still and start the query again: the epoch is then applied",
         )
 
     def _apply(self, rows: Rows) -> None:
-        with ThreadPoolExecutor(self._sink.threads, thread_name_prefix="epochsink-bulk") as pool:
+        with ThreadPoolExecutor(self._config.threads, thread_name_prefix="epochsink-bulk") as pool:
             under_way: set[Future[list[Refusal]]] = set()
             try:
                 for request in self._requests(rows):
                     under_way.add(pool.submit(self._poster.post, request))
-                    if len(under_way) > self._sink.threads:
+                    if len(under_way) > self._config.threads:
                         under_way = self._settle(under_way)
                 while under_way:
                     under_way = self._settle(under_way)
@@ -132,31 +136,32 @@ class Application:
         heads = bulk_body.action_heads(version=self._version, version_type="external_gte")
         counted = 0
         for ids, sources, seen in self._columns(rows):
-            yield from bulk_body.cut(bulk_body.render(ids, sources, heads), self._sink.bulk_bytes)
+            yield from bulk_body.cut(bulk_body.render(ids, sources, heads), self._config.bulk_bytes)
             counted += seen
-        if counted != self._part["rows"]:
+        if counted != self._prepared.rows:
             raise OutcomeUnknown(
-                f"the spool of epoch {self._epoch.number} holds {counted} rows, recorded are {self._part['rows']}",
+                f"the spool of epoch {self._epoch.number} holds {counted} rows, recorded are {self._prepared.rows}",
                 hint="look for what has changed or removed spool files; `epochsink resolve` says what can be done",
             )
 
     def _columns(self, rows: Rows) -> Iterator[tuple[pa.Array, pa.Array, int]]:
         """Yield ids and documents of about one request each, and how many spooled rows they stand for."""
-        tasks = self._part["tasks"]
+        tasks = self._prepared.tasks
         survives = None
-        if self._part["replaced"]:
-            survives = deduplicate.survivors(rows, tasks, ranked=self._sink.order_by is not None)
+        if self._prepared.replaced:
+            survives = deduplicate.survivors(rows, tasks)
         start = 0
         for partition, task in enumerate(tasks):
             prefix = f"{document_id_prefix(identity_key(self._identity), self._epoch.number)}{partition}-"
             row = 0
-            for batches in _gathered(rows.read(task), self._sink.bulk_bytes):
+            for batches in _gathered(rows.read(task), self._config.bulk_bytes):
                 seen = sum(map(len, batches))
                 sources = pa.concat_arrays([batch.column("source") for batch in batches])
-                if not self._sink.key:
-                    ids = bulk_body.position_ids(prefix, row, seen)
-                else:
+                # The spool says whether there is a key: a later start with other options must not change that.
+                if "id" in batches[0].schema.names:
                     ids = pa.concat_arrays([batch.column("id") for batch in batches])
+                else:
+                    ids = bulk_body.position_ids(prefix, row, seen)
                 if survives is not None:
                     mask = pa.array(survives[start : start + seen])
                     ids, sources = ids.filter(mask), sources.filter(mask)
@@ -170,7 +175,7 @@ class Application:
         others = [refusal for refusal in refusals if not refusal.conflict]
         if others and self._dead_letters is not None:
             self._refuse_unfit_index()
-            self._dead_letters.keep(others, self._sink.patience)
+            self._dead_letters.keep(others, self._config.timeout)
             return
         self._rejected += others
         if len(self._rejected) >= _MOST_SHOWN:
@@ -178,9 +183,9 @@ class Application:
 
     def _refuse_unfit_index(self) -> None:
         """Keep a fault of the index (a missing pipeline, say) from setting every document aside."""
-        if faults_of_index := dry_run.refused_by_index(self._poster):
+        if faults_of_index := validation.refused_by_index(self._poster):
             raise RowsRejected(
-                f"the index {self._sink.index!r} refuses even an empty document: {faults_of_index[0].reason}",
+                f"the index {self._index!r} refuses even an empty document: {faults_of_index[0].reason}",
                 hint="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",
             )
 
@@ -188,11 +193,11 @@ class Application:
         """Accept conflicts with this sink's own later epochs; anybody else's newer version is an error."""
         self._stop_if_overtaken()
         ids = [refusal.id for refusal in conflicts]
-        found = self._client.mget(index=self._sink.index, ids=ids, source=False)["docs"]
+        found = self._client.mget(index=self._index, ids=ids, source=False)["docs"]
         stored = {each["_id"]: each.get("_version") for each in found}
         foreign = [each for each in ids if not self._is_own(stored.get(each))]
         if foreign:
-            raise _written_by_others(self._sink.index, foreign, stored, self._version)
+            raise _written_by_others(self._index, foreign, stored, self._version)
 
     def _is_own(self, version: int | None) -> bool:
         base = self._identity.origin["base"]
@@ -200,7 +205,7 @@ class Application:
 
     def _stopped(self) -> RowsRejected:
         state = f"epoch {self._epoch.number} stays pending in the ledger, and its rows in the spool: nothing is lost"
-        return rejected(self._rejected, f"index {self._sink.index!r}; {state}")
+        return documents_rejected(self._rejected, f"index {self._index!r}; {state}")
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:

@@ -3,50 +3,44 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import elasticsearch
-from elastic_transport import TransportError
+from tenacity import sleep_using_event
 
-from epochsink.elasticsearch.backoff import GaveUp, delays
 from epochsink.elasticsearch.bulk_body import Request, parse
-from epochsink.elasticsearch.connection import CONFLICT, PASSING, TOO_LARGE, describe, is_passing
-from epochsink.errors import RowsRejected
+from epochsink.elasticsearch.errors import (
+    CLIENT_ERRORS,
+    GaveUp,
+    Meaning,
+    Refusal,
+    TakesNoWrites,
+    describe,
+    describe_operation,
+    error_type,
+    is_passing,
+    meaning,
+)
+from epochsink.retry import FIRST_PAUSE_SECONDS, retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-_BAD_REQUEST: Final = 400
-_SERVER_ERROR: Final = 500
-
-_CLOSED: Final = "index_closed_exception"
+_TOO_LARGE = 413
 
 
 class Stopped(Exception):
     """The epoch's other requests were given up."""
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """One operation that the server refuses for good: 409 a newer version is there, 400 or 413 the document."""
-
-    id: str
-    source: str | None
-    status: int
-    kind: str
-    reason: str
-
-    @property
-    def conflict(self) -> bool:
-        """Whether a newer version is stored."""
-        return self.status == CONFLICT
+class _NothingSucceeded(Exception):
+    """Every operation of a request had a passing failure; the argument says one of them."""
 
 
 class Poster:
     """Posts bulk requests to one index, from several threads.
 
-    ``patience`` is the time in seconds after which it gives up if no operation has succeeded meanwhile.
+    ``timeout`` is the time in seconds after which it gives up if no operation has succeeded meanwhile.
     ``before_sending`` is called before each request is sent, by the thread that sends it; what it raises ends the post.
     """
 
@@ -54,13 +48,13 @@ class Poster:
         self,
         client: elasticsearch.Elasticsearch,
         index: str,
-        patience: float,
+        timeout: float,
         before_sending: Callable[[], None] | None = None,
     ) -> None:
         # The client's own retries would repeat whole requests, and hide why.
         self._client = client.options(max_retries=0)
         self._index = index
-        self._patience = patience
+        self._timeout = timeout
         self._before_sending = before_sending
         self._stop = threading.Event()
         # Telling each operation's status costs the server a tenth of its throughput: only once something failed.
@@ -74,28 +68,39 @@ class Poster:
         """Post until each operation is applied or refused for good; return the refused ones.
 
         Sending an operation again is always right: equal versions overwrite each other with the same document.
-        Raises `GaveUp`, `Stopped`, and `RowsRejected` if the index takes no writes at all.
+        Raises `GaveUp`, `Stopped`, and `TakesNoWrites` if the index takes no writes at all.
         """
         refusals: list[Refusal] = []
-        waits = delays(self._patience)
         while len(request):
             try:
-                items = self._send(request)
-            except (elasticsearch.ApiError, TransportError) as error:
-                if _too_large(error):
+                request = self._post_until_some_succeed(request, refusals)
+            except CLIENT_ERRORS as error:
+                if _is_too_large(error):
                     return refusals + self._in_halves(request)
-                if not is_passing(error):
-                    raise _takes_no_writes(self._index, *describe(error)) from error
-                self._wait(waits, describe(error)[0])
-                continue
-            passing = self._sort(request, items, refusals)
-            if len(passing) < len(request):
-                waits = delays(self._patience)
-            request = request.pick(passing)
-            if passing:
-                (failed,) = items[passing[0]].values()
-                self._wait(waits, f"HTTP {failed['status']} {_said(failed)} for {len(passing)} operation(s)")
+                said, hint = describe(error)
+                if is_passing(error):
+                    raise self._gave_up(said) from error
+                raise TakesNoWrites(f"the index {self._index!r} takes no writes: {said}", hint) from error
+            except _NothingSucceeded as last:
+                raise self._gave_up(str(last)) from last
+            if len(request):
+                self._stop.wait(FIRST_PAUSE_SECONDS)
         return refusals
+
+    def _post_until_some_succeed(self, request: Request, refusals: list[Refusal]) -> Request:
+        """Return the operations that are to be sent again; what is refused for good goes to ``refusals``."""
+        policy = retrying(_may_pass, seconds=self._timeout).copy(sleep=sleep_using_event(self._stop))
+        return policy(self._post_once, request, refusals)
+
+    def _post_once(self, request: Request, refusals: list[Refusal]) -> Request:
+        if self._stop.is_set():
+            raise Stopped
+        items = self._send(request)
+        passing = self._sort(request, items, refusals)
+        if passing and len(passing) == len(request):
+            (failed,) = items[passing[0]].values()
+            raise _NothingSucceeded(f"{describe_operation(failed)} for {len(passing)} operation(s)")
+        return request.pick(passing)
 
     def _send(self, request: Request) -> list[dict[str, Any]]:
         """Post once; return each operation's answer, or nothing if all are applied."""
@@ -121,12 +126,17 @@ class Poster:
             (answer,) = item.values()
             if "error" not in answer:
                 continue
-            if answer["status"] in PASSING or answer["status"] >= _SERVER_ERROR:
+            what = meaning(answer["status"], answer["error"]["type"])
+            if what is Meaning.PASSING:
                 passing.append(position)
-            elif _is_about_the_document(answer):
-                refusals.append(_refusal(request.operation(position), answer))
+            elif what is Meaning.REFUSED:
+                raise TakesNoWrites(
+                    f"the index {self._index!r} takes no writes: {describe_operation(answer)}",
+                    "open it, lift its block or grant the privilege, then start the query again: what is recorded is "
+                    "applied",
+                )
             else:
-                raise _takes_no_writes(self._index, f"HTTP {answer['status']} {_said(answer)}")
+                refusals.append(_refusal(request.operation(position), answer))
         return passing
 
     def _in_halves(self, request: Request) -> list[Refusal]:
@@ -135,28 +145,20 @@ class Poster:
             return self.post(first) + self.post(second)
         document_id, source = parse(request.operation(0))
         reason = f"{len(request.operation(0))} bytes are more than the server takes (http.max_content_length)"
-        return [Refusal(document_id, source, TOO_LARGE, "content_too_long", reason)]
+        return [Refusal(document_id, source, _TOO_LARGE, "content_too_long", reason)]
 
-    def _wait(self, waits: Iterator[float], reason: str) -> None:
-        delay = next(waits, None)
-        if delay is None:
-            raise GaveUp(f"index {self._index!r}: nothing succeeded within {self._patience:g} s; last: {reason}")
-        if self._stop.wait(delay):
-            raise Stopped
+    def _gave_up(self, reason: str) -> GaveUp:
+        return GaveUp(f"index {self._index!r}: nothing succeeded within {self._timeout:g} s; last: {reason}")
 
 
-def _too_large(error: Exception) -> bool:
-    return isinstance(error, elasticsearch.ApiError) and error.status_code == TOO_LARGE
+def _may_pass(error: BaseException) -> bool:
+    return isinstance(error, _NothingSucceeded) or is_passing(error)
 
 
-def _is_about_the_document(answer: dict[str, Any]) -> bool:
-    if answer["status"] == _BAD_REQUEST:
-        return bool(answer["error"]["type"] != _CLOSED)
-    return answer["status"] in {CONFLICT, TOO_LARGE}
-
-
-def _said(answer: dict[str, Any]) -> str:
-    return f"{answer['error']['type']}: {answer['error'].get('reason', '')}"
+def _is_too_large(error: Exception) -> bool:
+    return (
+        isinstance(error, elasticsearch.ApiError) and meaning(error.status_code, error_type(error)) is Meaning.TOO_LARGE
+    )
 
 
 def _refusal(operation: bytes, answer: dict[str, Any]) -> Refusal:
@@ -165,12 +167,3 @@ def _refusal(operation: bytes, answer: dict[str, Any]) -> Refusal:
     reason = f"{error.get('reason', '')} ({cause})" if cause else str(error.get("reason", ""))
     document_id, source = parse(operation)
     return Refusal(document_id, source, answer["status"], error["type"], reason)
-
-
-def _takes_no_writes(index: str, said: str, hint: str = "") -> RowsRejected:
-    return RowsRejected(
-        f"the index {index!r} takes no writes: {said}",
-        hint=hint
-        or "open it, lift its block or grant the privilege, then start the query again: what is recorded is applied",
-        index=index,
-    )

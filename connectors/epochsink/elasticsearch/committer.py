@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
-import elasticsearch
-from elastic_transport import TransportError
-
-from epochsink.elasticsearch import applied_epochs, connection, deduplicate, index, preflight
+from epochsink.elasticsearch import applied_epochs, deduplicate, errors, preflight, target_index
 from epochsink.elasticsearch.apply import Application, Overtaken
-from epochsink.elasticsearch.backoff import GaveUp, delays
+from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolDamaged, SpoolMissing, WentBack
+from epochsink.retry import retrying
 from epochsink.sink import COMMITTED, Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import elasticsearch
     import pyarrow as pa
 
-    from epochsink.elasticsearch.sink import Elasticsearch
+    from epochsink.elasticsearch.config import ElasticsearchConfig
     from epochsink.sink import Committable, Epoch, Identity, Rows
 
 
 class ElasticsearchCommitter:
     """Applies epochs to one index. Phase 1 is the spool; everything here can be repeated by any process."""
 
-    def __init__(self, sink: Elasticsearch) -> None:
-        self._sink = sink
+    def __init__(self, config: ElasticsearchConfig) -> None:
+        self._config = config
         self._identity: Identity | None = None
         self._connected: elasticsearch.Elasticsearch | None = None
 
     @property
     def _client(self) -> elasticsearch.Elasticsearch:
         if self._connected is None:
-            self._connected = self._sink.connect()
+            self._connected = connect(self._config)
         return self._connected
 
     @property
@@ -45,11 +44,11 @@ class ElasticsearchCommitter:
 
     def check(self, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the server; create what may be created."""
-        return preflight.findings(self._client, self._sink, schema)
+        return preflight.findings(self._client, self._config, schema)
 
     def initial_state(self) -> dict[str, Any]:
         """Claim the version base of this sink."""
-        with connection.explained(PrepareFailed, "claiming a version base"):
+        with errors.explained(PrepareFailed, "claiming a version base"):
             return {"base": applied_epochs.claim_base(self._client)}
 
     def open(self, identity: Identity) -> None:
@@ -58,59 +57,62 @@ class ElasticsearchCommitter:
 
     def newest(self) -> int | None:
         """Return the newest epoch that the marker says is applied."""
-        with connection.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
+        with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
             kept = applied_epochs.read(self._client, self._me)
         return None if kept is None else kept.epoch
 
     def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
         """Verify spool, target and ids. Raises `PrepareFailed`, `RowsRejected` or `WentBack`."""
-        tasks = list(rows.tasks())
-        expected = {part["task"]: part["rows"] for part in written}
+        shares = [WrittenTask.from_json(share) for share in written]
+        tasks = tuple(rows.tasks())
+        expected = {share.task: share.rows for share in shares}
         if set(tasks) != set(expected):
             raise PrepareFailed(
-                f"the spool of epoch {epoch.number} holds tasks {tasks}, accepted were {sorted(expected)}"
+                f"the spool of epoch {epoch.number} holds tasks {list(tasks)}, accepted were {sorted(expected)}"
             )
-        with connection.explained(PrepareFailed, f"looking at index {self._sink.index!r} and its marker"):
+        with errors.explained(PrepareFailed, f"looking at index {self._config.index!r} and its marker"):
             kept = applied_epochs.read(self._client, self._me)
             self._refuse_epoch(epoch, kept)
-            index.require_same(self._client, self._sink, kept)
-            preflight.refuse_too_large(self._client, max(part["largest"] for part in written))
+            found = target_index.require_same(self._client, self._config.index, kept, self._config.accept_index)
+            preflight.refuse_too_large(self._client, max(share.largest for share in shares))
         total = sum(expected.values())
-        return [{"tasks": tasks, "rows": total, "replaced": self._replaced(epoch, rows, tasks, total)}]
+        replaced = self._replaced(epoch, rows, tasks, total)
+        return [PreparedEpoch(tasks, total, replaced, self._config.index, found.uuid).to_json()]
 
     def _replaced(self, epoch: Epoch, rows: Rows, tasks: Sequence[str], total: int) -> int:
         """Return how many rows give way to a later one of their id. Raises `RowsRejected` if that is uncertain."""
-        if not self._sink.key:
+        if not self._config.key:
             return 0
         counted, replaced = deduplicate.count(rows, tasks)
         if counted != total:
             raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, the tasks wrote {total}")
         if replaced:
-            deduplicate.survivors(rows, tasks, ranked=self._sink.order_by is not None)
+            deduplicate.survivors(rows, tasks)
         return replaced
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
-        """Apply the epoch's operations, then write its marker. Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`,
-        `SpoolDamaged`.
-        """
-        waits = delays(self._sink.patience)
-        while True:
-            try:
-                return self._commit(epoch, part, rows)
-            except (elasticsearch.ApiError, TransportError) as error:
-                said, hint = connection.describe(error)
-                if not connection.is_passing(error):
-                    raise OutcomeUnknown(f"applying epoch {epoch.number} failed: {said}", hint=hint) from error
-                if (delay := next(waits, None)) is None:
-                    return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} may be applied in part; {said}: {hint}")
-                time.sleep(delay)
+        """Apply the epoch's operations, then write its marker.
 
-    def _commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+        Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`, `SpoolDamaged`.
+        """
+        prepared = PreparedEpoch.from_json(part)
+        try:
+            return retrying(errors.is_passing, seconds=self._config.timeout)(self._commit, epoch, prepared, rows)
+        except errors.CLIENT_ERRORS as error:
+            said, hint = errors.describe(error)
+            if errors.is_passing(error):
+                return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} may be applied in part; {said}: {hint}")
+            raise OutcomeUnknown(f"applying epoch {epoch.number} failed: {said}", hint=hint) from error
+        except errors.TakesNoWrites as error:
+            pending = f"epoch {epoch.number} stays pending in the ledger, its rows in the spool: nothing is lost"
+            raise OutcomeUnknown(f"{error.message}; {pending}", hint=error.hint) from error
+
+    def _commit(self, epoch: Epoch, prepared: PreparedEpoch, rows: Rows) -> Verdict:
         kept = applied_epochs.read(self._client, self._me)
         if (verdict := _told(kept, epoch)) is not None:
             return verdict
         try:
-            Application(self._client, self._sink, self._me, epoch=epoch, part=part, kept=kept).run(rows)
+            Application(self._client, self._config, self._me, epoch=epoch, prepared=prepared, kept=kept).run(rows)
         except Overtaken:
             return _told(applied_epochs.read(self._client, self._me), epoch) or Verdict(
                 Outcome.UNKNOWN,
@@ -127,9 +129,9 @@ class ElasticsearchCommitter:
                 Outcome.UNKNOWN,
                 f"the spool of epoch {epoch.number} is gone ({error.message}) and the marker in "
                 f"{applied_epochs.INDEX!r} says that epoch {newest} is the newest applied to index "
-                f"{self._sink.index!r}",
+                f"{self._config.index!r}",
             )
-        except GaveUp as error:
+        except errors.GaveUp as error:
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
         return COMMITTED
 
@@ -156,8 +158,8 @@ class ElasticsearchCommitter:
     def _refuse_epoch(self, epoch: Epoch, kept: applied_epochs.Marker | None) -> None:
         if kept is not None and kept.epoch >= epoch.number:
             raise WentBack(
-                f"epoch {epoch.number} is about to be written, but index {self._sink.index!r} holds epoch {kept.epoch} "
-                "of this sink already: the checkpoint is an older copy",
+                f"epoch {epoch.number} is about to be written, but index {self._config.index!r} holds epoch "
+                f"{kept.epoch} of this sink already: the checkpoint is an older copy",
                 hint="restore the newest copy of the checkpoint, or start with a new checkpoint",
             )
         if epoch.number >= applied_epochs.EPOCHS:

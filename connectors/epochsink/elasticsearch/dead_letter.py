@@ -12,8 +12,8 @@ import elasticsearch
 import pyarrow as pa
 
 from epochsink.elasticsearch.bulk_body import action_heads, render
-from epochsink.elasticsearch.bulk_request import Poster, Refusal
-from epochsink.elasticsearch.connection import TOO_LARGE, error_type
+from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.errors import Meaning, Refusal, error_type, meaning
 from epochsink.errors import RowsRejected
 from epochsink.identity import document_id_prefix, identity_key
 
@@ -61,17 +61,17 @@ class DeadLetters:
         self._key = identity_key(identity)
         self._heads = action_heads(version=identity.origin["base"] + epoch.number, version_type="external_gte")
 
-    def keep(self, refusals: Sequence[Refusal], patience: float) -> None:
+    def keep(self, refusals: Sequence[Refusal], timeout: float) -> None:
         """Write refused documents. Raises `GaveUp`, and `RowsRejected` if they are refused here too."""
         for refusal in refusals:
-            if refusal.status == TOO_LARGE:
+            if meaning(refusal.status, refusal.kind) is Meaning.TOO_LARGE:
                 raise RowsRejected(
                     f"document {refusal.id!r} is too large for any index: {refusal.reason}",
                     hint="raise http.max_content_length on the server; the epoch stays pending and is then applied",
                 )
         ids = pa.array([self._id(refusal.id) for refusal in refusals])
         documents = pa.array([json.dumps(self._document(refusal)) for refusal in refusals])
-        again = Poster(self._client, self._index, patience).post(render(ids, documents, self._heads))
+        again = Poster(self._client, self._index, timeout).post(render(ids, documents, self._heads))
         if lost := [refusal for refusal in again if not refusal.conflict]:
             raise RowsRejected(
                 f"the dead-letter index {self._index!r} refuses {len(lost)} document(s): {lost[0].reason}",
@@ -79,12 +79,12 @@ class DeadLetters:
                 "stays pending and nothing is lost",
             )
 
-    def forget_accepted(self, patience: float) -> None:
+    def forget_accepted(self, timeout: float) -> None:
         """Delete dead letters of an earlier, unfinished run at this epoch whose documents were accepted now.
 
         Raises `GaveUp`.
         """
-        poster = Poster(self._client, self._index, patience)
+        poster = Poster(self._client, self._index, timeout)
         while stale := self._stale():
             ids = pa.array([json.dumps({"_id": found})[1:] for found in stale])
             if poster.post(render(ids, pa.nulls(len(stale), pa.string()), self._heads)):

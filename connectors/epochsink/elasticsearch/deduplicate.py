@@ -28,17 +28,18 @@ def count(rows: Rows, tasks: Sequence[str]) -> tuple[int, int]:
     return len(ids), len(ids) - pc.count_distinct(ids).as_py()
 
 
-def survivors(rows: Rows, tasks: Sequence[str], *, ranked: bool) -> npt.NDArray[np.bool_]:
+def survivors(rows: Rows, tasks: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Return for each row of the tasks, in order, whether it is the last of its ``_id``.
 
-    The last is the one of the highest ``rank`` (NULL is lowest), and among equals, or without ranks, the later
-    in its task. Raises `RowsRejected` if rows without a rank share an ``_id`` across tasks: their order is
-    unknown.
+    The last is the one of the highest ``rank``, then ``rank_2``, ... (NULL is lowest), and among equals, or without
+    ranks, the later in its task. The spooled columns say whether there are ranks, not the options of this run.
+    Raises `RowsRejected` if rows without a rank share an ``_id`` across tasks: their order is unknown.
     """
-    table = _numbered(rows, tasks, ranked=ranked)
-    if not ranked:
+    table = _numbered(rows, tasks)
+    ranks = _ranks(table.schema)
+    if not ranks:
         _refuse_across_tasks(table)
-    keys = [("rank", "descending")] if ranked else []
+    keys = [(name, "descending") for name in ranks]
     # Best first: nulls are sorted to the end, whatever the direction.
     order = pc.sort_indices(table, sort_keys=[*keys, ("number", "descending")]).to_numpy()
     place = np.empty(len(order), np.int64)
@@ -50,11 +51,14 @@ def survivors(rows: Rows, tasks: Sequence[str], *, ranked: bool) -> npt.NDArray[
     return survives
 
 
-def _numbered(rows: Rows, tasks: Sequence[str], *, ranked: bool) -> pa.Table:
-    names = ["id", "rank"] if ranked else ["id"]
+def _ranks(schema: pa.Schema) -> list[str]:
+    return [name for name in schema.names if name == "rank" or name.startswith("rank_")]
+
+
+def _numbered(rows: Rows, tasks: Sequence[str]) -> pa.Table:
     parts = []
     for partition, task in enumerate(tasks):
-        table = pa.Table.from_batches(batch.select(names) for batch in rows.read(task))
+        table = pa.Table.from_batches(batch.select(["id", *_ranks(batch.schema)]) for batch in rows.read(task))
         parts.append(table.append_column("task", pa.array(np.full(len(table), partition))))
     table = pa.concat_tables(parts)
     return table.append_column("number", pa.array(np.arange(len(table))))

@@ -5,39 +5,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
-from elastic_transport import TransportError
 
-from epochsink.elasticsearch import applied_epochs, dead_letter, dry_run, index
-from epochsink.elasticsearch.backoff import GaveUp
+from epochsink.elasticsearch import applied_epochs, dead_letter, target_index, validation
 from epochsink.elasticsearch.bulk_request import Poster
-from epochsink.elasticsearch.connection import FORBIDDEN, client_version, describe
-from epochsink.elasticsearch.duration import seconds
+from epochsink.elasticsearch.config import duration_seconds
+from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, TakesNoWrites, client_version, describe
 from epochsink.elasticsearch.mapping import conflicts, from_schema
-from epochsink.errors import EpochsinkError, RowsRejected
+from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from epochsink.elasticsearch.sink import Elasticsearch
+    from epochsink.elasticsearch.config import ElasticsearchConfig
 
 _SUPPORTED: Final = (8, 9)
 _ASK_ABOUT_SIZE: Final = 1_000_000
 _ACTION_LINE: Final = 1_000
+_FORBIDDEN: Final = 403
 
 
-def findings(client: elasticsearch.Elasticsearch, sink: Elasticsearch, schema: pa.Schema) -> list[str]:
+def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema) -> list[str]:
     """Return what does not fit, each with its hint; none if all is well."""
     try:
         if wrong := _server(client):
             return [wrong]
         applied_epochs.ensure(client)
-        found = _index(client, sink, schema)
-        if sink.dead_letter_index is not None:
-            dead_letter.ensure(client, sink.dead_letter_index)
-            found += _writable(client, sink.dead_letter_index)
-    except (elasticsearch.ApiError, TransportError) as error:
+        found = _index(client, config, schema)
+        if config.dead_letter_index is not None:
+            dead_letter.ensure(client, config.dead_letter_index)
+            found += _writable(client, config.dead_letter_index)
+    except CLIENT_ERRORS as error:
         said, hint = describe(error)
-        return [f"Elasticsearch at {', '.join(sink.shown_hosts)}: {said}; {hint}"]
+        return [f"Elasticsearch at {config.shown_hosts}: {said}; {hint}"]
     return found
 
 
@@ -78,45 +77,45 @@ def _version(client: elasticsearch.Elasticsearch) -> str | None:
         nodes = client.nodes.info(node_id="_local", filter_path="nodes.*.version").body
         return next((str(node["version"]) for node in nodes.get("nodes", {}).values()), None)
     except elasticsearch.ApiError as error:
-        if error.status_code == FORBIDDEN:
+        if error.status_code == _FORBIDDEN:
             return None
         raise
 
 
-def _index(client: elasticsearch.Elasticsearch, sink: Elasticsearch, schema: pa.Schema) -> list[str]:
+def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema) -> list[str]:
     try:
-        found = index.find(client, sink.index, "mappings")
-    except RowsRejected as error:
-        return [_sentence(error)]
+        found = target_index.find(client, config.index, "mappings")
+    except TakesNoWrites as error:
+        return [str(error)]
     if found is None:
-        if not sink.create_index:
-            return [_sentence(index.missing(sink.index))]
-        client.indices.create(index=sink.index, settings=_settings(sink), mappings=from_schema(schema))
-        found = index.require(client, sink.index)
-        return [*_unfit_settings(found, sink), *_writable(client, sink.index)]
-    return [*_unfit_settings(found, sink), *conflicts(schema, found.mapping), *_writable(client, sink.index)]
+        if not config.create:
+            return [str(target_index.missing(config.index))]
+        client.indices.create(index=config.index, settings=_settings(config), mappings=from_schema(schema))
+        found = target_index.require(client, config.index)
+        return [*_unfit_settings(found, config), *_writable(client, config.index)]
+    return [*_unfit_settings(found, config), *conflicts(schema, found.mapping), *_writable(client, config.index)]
 
 
-def _settings(sink: Elasticsearch) -> dict[str, Any]:
-    settings = dict(sink.settings)
-    if sink.delete_when is not None:
-        settings["index.gc_deletes"] = sink.gc_deletes
-    if sink.epoch_visibility:
+def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
+    settings = config.index_settings
+    if config.delete_when is not None:
+        settings["index.gc_deletes"] = config.gc_deletes
+    if config.epoch_visibility:
         settings["index.refresh_interval"] = "-1"
     return settings
 
 
-def _unfit_settings(found: index.Target, sink: Elasticsearch) -> list[str]:
+def _unfit_settings(found: target_index.Target, config: ElasticsearchConfig) -> list[str]:
     unfit = []
     kept = found.settings.get("index.gc_deletes", "60s")
-    if sink.delete_when is not None and (seconds(kept) or 0) < (seconds(sink.gc_deletes) or 0):
+    if config.delete_when is not None and (duration_seconds(kept) or 0) < (duration_seconds(config.gc_deletes) or 0):
         unfit.append(
             f"index {found.index!r} forgets a deleted document's version after index.gc_deletes={kept}, and a delayed "
-            f"write after that would bring it back: set it to at least {sink.gc_deletes} "
+            f"write after that would bring it back: set it to at least {config.gc_deletes} "
             f"(PUT /{found.index}/_settings), or lower gc_deletes= to the longest pause of a driver to be borne"
         )
     refreshed = found.settings.get("index.refresh_interval", "1s")
-    if sink.epoch_visibility and refreshed != "-1":
+    if config.epoch_visibility and refreshed != "-1":
         unfit.append(
             f"epoch_visibility=True needs index.refresh_interval=-1 on index {found.index!r}, which has {refreshed}: "
             f"set it (PUT /{found.index}/_settings); searches then see new documents at the end of each epoch only"
@@ -132,14 +131,10 @@ def _unfit_settings(found: index.Target, sink: Elasticsearch) -> list[str]:
 def _writable(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
     """Ask for a write that ends in a conflict: it needs the same privileges and an open index."""
     try:
-        refused = dry_run.refused_by_index(Poster(client, index, patience=10))
-    except EpochsinkError as error:
-        return [_sentence(error)]
+        refused = validation.refused_by_index(Poster(client, index, timeout=10))
+    except TakesNoWrites as error:
+        return [str(error)]
     except GaveUp as error:
         return [f"{error}: see why the server is overloaded or the index unavailable, then start again"]
     hint = "look at its mapping and pipelines"
     return [f"index {index!r} refuses an empty document: {each.reason}: {hint}" for each in refused]
-
-
-def _sentence(error: EpochsinkError) -> str:
-    return f"{error.message}: {error.hint}"

@@ -32,9 +32,9 @@ def columns(
     *,
     key: Sequence[str],
     delete_when: str | None,
-    order_by: str | None,
+    order_by: Sequence[str],
 ) -> list[str]:
-    """Return the expressions for ``id`` (with a key), ``source``, and ``rank`` (with an order).
+    """Return the expressions for ``id`` (with a key), ``source``, and ``rank``, ``rank_2``, ... (with an order).
 
     Raises `ConfigurationError` if a column's type makes no stable ``_id``.
     """
@@ -44,9 +44,8 @@ def columns(
     made = [f"{source} AS source"]
     if key:
         made.insert(0, f"substring(to_json(named_struct('_id', {_id(row, schema, key)})), 2) AS id")
-    if order_by is not None:
-        made.append(f"{_operand(row, schema, order_by)} AS rank")
-    return made
+    names = ("rank", *(f"rank_{place}" for place in range(2, len(order_by) + 1)))
+    return made + [f"{_operand(row, schema, value)} AS {name}" for name, value in zip(names, order_by, strict=False)]
 
 
 def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
@@ -84,6 +83,6 @@ def _check_id_type(field: pa.Field) -> None:
 
 def _no_id(field: pa.Field, instead: str, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"id={field.name!r} is of type {field.type}, which makes no _id: {reason}",
-        hint=f"give an expression, e.g. id={instead!r}",
+        f"key={field.name!r} is of type {field.type}, which makes no _id: {reason}",
+        hint=f"give an expression, e.g. key={instead!r}",
     )

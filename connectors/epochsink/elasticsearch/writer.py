@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochsink import arrow_buffers
-from epochsink.elasticsearch import bulk_body, dry_run
-from epochsink.elasticsearch.backoff import GaveUp
-from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.elasticsearch import bulk_body
+from epochsink.elasticsearch.committable import WrittenTask
+from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
-    from epochsink.elasticsearch.bulk_request import Poster
+    import pyarrow as pa
+
     from epochsink.sink import Committable, Task
 
 _LONGEST_ID: Final = 512
 _ENVELOPE: Final = len('"_id":""}')
 
 
+class Validator(Protocol):
+    """Asks the server whether it would take documents: see `epochsink.elasticsearch.validation.Validator`."""
+
+    def validate(self, ids: pa.Array, sources: pa.Array) -> None: ...  # noqa: D102 - described there
+
+
 class ElasticsearchWriter:
     """Counts one task's rows and refuses those that no server would take.
 
-    ``validator`` posts to the target without writing; None where the server is not asked.
+    ``validator`` asks the target; None where the server is not asked.
     """
 
-    def __init__(self, task: Task, validator: Poster | None, bulk_bytes: int) -> None:
+    def __init__(self, task: Task, validator: Validator | None = None) -> None:
         self._task = task
         self._validator = validator
-        self._bulk_bytes = bulk_bytes
         self._rows = 0
         self._largest = 0
 
@@ -45,37 +50,18 @@ class ElasticsearchWriter:
 
     def prepare(self) -> Committable:
         """Name what the machine has spooled."""
-        return {"task": self._task.uuid, "rows": self._rows, "largest": self._largest}
+        return WrittenTask(self._task.uuid, self._rows, self._largest).to_json()
 
     def abort(self) -> None:
         """Do nothing: nothing was written but the spool."""
 
-    def _validate(self, validator: Poster, batch: pa.RecordBatch) -> None:
+    def _validate(self, validator: Validator, batch: pa.RecordBatch) -> None:
         indexed = batch.filter(pc.is_valid(batch.column("source")))
         if indexed.num_rows == 0:
             return
-        ids = (
-            indexed.column("id")
-            if "id" in batch.schema.names
-            else bulk_body.position_ids("row ", self._rows, len(indexed))
-        )
-        try:
-            for request in bulk_body.cut(dry_run.request(ids, indexed.column("source")), self._bulk_bytes):
-                if refused := dry_run.refused(validator, request):
-                    raise rejected(refused, "validate=True found it before the checkpoint; nothing was written")
-        except GaveUp as error:
-            raise PrepareFailed(f"the server could not validate the rows: {error}") from error
-
-
-def rejected(refused: list[Any], state: str) -> RowsRejected:
-    """Return the error that shows the first refused documents, and how many more there are."""
-    shown = "\n".join(f"    _id {each.id!r}: {each.kind}: {each.reason}" for each in refused[:5])
-    return RowsRejected(
-        f"Elasticsearch refuses {len(refused)} document(s) for good:\n{shown}\n  {state}",
-        hint="correct the mapping (or the rows, by select= or where=) and start the query again, or give "
-        'on_rejected="dead_letter" with dead_letter_index= to set such documents aside',
-        ids=[each.id for each in refused[:100]],
-    )
+        keyed = "id" in batch.schema.names
+        ids = indexed.column("id") if keyed else bulk_body.position_ids("row ", self._rows, len(indexed))
+        validator.validate(ids, indexed.column("source"))
 
 
 def check_ids(ids: pa.Array) -> None:
@@ -88,6 +74,6 @@ def check_ids(ids: pa.Array) -> None:
         if not found or len(found.encode()) > _LONGEST_ID:
             raise RowsRejected(
                 f"a row has the _id {found!r}; it must have 1 to {_LONGEST_ID} bytes",
-                hint="leave such rows out with where=, give an id= expression that is never NULL, "
-                "or a digest of long ones, e.g. id='sha2(url, 256)'",
+                hint="leave such rows out with where=, give a key= expression that is never NULL, "
+                "or a digest of long ones, e.g. key='sha2(url, 256)'",
             )

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
 
-from epochsink.errors import RowsRejected, WentBack
+from epochsink.elasticsearch.errors import TakesNoWrites
+from epochsink.errors import WentBack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epochsink.elasticsearch.applied_epochs import Marker
-    from epochsink.elasticsearch.sink import Elasticsearch
-
 
 _PER_INDEX: Final = "an _id is unique within one index only"
 
@@ -40,33 +39,32 @@ def find(client: elasticsearch.Elasticsearch, name: str, *features: str) -> Targ
 
     ``features`` beside its settings are "mappings".
 
-    Raises `RowsRejected` for a data stream, an alias of several indices, and an alias that rolls over.
+    Raises `TakesNoWrites` for a data stream, an alias of several indices, and an alias that rolls over.
     """
     try:
         found = client.indices.get(index=name, flat_settings=True, features=["settings", *features]).body
     except elasticsearch.NotFoundError:
         return None
     if reason := _unfit(name, found):
-        raise RowsRejected(reason[0], hint=reason[1], index=name)
+        raise TakesNoWrites(*reason)
     ((index, described),) = found.items()
     settings = described["settings"]
     return Target(name, index, settings["index.uuid"], settings, described.get("mappings", {}))
 
 
 def require(client: elasticsearch.Elasticsearch, name: str) -> Target:
-    """Return the index that ``name`` stands for. Raises `RowsRejected` if it is missing or unfit."""
+    """Return the index that ``name`` stands for. Raises `TakesNoWrites` if it is missing or unfit."""
     target = find(client, name)
     if target is None:
         raise missing(name)
     return target
 
 
-def missing(name: str) -> RowsRejected:
+def missing(name: str) -> TakesNoWrites:
     """Return the error for an index that does not exist."""
-    return RowsRejected(
+    return TakesNoWrites(
         f"the index {name!r} does not exist",
-        hint="create it, or give create_index=True: check() then creates it from the stream's schema",
-        index=name,
+        "create it, or give create=True: check() then creates it from the stream's schema",
     )
 
 
@@ -88,11 +86,16 @@ def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def require_same(client: elasticsearch.Elasticsearch, sink: Elasticsearch, kept: Marker | None) -> Target:
-    """Return the sink's index. Raises `WentBack` if it was made anew since the epoch that its marker names."""
-    found = require(client, sink.index)
+def require_same(
+    client: elasticsearch.Elasticsearch, name: str, kept: Marker | None, accept_index: str | None
+) -> Target:
+    """Return the index that ``name`` stands for.
+
+    Raises `WentBack` if it was made anew since the epoch that its marker names.
+    """
+    found = require(client, name)
     made_anew = kept is not None and kept.index == found.index and kept.index_uuid != found.uuid
-    if kept is not None and made_anew and sink.accept_index != found.uuid:
+    if kept is not None and made_anew and accept_index != found.uuid:
         raise WentBack(
             f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to (uuid {found.uuid}, "
             f"formerly {kept.index_uuid}): it was deleted and created again, or restored from a snapshot",

@@ -9,15 +9,15 @@ import elasticsearch
 import pytest
 from http_proxy import Answer, Proxy
 
-from epochsink.elasticsearch import index
-from epochsink.errors import RowsRejected
+from epochsink.elasticsearch import target_index
+from epochsink.elasticsearch.errors import TakesNoWrites
 
 
-def find(name: str, described: dict[str, Any]) -> index.Target | None:
+def find(name: str, described: dict[str, Any]) -> target_index.Target | None:
     with Proxy(None, lambda _: Answer(200, json.dumps(described).encode())) as server:
         client = elasticsearch.Elasticsearch(server.url)
         try:
-            return index.find(client, name)
+            return target_index.find(client, name)
         finally:
             client.close()
 
@@ -56,6 +56,6 @@ def test_an_alias_is_found_with_its_index() -> None:
     ],
 )
 def test_an_unfit_index_is_refused_with_reason_and_way_out(described: dict[str, Any], reason: str, hint: str) -> None:
-    with pytest.raises(RowsRejected, match=reason) as caught:
+    with pytest.raises(TakesNoWrites, match=reason) as caught:
         find("orders", described)
     assert hint in caught.value.hint

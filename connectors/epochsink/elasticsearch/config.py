@@ -1,0 +1,284 @@
+"""What a user says about an Elasticsearch index: checked without I/O, and never changed afterwards."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
+
+from epochsink import arguments, credentials
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SECRETS: Final = frozenset({"api_key", "basic_auth", "bearer_auth", "headers"})
+"""Options whose values are never shown."""
+
+OPTIONS: Final = SECRETS | {
+    "ca_certs",
+    "client_cert",
+    "client_key",
+    "http_compress",
+    "opaque_id",
+    "request_timeout",
+    "ssl_assert_fingerprint",
+    "ssl_assert_hostname",
+    "ssl_show_warn",
+    "verify_certs",
+}
+"""Options of the vendor's client that pass through: those that pickle and that versions 8 and 9 share."""
+
+_ARGUMENTS: Final = (
+    *("hosts", "index", "key", "id", "select", "where", "order_by", "delete_when", "on_rejected", "dead_letter_index"),
+    *("validate", "refresh", "epoch_visibility", "create", "accept_index", "gc_deletes", "bulk_bytes", "threads"),
+    *("timeout", "allow_insecure", "options"),
+)
+_RENAMED: Final = {
+    **{name: f"options={{'{name}': ...}}" for name in OPTIONS},
+    "cloud_id": "hosts= with the URL of the deployment's Elasticsearch endpoint",
+    "create_index": "create=",
+    "host": "hosts=",
+    "ids": "key=",
+    "keys": "key=",
+    "mapping_id": "key=",
+    "nodes": "hosts=",
+    "patience": "timeout=",
+    "settings": "create={'number_of_shards': 1, ...}",
+    "url": "hosts=",
+}
+_UNITS: Final = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_NAME: Final = 255
+_REQUEST_TIMEOUT: Final = 60.0
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class ElasticsearchConfig:
+    """The values of `epochsink.Elasticsearch`, which describes them: equal by value, hashable, picklable.
+
+    ``settings`` (JSON text) are those of an index to create, ``options`` the client's, as sorted pairs.
+    """
+
+    hosts: tuple[str, ...]
+    index: str
+    key: tuple[str, ...]
+    select: tuple[str, ...]
+    where: str | None
+    order_by: tuple[str, ...]
+    delete_when: str | None
+    dead_letter_index: str | None
+    validate: bool
+    refresh: bool
+    epoch_visibility: bool
+    create: bool
+    settings: str
+    accept_index: str | None
+    gc_deletes: str
+    bulk_bytes: int
+    threads: int
+    timeout: float
+    allow_insecure: bool
+    options: tuple[tuple[str, Any], ...]
+
+    def __init__(
+        self,
+        hosts: str | Sequence[str],
+        *,
+        index: str,
+        key: str | Sequence[str] | None = None,
+        id: str | Sequence[str] | None = None,  # noqa: A002 - Elasticsearch's own name for the key
+        select: str | Sequence[str] = "*",
+        where: str | None = None,
+        order_by: str | Sequence[str] | None = None,
+        delete_when: str | None = None,
+        on_rejected: Literal["stop", "dead_letter"] = "stop",
+        dead_letter_index: str | None = None,
+        validate: bool = False,
+        refresh: bool = False,
+        epoch_visibility: bool = False,
+        create: bool | Mapping[str, Any] = True,
+        accept_index: str | None = None,
+        gc_deletes: str = "1h",
+        bulk_bytes: int = 2_500_000,
+        threads: int = 2,
+        timeout: float = 120.0,
+        allow_insecure: bool = False,
+        options: Mapping[str, Any] | None = None,
+        **unknown: Any,
+    ) -> None:
+        arguments.refuse_unknown("Elasticsearch", unknown, _ARGUMENTS, renamed=_RENAMED)
+        arguments.require_package("Elasticsearch", "elasticsearch", "elasticsearch")
+        held_back = arguments.flag("epoch_visibility", epoch_visibility)
+        values = {
+            "hosts": arguments.expressions("hosts", hosts),
+            "index": _index_name("index", index),
+            "key": _key(key, id),
+            "select": arguments.expressions("select", select) or ("*",),
+            "where": arguments.optional_text("where", where),
+            "order_by": arguments.expressions("order_by", order_by),
+            "delete_when": arguments.optional_text("delete_when", delete_when),
+            "dead_letter_index": None
+            if dead_letter_index is None
+            else _index_name("dead_letter_index", dead_letter_index),
+            "validate": arguments.flag("validate", validate),
+            "refresh": arguments.flag("refresh", refresh) or held_back,
+            "epoch_visibility": held_back,
+            "create": create is not False,
+            "settings": _settings(create),
+            "accept_index": arguments.optional_text("accept_index", accept_index),
+            "gc_deletes": _duration("gc_deletes", gc_deletes),
+            "bulk_bytes": arguments.count("bulk_bytes", bulk_bytes),
+            "threads": arguments.count("threads", threads),
+            "timeout": arguments.seconds("timeout", timeout),
+            "allow_insecure": arguments.flag("allow_insecure", allow_insecure),
+            "options": _options(options or {}),
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        arguments.choice("on_rejected", on_rejected, ("stop", "dead_letter"))
+        for host in self.hosts:
+            self._check_host(host)
+        self._check_rows()
+        self._check_dead_letters(on_rejected)
+
+    @property
+    def client_options(self) -> dict[str, Any]:
+        """The options for the vendor's client."""
+        given = dict(self.options)
+        if "headers" in given:
+            given["headers"] = dict(given["headers"])
+        return {"request_timeout": _REQUEST_TIMEOUT, **given}
+
+    @property
+    def index_settings(self) -> dict[str, Any]:
+        """The settings of an index that `check` creates."""
+        settings: dict[str, Any] = json.loads(self.settings)
+        return settings
+
+    @property
+    def shown_hosts(self) -> str:
+        """The hosts without credentials."""
+        return ", ".join(map(credentials.without_userinfo, self.hosts))
+
+    def __repr__(self) -> str:
+        shown = credentials.masked(dict(self.options), SECRETS)
+        key = f", key={list(self.key)}" if self.key else ""
+        options = f", options={shown}" if shown else ""
+        return f"Elasticsearch({self.shown_hosts!r}, index={self.index!r}{key}{options})"
+
+    def _check_host(self, host: str) -> None:
+        url = urlsplit(host)
+        if url.scheme not in {"http", "https"} or not url.hostname or not _port(host):
+            raise ConfigurationError(
+                f"the host {credentials.without_userinfo(host)!r} is not a URL with scheme, name and port",
+                hint='write it as "https://search.example:9200"',
+            )
+        secret = bool(url.password or url.username or SECRETS & dict(self.options).keys())
+        local = credentials.is_loopback(url.hostname)
+        if url.scheme == "http" and secret and not self.allow_insecure and not local:
+            raise ConfigurationError(
+                f"credentials would travel in the clear to {credentials.without_userinfo(host)}",
+                hint="use https (ca_certs or ssl_assert_fingerprint in options= for a private certificate), or allow "
+                "it with allow_insecure=True",
+            )
+
+    def _check_rows(self) -> None:
+        for name, value in (("delete_when", self.delete_when), ("order_by", self.order_by)):
+            if value and not self.key:
+                raise ConfigurationError(
+                    f"{name}= is given without key=: without one no two rows concern the same document",
+                    hint=f"give key= (a column, an SQL expression or a list), or leave {name}= out",
+                )
+
+    def _check_dead_letters(self, on_rejected: str) -> None:
+        if (on_rejected == "dead_letter") != (self.dead_letter_index is not None):
+            raise ConfigurationError(
+                f"on_rejected={on_rejected!r} and dead_letter_index={self.dead_letter_index!r} do not go together",
+                hint='give both on_rejected="dead_letter" and dead_letter_index=, or neither',
+            )
+        if self.dead_letter_index == self.index:
+            raise ConfigurationError(
+                f"dead_letter_index and index are both {self.index!r}",
+                hint="give the dead letters an index of their own",
+            )
+        if self.dead_letter_index is not None and self.validate:
+            raise ConfigurationError(
+                "validate=True stops at what dead_letter_index= would set aside", hint="choose one of the two"
+            )
+
+
+def duration_seconds(duration: str) -> float | None:
+    """Return a duration as Elasticsearch writes it ("60s", "1h", "-1") in seconds; None if it is not one."""
+    found = re.fullmatch(r"(-?\d+)(nanos|micros|ms|s|m|h|d)?", duration)
+    return None if found is None else int(found[1]) * _UNITS[found[2] or "ms"]
+
+
+def _duration(name: str, value: str) -> str:
+    if not isinstance(value, str) or duration_seconds(value) is None:
+        raise ConfigurationError(f"invalid {name}={value!r}: expected a duration", hint='write it as "1h" or "600s"')
+    return value
+
+
+def _key(key: str | Sequence[str] | None, own_name: str | Sequence[str] | None) -> tuple[str, ...]:
+    if key is not None and own_name is not None:
+        raise ConfigurationError(
+            "key= and id= are both given, and mean the same", hint="give key=, the name that all sinks share"
+        )
+    return arguments.expressions("key", key) or arguments.expressions("id", own_name)
+
+
+def _settings(create: bool | Mapping[str, Any]) -> str:  # noqa: FBT001 - as the user wrote it
+    if isinstance(create, bool):
+        return "{}"
+    if not isinstance(create, Mapping):
+        raise ConfigurationError(
+            f"invalid create={create!r}: expected True, False or the new index's settings",
+            hint="for example create={'number_of_shards': 2}",
+        )
+    try:
+        return json.dumps(arguments.mapping("create", create), sort_keys=True)
+    except TypeError as error:
+        raise ConfigurationError(
+            f"create= holds a value that is not JSON: {error}", hint="give settings as the server's API takes them"
+        ) from None
+
+
+def _options(given: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    options = arguments.mapping("options", given)
+    if unknown := sorted(options.keys() - OPTIONS):
+        raise ConfigurationError(
+            f"options= has names that do not pass through to the client: {', '.join(unknown)}",
+            hint=f"these do: {', '.join(sorted(OPTIONS))}",
+        )
+    return tuple((name, _unchangeable(options[name], secret=name in SECRETS)) for name in sorted(options))
+
+
+def _unchangeable(value: Any, *, secret: bool) -> Any:
+    """Return an option's value so that it can be hashed and, if it is secret, shows itself nowhere."""
+    if isinstance(value, Mapping):
+        return tuple((name, _unchangeable(value[name], secret=secret)) for name in sorted(value))
+    if isinstance(value, (list, tuple)):
+        return tuple(_unchangeable(each, secret=secret) for each in value)
+    return credentials.Secret(value) if secret and isinstance(value, str) else value
+
+
+def _port(host: str) -> int | None:
+    try:
+        return urlsplit(host).port
+    except ValueError:
+        return None
+
+
+def _index_name(name: str, value: str) -> str:
+    text = arguments.text(name, value)
+    allowed = re.fullmatch(r"[^A-Z\\/*?\"<>| ,#:\x00-\x1f]+", text)
+    if allowed is None or text[0] in "-_+" or text in {".", ".."} or len(text.encode()) > _LONGEST_NAME:
+        raise ConfigurationError(
+            f"invalid {name}={text!r}: this cannot be the name of one index",
+            hint=r'use lower case, none of \ / * ? " < > | , # : or space, not beginning with - _ or +, '
+            f"at most {_LONGEST_NAME} bytes",
+        )
+    return text

@@ -1,0 +1,176 @@
+"""What the server's answers and the client's errors mean: one table, for whole requests and for single operations.
+
+Three questions are answered here alone: whether the same request may succeed later, whose fault it is (the document's,
+or something that concerns every document alike), and what to tell the user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import elasticsearch
+from elastic_transport import TlsError, TransportError
+
+from epochsink.errors import RowsRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from epochsink.errors import EpochsinkError
+
+CLIENT_ERRORS: Final = (elasticsearch.ApiError, TransportError)
+"""Everything that the client raises for a request."""
+
+NOT_FOUND: Final = 404
+CONFLICT: Final = 409
+
+
+class Meaning(enum.Enum):
+    """What an answer means for an epoch."""
+
+    PASSING = "the same request may succeed later"
+    DOCUMENT = "this document is refused for good"
+    CONFLICT = "a newer version of the document is stored"
+    TOO_LARGE = "the request, or the one document in it, is too large"
+    REFUSED = "every document would be refused: credentials, privileges, a missing, closed or blocked index"
+
+
+STATUSES: Final = {
+    400: Meaning.DOCUMENT,
+    401: Meaning.REFUSED,
+    403: Meaning.REFUSED,
+    404: Meaning.REFUSED,
+    408: Meaning.PASSING,
+    409: Meaning.CONFLICT,
+    413: Meaning.TOO_LARGE,
+    429: Meaning.PASSING,
+}
+"""HTTP status -> what it means. Those from 500 on are passing, any other is refused."""
+
+TYPES: Final = {"index_closed_exception": Meaning.REFUSED}
+"""The server's name of an error -> what it means, where its status would say something else."""
+
+HINTS: Final = {
+    400: "correct what the reason names; the server's log says more",
+    401: "check api_key or basic_auth in options=: the server does not accept these credentials",
+    403: "lift the index's block, or grant this user the privileges read, write, create_index and "
+    "view_index_metadata on the indices",
+    404: "check the name of the index, and what a proxy before the server answers",
+    408: "the server or a proxy before it is overloaded; start the query again: what is recorded is applied",
+    429: "the server is overloaded; start the query again: what is recorded is applied",
+}
+_OTHER_HINT: Final = "look at the reason; the server's log says more"
+_SERVER_ERROR: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One operation that the server refuses for good: 409 a newer version is there, 400 or 413 the document."""
+
+    id: str
+    source: str | None
+    status: int
+    kind: str
+    reason: str
+
+    @property
+    def conflict(self) -> bool:
+        """Whether a newer version is stored."""
+        return self.status == CONFLICT
+
+
+class GaveUp(Exception):
+    """Only passing failures for as long as the timeout says; the argument says the last one."""
+
+
+class TakesNoWrites(Exception):
+    """Every document would be refused, whatever it holds."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{message}: {hint}")
+        self.message = message
+        self.hint = hint
+
+
+def meaning(status: int, kind: str = "") -> Meaning:
+    """Return what a status means, for a request or one operation; ``kind`` is the server's name of the error."""
+    if kind in TYPES:
+        return TYPES[kind]
+    return STATUSES.get(status, Meaning.PASSING if status >= _SERVER_ERROR else Meaning.REFUSED)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether the same request may succeed later: a lost connection, a time-out, an overloaded server."""
+    if isinstance(error, elasticsearch.ApiError):
+        return meaning(error.status_code, error_type(error)) is Meaning.PASSING
+    return isinstance(error, TransportError) and not isinstance(error, TlsError)
+
+
+def error_type(error: Exception) -> str:
+    """Return the type that the server gave an error, or the exception's name."""
+    body = getattr(error, "body", None)
+    cause = body.get("error") if isinstance(body, dict) else None
+    if isinstance(cause, dict):
+        return str(cause.get("type", ""))
+    return type(error).__name__
+
+
+def describe(error: Exception) -> tuple[str, str]:
+    """Return what an error of the client says, and the hint."""
+    if isinstance(error, TlsError):
+        return f"the server's certificate was refused: {error}", (
+            "give the authority that signed it (ca_certs) or its fingerprint (ssl_assert_fingerprint) in options="
+        )
+    if isinstance(error, elasticsearch.UnsupportedProductError):
+        return f"this is not Elasticsearch: {error}", "check the address, and what the proxy before it answers"
+    if not isinstance(error, elasticsearch.ApiError):
+        return f"{type(error).__name__}: {error}", "check that the hosts are right and reachable, then start again"
+    hint = HINTS.get(error.status_code, _OTHER_HINT)
+    if error_type(error) == "media_type_header_exception":
+        hint = (
+            f"client {client_version()} and server differ in their major version: "
+            "install the client of the server's (elasticsearch>=8,<9 or >=9,<10)"
+        )
+    return f"HTTP {error.status_code} {error_type(error)}: {_reason(error)}", hint
+
+
+def describe_operation(answer: dict[str, Any]) -> str:
+    """Return what one operation of a bulk request was answered."""
+    return f"HTTP {answer['status']} {answer['error']['type']}: {answer['error'].get('reason', '')}"
+
+
+def client_version() -> str:
+    """Return the version of the vendor's client."""
+    return ".".join(map(str, elasticsearch.__version__))
+
+
+@contextlib.contextmanager
+def explained(kind: type[EpochsinkError], doing: str) -> Iterator[None]:
+    """Turn the client's errors, and `TakesNoWrites`, into ``kind``, saying what was being done and the hint."""
+    try:
+        yield
+    except TakesNoWrites as error:
+        raise kind(error.message, hint=error.hint) from error
+    except CLIENT_ERRORS as error:
+        said, hint = describe(error)
+        raise kind(f"{doing} failed: {said}", hint=hint) from error
+
+
+def documents_rejected(refused: Sequence[Refusal], state: str) -> RowsRejected:
+    """Return the error that shows the first refused documents, and how many more there are."""
+    shown = "\n".join(f"    _id {each.id!r}: {each.kind}: {each.reason}" for each in refused[:5])
+    return RowsRejected(
+        f"Elasticsearch refuses {len(refused)} document(s) for good:\n{shown}\n  {state}",
+        hint="correct the mapping (or the rows, by select= or where=) and start the query again, or give "
+        'on_rejected="dead_letter" with dead_letter_index= to set such documents aside',
+        ids=[each.id for each in refused[:100]],
+    )
+
+
+def _reason(error: elasticsearch.ApiError) -> str:
+    body = error.body
+    cause = body.get("error") if isinstance(body, dict) else None
+    return str(cause.get("reason", "")) if isinstance(cause, dict) else str(body)[:300]

@@ -1,0 +1,27 @@
+"""What the ledger keeps of an epoch, in this version and in the one before."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
+from epochsink.errors import LedgerCorrupt
+
+
+def test_values_survive_json() -> None:
+    task = WrittenTask("a" * 32, 3, 120)
+    epoch = PreparedEpoch(("a" * 32, "b" * 32), 5, 1, "orders", "uuid")
+    assert WrittenTask.from_json(json.loads(json.dumps(task.to_json()))) == task
+    assert PreparedEpoch.from_json(json.loads(json.dumps(epoch.to_json()))) == epoch
+
+
+def test_what_has_no_version_is_version_one() -> None:
+    assert WrittenTask.from_json({"task": "a", "rows": 1, "largest": 2}) == WrittenTask("a", 1, 2)
+    assert PreparedEpoch.from_json({"tasks": ["a"], "rows": 1, "replaced": 0}) == PreparedEpoch(("a",), 1, 0)
+
+
+def test_a_version_of_the_future_is_refused() -> None:
+    with pytest.raises(LedgerCorrupt, match="version 3"):
+        PreparedEpoch.from_json({"version": 3, "tasks": [], "rows": 0, "replaced": 0})
