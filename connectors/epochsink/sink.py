@@ -139,7 +139,7 @@ class Rows(Protocol):
 
 
 class SinkWriter(Protocol):
-    """Writes one sink's share of one task. SuccessiveRuns in a Python worker of an executor.
+    """Writes one sink's share of one task. Lives in a Python worker of an executor.
 
     Calls: ``write`` any number of times, then ``prepare`` once or ``abort`` once. Neither may be called at
     all: a killed task gets no goodbye. A task without rows makes no writer.

@@ -1,0 +1,141 @@
+"""The commit thread commits what is decided, drains when the stream has ended, and tells the stream of a failure."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from epochsink.protocol import commit_thread
+from epochsink.protocol.commit_thread import CommitThread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = 20
+
+
+class FakeCoordinator:
+    """Says what it was asked to do, in order; fails where it is told to."""
+
+    def __init__(self, *, fails: str = "") -> None:
+        self.calls: list[str] = []
+        self.fails = fails
+        self.failure: BaseException | None = None
+        self.undecided = 0
+        self.asked = threading.Event()
+
+    def _do(self, name: str) -> None:
+        self.calls.append(name)
+        if self.fails == name:
+            raise OSError(f"{name} failed")
+
+    def commit_decided(self) -> bool:
+        self.asked.set()
+        self._do("commit_decided")
+        self.undecided -= 1
+        return self.undecided < 0
+
+    def wait_pending(self, seconds: float) -> None:
+        assert seconds > 0
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def drain(self) -> None:
+        self._do("drain")
+
+    def tidy(self) -> None:
+        self._do("tidy")
+
+    def fail(self, failure: BaseException) -> None:
+        self.failure = failure
+
+    def has_decided(self) -> bool:
+        return False
+
+
+class FakeStream:
+    """A stream that runs until it is told otherwise."""
+
+    def __init__(self, *, stops_on: str = "stop") -> None:
+        self.alive = True
+        self.told: list[str] = []
+        self.stops_on = stops_on
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def is_in_batch(self) -> bool:
+        return False
+
+    def interrupt(self) -> None:
+        self._tell("interrupt")
+
+    def stop(self) -> None:
+        self._tell("stop")
+
+    def _tell(self, what: str) -> None:
+        self.told.append(what)
+        self.alive = what != self.stops_on
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in ("LIVENESS_SECONDS", "GRACE_SECONDS"):
+        monkeypatch.setattr(commit_thread, name, 0.01)
+    yield
+
+
+def start(coordinator: FakeCoordinator, stream: FakeStream) -> CommitThread:
+    untyped: Any = coordinator
+    thread = CommitThread(untyped, stream, 0.001)
+    thread.start()
+    return thread
+
+
+def test_it_commits_while_the_stream_runs_and_drains_when_it_has_ended() -> None:
+    coordinator, stream = FakeCoordinator(), FakeStream()
+    thread = start(coordinator, stream)
+    assert coordinator.asked.wait(SECONDS)
+    stream.alive = False
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert thread.failure is None
+    assert coordinator.calls[0] == "commit_decided"
+    assert coordinator.calls[-2:] == ["drain", "tidy"]
+    assert stream.told == []
+
+
+def test_it_looks_again_until_an_epoch_is_decided() -> None:
+    coordinator, stream = FakeCoordinator(), FakeStream()
+    coordinator.undecided = 5
+    thread = start(coordinator, stream)
+    deadline = time.monotonic() + SECONDS
+    while coordinator.undecided >= 0 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    stream.alive = False
+    thread.join(SECONDS)
+    assert coordinator.calls.count("commit_decided") >= 6
+
+
+@pytest.mark.parametrize("fails", ["commit_decided", "drain"])
+def test_a_failure_is_kept_and_nothing_follows_it(fails: str) -> None:
+    coordinator, stream = FakeCoordinator(fails=fails), FakeStream()
+    stream.alive = fails == "commit_decided"
+    thread = start(coordinator, stream)
+    thread.join(SECONDS)
+    assert str(thread.failure) == f"{fails} failed"
+    assert coordinator.failure is thread.failure
+    assert coordinator.calls[-1] == fails
+
+
+@pytest.mark.parametrize(("stops_on", "told"), [("interrupt", ["interrupt"]), ("stop", ["interrupt", "stop"])])
+def test_an_idle_stream_is_made_to_fail(stops_on: str, told: list[str]) -> None:
+    """No batch comes that would raise the failure: first gently, so that the query shows it, then for good."""
+    coordinator, stream = FakeCoordinator(fails="commit_decided"), FakeStream(stops_on=stops_on)
+    start(coordinator, stream).join(SECONDS)
+    assert stream.told == told
