@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from epochsink.protocol import commit_thread
 from epochsink.protocol.commit_thread import CommitThread
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SECONDS = 20
 
@@ -84,10 +81,9 @@ class FakeStream:
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("LIVENESS_SECONDS", "GRACE_SECONDS"):
         monkeypatch.setattr(commit_thread, name, 0.01)
-    yield
 
 
 def start(coordinator: FakeCoordinator, stream: FakeStream) -> CommitThread:
