@@ -31,9 +31,9 @@ def test_epochs_leave_in_the_order_in_which_they_came() -> None:
     queue = CommitQueue()
     queue.add(3)
     queue.add(4)
-    assert queue.pending == (3, 4)
+    assert list(queue.pending) == [3, 4]
     queue.remove_first()
-    assert queue.pending == (4,)
+    assert list(queue.pending) == [4]
 
 
 def test_settled_is_waited_for() -> None:
