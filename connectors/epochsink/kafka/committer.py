@@ -190,8 +190,7 @@ class KafkaCommitter:
             if answer is Answer.REFUSED:
                 return Verdict(
                     Outcome.UNKNOWN,
-                    f"{transaction.transactional_id}: the coordinator answers {name}. Allow the user WRITE on "
-                    "transactional ids with the prefix 'epochsink.', then start again",
+                    f"{transaction.transactional_id}: the coordinator answers {name}; then start again",
                 )
             if answer is Answer.DECIDED:
                 # asked again: a topic deleted between the first question and this answer has taken its rows along

@@ -93,7 +93,7 @@ class KafkaConfig:
 
     def __repr__(self) -> str:
         shown = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        defaults = {item.name: item.default for item in dataclasses.fields(self)}
+        defaults = {item.name: item.default for item in dataclasses.fields(self)} | {"options": {}}
         said = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value != defaults[name])
         return f"{type(self).__name__}({said})"
 

@@ -18,6 +18,10 @@ NOT_AUTHORIZED: Final = frozenset({29, 30, 31})
 """Kafka's codes for a missing right on a topic, a group or the cluster."""
 
 
+FENCED: Final = frozenset({-150, -144, 47, 90})
+"""Codes by which a producer learns that its transactional id has another user, or that its transaction was ended."""
+
+
 class Unreachable(PrepareFailed, OSError):
     """The cluster did not answer in time; whether it carried out the request is unknown."""
 
@@ -73,6 +77,7 @@ REFUSALS: Final[dict[int, Refusal]] = {
     31: Refusal(Nature.SETTING, "allow the user IDEMPOTENT_WRITE on the cluster"),
     32: Refusal(Nature.ROWS, "write timestamps that the topic's message.timestamp.before.max.ms and "
                 "message.timestamp.after.max.ms allow, or none"),
+    35: Refusal(Nature.SETTING, "use brokers of Kafka 3.0 or later"),
     47: Refusal(Nature.PASSING, _FENCED),
     50: Refusal(Nature.SETTING, "set transaction_timeout= to at most the broker's transaction.max.timeout.ms, "
                 "or raise that"),
@@ -119,3 +124,8 @@ def refused(doing: str, failure: Exception) -> Refused:
     known = REFUSALS.get(code) if isinstance(code, int) else None
     hint = known.hint if known else "see the broker's log; nothing is lost meanwhile"
     return Refused(f"{doing}: {type(failure).__name__}: {failure}", hint=hint, code=code)
+
+
+def hint(code: int) -> str:
+    """Return what to do about an error code of the broker."""
+    return REFUSALS.get(code, _OTHERWISE).hint

@@ -13,12 +13,9 @@ from kafka.errors import BrokerResponseError, IncompatibleBrokerVersion
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 
 from epochsink.errors import ConfigurationError
-from epochsink.identity import PREFIX
-from epochsink.kafka import errors, row_mapping
+from epochsink.kafka import probe, row_mapping
 from epochsink.kafka.config import DEFAULT_TRANSACTION_TIMEOUT
 from epochsink.kafka.errors import Refused, Unreachable
-from epochsink.kafka.librdkafka import NativeError
-from epochsink.kafka.producer import TransactionalProducer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,11 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("epochsink.kafka")
 
-PROBE_ID: Final = f"{PREFIX}.check"
-"""The transactional id with which rights and the transaction timeout are tried out. Its transactions stay empty."""
-
-_PROBE_TIMEOUT_MS: Final = 10_000
-_COMPARED_WITH_TIMEOUT: Final = frozenset({"message.timeout.ms", "socket.timeout.ms"})
 _UNKNOWN_TOPIC: Final = 3
 _TOPIC_RIGHTS: Final = {
     "WRITE": "the rows cannot be written",
@@ -48,7 +40,7 @@ def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[s
     try:
         found += _cluster(config, cluster)
         if not found and config.topic is not None:
-            found = _topic(config, cluster) or _compaction(config, cluster, schema)
+            found = _topic(config, cluster, schema)
     except (Unreachable, Refused) as failure:
         found.append(f"{failure.message}; {failure.hint}")
     return found
@@ -70,31 +62,8 @@ def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
 
 def _cluster(config: KafkaConfig, cluster: Cluster) -> list[str]:
     # the producing client says at once what is wrong with credentials or rights
-    return _producing(config) or _version(cluster) or _transaction_timeout(config, cluster)
-
-
-def _producing(config: KafkaConfig) -> list[str]:
-    """Try what a task does: connect with the producing client and get a producer id under our prefix."""
     intended = round(1000 * (config.transaction_timeout or DEFAULT_TRANSACTION_TIMEOUT))
-    # a short timeout for the probe, which the cap certainly allows; the client compares these options with it
-    probed = {name: value for name, value in config.options.items() if name not in _COMPARED_WITH_TIMEOUT}
-    try:
-        _producer(config, config.options, intended).release()
-        probe = _producer(config, probed, _PROBE_TIMEOUT_MS)
-        try:
-            probe.begin()
-        finally:
-            probe.release()
-    except ConfigurationError as wrong:
-        return [f"{wrong.message}; {wrong.hint or 'correct options='}"]
-    except NativeError as failure:
-        refused = errors.error(failure, f"no transaction could be begun at {config.bootstrap_servers}")
-        return [f"{refused.message}; {refused.hint}"]
-    return []
-
-
-def _producer(config: KafkaConfig, options: Mapping[str, str], transaction_timeout_ms: int) -> TransactionalProducer:
-    return TransactionalProducer(options, PROBE_ID, transaction_timeout_ms, config.timeout, config.bootstrap_servers)
+    return probe.beginning(config, intended) or _version(cluster) or _transaction_timeout(config, cluster)
 
 
 def _version(cluster: Cluster) -> list[str]:
@@ -119,7 +88,7 @@ def _transaction_timeout(config: KafkaConfig, cluster: Cluster) -> list[str]:
     return [finding]
 
 
-def _topic(config: KafkaConfig, cluster: Cluster) -> list[str]:
+def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str]:
     topic = str(config.topic)
     told = _describe(cluster, topic)
     if told["error_code"] == _UNKNOWN_TOPIC and config.new_topic is not None:
@@ -131,7 +100,8 @@ def _topic(config: KafkaConfig, cluster: Cluster) -> list[str]:
     if told["error_code"] != 0:
         return [f"topic '{topic}' cannot be described: error code {told['error_code']}; allow the user DESCRIBE on it"]
     settings = _topic_settings(cluster, topic)
-    return _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
+    found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
+    return found or _compaction(config, settings, schema) or probe.ending(config, cluster, topic)
 
 
 def _describe(cluster: Cluster, topic: str) -> dict[str, Any]:
@@ -204,11 +174,10 @@ def _sizes(config: KafkaConfig, topic: str, settings: Mapping[str, str]) -> list
     return [finding]
 
 
-def _compaction(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str]:
-    topic = str(config.topic)
-    compacted = "compact" in _topic_settings(cluster, topic).get("cleanup.policy", "")
+def _compaction(config: KafkaConfig, settings: Mapping[str, str], schema: pa.Schema) -> list[str]:
+    compacted = "compact" in settings.get("cleanup.policy", "")
     if not compacted or any(column.endswith("AS `key`") for column in row_mapping.columns(config, "row", schema)):
         return []
     return [
-        f"topic '{topic}' has cleanup.policy = compact and takes only rows with a key; set key= to an SQL expression"
+        f"topic '{config.topic}' has cleanup.policy = compact and takes only rows with a key; set key= to an expression"
     ]

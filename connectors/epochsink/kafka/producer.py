@@ -55,6 +55,7 @@ class TransactionalProducer:
         bootstrap_servers: str,
     ) -> None:
         self._rdkafka = library()
+        self.transactional_id = transactional_id
         self._timeout = timeout
         self._topics: dict[str, int] = {}
         self._partitions: dict[str, int] = {}

@@ -9,6 +9,7 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import EndTxnRequest
 
+from epochsink.kafka import errors
 from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.end_txn import Answer, Description, State, answer_to
 
@@ -21,6 +22,14 @@ if TYPE_CHECKING:
 _ID_NOT_FOUND = 105
 
 
+_NEWEST_END_TXN = 4
+"""The last version of EndTxn for transactions that are begun by the older protocol, as librdkafka begins ours.
+
+Clusters take it whatever level of transaction.version they have finalised. Version 5 belongs to level 2 alone, and
+brokers offer it at any level: below 2 it can leave a transaction open, beyond every timeout, until the broker restarts.
+"""
+
+
 class Transactions:
     """The transactions of one cluster. Every method retries passing failures; raises `Unreachable`, `Refused`.
 
@@ -31,7 +40,7 @@ class Transactions:
         self._cluster = cluster
 
     def end(self, transaction: Transaction, deadline: float, *, commit: bool) -> tuple[Answer, str]:
-        """Commit or abort; return the coordinator's answer, which is never AGAIN, and its name."""
+        """Commit or abort; return the coordinator's answer, never AGAIN, and its name; if REFUSED, what to do too."""
 
         def attempt() -> tuple[Answer, str]:
             code = self._end_once(transaction, commit=commit)
@@ -39,7 +48,7 @@ class Transactions:
             if answer is Answer.AGAIN:
                 self._cluster.forget(CoordinatorType.TRANSACTION, [transaction.transactional_id])
                 raise RetriableError(f"EndTxn for {transaction.transactional_id}: {name}")
-            return answer, name
+            return answer, f"{name}; {errors.hint(code)}" if answer is Answer.REFUSED else name
 
         found: tuple[Answer, str] = self._cluster.until(deadline, attempt)
         return found
@@ -67,6 +76,7 @@ class Transactions:
             producer_id=transaction.producer_id,
             producer_epoch=transaction.producer_epoch,
             committed=commit,
+            max_version=_NEWEST_END_TXN,
         )
         [answer] = self._cluster.ask_coordinators(
             CoordinatorType.TRANSACTION, [transaction.transactional_id], lambda _: request

@@ -1,0 +1,104 @@
+"""A transaction that changes nothing, begun as a task does and ended as the driver does: before the first row moves."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from epochsink.errors import ConfigurationError
+from epochsink.identity import PREFIX
+from epochsink.kafka import end_txn, errors
+from epochsink.kafka.end_txn import Answer
+from epochsink.kafka.librdkafka import NativeError
+from epochsink.kafka.producer import TransactionalProducer
+from epochsink.kafka.transactional_id import Transaction
+from epochsink.kafka.transactions import Transactions
+from epochsink.retry import retrying
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.config import KafkaConfig
+
+_NAME: Final = f"{PREFIX}.check"
+_IDS: Final = 16
+"""Few, so that brokers do not collect them; more than one, for checks that run at the same time."""
+
+_ATTEMPTS: Final = 3
+_TIMEOUT_MS: Final = 10_000
+_COMPARED_WITH_TIMEOUT: Final = frozenset({"message.timeout.ms", "socket.timeout.ms"})
+_LOOK_AGAIN_SECONDS: Final = 0.02
+
+
+def beginning(config: KafkaConfig, transaction_timeout_ms: int) -> list[str]:
+    """Try what a task does first: connect with the producing client and get a producer id under our prefix."""
+    try:
+        _producer(config, config.options, transaction_timeout_ms).release()
+        probe = _begun(config)
+        probe.release()
+    except ConfigurationError as wrong:
+        return [f"{wrong.message}; {wrong.hint or 'correct options='}"]
+    except NativeError as failure:
+        refused = errors.error(failure, f"no transaction could be begun at {config.bootstrap_servers}")
+        return [f"{refused.message}; {refused.hint}"]
+    return []
+
+
+def ending(config: KafkaConfig, cluster: Cluster, topic: str) -> list[str]:
+    """Try what comes last: put an offset into a transaction, leave it open, and end it with the driver's client."""
+    policy = retrying(_is_fenced, attempts=_ATTEMPTS)
+    try:
+        transaction = policy(lambda: _left_open(config, topic))
+    except NativeError as failure:
+        refused = errors.error(failure, f"an offset on topic '{topic}' could not be put into a transaction")
+        return [f"{refused.message}; {refused.hint}"]
+    return _ended(Transactions(cluster), transaction, cluster.deadline())
+
+
+def _left_open(config: KafkaConfig, topic: str) -> Transaction:
+    probe = _begun(config)
+    try:
+        probe.mark(_NAME, topic, 0)
+        return Transaction(probe.transactional_id, *probe.identity())
+    finally:
+        probe.release()
+
+
+def _ended(transactions: Transactions, transaction: Transaction, deadline: float) -> list[str]:
+    name = transaction.transactional_id
+    answer, told = transactions.end(transaction, deadline, commit=False)
+    if answer is Answer.REFUSED:
+        return [f"the coordinator refuses to end transaction {name}: {told}"]
+    while transactions.describe([name], deadline)[name].state in end_txn.ENDING:
+        if time.monotonic() >= deadline:
+            finding = (
+                f"the coordinator has agreed to end transaction {name}, and does not do it: no reader would get past "
+                "an epoch; see the broker's log and the feature transaction.version of the cluster"
+            )
+            return [finding]
+        time.sleep(_LOOK_AGAIN_SECONDS)
+    return []
+
+
+def _begun(config: KafkaConfig) -> TransactionalProducer:
+    # a short timeout, which the cap certainly allows; the client compares these options with it
+    options = {name: value for name, value in config.options.items() if name not in _COMPARED_WITH_TIMEOUT}
+    probe = _producer(config, options, _TIMEOUT_MS)
+    try:
+        probe.begin()
+    except BaseException:
+        probe.release()
+        raise
+    return probe
+
+
+def _producer(config: KafkaConfig, options: Mapping[str, str], transaction_timeout_ms: int) -> TransactionalProducer:
+    name = f"{_NAME}.{uuid.uuid4().int % _IDS}"
+    return TransactionalProducer(options, name, transaction_timeout_ms, config.timeout, config.bootstrap_servers)
+
+
+def _is_fenced(failure: BaseException) -> bool:
+    """Whether another check has taken the id over."""
+    return isinstance(failure, NativeError) and failure.code in errors.FENCED
