@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
 from epochsink.errors import OutcomeUnknown
+from epochsink.spark.exactly_once import ExactlyOnceQuery
 
 if TYPE_CHECKING:
     from streams import Stream
@@ -24,12 +26,17 @@ def test_a_task_brings_the_sinks_own_error_to_the_driver(stream: Stream) -> None
     assert "Hint: filter it with where=" in text
 
 
-def test_an_error_that_no_sink_names_is_told_in_one_line(stream: Stream) -> None:
+def test_an_error_that_no_sink_names_is_told_in_one_line(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    """The whole trace, of the executor too, is logged where people see it."""
     stream.sink.faults.arm("write-breaks")
     stream.put(range(10))
     with pytest.raises(StreamingQueryException) as failed:
         stream.run()
     assert "PrepareFailed: epoch 0 could not be prepared: RuntimeError: the disk is on fire" in str(failed.value)
+    [logged] = [record for record in caplog.records if record.message.startswith("epoch 0 failed")]
+    assert (logged.name, logged.levelname) == ("epochsink", "ERROR")
+    assert logged.exc_info is not None
+    assert "in write_partition" in str(logged.exc_info[1])
     stream.run()
     assert stream.sink.values() == list(range(10))
 
@@ -94,14 +101,27 @@ def test_an_unknown_outcome_stops_a_busy_query(stream: Stream) -> None:
 
 
 def test_an_unknown_outcome_stops_an_idle_query(stream: Stream) -> None:
-    """No batch comes that could raise the error: the query is made to fail."""
+    """No batch comes that could raise the error: the query is made to fail, and whoever waits for it is told why."""
+    stream.spark.streams.resetTerminated()
     stream.sink.faults.arm("commit-unknown")
     stream.put(range(10))
-    query = stream.start_endless(stream.exactly_once())
-    with pytest.raises(OutcomeUnknown):
-        query.awaitTermination()
+    once = stream.exactly_once()
+    # its next batch is an hour away
+    writer = stream.frame().writeStream.trigger(processingTime="1 hour")
+    query = once.start(writer)
+    with ThreadPoolExecutor() as others:
+        waiting = others.submit(stream.spark.streams.awaitAnyTermination)
+        with pytest.raises(OutcomeUnknown):
+            query.awaitTermination()
+        with pytest.raises(StreamingQueryException, match="OutcomeUnknown: epoch 0 is decided, and whether"):
+            waiting.result()
     assert not query.isActive
-    assert query.exception() is not None
+    assert "OutcomeUnknown: epoch 0 is decided" in str(query.exception())
+    with pytest.raises(StreamingQueryException, match="OutcomeUnknown: epoch 0 is decided, and whether"):
+        super(ExactlyOnceQuery, query).awaitTermination()
+    with pytest.raises(StreamingQueryException, match="OutcomeUnknown: epoch 0 is decided, and whether"):
+        stream.spark.streams.awaitAnyTermination()
+    stream.spark.streams.resetTerminated()
 
 
 @pytest.mark.parametrize("files", [1, 5], ids=["idle", "busy"])
@@ -112,7 +132,7 @@ def test_a_query_by_hand_fails_too(stream: Stream, files: int) -> None:
         stream.put(range(first * 10, first * 10 + 10))
     once = stream.exactly_once()
     query = stream.by_hand(once, endless=True)
-    with pytest.raises(StreamingQueryException):
+    with pytest.raises(StreamingQueryException, match="OutcomeUnknown: epoch 0 is decided"):
         query.awaitTermination()
     with pytest.raises(OutcomeUnknown):
         once.await_committed()
@@ -126,7 +146,7 @@ def test_process_all_available_raises_what_made_a_commit_fail(stream: Stream) ->
     query = stream.start_endless(stream.exactly_once())
     stream.sink.faults.arm("commit-unknown")
     stream.put(range(10))
-    with pytest.raises((OutcomeUnknown, StreamingQueryException)):
+    with pytest.raises((OutcomeUnknown, StreamingQueryException), match="epoch 0 is decided, and whether"):
         query.processAllAvailable()
     with pytest.raises(OutcomeUnknown):
         query.awaitTermination()

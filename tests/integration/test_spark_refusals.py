@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -258,3 +259,41 @@ def test_types_without_an_arrow_name_are_refused(stream: Stream) -> None:
     sink = replace(stream.sink, select=["id", "INTERVAL '1' YEAR AS v"])
     with pytest.raises(ConfigurationError, match="sink 'folder'"):
         stream.run(stream.exactly_once({"folder": sink}))
+
+
+BARE_PYTHON = """#!/bin/sh
+PYTHONPATH={folder}:$PYTHONPATH exec {python} "$@"
+"""
+LACKS_EPOCHSINK = """
+import sys
+
+class Lacks:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "epochsink":
+            raise ModuleNotFoundError(f"No module named {name!r}")
+
+sys.meta_path.insert(0, Lacks())
+"""
+
+
+def test_executors_without_epochsink_are_refused_before_the_first_row(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one sentence, and with the Python that lacks it."""
+    python = tmp_path / "python"
+    python.write_text(BARE_PYTHON.format(folder=tmp_path, python=sys.executable))
+    python.chmod(0o755)
+    (tmp_path / "sitecustomize.py").write_text(LACKS_EPOCHSINK)
+    monkeypatch.setattr(stream.spark.sparkContext, "pythonExec", str(python))
+    stream.put(range(10))
+    with pytest.raises(
+        ConfigurationError, match=r"the executors' Python .* has no epochsink, so that no task could write"
+    ):
+        stream.run()
+    assert not stream.checkpoint.exists()
+
+
+def test_executors_without_that_python_are_refused(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream.spark.sparkContext, "pythonExec", "/nowhere/python3")
+    with pytest.raises(ConfigurationError, match=r"cannot run Python \(/nowhere/python3\): .*Cannot run program"):
+        stream.run()

@@ -11,6 +11,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas import types
 
@@ -153,6 +154,27 @@ def checkpoint_of(execution: Any) -> str:
 def output_mode_of(execution: Any) -> str:
     """Return the output mode of an execution: Append, Update or Complete."""
     return str(execution.outputMode().toString())
+
+
+def end_with(execution: Any, error: str) -> None:
+    """Stop a query so that everybody who waits for it gets this error, as if its batch had raised it.
+
+    Interrupting its thread would end it too, but Spark then reports what the thread was doing: "sleep interrupted".
+    """
+    jvm: Any = SparkContext._jvm
+    query = {"id": str(execution.id().toString()), "runId": str(execution.runId().toString())}
+    parameters = {**query, "message": error, "queryDebugString": ""}
+    cause = jvm.org.apache.spark.sql.streaming.StreamingQueryException(
+        f"query {query['id']}, run {query['runId']}",
+        jvm.java.lang.RuntimeException(error),
+        "",
+        "",
+        "STREAM_FAILED",
+        jvm.PythonUtils.toScalaMap(parameters),
+    )
+    # first: a thread that finds the query stopped keeps the cause that stands, and wakes whoever waits
+    getattr(execution, "streamDeathCause_$eq")(cause)
+    execution.stop()
 
 
 def engine_of(execution: Any) -> str:

@@ -35,9 +35,11 @@ def told_to_spark(number: int, execution: StreamExecution) -> Iterator[None]:
     try:
         yield
     except Exception as failure:  # noqa: BLE001 - whatever it is, Spark has to be told
-        _log.info("epoch %d failed; nothing of it became visible", number, exc_info=failure)
         if not execution.is_active():
+            _log.info("epoch %d was interrupted; nothing of it became visible", number, exc_info=failure)
             raise StreamInterrupted(INTERRUPTED) from None
+        # the one place that has the whole trace: Spark gets a short form of it
+        _log.error("epoch %d failed; nothing of it became visible", number, exc_info=failure)
         raise _brief(failure, number) from None
 
 
@@ -47,14 +49,16 @@ def _brief(failure: Exception, number: int) -> Exception:
     if not isinstance(failure, (Py4JError, PySparkException, OSError)):
         return failure
     known = EpochsinkError.from_text(str(failure))
+    reason = reason_of(str(failure))[:1000]
+    missing = "install it for the executors' Python too (PYSPARK_PYTHON). " if "ModuleNotFoundError" in reason else ""
     return known or PrepareFailed(
-        f"epoch {number} could not be prepared: {_reason(str(failure))[:1000]}",
-        hint="nothing of the epoch became visible, and it is run again at the next start; the whole trace is in "
-        "the driver's log (logger 'epochsink', level INFO)",
+        f"epoch {number} could not be prepared: {reason}",
+        hint=f"{missing}nothing of the epoch became visible, and it is run again at the next start; the whole trace is "
+        "in the driver's log (logger 'epochsink', level ERROR)",
     )
 
 
-def _reason(text: str) -> str:
+def reason_of(text: str) -> str:
     """Return what a task's Python traceback ends in, else the first lines of a Java exception."""
     _, traceback, tail = text.rpartition("Traceback (most recent call last):\n")
     ends = re.search(r"^\S.*", tail, re.MULTILINE) if traceback else None

@@ -17,6 +17,7 @@ from epochsink.spark import argument_checks
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import frame_of, handle_of, refuse_connect
 from epochsink.spark.error_translation import told_to_spark
+from epochsink.spark.executor_check import refuse_bare_executors
 from epochsink.spark.hadoop_storage import first_line, open_checkpoint
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
@@ -97,6 +98,7 @@ class ExactlyOnce:
         """
         refuse_connect(frame.sparkSession)
         schemas = row_schemas(frame, self.sinks)
+        refuse_bare_executors(frame.sparkSession)
         findings = []
         for name, sink in self.sinks.items():
             committer = sink.committer()

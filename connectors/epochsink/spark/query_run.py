@@ -131,8 +131,9 @@ class Run:
 
     def interrupt(self) -> None:
         """Make the query fail."""
-        if self.execution is not None:
-            self.execution.interrupt()
+        failure = self._commit_thread.failure if self._commit_thread is not None else None
+        if self.execution is not None and failure is not None:
+            self.execution.fail(failure)
 
     def stop(self) -> None:
         """End the query."""

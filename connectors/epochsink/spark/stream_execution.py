@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
-from py4j.protocol import Py4JNetworkError
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
 from epochsink.spark import compat
@@ -12,6 +13,8 @@ from epochsink.spark import compat
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger("epochsink")
 
 
 class StreamExecution:
@@ -60,9 +63,14 @@ class StreamExecution:
         except (Py4JNetworkError, OSError):
             return False
 
-    def interrupt(self) -> None:
-        """Interrupt the stream thread, which Spark takes for a failure of the query as long as nobody stopped it."""
-        self._thread.interrupt()
+    def fail(self, failure: BaseException) -> None:
+        """End the query with an error, as if its running batch had raised it; waits until it has ended."""
+        try:
+            compat.end_with(self._java, f"{type(failure).__name__}: {failure}")
+        except Py4JError as unable:
+            # then it ends under another name, and the log has this one
+            _log.warning("the query cannot be given its error: %s", unable)
+            self._thread.interrupt()
 
     def stop(self) -> None:
         """Stop the query."""
