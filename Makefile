@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed-from-lock
 # the client's next major version, in a folder that goes before the environment's own packages
 ELASTICSEARCH9 := $(VENV)/elasticsearch9
 CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
-	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py
+	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py examples/test_pipeline.py
 PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 

@@ -113,6 +113,29 @@ def test_windowed_counts_of_a_stateful_query(postgres: PostgresService, tmp_path
     assert rows(postgres, "SELECT clicks FROM clicks_per_minute ORDER BY minute") == [(3,), (2,)]
 
 
+def test_a_pipelines_own_tests_pass() -> None:
+    """Those of its tests that need no container: the others run with the tests on containers."""
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "--rootdir", os.curdir, "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, str(ROOT / "examples" / "test_pipeline.py"), "-k", "not postgresql"],
+        env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert "2 passed" in done.stdout
+
+
+def test_the_how_to_shows_the_example_as_it_is() -> None:
+    page = (ROOT / "docs" / "how-to" / "test-a-pipeline.md").read_text()
+    example = (ROOT / "examples" / "test_pipeline.py").read_text()
+    shown = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert shown
+    assert [block for block in shown if block not in example] == []
+
+
 def test_the_pipeline_of_the_readme(postgres: PostgresService, tmp_path: Path) -> None:
     """The first block of Python in the README runs, with its server and folder replaced."""
     execute(
