@@ -185,6 +185,32 @@ def test_an_alias_of_several_indices_is_refused_with_the_reason(
     assert f"{sink.index}_1, {sink.index}_2" in finding
 
 
+def test_an_alias_with_a_routing_is_refused(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
+    alias = f"{sink.index}_alias"
+    client.indices.create(index=sink.index, aliases={alias: {"routing": "a"}})
+    (finding,) = check(changed(sink, index=alias))
+    assert "has a routing" in finding
+
+
+def test_an_alias_moved_between_epochs_stops_until_its_index_is_accepted(
+    sink: Elasticsearch, client: vendor.Elasticsearch
+) -> None:
+    alias, first, second = f"{sink.index}_alias", f"{sink.index}_1", f"{sink.index}_2"
+    client.indices.create(index=first, aliases={alias: {}})
+    client.indices.create(index=second)
+    with closing(Rig.joining(changed(sink, index=alias))) as rig:
+        rig.apply(0, [rendered([("a", {"n": 1})])])
+        client.indices.update_aliases(
+            actions=[{"remove": {"index": first, "alias": alias}}, {"add": {"index": second, "alias": alias}}]
+        )
+        with pytest.raises(WentBack, match=f"{alias}' stood for the index '{first}'") as caught:
+            rig.prepare(1, [rendered([("b", {"n": 2})])])
+        accepted = caught.value.hint.partition("accept_index='")[2].partition("'")[0]
+        with closing(Rig(changed(sink, index=alias, accept_index=accepted), rig.identity)) as accepting:
+            accepting.apply(1, [rendered([("b", {"n": 2})])])
+        assert rig.stored(second) == {"b": {"n": 2}}
+
+
 def test_an_alias_that_moves_during_a_commit_gets_the_whole_epoch(
     sink: Elasticsearch, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from epochsink import failpoints
 from epochsink.elasticsearch import applied_epochs, bulk_body, deduplicate, target_index, validation
 from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.changed_elsewhere import ChangedElsewhere
 from epochsink.elasticsearch.dead_letter import DeadLetters
 from epochsink.elasticsearch.errors import Refusal, documents_rejected
 from epochsink.errors import OutcomeUnknown, RowsRejected
@@ -62,6 +63,15 @@ class Application:
         self._version = identity.origin["base"] + epoch.number
         self._poster = Poster(client, self._index, config.timeout, self._look_now_and_then)
         self._rejected: list[Refusal] = []
+        self._keyed = False
+        self._changed_elsewhere = ChangedElsewhere(
+            client,
+            self._poster,
+            self._index,
+            base=identity.origin["base"],
+            version=self._version,
+            stop_if_overtaken=self._stop_if_overtaken,
+        )
         self._dead_letters = (
             DeadLetters(client, config.dead_letter_index, self._index, identity, epoch)
             if config.dead_letter_index
@@ -158,7 +168,8 @@ class Application:
                 seen = sum(map(len, batches))
                 sources = pa.concat_arrays([batch.column("source") for batch in batches])
                 # The spool says whether there is a key: a later start with other options must not change that.
-                if "id" in batches[0].schema.names:
+                self._keyed = "id" in batches[0].schema.names
+                if self._keyed:
                     ids = pa.concat_arrays([batch.column("id") for batch in batches])
                 else:
                     ids = bulk_body.position_ids(prefix, row, seen)
@@ -170,9 +181,9 @@ class Application:
                 start += seen
 
     def _judge(self, refusals: Sequence[Refusal]) -> None:
-        if conflicts := [refusal for refusal in refusals if refusal.conflict]:
-            self._judge_conflicts(conflicts)
         others = [refusal for refusal in refusals if not refusal.conflict]
+        if conflicts := [refusal for refusal in refusals if refusal.conflict]:
+            others += self._changed_elsewhere.overwrite(conflicts, keyed=self._keyed)
         if others and self._dead_letters is not None:
             self._refuse_unfit_index()
             self._dead_letters.keep(others, self._config.timeout)
@@ -189,20 +200,6 @@ class Application:
                 hint="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",
             )
 
-    def _judge_conflicts(self, conflicts: Sequence[Refusal]) -> None:
-        """Accept conflicts with this sink's own later epochs; anybody else's newer version is an error."""
-        self._stop_if_overtaken()
-        ids = [refusal.id for refusal in conflicts]
-        found = self._client.mget(index=self._index, ids=ids, source=False)["docs"]
-        stored = {each["_id"]: each.get("_version") for each in found}
-        foreign = [each for each in ids if not self._is_own(stored.get(each))]
-        if foreign:
-            raise _written_by_others(self._index, foreign, stored, self._version)
-
-    def _is_own(self, version: int | None) -> bool:
-        base = self._identity.origin["base"]
-        return version is not None and self._version <= version < base + applied_epochs.EPOCHS
-
     def _stopped(self) -> RowsRejected:
         state = f"epoch {self._epoch.number} stays pending in the ledger, and its rows in the spool: nothing is lost"
         return documents_rejected(self._rejected, f"index {self._index!r}; {state}")
@@ -218,14 +215,3 @@ def _gathered(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[pa.
             gathered = []
     if gathered:
         yield gathered
-
-
-def _written_by_others(index: str, foreign: Sequence[str], stored: dict[str, int | None], version: int) -> RowsRejected:
-    shown = ", ".join(f"{each!r} (version {stored.get(each) or 'of a deletion'})" for each in foreign[:5])
-    return RowsRejected(
-        f"{len(foreign)} document(s) of index {index!r} have newer versions than this sink's {version}, written by "
-        f"somebody else: {shown}",
-        hint="let one sink write these documents: stop the other writer, then start this query with a new "
-        "checkpoint, whose versions lie above; the epoch stays pending and nothing is lost",
-        ids=list(foreign[:100]),
-    )

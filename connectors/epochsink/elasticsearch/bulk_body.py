@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from epochsink import arrow_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -64,6 +64,17 @@ def action_heads(**metadata: Any) -> tuple[pa.Scalar, pa.Scalar]:
     fields = json.dumps(metadata, separators=(",", ":")).removesuffix("}")
     index, delete = (arrow_buffers.text(f'{{"{action}":{fields},', _TEXT) for action in ("index", "delete"))
     return index, delete
+
+
+def newer(operations: Sequence[tuple[str, str | None, int]]) -> Request:
+    """Return a request of (``_id``, document or None to delete, version), applied only over smaller versions."""
+    rendered = []
+    for document_id, source, version in operations:
+        fields = {"version": version, "version_type": "external", "_id": document_id}
+        action = json.dumps({"delete" if source is None else "index": fields}).encode() + b"\n"
+        rendered.append(action if source is None else action + source.encode() + b"\n")
+    offsets = np.cumsum([0, *map(len, rendered)], dtype=np.int64)
+    return Request(pa.py_buffer(b"".join(rendered)), offsets)
 
 
 def position_ids(prefix: str, first: int, count: int) -> pa.Array:

@@ -42,7 +42,7 @@ def find(client: elasticsearch.Elasticsearch, name: str, *features: str) -> Targ
     Raises `TakesNoWrites` for a data stream, an alias of several indices, and an alias that rolls over.
     """
     try:
-        found = client.indices.get(index=name, flat_settings=True, features=["settings", *features]).body
+        found = client.indices.get(index=name, flat_settings=True, features=["settings", "aliases", *features]).body
     except elasticsearch.NotFoundError:
         return None
     if reason := _unfit(name, found):
@@ -81,6 +81,10 @@ def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
         moves = f"the alias {name!r} rolls over from {index!r} to new indices"
         hint = f"name the index {index!r}, or remove its setting index.lifecycle.rollover_alias"
         return f"{moves}; {_PER_INDEX}: a replay after that would duplicate documents", hint
+    alias = described.get("aliases", {}).get(name, {})
+    if name != index and ("index_routing" in alias or "routing" in alias):
+        reason = "documents of one _id may then lie in several shards of the index, so an update would double them"
+        return f"the alias {name!r} has a routing; {reason}", f"name the index {index!r}, or an alias without routing"
     if described["settings"].get("index.mode") == "time_series":
         return (f"{index!r} is a time series index, which makes every _id itself", "name a standard index")
     return None
@@ -91,14 +95,19 @@ def require_same(
 ) -> Target:
     """Return the index that ``name`` stands for.
 
-    Raises `WentBack` if it was made anew since the epoch that its marker names.
+    Raises `WentBack` if it is not the one that the marker names: it was made anew, or an alias has moved.
     """
     found = require(client, name)
-    made_anew = kept is not None and kept.index == found.index and kept.index_uuid != found.uuid
-    if kept is not None and made_anew and accept_index != found.uuid:
+    if kept is not None and found.uuid not in (kept.index_uuid, accept_index):
+        same_name = kept.index == found.index
         raise WentBack(
             f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to (uuid {found.uuid}, "
-            f"formerly {kept.index_uuid}): it was deleted and created again, or restored from a snapshot",
+            f"formerly {kept.index_uuid}): "
+            + (
+                "it was deleted and created again, or restored from a snapshot"
+                if same_name
+                else f"{name!r} stood for the index {kept.index!r} then"
+            ),
             hint="if it holds everything up to that epoch, or need not, say so with "
             f"accept_index={found.uuid!r}; else fill it from the source with a new checkpoint",
             index=found.index,

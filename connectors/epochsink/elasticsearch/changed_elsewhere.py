@@ -1,0 +1,97 @@
+"""Documents whose stored version is newer than the epoch's, although no later epoch was applied.
+
+Each write of somebody else (`_update`, a delete) raises the version by one, so after two of them since this sink's last
+write a document lies above the next epoch's version, and the server refuses that with 409. While the marker names an
+earlier epoch, such a document was changed elsewhere; the epoch's row is written over it, one version above. Versions
+of another sink, which begin at another base, are left alone and stop the query.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from epochsink.elasticsearch import applied_epochs, bulk_body
+from epochsink.errors import RowsRejected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import elasticsearch
+
+    from epochsink.elasticsearch.bulk_request import Poster
+    from epochsink.elasticsearch.errors import Refusal
+
+_ROUNDS: Final = 8
+_DELETED_STEP: Final = 16
+"""The server does not tell the version of a deleted document: the next round tries one that many times higher."""
+
+
+class ChangedElsewhere:
+    """Writes one epoch's rows over documents that were changed elsewhere.
+
+    ``stop_if_overtaken`` raises if the epoch is applied meanwhile.
+    """
+
+    def __init__(
+        self,
+        client: elasticsearch.Elasticsearch,
+        poster: Poster,
+        index: str,
+        *,
+        base: int,
+        version: int,
+        stop_if_overtaken: Callable[[], None],
+    ) -> None:
+        self._client = client
+        self._poster = poster
+        self._index = index
+        self._base = base
+        self._version = version
+        self._stop_if_overtaken = stop_if_overtaken
+
+    def overwrite(self, refused: Sequence[Refusal], *, keyed: bool) -> list[Refusal]:
+        """Write refused operations over what is stored; return what the server refuses for another reason.
+
+        Raises `RowsRejected` if another sink wrote these documents, and what ``stop_if_overtaken`` raises.
+        """
+        others: list[Refusal] = []
+        conflicts = list(refused)
+        for attempt in range(_ROUNDS):
+            stored = self._stored(conflicts)
+            # After the look, not before: what a later epoch has written in between would be taken for a stranger's.
+            self._stop_if_overtaken()
+            self._refuse_other_sinks(conflicts, stored)
+            if not keyed:
+                # Only this epoch writes these ids: the document has arrived, and somebody has changed it since.
+                conflicts = [each for each in conflicts if each.id not in stored]
+            # Never the same version again: a slow driver's request that arrives late must be refused.
+            above = self._version + _DELETED_STEP**attempt
+            again = [(each.id, each.source, stored.get(each.id, above - 1) + 1) for each in conflicts]
+            answers = self._poster.post(bulk_body.newer(again))
+            others += [each for each in answers if not each.conflict]
+            conflicts = [each for each in answers if each.conflict]
+            if not conflicts:
+                return others
+        raise self._written_by_others([each.id for each in conflicts], self._stored(conflicts))
+
+    def _stored(self, conflicts: Sequence[Refusal]) -> dict[str, int]:
+        if not conflicts:
+            return {}
+        ids = [each.id for each in conflicts]
+        found = self._client.mget(index=self._index, ids=ids, source=False)["docs"]
+        return {each["_id"]: each["_version"] for each in found if each.get("found")}
+
+    def _refuse_other_sinks(self, conflicts: Sequence[Refusal], stored: dict[str, int]) -> None:
+        end = self._base + applied_epochs.EPOCHS
+        if foreign := [each.id for each in conflicts if stored.get(each.id, 0) >= end]:
+            raise self._written_by_others(foreign, stored)
+
+    def _written_by_others(self, foreign: Sequence[str], stored: dict[str, int]) -> RowsRejected:
+        shown = ", ".join(f"{each!r} (version {stored.get(each) or 'of a deletion'})" for each in foreign[:5])
+        return RowsRejected(
+            f"{len(foreign)} document(s) of index {self._index!r} have newer versions than this sink's "
+            f"{self._version}, written by somebody else: {shown}",
+            hint="let one sink write these documents: stop the other writer, then start this query with a new "
+            "checkpoint, whose versions lie above; the epoch stays pending and nothing is lost",
+            ids=list(foreign[:100]),
+        )
