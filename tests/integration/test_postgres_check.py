@@ -160,6 +160,52 @@ def test_what_cannot_hold_an_epoch_safely_is_refused(
     assert says in only(findings(pg_truth.dsn, f"{pg_schema}.t", schema_for_markers=pg_schema))
 
 
+def test_unlogged_partitions_of_a_logged_table_are_refused(pg_schema: str, pg_truth: Truth) -> None:
+    table = f"{pg_schema}.parts"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text) PARTITION BY RANGE (id)")
+    pg_truth.execute(f"CREATE TABLE {table}_0 PARTITION OF {table} FOR VALUES FROM (0) TO (1) PARTITION BY RANGE (id)")
+    pg_truth.execute(f"CREATE UNLOGGED TABLE {table}_low PARTITION OF {table}_0 FOR VALUES FROM (0) TO (1)")
+    said = only(findings(pg_truth.dsn, table, schema_for_markers=pg_schema))
+    assert f"ALTER TABLE {table}_low SET LOGGED" in said
+    pg_truth.execute(f"ALTER TABLE {table}_low SET LOGGED")
+    assert findings(pg_truth.dsn, table, schema_for_markers=pg_schema) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        ("SET UNLOGGED", "SET LOGGED"),
+        ("DROP CONSTRAINT marker_pkey", "ADD PRIMARY KEY (key, epoch, part)"),
+        ("DROP CONSTRAINT marker_pkey, ADD UNIQUE (key, epoch, part, attempt)", "could be applied twice"),
+    ],
+)
+def test_a_marker_table_that_proves_nothing_is_refused(
+    damage: str, says: str, table: str, pg_schema: str, pg_truth: Truth
+) -> None:
+    assert findings(pg_truth.dsn, table, schema_for_markers=pg_schema) == []
+    pg_truth.execute(f"ALTER TABLE {pg_schema}.marker {damage}")
+    assert says in only(findings(pg_truth.dsn, table, schema_for_markers=pg_schema))
+
+
+def test_row_security_that_may_hide_rows_is_refused(table: str, pg_schema: str, poor: str, pg_truth: Truth) -> None:
+    """A delete of a hidden row deletes nothing, and the server says nothing; so does a hidden marker."""
+    markers = f"{pg_schema}_markers"
+    dsn = pg_truth.dsn.replace("postgres@", f"{poor}@")
+    options: dict[str, Any] = {"key": "id", "schema_for_markers": markers}
+    pg_truth.execute(f"CREATE SCHEMA {markers} AUTHORIZATION {poor}")
+    pg_truth.execute(f"GRANT USAGE ON SCHEMA {pg_schema} TO {poor}")
+    pg_truth.execute(f"GRANT ALL ON {table} TO {poor}")
+    try:
+        assert findings(dsn, table, delete_when="gone", **options) == []
+        pg_truth.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+        assert "BYPASSRLS" in only(findings(dsn, table, delete_when="gone", **options))
+        assert findings(dsn, table, **options) == []
+        pg_truth.execute(f"ALTER TABLE {markers}.marker ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+        assert "DISABLE ROW LEVEL SECURITY" in only(findings(dsn, table, **options))
+    finally:
+        pg_truth.execute(f"DROP SCHEMA {markers} CASCADE")
+
+
 @pytest.fixture
 def poor(pg_truth: Truth) -> Iterator[str]:
     """Make a user with no more than the right to connect."""

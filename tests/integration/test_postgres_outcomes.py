@@ -296,6 +296,27 @@ def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postg
         driver.close()
 
 
+def test_what_is_done_outlives_a_crash_though_the_role_commits_asynchronously(
+    private_postgres: PrivatePostgres,
+) -> None:
+    """With synchronous_commit=off, and a WAL writer that is slow, a commit would be lost that we called done."""
+    server = private_postgres(wal_writer_delay="10s", wal_writer_flush_after="1GB")
+    with closing(Truth(server.dsn)) as truth:
+        truth.execute("ALTER DATABASE postgres SET synchronous_commit = off")
+        truth.execute("CREATE TABLE orders (id bigint, note text)")
+        truth.execute("CHECKPOINT")
+    driver = Driver(Postgres(server.dsn, table="orders", commit="staged"))
+    assert driver.committer.check(orders(1).schema) == []
+    written, parts = driver.prepare(0, orders(1))
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    server.kill()
+    server.start()
+    with closing(Truth(server.dsn)) as truth:
+        assert truth.count("orders") == 1
+    assert driver.committer.newest() == 0
+    driver.close()
+
+
 def test_a_frozen_server_makes_the_outcome_unknown_in_bounded_time(private_postgres: PrivatePostgres) -> None:
     """Its kernel still acknowledges everything, so no time-out of TCP strikes."""
     server = private_postgres()

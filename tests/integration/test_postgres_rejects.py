@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -113,6 +114,95 @@ def test_a_key_that_comes_twice_without_an_order_is_refused_by_name(
     assert "order_by=" in caught.value.hint
     assert pg_truth.count(table) == 0
     assert pg_truth.prepared() == []
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_delete_without_a_key_is_refused(
+    mode: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """It would match no row and delete nothing, without an error."""
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
+    batch = rows(1, None).append_column("epochsink_delete", pa.array([True, True]))
+    driver = pg_driver(table, batch, key="id", delete_when="gone", **mode)
+    with pytest.raises(RowsRejected, match="1 rows of the epoch have null in their key"):
+        driver.prepare(0, batch)
+
+
+DAYS, MICROSECONDS = pa.date32(), pa.timestamp("us", "UTC")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    ("column", "kind", "value"),
+    [
+        ("date", DAYS, -(2**31)),
+        ("date", DAYS, -(2**31) - 10957 + 2**32),
+        ("date", DAYS, 2**31 - 1),
+        ("timestamptz", MICROSECONDS, -(2**63)),
+        ("timestamp", pa.timestamp("us"), -(2**63) + 1),
+        ("timestamptz[]", pa.list_(MICROSECONDS), -(2**63)),
+        ("date[]", pa.list_(DAYS), -(2**31)),
+    ],
+)
+def test_dates_and_instants_beyond_the_servers_range_do_not_become_infinite(
+    column: str,
+    kind: pa.DataType,
+    value: int,
+    mode: dict[str, Any],
+    pg_schema: str,
+    *,
+    pg_driver: MakeDriver,
+    pg_truth: Truth,
+) -> None:
+    if column == "timestamptz[]" and "atomic" in mode:
+        return  # such arrays need staging
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (at {column})")
+    element = kind.value_type if pa.types.is_list(kind) else kind
+    values = pa.array([value], pa.int32() if element == DAYS else pa.int64()).cast(element)
+    batch = pa.record_batch({"at": pa.array([values], kind) if kind != element else values})
+    driver = pg_driver(table, batch, **mode)
+    with pytest.raises(RowsRejected, match="outside the range"):
+        driver.prepare(0, batch)
+
+
+CUT = [
+    ("char(2)[]", pa.array([["abc"]]), "character(2)"),
+    ("bit(2)", pa.array(["101"]), "bit string length 3"),
+    ("bit varying(2)[]", pa.array([["101"]]), "bit string too long"),
+    ("varchar(2)[]", pa.array([["abc"]]), "character varying(2)"),
+    ("{schema}.short", pa.array(["10110"]), "bit string length 5"),
+]
+
+
+@pytest.mark.parametrize("commit", ["prepared", "staged"])
+@pytest.mark.parametrize(("column", "values", "says"), CUT)
+def test_no_cast_cuts_a_value_without_an_error(
+    column: str, values: pa.Array, says: str, commit: str, pg_schema: str, *, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE DOMAIN {pg_schema}.short AS bit(2)")
+    pg_truth.execute(f"CREATE TABLE {table} (v {column.format(schema=pg_schema)})")
+    batch = pa.record_batch({"v": values})
+    driver = pg_driver(table, batch, commit=commit)
+    with pytest.raises(RowsRejected) as caught:
+        driver.prepare(0, batch)
+    assert says in caught.value.message
+    assert pg_truth.count(table) == 0
+
+
+@pytest.mark.parametrize("column", ['"char"', '"char"[]', "name[]", "{schema}.short[]"])
+def test_types_that_cut_their_own_input_are_refused_before_the_first_row(
+    column: str, pg_schema: str, pg_truth: Truth
+) -> None:
+    pg_truth.execute(f"CREATE DOMAIN {pg_schema}.short AS char(2)")
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.t (v {column.format(schema=pg_schema)})")
+    text = pa.list_(pa.string()) if column.endswith("[]") else pa.string()
+    sink = Postgres(pg_truth.dsn, table=f"{pg_schema}.t", schema_for_markers=pg_schema)
+    with closing(sink.committer()) as committer:
+        (finding,) = committer.check(pa.schema([("v", text)]))
+    assert "without an error" in finding
 
 
 def test_a_foreign_key_is_checked_before_the_decision(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

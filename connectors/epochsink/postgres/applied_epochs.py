@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Identity
 
 TABLE: Final = "marker"
+KEY: Final = ("key", "epoch", "part")
 KEPT_EPOCHS: Final = 1000
 WHOLE: Final = "all"
 

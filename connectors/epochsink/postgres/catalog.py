@@ -14,19 +14,20 @@ if TYPE_CHECKING:
 
 _TARGET: Final = """
 SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
-       a.attname, format_type(a.atttypid, a.atttypmod), format_type(a.atttypid, NULL),
+       a.attname, format_type(a.atttypid, a.atttypmod), format('%%I.%%I', bn.nspname, b.typname),
        coalesce(' COLLATE ' || (SELECT format('%%I.%%I', cn.nspname, co.collname) FROM pg_catalog.pg_collation co
          JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace
          WHERE co.oid = a.attcollation AND a.attcollation <> t.typcollation), ''),
        b.typreceive::text, e.typreceive::text, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
        a.attnotnull OR t.typnotnull, a.atthasdef OR t.typdefault IS NOT NULL,
        a.attidentity::text, a.attgenerated::text,
-       current_setting('max_prepared_transactions')::int
+       current_setting('max_prepared_transactions')::int, row_security_active(c.oid)
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 JOIN pg_catalog.pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
+JOIN pg_catalog.pg_namespace bn ON bn.oid = b.typnamespace
 LEFT JOIN pg_catalog.pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
 WHERE c.oid = to_regclass(%s)
 ORDER BY a.attnum
@@ -47,7 +48,9 @@ ORDER BY 1
 class Column:
     """One column of the target.
 
-    ``declared`` is its type with its modifier, ``bare_type`` without, ``collation`` a COLLATE clause or nothing.
+    ``declared`` is its type with its modifier, ``bare_type`` the one to cast text to, of a domain its base type: by its
+    catalog name, because ``bit`` and ``character`` in SQL mean those of length 1, and a cast to them cuts without an
+    error. ``collation`` is a COLLATE clause or nothing.
     ``receive`` is the server's function that reads the type's binary form, of a domain its base type's;
     ``element`` that of an array's elements. ``modifier`` is the type modifier (-1: none).
     """
@@ -72,13 +75,14 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The live target table and the server's limit for prepared transactions."""
+    """The live target table, the server's limit for prepared transactions, and whether policies hide rows from us."""
 
     relation: Relation
     kind: str
     persistence: str
     columns: Mapping[str, Column]
     max_prepared_transactions: int
+    row_security: bool
 
 
 def read_target(connection: Connection, relation: Relation) -> Target | None:
@@ -88,7 +92,7 @@ def read_target(connection: Connection, relation: Relation) -> Target | None:
         return None
     schema, name, kind, persistence = rows[0][:4]
     columns = {row[4]: Column(*row[4:15]) for row in rows}
-    return Target(Relation(schema, name), kind, persistence, columns, rows[0][15])
+    return Target(Relation(schema, name), kind, persistence, columns, rows[0][15], rows[0][16])
 
 
 def read_checks(connection: Connection, target: Target, columns: Sequence[str]) -> dict[str, str]:

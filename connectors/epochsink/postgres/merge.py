@@ -10,7 +10,7 @@ from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.postgres.staging import DELETED, TAG, rank_column, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from epochsink.postgres.committable import Merge
     from epochsink.postgres.relation import Relation
@@ -43,9 +43,23 @@ def verify(connection: Connection, plan: Merge, staging: Relation, tasks: Sequen
         _verify_keys(connection, plan, staging, tasks, rows)
     else:
         verify_count(connection, staging, tasks, rows)
-    if plan.casts:  # counting the values makes the server cast each of them
-        counts = sql.SQL(", ").join(sql.SQL("count({})").format(sql.Identifier(name)) for name in plan.casts)
-        connection.execute(sql.SQL("SELECT {} FROM {}").format(counts, _source(plan, staging, tasks)))
+
+
+def verify_casts(
+    connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], types: Mapping[str, str]
+) -> None:
+    """Store the values that are staged as text in columns of the target's ``types``, within a transaction to roll back.
+
+    A query that only casts them would not do: the length of char(n) and the like is checked when a value is stored.
+    """
+    trial = sql.Identifier(str(staging.schema), f"{staging.name}_t")
+    columns = sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(types[name])) for name in plan.casts
+    )
+    connection.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(trial, columns))
+    connection.execute(
+        sql.SQL("INSERT INTO {} SELECT {} FROM {}").format(trial, _names(plan.casts), _source(plan, staging, tasks))
+    )
 
 
 def verify_count(connection: Connection, staging: Relation, tasks: Sequence[str], rows: int) -> None:
@@ -60,11 +74,19 @@ def _verify_keys(connection: Connection, plan: Merge, staging: Relation, tasks: 
     grouped = sql.SQL("SELECT {key}, count(*) AS {many} FROM {source} GROUP BY {key}").format(
         key=_names(plan.key), many=many, source=_source(plan, staging, tasks)
     )
-    statement = sql.SQL("SELECT coalesce(sum({many}), 0), coalesce(max({many}), 0) FROM ({grouped}) AS keys").format(
-        many=many, grouped=grouped
-    )
-    found, most = _numbers(connection, statement)
+    null = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in plan.key)
+    statement = sql.SQL(
+        "SELECT coalesce(sum({many}), 0), coalesce(max({many}), 0), coalesce(sum({many}) FILTER (WHERE {null}), 0) "
+        "FROM ({grouped}) AS keys"
+    ).format(many=many, grouped=grouped, null=null)
+    found, most, without_key = _numbers(connection, statement)
     _expect(staging, found, rows)
+    if without_key:
+        raise RowsRejected(
+            f"{without_key} rows of the epoch have null in their key ({', '.join(plan.key)}), which replaces or "
+            "deletes no row",
+            hint="filter them with where=, or fill the key with coalesce() in select=",
+        )
     if most > 1 and not plan.is_ordered:
         example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
@@ -159,4 +181,4 @@ def _names(names: Iterable[str]) -> sql.Composed:
 
 
 def _numbers(connection: Connection, statement: sql.Composed) -> list[int]:
-    return [int(value) for value in connection.execute(statement).fetchone() or (0, 0)]
+    return [int(value) for value in connection.execute(statement).fetchone() or (0, 0, 0)]

@@ -34,6 +34,20 @@ FROM pg_catalog.pg_index i
 WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indisvalid AND i.indimmediate
   AND i.indpred IS NULL AND i.indexprs IS NULL
 """
+_MARKER: Final = """
+SELECT c.relkind::text, c.relpersistence::text,
+       EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid
+               AND i.indimmediate AND i.indpred IS NULL AND i.indexprs IS NULL
+               AND (SELECT array_agg(a.attname::text ORDER BY a.attname) FROM pg_catalog.pg_attribute a
+                    WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey)) <@ %s::text[]),
+       row_security_active(c.oid)
+FROM pg_catalog.pg_class c WHERE c.oid = to_regclass(%s)
+"""
+_UNLOGGED: Final = """
+SELECT c.oid::regclass::text FROM pg_catalog.pg_class c, to_regclass(%s) AS r (oid)
+WHERE c.relkind = 'r' AND c.relpersistence = 'u'
+  AND (c.oid = r.oid OR c.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(r.oid) AS p))
+"""
 _LACKING: Final = """
 SELECT c.name FROM unnest(%s::text[]) AS c (name)
 WHERE NOT has_column_privilege(to_regclass(%s), c.name, %s)
@@ -116,6 +130,7 @@ def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[s
     ).fetchone() or (False, False)
     if not may_stage:
         yield f"user {user} may not create staging tables in schema {schema}; let the DBA run: {ddl}"
+    yield from _check_marker_table(connection, table)
     if not may_mark:
         yield (
             f"user {user} may not use the marker table {table}; let its owner run: "
@@ -123,8 +138,32 @@ def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[s
         )
 
 
+def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
+    """Yield why the marker table cannot prove what is applied: somebody has made or changed it by hand."""
+    found = connection.execute(_MARKER, [list(applied_epochs.KEY), table]).fetchone()
+    if found is None:
+        return
+    kind, persistence, has_key, row_security = found
+    repair = "drop it while no query runs and let epochsink make it anew, or correct it by hand"
+    if kind != "r":
+        yield f"the marker table {table} is not an ordinary table; {repair}"
+    if persistence != "p":
+        yield f"the marker table {table} is UNLOGGED: a crash would empty it; ALTER TABLE {table} SET LOGGED"
+    if not has_key:
+        columns = ", ".join(applied_epochs.KEY)
+        yield (
+            f"the marker table {table} has no primary key ({columns}), so an epoch could be applied twice; "
+            f"ALTER TABLE {table} ADD PRIMARY KEY ({columns})"
+        )
+    if row_security:
+        yield (
+            f"row security of the marker table {table} applies to this user, so applied epochs may be hidden; "
+            f"ALTER TABLE {table} DISABLE ROW LEVEL SECURITY"
+        )
+
+
 def _check_target(config: PostgresConfig, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
-    yield from _check_kind(target)
+    yield from _check_kind(config, connection, target)
     encodings, unfit = fit(schema, target, direct=not config.atomic and not config.key)
     yield from unfit
     for column in unfilled(schema, target):
@@ -138,17 +177,24 @@ def _check_target(config: PostgresConfig, connection: Connection, target: Target
     yield from _check_mode(config, target)
 
 
-def _check_kind(target: Target) -> Iterator[str]:
+def _check_kind(config: PostgresConfig, connection: Connection, target: Target) -> Iterator[str]:
     if target.kind not in ("r", "p"):
         kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
         yield (
             f"{target.relation} is {kinds.get(target.kind, 'no table')}, and rows can only be copied into a table, "
             "ordinary or partitioned; name the table behind it"
         )
-    if target.persistence == "u":
+    unlogged = [name for (name,) in connection.execute(_UNLOGGED, [str(target.relation)]).fetchall()]
+    if unlogged:
+        alter = " ".join(f"ALTER TABLE {name} SET LOGGED;" for name in unlogged)
         yield (
-            f"{target.relation} is UNLOGGED: a crash of the server empties it, and committed epochs are lost; "
-            f"ALTER TABLE {target.relation} SET LOGGED"
+            f"{', '.join(unlogged)} is UNLOGGED: a crash of the server empties it, and committed epochs are lost; "
+            f"{alter}"
+        )
+    if target.row_security and config.delete_when is not None:
+        yield (
+            f"row security of {target.relation} applies to this user: a delete_when= row whose target a policy hides "
+            f"would delete nothing, without an error; use a role with BYPASSRLS, or the table's owner"
         )
 
 

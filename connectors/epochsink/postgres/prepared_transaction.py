@@ -27,10 +27,15 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(error, (errors.ObjectNotInPrerequisiteState, errors.ObjectInUse))
 
 
+def begin(connection: Connection) -> None:
+    """Begin a transaction, whatever the role's or database's defaults are."""
+    connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+
+
 @contextmanager
 def transaction(connection: Connection) -> Iterator[None]:
     """Run the body in a transaction that it ends itself, with `commit` or `prepare`; rolled back if it raises."""
-    connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+    begin(connection)
     try:
         yield
     except BaseException:

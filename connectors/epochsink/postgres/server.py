@@ -89,7 +89,12 @@ class Server:
         except psycopg.OperationalError as error:
             raise refusal(error) from None
         # UTC, because an instant that goes into a column without time zone is stored as UTC.
-        connection.execute(f"SET TimeZone = 'UTC'; SET lock_timeout = {math.ceil(self.timeout * 1000)}")
+        # synchronous_commit, because it may be off for the role or database, and what is done must outlive a crash.
+        connection.execute(
+            f"SET TimeZone = 'UTC'; SET lock_timeout = {math.ceil(self.timeout * 1000)}; "
+            "SELECT pg_catalog.set_config('synchronous_commit', 'on', false) "
+            "WHERE pg_catalog.current_setting('synchronous_commit') <> 'remote_apply'"
+        )
         return connection
 
     @property

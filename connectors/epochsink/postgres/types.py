@@ -52,11 +52,15 @@ _SPARK_TYPES: Final = {
     "timestamp_recv": "TIMESTAMP_NTZ",
     "timestamptz_recv": "TIMESTAMP",
 }
+_CUT_BY_INPUT: Final = {"charrecv": '"char" keeps one byte', "namerecv": "name keeps 63 bytes"}
 # Strings are not parsed into types that Spark has itself: there the cast belongs, where it can be tested.
 _HAVE_ARROW_TYPES: Final = frozenset(_SPARK_TYPES)
 _SAME: Final = {"boolrecv": pa.types.is_boolean, "bytearecv": _is_binary, "date_recv": pa.types.is_date32}
 # integers of so many bits are exact in a float, of Spark's widths 8, 16, 32, 64
 _MANTISSA: Final = {pa.float32(): 16, pa.float64(): 32}
+# of dates and instants, since 1970
+_DAYS: Final = (-2440588, 2145042905)
+_MICROSECONDS: Final = (-210866803200000000, 2**63 - 1)
 _BIGINT_DIGITS: Final = 19
 _UUID_DIGITS: Final = 32
 
@@ -186,27 +190,64 @@ def _string(field: pa.Field, column: Column) -> Encoding:
         return Encoding(pa.field(field.name, pa.binary(16)), _uuids)
     if column.receive in _HAVE_ARROW_TYPES:
         raise Mismatch(_refusal(field, column))
+    _refuse_cutting(field, column, column.receive)
     return Encoding(field, _as_is, "text", column.bare_type)
+
+
+def _refuse_cutting(field: pa.Field, column: Column, receive: str) -> None:
+    """Raise `Mismatch` for types whose input function cuts text without an error."""
+    if receive in _CUT_BY_INPUT:
+        raise Mismatch(
+            f"{field.type} from Spark into {column.declared}: {_CUT_BY_INPUT[receive]}, and the server would cut the "
+            "rest without an error; change the column's type to text"
+        )
+    if receive == "domain_recv":
+        raise Mismatch(
+            f"{field.type} from Spark into {column.declared}: the cast to an array of a domain cuts values without an "
+            "error; change the column to an array of the domain's base type"
+        )
 
 
 def _array(field: pa.Field, column: Column) -> Encoding:
     element, inner = column.element or "", field.type.value_type
     if _is_string(inner) and element not in _HAVE_ARROW_TYPES:
         exact = element == "textrecv"
+        _refuse_cutting(field, column, element)
         return Encoding(field, _as_is) if exact else Encoding(field, _as_is, "text[]", column.bare_type)
     target = _binary_target(inner, column, element)
     if target is None:
         raise Mismatch(_refusal(field, column))
     if element == "timestamptz_recv":
         # The encoder writes the oid of timestamp into the array; the session's time zone makes the cast exact.
-        return Encoding(field, _as_is, "timestamp[]", column.bare_type)
+        return Encoding(field, partial(_in_range, target=field.type), "timestamp[]", column.bare_type)
     return _sent(field, pa.list_(pa.field("item", target)))
 
 
 def _sent(field: pa.Field, target: pa.DataType) -> Encoding:
+    element = target.value_type if pa.types.is_list(target) else target
+    if pa.types.is_date32(element) or pa.types.is_timestamp(element):
+        return Encoding(pa.field(field.name, target), partial(_in_range, target=target))
     if field.type == target:
         return Encoding(field, _as_is)
     return Encoding(pa.field(field.name, target), partial(pc.cast, target_type=target))
+
+
+def _in_range(array: pa.Array, target: pa.DataType) -> pa.Array:
+    """Return dates or instants as ``target``; raises `pyarrow.ArrowInvalid` for what PostgreSQL has no value for.
+
+    Sent as they are, those at the ends of Spark's range would be read as infinity or wrap around.
+    """
+    values = array.flatten() if pa.types.is_list(array.type) else array
+    numbers = _as_numbers(values)
+    lowest, highest = _DAYS if pa.types.is_date32(values.type) else _MICROSECONDS
+    ends = pc.min_max(numbers).as_py()
+    if ends["min"] is not None and not lowest <= ends["min"] <= ends["max"] <= highest:
+        wrong = next(ends[end] for end in ("min", "max") if not lowest <= ends[end] <= highest)
+        unit = "days" if pa.types.is_date32(values.type) else "microseconds"
+        raise pa.ArrowInvalid(
+            f"{wrong} {unit} since 1970 are outside the range of PostgreSQL's dates, 4713 BC to 5874897 or 294276"
+        )
+    return pc.cast(array, target)
 
 
 def _as_is(array: pa.Array) -> pa.Array:

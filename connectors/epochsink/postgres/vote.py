@@ -12,15 +12,16 @@ from epochsink.failpoints import reach
 from epochsink.identity import PreparedName, identity_key, identity_label
 from epochsink.postgres import orphans
 from epochsink.postgres.applied_epochs import WHOLE, Marker
+from epochsink.postgres.catalog import read_target
 from epochsink.postgres.committable import PreparedPart, StagedEpoch
-from epochsink.postgres.merge import merge, verify
+from epochsink.postgres.merge import merge, verify, verify_casts
 from epochsink.postgres.prepared_transaction import prepare, transaction
 from epochsink.postgres.relation import Relation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epochsink.postgres.committable import Part, StagedTask
+    from epochsink.postgres.committable import Merge, Part, StagedTask
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
     from epochsink.sink import Epoch, Identity
@@ -59,6 +60,8 @@ class Vote:
         if first.logged:
             self._refuse_applied(connection, epoch, [])
             verify(connection, first.merge, staging, tasks, rows)
+            if first.merge.casts:
+                self._verify_casts(connection, first.merge, staging, tasks)
             return StagedEpoch(epoch.attempt, tasks, rows, first.table, first.merge)
         gid = PreparedName(
             self._key, self.identity.generation, epoch.number, epoch.attempt, WHOLE, identity_label(self.identity)
@@ -74,6 +77,18 @@ class Vote:
             prepare(connection, gid)
         reach("postgres.prepared")
         return part
+
+    def _verify_casts(self, connection: Connection, merge: Merge, staging: Relation, tasks: Sequence[str]) -> None:
+        target = read_target(connection, merge.target)
+        if target is None:
+            raise PrepareFailed(
+                f"table {merge.target} is gone",
+                hint="create it again, then restart the query, which runs the epoch again",
+            )
+        types = {name: column.definition for name, column in target.columns.items()}
+        with transaction(connection):
+            verify_casts(connection, merge, staging, tasks, types)
+            connection.rollback()
 
     @property
     def _key(self) -> str:

@@ -18,7 +18,7 @@ from epochsink.postgres.catalog import read_checks, read_target
 from epochsink.postgres.committable import Merge, PreparedPart, StagedTask
 from epochsink.postgres.errors import translated
 from epochsink.postgres.merge import merge
-from epochsink.postgres.prepared_transaction import commit, prepare, transaction
+from epochsink.postgres.prepared_transaction import begin, commit, prepare, transaction
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import fit
 from epochsink.postgres.server import Server
@@ -142,9 +142,6 @@ class StagingWriter(CopyWriter):
         table = Relation(self._config.schema_for_markers, staging_table(self._key, self._task.epoch.attempt))
         self._staging = Staging(table, self._config.mode(target.max_prepared_transactions) == "staged")
         self._merge = _merge_of(self._config, target, encodings)
-        if not self._staging.logged:
-            # A crash that loses unlogged rows, or their commit, fails the vote. It need not be waited for.
-            self._connection.execute("SET synchronous_commit = off")
         who, label = self._task.identity, identity_label(self._task.identity)
         note = f"epochsink generation {who.generation} epoch {self._task.epoch.number} of {label}"
         columns = _definitions(target, encodings)
@@ -152,7 +149,10 @@ class StagingWriter(CopyWriter):
         if self._staging.logged and not self._merge.deletes:
             columns, checks = self._rules(target, columns)
         self._staging.ensure(self._connection, columns, checks, note)
-        self._connection.execute("BEGIN")
+        begin(self._connection)
+        if not self._staging.logged:
+            # A crash that loses unlogged rows, or their commit, fails the vote. It need not be waited for.
+            self._connection.execute("SET LOCAL synchronous_commit = off")
         return CopyIn(
             self._connection,
             table.quoted,
@@ -177,7 +177,6 @@ class MergingWriter(StagingWriter):
 
     def _prepare(self, rows: int) -> Committable:
         super()._prepare(rows)
-        self._connection.execute("RESET synchronous_commit")
         with transaction(self._connection):
             self._mark()
             merge(self._connection, self._merge, self._staging.relation, [self._task.uuid], rows)
@@ -192,7 +191,7 @@ class DirectWriter(CopyWriter):
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
         target, encodings = self._fit(schema, direct=True)
-        self._connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+        begin(self._connection)
         return CopyIn(self._connection, target.relation.quoted, encodings, [])
 
     def _prepare(self, rows: int) -> Committable:
