@@ -13,6 +13,7 @@ from kafka_kit import (
     ListRows,
     admin,
     commit,
+    committing,
     create_topic,
     epoch,
     identity,
@@ -27,6 +28,7 @@ from kafka_kit import (
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka
 from epochsink.kafka.committer import KafkaCommitter
+from epochsink.kafka.writer import KafkaWriter
 from epochsink.sink import COMMITTED, Outcome
 
 if TYPE_CHECKING:
@@ -66,8 +68,6 @@ def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing
     committer.open(who)
     try:
         wait_for(lambda: not committer._transactions.open_ids("", committer._cluster.deadline()), "it times out")
-        with pytest.raises(PrepareFailed, match=r"(Prepare|Complete)Abort"):
-            committer.vote(at, [part], spool)
         verdict = commit(committer, at, part, spool)
         assert verdict.outcome is Outcome.ABORTED, verdict
         replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
@@ -131,17 +131,54 @@ def test_a_broker_that_does_not_answer_leaves_the_outcome_unknown_and_the_vote_r
     assert read_all(broker.bootstrap_servers, topic, 1) == ["a"]
 
 
-def test_a_task_that_outlasts_its_transaction_is_told_so(broker: KafkaService, fresh_topic: FreshName) -> None:
+def short_lived(broker: KafkaService, topic: str, **settings: Any) -> Kafka:
+    """Return a sink whose transactions end before the epoch does."""
+    return Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=1, timeout=30, **settings)
+
+
+def test_an_epoch_that_takes_longer_than_its_transactions_is_prepared_again_in_the_vote(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    """One task ended long ago, and one outlasts its own transaction: what the driver writes again lives longer."""
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=1, timeout=30)
-    writer = config.writer(task(identity(), epoch(0)))
-    writer.write(rows("a"))
+    config = short_lived(broker, topic)
+    who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
+    names = [uuid.uuid4().hex, uuid.uuid4().hex]
+    spool = ListRows({names[0]: [rows("a")], names[1]: [rows("b"), rows("c"), rows("d")]})
+    early = prepare(config, task(who, at, 0, names[0]), *spool.read(names[0]))
+    slow = KafkaWriter(config, task(who, at, 1, names[1]), names[1])
+    b, c, d = spool.read(names[1])
+    slow.write(b)
     with admin(broker.bootstrap_servers) as client:
-        wait_for(lambda: bool(opened(client)), "it is open")
-        wait_for(lambda: not opened(client), "it times out")
+        slow._producer.flush()
+        wait_for(lambda: not opened(client), "both time out")
+        slow.write(c)
+        slow.write(d)
+        with committing(config, who) as committer:
+            voted = committer.vote(at, [early, slow.prepare()], spool)
+            assert [part["rows"] for part in voted] == [1, 3]
+            assert len(opened(client)) == 2
+            assert [commit(committer, at, part, spool) for part in voted] == [COMMITTED, COMMITTED]
+    assert read_all(broker.bootstrap_servers, topic, 4) == ["a", "b", "c", "d"]
+
+
+def test_without_a_spool_an_epoch_that_takes_longer_than_its_transactions_is_told_so(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    config = short_lived(broker, create_topic(broker.bootstrap_servers, fresh_topic()), spool=False)
+    who, at = identity(), epoch(0)
+    part = prepare(config, task(who, at, 0), rows("a"))
+    unspooled = task(who, at, 1)
+    writer = KafkaWriter(config, unspooled, unspooled.uuid)
+    writer.write(rows("b"))
+    writer._producer.flush()
+    with admin(broker.bootstrap_servers) as client:
+        wait_for(lambda: not opened(client), "both time out")
     with pytest.raises(PrepareFailed, match="longer than transaction_timeout="):
         writer.prepare()
     writer.abort()
+    with committing(config, who) as committer, pytest.raises(PrepareFailed, match="longer than transaction_timeout="):
+        committer.vote(at, [part], NO_ROWS)
 
 
 def opened(client: KafkaAdminClient) -> list[Any]:
@@ -153,7 +190,7 @@ def test_rows_that_the_broker_does_not_take_in_time_are_not_passed_over(
 ) -> None:
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
     short = {"delivery.timeout.ms": 2_000, "socket.timeout.ms": 1_000}
-    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=30, options=short)
+    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=30, spool=False, options=short)
     writer = config.writer(task(identity(), epoch(0)))
     writer.write(rows("a"))
     broker.pause()

@@ -54,12 +54,15 @@ def test_a_topic_recreated_between_prepare_and_commit_gets_the_rows_again(config
     assert read_all(config.bootstrap_servers, str(config.topic), 2) == ["a", "b"]
 
 
-def test_a_topic_recreated_before_the_vote_fails_the_epoch(config: Kafka) -> None:
+def test_a_topic_recreated_before_the_vote_gets_the_rows_again(config: Kafka) -> None:
     who, at = identity(), epoch(0)
-    part = prepare(config, task(who, at), rows("a", "b"))
+    of, batch = task(who, at), rows("a", "b")
+    part = prepare(config, of, batch)
     recreate_topic(config.bootstrap_servers, str(config.topic))
-    with committing(config, who) as committer, pytest.raises(PrepareFailed, match=f"topic.*{config.topic}.*deleted"):
-        committer.vote(at, [part], NO_ROWS)
+    with committing(config, who) as committer:
+        [voted] = committer.vote(at, [part], ListRows({of.uuid: [batch]}))
+        assert commit(committer, at, voted) == COMMITTED
+    assert read_all(config.bootstrap_servers, str(config.topic), 2) == ["a", "b"]
 
 
 def test_a_topic_deleted_while_its_transaction_is_committed_stops_the_query(config: Kafka) -> None:
@@ -88,4 +91,6 @@ def test_without_a_spool_a_topic_that_was_recreated_stops_the_query(kafka: Kafka
     part = prepare(unspooled, task(who, at), rows("a"))
     recreate_topic(config.bootstrap_servers, str(config.topic))
     with committing(unspooled, who) as committer:
+        with pytest.raises(PrepareFailed, match=f"topic.*{config.topic}.*deleted"):
+            committer.vote(at, [part], NO_ROWS)
         assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.errors import PrepareFailed, SpoolMissing
 from epochsink.failpoints import reach
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import end_txn, preflight
@@ -18,7 +16,8 @@ from epochsink.kafka.end_txn import Answer, State
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
-from epochsink.kafka.writer import KafkaWriter
+from epochsink.kafka.vote import Polls, vote
+from epochsink.kafka.write_again import write_again
 from epochsink.sink import COMMITTED, Outcome, Task, Verdict
 
 if TYPE_CHECKING:
@@ -66,29 +65,11 @@ class KafkaCommitter:
         """Return the newest epoch that the partitions' groups say is applied."""
         return self._markers.newest(self._cluster.deadline())
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002 - the contract's
-        """Verify that each accepted task's transaction is still open under its own producer epoch."""
+    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+        """Verify that each accepted task's transaction is open, or write its rows again; see `epochsink.kafka.vote`."""
         parts = [KafkaCommittable.from_json(part) for part in written]
-        wanted = [part.transaction for part in parts]
-        try:
-            now = self._transactions.describe(
-                [transaction.transactional_id for transaction in wanted], self._cluster.deadline()
-            )
-            written_to = {topic for part in parts for topic in part.topics}
-            topics = self._cluster.topic_ids(written_to, self._cluster.deadline())
-        except (Unreachable, Refused) as failure:
-            raise PrepareFailed(
-                f"epoch {epoch.number}: the coordinators could not be asked for its transactions: {failure}",
-                hint="Spark runs the epoch again",
-            ) from failure
-        for transaction in wanted:
-            self._expect_open(epoch, transaction, now[transaction.transactional_id])
-        if recreated := sorted({topic for part in parts for topic in part.recreated(topics)}):
-            raise PrepareFailed(
-                f"epoch {epoch.number}: topic(s) {', '.join(recreated)} were deleted while rows were written to them",
-                hint="create them if they are gone; nothing of the epoch is visible, and Spark runs it again",
-            )
-        return list(written)
+        polls = Polls(self._config, self._cluster, self._transactions, self._identity)
+        return [part.to_json() for part in vote(polls, epoch, parts, rows)]
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the contract's
         """End the transaction of a part with "commit", however often; the coordinator's answer is the decision."""
@@ -111,26 +92,7 @@ class KafkaCommitter:
         self._abort(lost.transaction)
         task = Task(self._identity, epoch, lost.partition, attempt)
         self._busy.add(str(transactional_id(task, spool=self._config.spool)))
-        batches = rows.read(lost.task)
-        first = next(batches, None)  # a spool that is gone says so before a transaction is begun
-        if first is None:
-            raise SpoolMissing(f"the spool of epoch {epoch.number}, task {lost.task} is empty", hint=_RESOLVE)
-        writer = KafkaWriter(self._config, task, lost.task)
-        try:
-            for batch in itertools.chain([first], batches):
-                writer.write(batch)
-            replayed = KafkaCommittable.from_json(writer.prepare())
-        except BaseException:
-            writer.abort()
-            raise
-        if replayed.rows != lost.rows:
-            self._abort(replayed.transaction)
-            raise SpoolMissing(
-                f"epoch {epoch.number}: the spool of task {lost.task} holds {replayed.rows} rows, and "
-                f"{lost.rows} were prepared",
-                hint=_RESOLVE,
-            )
-        return replayed.to_json()
+        return write_again(self._config, task, lost, rows).to_json()
 
     def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
@@ -251,17 +213,6 @@ class KafkaCommitter:
         name = transaction.transactional_id
         return self._transactions.describe([name], deadline)[name]
 
-    def _expect_open(self, epoch: Epoch, transaction: Transaction, now: Description) -> None:
-        if now.state is State.ONGOING and now.is_of(transaction):
-            return
-        raise PrepareFailed(
-            f"epoch {epoch.number}: transaction {transaction.transactional_id}, prepared by producer "
-            f"{transaction.producer_id} in epoch {transaction.producer_epoch}, is now {now.state.value} (producer "
-            f"{now.producer_id}, epoch {now.producer_epoch})",
-            hint="nothing is lost, and Spark runs the epoch again: another attempt at the task has used the id, or "
-            "the write took longer than transaction_timeout=",
-        )
-
     def _abort(self, transaction: Transaction) -> None:
         """Abort a transaction that nobody will record; if it cannot be reached, a later sweep does."""
         self._busy.discard(transaction.transactional_id)
@@ -273,6 +224,3 @@ class KafkaCommitter:
     def _ours(self, name: str) -> bool:
         parsed = TransactionalId.parse(name)
         return parsed is not None and parsed.generation <= self._identity.generation
-
-
-_RESOLVE: Final = "see 'epochsink status', then 'epochsink resolve'"

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Identity
 
-DEFAULT_TRANSACTION_TIMEOUT: Final = 900.0
-"""Seconds; the cap that brokers have unless somebody changed it."""
+DEFAULT_TRANSACTION_TIMEOUT: Final = 60.0
+"""Seconds: how long readers wait for a transaction that was left behind; the spool makes up for longer epochs."""
+
+DEFAULT_CAP: Final = 900.0
+"""Seconds: the longest that brokers allow, unless somebody has changed it."""
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -87,9 +90,21 @@ class KafkaConfig:
         return NewTopic() if self.create else None
 
     def transaction_timeout_ms(self, identity: Identity) -> int:
-        """Return how long brokers keep this sink's transactions open: as said, or the cap found when it joined."""
-        said = self.transaction_timeout or identity.origin.get("transaction_timeout")
-        return round(1000 * (said or DEFAULT_TRANSACTION_TIMEOUT))
+        """Return how long brokers keep the transactions of tasks open.
+
+        By default a short time if there is a spool, or else the longest that was allowed when this sink joined.
+        """
+        cap = identity.origin.get("transaction_timeout") or DEFAULT_CAP
+        default = min(DEFAULT_TRANSACTION_TIMEOUT, cap) if self.spool else cap
+        return round(1000 * (self.transaction_timeout or default))
+
+    def longest_transaction_timeout_ms(self, identity: Identity) -> int:
+        """Return how long brokers keep transactions open into which the driver writes lost rows again.
+
+        Those would be lost a second time if it were as short as the first: rewriting a large epoch takes a while.
+        """
+        cap = identity.origin.get("transaction_timeout")  # None if the brokers do not tell
+        return max(self.transaction_timeout_ms(identity), round(1000 * (cap or 0)))
 
     def __repr__(self) -> str:
         shown = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}

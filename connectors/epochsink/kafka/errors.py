@@ -22,6 +22,10 @@ FENCED: Final = frozenset({-150, -144, 47, 90})
 """Codes by which a producer learns that its transactional id has another user, or that its transaction was ended."""
 
 
+GIVEN_UP: Final = FENCED | {-192}
+"""Codes after which a transaction cannot be finished, though the same rows in another one could be."""
+
+
 class Unreachable(PrepareFailed, OSError):
     """The cluster did not answer in time; whether it carried out the request is unknown."""
 

@@ -14,8 +14,8 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListT
 
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import probe, row_mapping
-from epochsink.kafka.config import DEFAULT_TRANSACTION_TIMEOUT
 from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.sink import Identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
 
 def _cluster(config: KafkaConfig, cluster: Cluster) -> list[str]:
     # the producing client says at once what is wrong with credentials or rights
-    intended = round(1000 * (config.transaction_timeout or DEFAULT_TRANSACTION_TIMEOUT))
+    intended = config.transaction_timeout_ms(Identity("", ""))
     return probe.beginning(config, intended) or _version(cluster) or _transaction_timeout(config, cluster)
 
 

@@ -42,7 +42,8 @@ def merged(
     """Return all settings of one transaction's producer."""
     return (
         _DEFAULTS
-        | {"delivery.timeout.ms": str(min(120_000, transaction_timeout_ms))}
+        # a broker that is slow, or holds us to a quota, may take all the time that there is
+        | {"delivery.timeout.ms": str(transaction_timeout_ms)}
         | dict(options)
         | _FORCED
         | {

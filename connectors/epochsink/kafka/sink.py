@@ -54,7 +54,8 @@ class Kafka(KafkaConfig):
         delete_when: SQL predicate: which rows become tombstones (a key without a value); None for none.
         spool: keep a durable copy of the rows until the epoch is done. Without it, an epoch whose transaction the
             broker aborts, because the job was down for longer than ``transaction_timeout``, stops the query.
-        transaction_timeout: seconds that a prepared epoch may wait; None for the most that the broker allows.
+        transaction_timeout: seconds after which the brokers give up a transaction, and with the spool its rows are
+            written again; None for 60, or without a spool for the longest that they allow.
         timeout: seconds that a task or the driver waits for a cluster that does not answer.
         create: create ``topic`` if it does not exist: True, or NewTopic(...) to say how.
         options: settings of the client in librdkafka's names, e.g. {"security.protocol": "SSL"}.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,12 +27,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("epochsink.kafka")
 
+_NOBODY: Final = (-1, -1)
+"""Producer id and epoch of a transaction that is not open."""
+
 
 class KafkaWriter:
     """Produces one attempt at one Spark partition of an epoch.
 
-    ``spooled_as`` is the uuid under which the rows are spooled: the task's own, but for a replay, which writes the
-    rows of an earlier task again.
+    ``spooled_as`` is the uuid under which the rows are spooled: the task's own, unless the driver writes the rows of
+    an earlier task again. A task whose transaction the broker gives up under its hands, because it takes longer than
+    the timeout, goes on without one if there is a spool: its committable names no transaction that is open, so the vote
+    has the rows written again.
     """
 
     def __init__(self, config: KafkaConfig, task: Task, spooled_as: str) -> None:
@@ -43,12 +48,15 @@ class KafkaWriter:
         self._key = identity_key(task.identity)
         self._rows = 0
         self._topics: dict[str, str] = {}
+        again = spooled_as != task.uuid
+        self._can_be_lost = config.spool and not again
+        self._lost: NativeError | None = None
         self.transactional_id = str(transactional_id(task, spool=config.spool))
         try:
             self._producer = TransactionalProducer(
                 config.options,
                 self.transactional_id,
-                config.transaction_timeout_ms(task.identity),
+                (config.longest_transaction_timeout_ms if again else config.transaction_timeout_ms)(task.identity),
                 config.timeout,
                 config.bootstrap_servers,
             )
@@ -71,6 +79,8 @@ class KafkaWriter:
 
     def prepare(self) -> Committable:
         """Flush, put the marker into the transaction, and leave it open."""
+        if self._rows and self._lost is not None:
+            return self._committable(Transaction(self.transactional_id, *_NOBODY))
         marker_topic = next(iter(self._topics), None)
         if marker_topic is None:
             raise PrepareFailed(
@@ -81,11 +91,16 @@ class KafkaWriter:
             self._producer.mark(marker_group(self._key, self._partition), marker_topic, self._epoch.number)
             producer_id, producer_epoch = self._producer.identity()
         except NativeError as failure:
+            if self._may_lose(failure):
+                return self.prepare()
             raise self._error(failure, "its rows could not be prepared") from failure
         reach("kafka.produced")
         self._producer.release()
+        return self._committable(Transaction(self.transactional_id, producer_id, producer_epoch))
+
+    def _committable(self, transaction: Transaction) -> Committable:
         prepared = KafkaCommittable(
-            transaction=Transaction(self.transactional_id, producer_id, producer_epoch),
+            transaction=transaction,
             partition=self._partition,
             task=self._spooled_as,
             rows=self._rows,
@@ -105,6 +120,9 @@ class KafkaWriter:
             log.info("transaction %s is left for the driver to abort: %s", self.transactional_id, failure.text)
 
     def _produce(self, topic: str, batch: pa.RecordBatch) -> None:
+        if self._lost is not None:
+            self._rows += batch.num_rows
+            return
         headers, timestamps = _headers(batch), _timestamps(batch)
         array = message_batch.fill(batch)
         try:
@@ -116,8 +134,20 @@ class KafkaWriter:
             else:
                 self._producer.produce_each(topic, array, headers, timestamps)
         except NativeError as failure:
-            raise self._error(failure, f"rows were not taken for topic '{topic}'") from failure
+            if not self._may_lose(failure):
+                raise self._error(failure, f"rows were not taken for topic '{topic}'") from failure
         self._rows += batch.num_rows
+
+    def _may_lose(self, failure: NativeError) -> bool:
+        """Whether the task can go on without its transaction, which a failure has ended."""
+        if self._can_be_lost and failure.code in errors.GIVEN_UP:
+            log.info(
+                "transaction %s is given up, the rows will be written again: %s", self.transactional_id, failure.text
+            )
+            self._lost = failure
+            self._producer.release()
+            return True
+        return False
 
     def _error(self, failure: NativeError, doing: str) -> PrepareFailed:
         return errors.error(

@@ -1,0 +1,87 @@
+"""The vote: is every accepted task's transaction open, so that it can be committed later? Else it is written again."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from epochsink.errors import PrepareFailed
+from epochsink.kafka.end_txn import State
+from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.write_again import write_again
+from epochsink.sink import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.committable import KafkaCommittable
+    from epochsink.kafka.config import KafkaConfig
+    from epochsink.kafka.transactions import Transactions
+    from epochsink.sink import Epoch, Identity, Rows
+
+log = logging.getLogger("epochsink.kafka")
+
+_TURNS: Final = 3
+"""How often the vote writes lost parts again, before the epoch is taken for too large."""
+
+
+class Polls(NamedTuple):
+    """Whom the vote asks, and for whom."""
+
+    config: KafkaConfig
+    cluster: Cluster
+    transactions: Transactions
+    identity: Identity
+
+
+def vote(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable], rows: Rows) -> list[KafkaCommittable]:
+    """Return parts whose transactions were all open in one and the same moment. Raises `PrepareFailed`.
+
+    A transaction may be lost before the vote: the epoch took longer than the transaction timeout, another attempt at
+    the task has used its id, or a topic was created anew. With a spool its rows are written again, into a transaction
+    that may stay open for as long as the brokers allow.
+    """
+    found = list(parts)
+    for turn in range(_TURNS + 1):
+        lost = _lost(polls, epoch, found)
+        if not lost:
+            return found
+        if turn == _TURNS or not polls.config.spool:
+            break
+        log.info("epoch %d: %d of %d transaction(s) are written again: %s", epoch.number, len(lost), len(found), lost)
+        for index in lost:
+            part = found[index]
+            task = Task(polls.identity, epoch, part.partition, uuid.uuid4().hex)
+            found[index] = write_again(polls.config, task, part, rows)
+    raise PrepareFailed(
+        f"epoch {epoch.number}: {next(iter(lost.values()))}",
+        hint="nothing is lost, and Spark runs the epoch again; if the write took longer than transaction_timeout=, "
+        "raise that, or make epochs smaller (maxOffsetsPerTrigger, maxFilesPerTrigger)",
+    )
+
+
+def _lost(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> dict[int, str]:
+    """Return why parts cannot be committed, by their index; none if all can be."""
+    deadline = polls.cluster.deadline()
+    try:
+        now = polls.transactions.describe([part.transaction.transactional_id for part in parts], deadline)
+        topics = polls.cluster.topic_ids({topic for part in parts for topic in part.topics}, deadline)
+    except (Unreachable, Refused) as failure:
+        raise PrepareFailed(
+            f"epoch {epoch.number}: the coordinators could not be asked for its transactions: {failure}",
+            hint="Spark runs the epoch again",
+        ) from failure
+    lost = {}
+    for index, part in enumerate(parts):
+        name, producer_id, producer_epoch = part.transaction
+        told = now[name]
+        if told.state is not State.ONGOING or not told.is_of(part.transaction):
+            lost[index] = (
+                f"transaction {name}, prepared by producer {producer_id} in epoch {producer_epoch}, is now "
+                f"{told.state.value} (producer {told.producer_id}, epoch {told.producer_epoch})"
+            )
+        elif recreated := part.recreated(topics):
+            lost[index] = f"topic(s) {', '.join(recreated)} were deleted while rows were written to them"
+    return lost
