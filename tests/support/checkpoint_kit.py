@@ -6,6 +6,7 @@ import json
 import uuid
 from typing import TYPE_CHECKING
 
+from epochsink.identity import pipeline_name
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import History, Ledger
 from epochsink.protocol.spool import Spool
@@ -46,6 +47,7 @@ class CheckpointKit:
             checkpoint=Checkpoint(files),
             spool=self.spool,
             sinks=self._committers,
+            pipeline=pipeline_name(str(self.root)),
         )
         coordinator.recover()
         return coordinator

@@ -19,7 +19,7 @@ ROOT = Path(epochsink.__file__).parent
 MODULES = {path.relative_to(ROOT).with_suffix("").as_posix().replace("/", "."): path for path in ROOT.rglob("*.py")}
 
 ROOMS: Final[dict[str, tuple[str, ...]]] = {
-    "cli": ("devkit", "spark", "protocol", "words"),
+    "cli": ("devkit", "spark", "kafka", "postgres", "elasticsearch", "protocol", "words"),
     "devkit": ("testing", "spark", "kafka", "postgres", "elasticsearch", "protocol", "words"),
     "testing": ("spark", "protocol", "words"),
     "spark": ("protocol", "words"),

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
+from epochsink.cli import orphans, status_table
 from epochsink.cli import recover as operations
-from epochsink.cli import status_table
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.checkpoint_folder import open_place
 from epochsink.cli.demo import demo
@@ -133,6 +133,28 @@ def resolve(
             resolution.carry_out()
             if loaded is not None:
                 _say(operations.recover(place, loaded.sinks))
+
+
+@app.command("orphans")
+def find_orphans(
+    *,
+    dsn: Annotated[str | None, typer.Option(help="A PostgreSQL database.")] = None,
+    bootstrap_servers: Annotated[str | None, typer.Option(help="A Kafka cluster.")] = None,
+    hosts: Annotated[str | None, typer.Option(help="An Elasticsearch cluster; several with commas.")] = None,
+    options: Annotated[Path | None, typer.Option(help="File with the client's options, NAME=VALUE lines.")] = None,
+    end: Annotated[str | None, typer.Option("--end", metavar="NAME", help="End this one: its rows are gone.")] = None,
+    yes: Yes = False,
+) -> None:
+    """Find what sinks have left in a server, without a checkpoint: transactions, tables, their age and locks."""
+    with errors_in_one_block(), orphans.Search(dsn, bootstrap_servers, hosts, options) as search:
+        if end is None:
+            orphans.show(search.find(), Console())
+            return
+        remnant = search.one(end)
+        _plan([f"end {remnant.kind} {remnant.name}: its rows are lost if its checkpoint still counts on it"])
+        _confirm(yes=yes)
+        search.end(remnant)
+        typer.echo(f"ended {remnant.name}")
 
 
 def main() -> None:

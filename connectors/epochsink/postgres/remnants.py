@@ -1,0 +1,117 @@
+"""What sinks have left in a database, whoever they belong to: found without a checkpoint, for an operator."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final
+
+from psycopg import sql
+
+from epochsink.identity import PREFIX, PreparedName, Remnant, staging_owner
+from epochsink.postgres.config import PostgresConfig, connection_string
+from epochsink.postgres.errors import translated
+from epochsink.postgres.prepared_transaction import rollback_prepared
+from epochsink.postgres.relation import Relation
+from epochsink.postgres.server import Server
+from epochsink.postgres.sessions import SessionName
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.postgres.server import Connection
+
+PREPARED: Final = "prepared transaction"
+STAGING: Final = "staging table"
+
+# a prepared transaction has no process; in pg_locks the lock on its own id tells by which name its others go
+_PREPARED: Final = """
+SELECT x.gid, x.owner::pg_catalog.text, pg_catalog.date_part('epoch', x.prepared), (
+    SELECT pg_catalog.array_agg(DISTINCT pg_catalog.concat(held.relation::pg_catalog.regclass, ' ', held.mode))
+    FROM pg_catalog.pg_locks own JOIN pg_catalog.pg_locks held
+      ON held.virtualtransaction OPERATOR(pg_catalog.=) own.virtualtransaction AND held.pid IS NULL
+    WHERE own.locktype OPERATOR(pg_catalog.=) 'transactionid' AND own.pid IS NULL
+      AND own.transactionid OPERATOR(pg_catalog.=) x.transaction
+      AND held.locktype OPERATOR(pg_catalog.=) 'relation'
+)
+FROM pg_catalog.pg_prepared_xacts x
+WHERE x.database OPERATOR(pg_catalog.=) pg_catalog.current_database() ORDER BY x.prepared
+"""
+_STAGING: Final = """
+SELECT n.nspname, c.relname, pg_catalog.pg_get_userbyid(c.relowner)::pg_catalog.text,
+       pg_catalog.obj_description(c.oid, 'pg_class'), pg_catalog.pg_total_relation_size(c.oid)
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+WHERE c.relkind OPERATOR(pg_catalog.=) 'r' AND pg_catalog.starts_with(c.relname::pg_catalog.text, 's_') ORDER BY 1, 2
+"""
+_SESSIONS: Final = "SELECT application_name FROM pg_catalog.pg_stat_activity"
+_NOTE: Final = re.compile(r"epochsink generation (\d+) epoch (\d+)(?: of (\S+))?")
+
+
+class Database:
+    """One database, for an operator. Raises `EpochsinkError` where it cannot be reached or refuses."""
+
+    def __init__(self, dsn: str, options: Mapping[str, str]) -> None:
+        # a table's name is part of every configuration; none is written to
+        server = Server.of(PostgresConfig(dsn=connection_string(dsn), table=("none",), options=options))
+        with translated(f"connecting to {server.database}"):
+            self._connection: Connection = server.connect(f"{PREFIX}-orphans")
+
+    def remnants(self) -> list[Remnant]:
+        """Return the prepared transactions and staging tables of every sink, oldest first where that is known."""
+        with translated("looking for what sinks have left"):
+            sessions = [SessionName.parse(name or "") for (name,) in self._connection.execute(_SESSIONS).fetchall()]
+            used = {session.key for session in sessions if session}
+            return [*self._prepared(used), *self._staging(used)]
+
+    def end(self, remnant: Remnant) -> None:
+        """Roll a prepared transaction back, or drop a staging table: its rows are gone then."""
+        with translated(f"ending {remnant.name}"):
+            if remnant.kind == PREPARED:
+                rollback_prepared(self._connection, remnant.name)
+            else:
+                table = Relation(*remnant.name.split(".", 1))
+                self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table.quoted))
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._connection.close()
+
+    def _prepared(self, used: set[str]) -> list[Remnant]:
+        found = []
+        for gid, owner, since, locks in self._connection.execute(_PREPARED).fetchall():
+            name = PreparedName.parse(gid)
+            if name is not None:
+                found.append(
+                    Remnant(
+                        kind=PREPARED,
+                        name=gid,
+                        key=name.key,
+                        label=name.label,
+                        generation=name.generation,
+                        epoch=name.epoch,
+                        since=float(since),
+                        owner=owner,
+                        holds=tuple(sorted(locks or ())),
+                        in_use=name.key in used,
+                    )
+                )
+        return found
+
+    def _staging(self, used: set[str]) -> list[Remnant]:
+        found = []
+        for schema, table, owner, comment, size in self._connection.execute(_STAGING).fetchall():
+            ours, note = staging_owner(table), _NOTE.match(comment or "")
+            if ours is not None and note is not None:
+                found.append(
+                    Remnant(
+                        kind=STAGING,
+                        name=f"{schema}.{table}",
+                        key=ours[0],
+                        label=note[3] or "",
+                        generation=int(note[1]),
+                        epoch=int(note[2]),
+                        owner=owner,
+                        holds=(f"{size} bytes",),
+                        in_use=ours[0] in used,
+                    )
+                )
+        return found

@@ -1,0 +1,117 @@
+"""What is left in a server is found and ended without its checkpoint, by names that people can read."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from checkpoint_kit import CheckpointKit
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from elasticsearch import Elasticsearch
+from kafka_kit import epoch, identity, prepare, rows, task
+from typer.testing import CliRunner
+
+from epochsink.cli.app import app
+from epochsink.elasticsearch import applied_epochs
+from epochsink.kafka import Kafka
+from epochsink.postgres import Postgres
+from epochsink.sink import Epoch, Identity
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fix_postgres import Truth
+    from fix_services import FreshName
+    from typer.testing import Result
+
+    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+
+
+def orphans(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["orphans", *arguments], env={"COLUMNS": "300"})
+
+
+def said(result: Result) -> str:
+    return " ".join(result.output.split())
+
+
+def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
+    tmp_path: Path, postgres: PostgresService, pg_schema: str, pg_truth: Truth
+) -> None:
+    table = f"{pg_schema}.orders"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint)")
+    sink = Postgres(postgres.dsn, table=table, schema_for_markers=pg_schema)
+    row = pa.record_batch({"id": pa.array([1], pa.int64())})
+    checker = sink.committer()
+    assert checker.check(row.schema) == []
+    checker.close()
+    kit = CheckpointKit(tmp_path / "payments", {'ta"ble': sink})
+    kit.record(0, {'ta"ble': row})
+    [gid] = [part["gid"] for part in kit.history().epochs[0].parts_of('ta"ble')]
+    assert gid.endswith(":all:payments/ta_ble")
+
+    found = said(orphans("--dsn", postgres.dsn))
+    for text in ("prepared transaction │ payments/ta_ble", f"{table} RowExclusiveLock", "staging table", gid, "│ yes"):
+        assert text in found
+    refused = orphans("--dsn", postgres.dsn, "--end", gid, "--yes")
+    assert "belongs to a query whose driver is connected now" in said(refused)
+
+    kit.close()
+    shutil.rmtree(tmp_path / "payments")
+    asked = orphans("--dsn", postgres.dsn, "--end", gid)
+    assert (asked.exit_code, "its rows are lost if its checkpoint still counts on it" in said(asked)) == (1, True)
+    ended = orphans("--dsn", postgres.dsn, "--end", gid, "--yes")
+    assert ended.exit_code == 0, ended.output
+    assert pg_truth.execute("SELECT 1 FROM pg_prepared_xacts WHERE gid = %s", gid) == []
+    [staging] = [line for line in orphans("--dsn", postgres.dsn).output.splitlines() if line.startswith(pg_schema)]
+    assert orphans("--dsn", postgres.dsn, "--end", staging.strip(), "--yes").exit_code == 0
+    assert f"{pg_schema}." not in orphans("--dsn", postgres.dsn).output
+    assert "nothing here is named" in said(orphans("--dsn", postgres.dsn, "--end", gid, "--yes"))
+
+
+def test_an_open_transaction_is_found_and_ended_without_its_checkpoint(
+    kafka: KafkaService, fresh_topic: FreshName
+) -> None:
+    topic = fresh_topic()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(30)
+    config = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic)
+    left = prepare(config, task(identity(), epoch(0)), rows("a", "b"))["transactional_id"]
+    found = orphans("--bootstrap-servers", kafka.bootstrap_servers)
+    assert found.exit_code == 0, found.output
+    assert left in found.output
+    assert f"{topic}-0" in found.output
+    ended = orphans("--bootstrap-servers", kafka.bootstrap_servers, "--end", left, "--yes")
+    assert ended.exit_code == 0, ended.output
+    assert left not in orphans("--bootstrap-servers", kafka.bootstrap_servers).output
+
+
+def test_elasticsearch_shows_who_has_written(elasticsearch: ElasticsearchService) -> None:
+    who = Identity("5d9b9a9e-orphan", "search", 1, {"base": 2**30})
+    with Elasticsearch(elasticsearch.url) as client:
+        applied_epochs.ensure(client)
+        applied_epochs.write(client, who, Epoch(7, "a" * 32), "orders", "uuid")
+        client.indices.refresh(index=applied_epochs.INDEX)
+    found = said(orphans("--hosts", elasticsearch.url))
+    assert "marker │ /search │ 0 │ 7 │" in found
+    assert "query 5d9b9a9e-orphan, index orders" in found
+
+
+@pytest.mark.parametrize("arguments", [[], ["--dsn", "host=x", "--hosts", "http://localhost"]])
+def test_one_server_is_named(arguments: list[str]) -> None:
+    assert "name one server to look in" in said(orphans(*arguments))
+
+
+def test_a_clients_options_come_from_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("# Kafka's own names\n\nsecurity.protocol = SSL\n")
+    refused = orphans("--dsn", "host=x", "--options", str(file))
+    assert "security.protocol" in said(refused)
+    assert refused.exit_code == 1
+    monkeypatch.setitem(sys.modules, "elasticsearch", None)
+    monkeypatch.delitem(sys.modules, "epochsink.elasticsearch.remnants", raising=False)
+    assert 'pip install "epochsink[elasticsearch]"' in said(orphans("--hosts", "http://localhost"))
