@@ -32,7 +32,16 @@ def test_rows_cross_from_the_executors(stream: Stream, sink: LocalSink) -> None:
     assert sink.prepared() == []
 
 
-@pytest.mark.parametrize("knob", ["fail_prepare", "fail_vote", "reject", "lose_reply", "forget_outcome"])
+def test_a_passing_failure_does_not_end_the_run(stream: Stream, sink: LocalSink) -> None:
+    stream.put(range(4))
+    sink.fail_prepare()
+    sink.fail_vote()
+    stream.run(stream.exactly_once({"out": sink}))
+    assert ids(sink) == [0, 2]
+    assert sink.prepared() == []
+
+
+@pytest.mark.parametrize("knob", ["reject", "lose_reply", "forget_outcome"])
 def test_a_failed_run_is_made_good_by_the_next(stream: Stream, sink: LocalSink, knob: str) -> None:
     """Whatever failed, the run ends with an error, and after the next one each row is there once."""
     stream.put(range(4))

@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from epochsink.errors import OutcomeUnknown
+from epochsink.spark import query_run
 from epochsink.spark.exactly_once import ExactlyOnceQuery
 
 if TYPE_CHECKING:
@@ -49,25 +50,47 @@ def test_an_error_in_the_streams_own_plan_is_told_in_one_line(stream: Stream) ->
     assert "row 0" in str(failed.value)
 
 
-def test_what_a_failed_task_prepared_is_ended_at_once(stream: Stream) -> None:
-    stream.sink.faults.arm("prepare-breaks")
+@pytest.fixture
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let attempts follow one another at once."""
+    monkeypatch.setattr(query_run, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(query_run, "LONGEST_PAUSE_SECONDS", 0.01)
+
+
+@pytest.mark.usefixtures("without_pauses")
+@pytest.mark.parametrize("fault", ["prepare-breaks", "vote-breaks"])
+def test_a_failure_that_passes_does_not_end_the_query(stream: Stream, fault: str) -> None:
+    """A fresh attempt in the same batch; the failed one's leftovers are ended, and its rows come once."""
+    stream.sink.faults.arm(fault, query_run.ATTEMPTS - 1)
     stream.put(range(10))
-    with pytest.raises(StreamingQueryException, match="the task failed after it had prepared"):
-        stream.run()
-    assert stream.sink.prepared() == []
     stream.run()
     assert stream.sink.values() == list(range(10))
+    assert stream.sink.prepared() == []
+    assert [entry["entry"] for entry in stream.ledger()] == ["take", "prepared", "done"]
 
 
-def test_a_vote_against_fails_the_epoch_and_leaves_nothing(stream: Stream) -> None:
-    stream.sink.faults.arm("vote-breaks")
+@pytest.mark.usefixtures("without_pauses")
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [("prepare-breaks", "the task failed after it had prepared"), ("vote-breaks", "PrepareFailed: the sink votes no")],
+)
+def test_a_failure_that_stays_ends_the_query_and_leaves_nothing(stream: Stream, fault: str, message: str) -> None:
+    stream.sink.faults.arm(fault, query_run.ATTEMPTS)
     stream.put(range(10))
-    with pytest.raises(StreamingQueryException, match="PrepareFailed: the sink votes no"):
+    with pytest.raises(StreamingQueryException, match=message):
         stream.run()
     assert stream.sink.prepared() == []
     assert stream.committed() == []
     stream.run()
     assert stream.sink.values() == list(range(10))
+
+
+def test_rows_that_are_refused_are_not_tried_again(stream: Stream) -> None:
+    stream.sink.faults.arm("write-rejects", 2)
+    stream.put(range(10))
+    with pytest.raises(StreamingQueryException, match="RowsRejected"):
+        stream.run()
+    assert stream.sink.faults.strike("write-rejects")
 
 
 def test_a_lost_reply_stops_the_query_and_nothing_comes_twice(stream: Stream) -> None:

@@ -101,3 +101,16 @@ def test_updated_counts_are_right_after_a_failed_write(stream: Stream) -> None:
     newest = {row["id"]: row["count"] for row in stream.sink.rows() if row["epoch"] == 3}
     assert newest == {0: 30, 1: 30}
     assert len(stream.sink.rows()) == 8
+
+
+@pytest.mark.usefixtures("state_store")
+def test_windows_are_right_when_an_epoch_is_attempted_again_in_its_batch(stream: Stream) -> None:
+    """The plan runs twice in one batch, from the same state."""
+    put_four(stream)
+    stream.sink.faults.arm("vote-breaks")
+    stream.put(range(60, 75))
+    stream.run(frame=windows(stream))
+    assert [(row["id"], row["rows"]) for row in sorted(stream.sink.rows(), key=lambda row: row["id"])] == [
+        (start, 10) for start in range(0, 70, 10)
+    ]
+    assert stream.committed() == stream.done()

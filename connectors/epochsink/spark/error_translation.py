@@ -43,15 +43,24 @@ def told_to_spark(number: int, execution: StreamExecution) -> Iterator[None]:
         raise _brief(failure, number) from None
 
 
-def _brief(failure: Exception, number: int) -> Exception:
+def sinks_error(failure: BaseException) -> EpochsinkError | None:
+    """Return the error of this package that a failure is, or that a task sent in the text of one; else None."""
     if isinstance(failure, EpochsinkError):
         return failure
+    if isinstance(failure, (Py4JError, PySparkException)):
+        return EpochsinkError.from_text(str(failure))
+    return None
+
+
+def _brief(failure: Exception, number: int) -> Exception:
+    known = sinks_error(failure)
+    if known is not None:
+        return known
     if not isinstance(failure, (Py4JError, PySparkException, OSError)):
         return failure
-    known = EpochsinkError.from_text(str(failure))
     reason = reason_of(str(failure))[:1000]
     missing = "install it for the executors' Python too (PYSPARK_PYTHON). " if "ModuleNotFoundError" in reason else ""
-    return known or PrepareFailed(
+    return PrepareFailed(
         f"epoch {number} could not be prepared: {reason}",
         hint=f"{missing}nothing of the epoch became visible, and it is run again at the next start; the whole trace is "
         "in the driver's log (logger 'epochsink', level ERROR)",

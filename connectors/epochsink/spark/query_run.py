@@ -10,14 +10,16 @@ import uuid
 import weakref
 from typing import TYPE_CHECKING, Final, NoReturn
 
-from epochsink.errors import ConfigurationError
+from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected
 from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
+from epochsink.retry import retrying
 from epochsink.sink import SpoolFile
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.checkpoint import Checkpoint
+from epochsink.spark.error_translation import sinks_error
 from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
 from epochsink.spark.write_task import ANSWER, WriteJob
 
@@ -37,6 +39,10 @@ LOCAL_POLL_SECONDS: Final = 0.005
 REMOTE_POLL_SECONDS: Final = 0.05
 """How often the commit log is looked at while an epoch is pending: a system call, or a request to a store."""
 
+ATTEMPTS: Final = 5
+FIRST_PAUSE_SECONDS: Final = 1.0
+LONGEST_PAUSE_SECONDS: Final = 5.0
+"""How often an epoch is attempted before the query ends, and the longest first and later pauses between attempts."""
 
 _serving: Final[weakref.WeakValueDictionary[str, Run]] = weakref.WeakValueDictionary()
 """Which run serves which execution of a query, by Spark's run id, in this process."""
@@ -73,6 +79,7 @@ class Run:
         self._in_batch = False
         self._call = threading.RLock()
         self._called = -1
+        self._recording = False
         self._plans: dict[str, OnePass] = {}
         self._byte_limit = ByteLimit()
         self._coordinator = Coordinator(
@@ -164,6 +171,15 @@ class Run:
         raise mistake
 
     def _prepare(self, frame: DataFrame, number: int) -> None:
+        """Attempt an epoch, and once more with a fresh attempt where a failure may pass: a target that fails over."""
+        again = retrying(
+            self._may_pass, attempts=ATTEMPTS, first_pause=FIRST_PAUSE_SECONDS, longest_pause=LONGEST_PAUSE_SECONDS
+        )
+        again(self._attempt, frame, number)
+
+    def _attempt(self, frame: DataFrame, number: int) -> None:
+        self._recording = False
+        # again for each attempt: it ends what the one before has left
         if self._coordinator.settle(number) is Plan.RUN_FOR_STATE:
             _log.info("epoch %d stands as recorded by an earlier attempt: its plan runs for its state only", number)
             frame.write.format("noop").mode("overwrite").save()
@@ -174,7 +190,27 @@ class Run:
         except BaseException:
             self._coordinator.abandon(epoch)
             raise
+        self._recording = True
         self._coordinator.record(epoch, written, spooled)
+
+    def _may_pass(self, failure: BaseException) -> bool:
+        """Whether another attempt may succeed: a target was away, or an earlier epoch has overtaken this one.
+
+        Not if the rows are refused, and not if the epoch may be recorded already: the next driver reads whether it is.
+        """
+        ours = sinks_error(failure) or failure
+        passing = isinstance(ours, PrepareFailed) and not isinstance(ours, RowsRejected)
+        unread = isinstance(ours, OSError) and not self._recording
+        if not (passing or unread) or self._has_failed() or not self._is_active():
+            return False
+        _log.warning("an attempt at an epoch has failed, and may be repeated: %s", ours)
+        return True
+
+    def _has_failed(self) -> bool:
+        return self._commit_thread is not None and self._commit_thread.failure is not None
+
+    def _is_active(self) -> bool:
+        return self.execution is not None and self.execution.is_active()
 
     def _write(self, frame: DataFrame, epoch: Epoch) -> tuple[Written, Spooled]:
         """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
