@@ -153,11 +153,48 @@ def test_errors_are_one_block_without_traceback(tmp_path: Path, run: Callable[..
     assert "Traceback" not in result.output
 
 
-def test_a_corrupt_ledger_is_named(kit: CheckpointKit, run: Callable[..., Result]) -> None:
-    (kit.root / "epochsink" / "ledger" / f"{0:020d}").write_text("{")
+def test_a_torn_entry_is_shown_with_the_epoch_that_is_at_stake(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.run(0, both(1))
+    kit.record(1, both(2))
+    kit.decide(1)
+    entry = newest_entry(kit)
+    entry.write_bytes(entry.read_bytes()[:60])
     result = run("status")
     assert result.exit_code == 1
-    assert "ledger entry 0" in said(result)
+    assert f"{entry.name} cannot be read" in said(result)
+    assert "an entry 'prepared' of epoch 1; epoch 1 is at stake: Spark has decided 1, so look" in said(result)
+    assert "generation 1" in said(result)
+    assert "recorded up to epoch 0" in said(result)
+    found = json.loads(run("status", "--json").output)
+    assert [(epoch["epoch"], epoch["state"]) for epoch in found["epochs"]] == [(0, "done")]
+    assert len(found["damage"]) == 1
+    assert "ledger entry" in said(run("recover", "--sinks", f"{MODULE}:SINKS", "--yes"))
+
+
+def test_an_entry_without_a_byte_names_the_epochs_around_it(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.run(0, both(1))
+    newest_entry(kit).write_bytes(b"")
+    result = run("status")
+    assert "an entry of unknown kind, written after one of epoch 0; epoch 0 or 1 is at stake" in said(result)
+    assert "Spark has decided 0" in said(result)
+
+
+def test_a_torn_entry_of_an_undecided_epoch(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, both(1))
+    entry = newest_entry(kit)
+    entry.write_bytes(entry.read_bytes()[:60])
+    assert "Spark has not decided it, so nothing of it may be visible" in said(run("status"))
+
+
+def test_a_ledger_whose_only_take_is_gone(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, both(1))
+    (kit.root / "epochsink" / "ledger" / f"{0:020d}").unlink()
+    result = run("status")
+    assert (result.exit_code, "no driver's take stands before it" in said(result)) == (1, True)
+
+
+def newest_entry(kit: CheckpointKit) -> Path:
+    return max((kit.root / "epochsink" / "ledger").glob("[0-9]*"))
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,8 @@ def status(
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
         status_table.show(found, epochs, Console())
+    if found.damage:
+        raise typer.Exit(1)
 
 
 @app.command()

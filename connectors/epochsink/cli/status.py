@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from epochsink.cli.abandon import successor
+from epochsink.errors import LedgerCorrupt
 from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.ledger_damage import survey
 from epochsink.sink import Epoch
 from epochsink.spark.checkpoint import NOTHING_DECIDED
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger import History
+    from epochsink.protocol.ledger_damage import Damage
     from epochsink.protocol.ledger_entries import Abandoned, Prepared, Stamp, Take
 
 
@@ -63,6 +66,7 @@ class Status:
     leftovers: Sequence[Leftover]
     abandoned: Abandoned | None
     successor: str
+    damage: Sequence[str] = ()
 
     @property
     def sinks(self) -> list[str]:
@@ -80,6 +84,8 @@ class Status:
 
     def advice(self) -> list[str]:
         """Return what it means and what to do, a sentence each."""
+        if self.damage:
+            return [*self.damage, _DAMAGED]
         if self.owner is None:
             return ["no ledger: epochsink has not run on this checkpoint, or the folder epochsink/ is lost"]
         if self.abandoned is not None:
@@ -132,15 +138,16 @@ class Status:
                     for left in self.leftovers
                 ],
             },
+            "damage": list(self.damage),
             "advice": self.advice(),
         }
 
 
 def read_status(place: Place) -> Status:
-    """Read a checkpoint's status. Raises `LedgerCorrupt`."""
+    """Read a checkpoint's status, as far as its ledger can be read."""
     # before the ledger: an epoch recorded meanwhile is then no leftover
     spooled = place.spool.attempts(place.query_id)
-    history = Ledger(place.files, uuid.uuid4().hex).read()
+    history, damage = _history(place)
     named = {(prepared.epoch, prepared.attempt) for prepared in history.epochs.values()}
     return Status(
         checkpoint=place.location,
@@ -157,7 +164,34 @@ def read_status(place: Place) -> Status:
         ],
         abandoned=history.abandoned,
         successor=successor(history),
+        damage=damage,
     )
+
+
+_DAMAGED = (
+    "no query starts on this ledger: restore the checkpoint folder, epochsink/ included, from one and the same copy; "
+    "or start with the newer epochsink that wrote the entry. What is shown is what the other entries say"
+)
+
+
+def _history(place: Place) -> tuple[History, list[str]]:
+    """Return the ledger's history; if an entry is damaged, that of the others, and what is at stake."""
+    try:
+        return Ledger(place.files, uuid.uuid4().hex).read(), []
+    except LedgerCorrupt as corrupt:
+        history, damages = survey(place.files)
+        return history, [_at_stake(place, damage) for damage in damages] or [corrupt.message]
+
+
+def _at_stake(place: Place, damage: Damage) -> str:
+    epochs = damage.epochs
+    if not epochs:
+        return str(damage)
+    decided = [number for number in epochs if place.checkpoint.is_decided(number)]
+    said = f"{damage}; epoch {' or '.join(map(str, epochs))} is at stake: "
+    if not decided:
+        return said + "Spark has not decided it, so nothing of it may be visible"
+    return said + f"Spark has decided {_join(decided)}, so look whether its rows are in every target"
 
 
 def _epoch(place: Place, history: History, prepared: Prepared) -> EpochStatus:
