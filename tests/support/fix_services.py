@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import pytest
 
-from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
+from epochsink.devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres, LocalS3
 from epochsink.devkit.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
 
 if TYPE_CHECKING:
@@ -86,6 +86,20 @@ def postgres(make_postgres: Callable[..., PostgresService]) -> Iterator[Postgres
 def elasticsearch(make_elasticsearch: Callable[..., ElasticsearchService]) -> Iterator[ElasticsearchService]:
     """Return the session's Elasticsearch, started by the first test that asks. Do not stop it: others use it."""
     with make_elasticsearch() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def hdfs() -> Iterator[LocalHdfs]:
+    """Return the session's HDFS, started by the first test that asks. Do not stop it: others use it."""
+    with LocalHdfs() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[LocalS3]:
+    """Return the session's S3 API, started by the first test that asks. Do not stop it: others use it."""
+    with LocalS3() as service:
         yield service
 
 

@@ -41,7 +41,7 @@ def open_place(checkpoint: str, spool: str | None = None) -> Iterator[Place]:
     A path without scheme is a local folder. Any other file system is reached through a Spark session, configured by
     spark-defaults.conf, which ends with the context. Raises `ConfigurationError` if no query has run there.
     """
-    with _files_of(checkpoint) as (files, location):
+    with _files_of(checkpoint, spool) as (files, location, options):
         query_id = Checkpoint(files).query_id()
         if query_id is None:
             raise ConfigurationError(
@@ -49,23 +49,27 @@ def open_place(checkpoint: str, spool: str | None = None) -> Iterator[Place]:
                 hint="give the query's checkpointLocation; with its scheme (hdfs://, s3a://) if it is not on "
                 "this machine",
             )
-        yield Place(location, files, query_id, Spool.beside(location) if spool is None else Spool(spool))
+        beside = Spool.beside(location, options)
+        yield Place(location, files, query_id, beside if spool is None else Spool(spool, options))
 
 
 @contextmanager
-def _files_of(checkpoint: str) -> Iterator[tuple[Storage, str]]:
+def _files_of(checkpoint: str, spool: str | None) -> Iterator[tuple[Storage, str, str]]:
+    """Yield a checkpoint's files and location, and the options of the spool."""
     parsed = urlparse(checkpoint)
     if parsed.scheme in ("", "file"):
         path = Path(unquote(parsed.path) if parsed.scheme else checkpoint).absolute()
-        yield LocalStorage(path), str(path)
+        yield LocalStorage(path), str(path), "{}"
         return
     # only here, so that looking at a local checkpoint does not take a JVM's start
     from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
 
     from epochsink.spark.hadoop_storage import open_checkpoint  # noqa: PLC0415 - likewise
+    from epochsink.spark.store_options import store_options  # noqa: PLC0415 - likewise
 
     session = SparkSession.builder.appName("epochsink").getOrCreate()
     try:
-        yield open_checkpoint(session, checkpoint)
+        files, location = open_checkpoint(session, checkpoint)
+        yield files, location, store_options(session, spool or location, {})
     finally:
         session.stop()

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from epochsink.devkit.services.artifacts import spark_packages
 from epochsink.devkit.services.cache import cache_folder
-from epochsink.devkit.services.kinds import Kind, make, prefetch
+from epochsink.devkit.services.kinds import SINKS, Kind, make, prefetch
 from epochsink.devkit.services.state import ProcessId, ServiceRecord, State
 from epochsink.errors import ServiceError
 
@@ -39,13 +39,15 @@ _DOWN_SECONDS = 90
 
 @app.command()
 def up(
-    names: Annotated[list[Kind] | None, typer.Argument(help="Which services; all without a name.")] = None,
+    names: Annotated[
+        list[Kind] | None, typer.Argument(help="Which services; without a name Kafka, PostgreSQL and Elasticsearch.")
+    ] = None,
     *,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave them running in the background.")] = False,
     docker: Annotated[bool, typer.Option("--docker", help="Run containers instead of plain processes.")] = False,
 ) -> None:
     """Start the services and keep them until Ctrl-C; data goes away with them."""
-    chosen = list(dict.fromkeys(names or Kind))
+    chosen = list(dict.fromkeys(names or SINKS))
     with _one_line_errors():
         if state := State.load():
             raise ServiceError(
@@ -93,7 +95,7 @@ def down() -> None:
 def fetch_all() -> None:
     """Fetch all that services and Spark need, so that later starts need no network."""
     with _one_line_errors():
-        prefetch(list(Kind))
+        prefetch(list(SINKS))
         spark_packages()
     _console.print(f"Fetched into {cache_folder()}", soft_wrap=True)
 

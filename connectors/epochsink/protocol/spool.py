@@ -5,36 +5,29 @@ One file for each sink and task attempt, in a folder for each attempt at an epoc
     <root>/<query id>/<epoch>-<attempt>/<sink key>-<task>.arrow
 
 The driver makes that folder before the write job and removes it when the epoch is done; tasks never make one, so
-a late task of a finished epoch fails instead of leaving rows behind. Executors write through ``pyarrow.fs``: a
-local path, ``s3://``, ``gs://``, ``abfs://`` or ``hdfs://``; it has to be a place that driver and executors share.
+a late task of a finished epoch fails instead of leaving rows behind (on an object store, which has no folders, the
+next sweep takes them away). See `epochsink.protocol.spool_files` for where it can be.
 """
 
 from __future__ import annotations
 
-import io
-import os
 import re
-import weakref
 import zlib
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
-from pyarrow import fs
 
 from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing
 from epochsink.identity import identity_key
-from epochsink.protocol.storage import sync_folder
+from epochsink.protocol.spool_files import open_files
 from epochsink.sink import Epoch, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from concurrent.futures import Future
 
+    from epochsink.protocol.spool_files import Output, SpoolFiles
     from epochsink.sink import Identity, Task
 
 
@@ -43,22 +36,31 @@ class Spool:
     """Where spooled rows live. Picklable: it crosses to the executors. Every method may raise OSError."""
 
     root: str
+    options: str = field(default="{}", repr=False)
+    """What the place needs to be reached, secrets among it, as JSON."""
 
     @classmethod
-    def beside(cls, checkpoint: str) -> Spool:
-        """Return the spool inside a checkpoint folder, given as a path or URI of any Hadoop file system."""
-        return cls(f"{checkpoint.rstrip('/')}/epochsink/spool")
+    def beside(cls, checkpoint: str, options: str = "{}") -> Spool:
+        """Return the spool inside a checkpoint folder, given as a path or URI."""
+        return cls(f"{checkpoint.rstrip('/')}/epochsink/spool", options)
 
     def check(self) -> None:
-        """Raise `ConfigurationError` if pyarrow has no file system for this place."""
-        self._open()
+        """Raise `ConfigurationError` if executors have no client for this place, or it does not answer."""
+        files, _ = self._open()
+        try:
+            files.check()
+        except OSError as failure:
+            raise ConfigurationError(
+                f"the spool at {self.root} cannot be reached: {failure}",
+                hint="on HDFS executors use WebHDFS, at the address of the Hadoop setting dfs.namenode.http-address "
+                "(default: port 9870), without Kerberos; or give spool= another place that driver and executors share",
+            ) from failure
 
     def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
         """Open the file of one sink and task attempt."""
-        filesystem, root = self._open()
+        files, root = self._open()
         folder = f"{root}/{_folder(task.identity.query_id, task.epoch)}"
-        path = f"{folder}/{_file(task.identity, task.uuid)}"
-        return SpoolWriter(filesystem, path, schema)
+        return SpoolWriter(files.create(f"{folder}/{_file(task.identity, task.uuid)}"), schema)
 
     def rows(
         self,
@@ -72,38 +74,27 @@ class Spool:
 
     def make(self, query_id: str, epoch: Epoch) -> None:
         """Make the folder for an attempt at an epoch."""
-        filesystem, root = self._open()
-        filesystem.create_dir(f"{root}/{_folder(query_id, epoch)}", recursive=True)
-        if isinstance(filesystem, fs.LocalFileSystem):
-            # rows are the user's data: nobody else on this machine may read them
-            Path(root).chmod(0o700)
+        files, root = self._open()
+        files.make_folder(root, _folder(query_id, epoch))
 
     def drop(self, query_id: str, epoch: Epoch) -> None:
         """Remove all that an attempt at an epoch has spooled."""
-        self._remove(_folder(query_id, epoch))
+        files, root = self._open()
+        files.remove_folder(f"{root}/{_folder(query_id, epoch)}")
 
     def attempts(self, query_id: str) -> list[Epoch]:
         """Return the attempts at epochs of a query that have a folder, in any order."""
-        filesystem, root = self._open()
-        selector = fs.FileSelector(f"{root}/{query_id}", allow_not_found=True)
-        found = (re.fullmatch(_ATTEMPT, info.base_name) for info in filesystem.get_file_info(selector))
+        files, root = self._open()
+        found = (re.fullmatch(_ATTEMPT, name) for name in files.folders(f"{root}/{query_id}"))
         return [Epoch(int(name[1]), name[2]) for name in found if name]
 
     def size(self, query_id: str, epoch: Epoch) -> int:
         """Return how many bytes an attempt at an epoch has spooled; 0 if it has no folder."""
-        filesystem, root = self._open()
-        selector = fs.FileSelector(f"{root}/{_folder(query_id, epoch)}", allow_not_found=True)
-        return sum(info.size or 0 for info in filesystem.get_file_info(selector))
+        files, root = self._open()
+        return files.size(f"{root}/{_folder(query_id, epoch)}")
 
-    def _remove(self, folder: str) -> None:
-        filesystem, root = self._open()
-        try:
-            filesystem.delete_dir(f"{root}/{folder}")
-        except FileNotFoundError:
-            return
-
-    def _open(self) -> tuple[fs.FileSystem, str]:
-        return _filesystem(self.root)
+    def _open(self) -> tuple[SpoolFiles, str]:
+        return open_files(self.root, self.options)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,86 +149,50 @@ class UnspooledRows:
 class SpoolWriter:
     """Writes one task's rows of one sink; durable when `close` returns."""
 
-    def __init__(self, filesystem: fs.FileSystem, path: str, schema: pa.Schema) -> None:
-        self._path = path
-        self._sink = _Checksummed(filesystem.open_output_stream(path))
-        self._stream = pa.ipc.new_stream(self._sink, schema)
+    def __init__(self, output: Output, schema: pa.Schema) -> None:
+        self._output = _Checksummed(output)
+        self._stream = pa.ipc.new_stream(pa.PythonFile(self._output, mode="w"), schema)
         self._rows = 0
-        self._disk = _Disk(path) if isinstance(filesystem, fs.LocalFileSystem) else None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append a record batch."""
         self._stream.write_batch(batch)
         self._rows += batch.num_rows
-        if self._disk is not None:
-            self._disk.added(batch.nbytes)
 
     def close(self) -> SpoolFile:
         """Finish the file and make it durable; return what it holds."""
         self._stream.close()
-        self._sink.close()
-        if self._disk is not None:
-            self._disk.sync()
-            sync_folder(Path(self._path).parent)
-        return SpoolFile(self._rows, self._sink.size, self._sink.crc32)
+        self._output.finish()
+        return SpoolFile(self._rows, self._output.size, self._output.crc32)
 
 
-class _Checksummed(io.RawIOBase):
-    """Passes on what is written, and sums it up: what the file has to hold, whatever the disk makes of it."""
+class _Checksummed:
+    """Passes on what is written, and sums it up: what the file has to hold, whatever the disk makes of it.
 
-    def __init__(self, sink: pa.NativeFile) -> None:
-        self._sink = sink
+    A stream for Arrow, which closes it when it is dropped: that finishes nothing, so that a task which fails leaves no
+    file that looks whole.
+    """
+
+    closed = False
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
         self.size = 0
         self.crc32 = 0
 
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        written = len(data)
+    def write(self, data: Any) -> None:
         self.crc32 = zlib.crc32(data, self.crc32)
-        self.size += written
-        self._sink.write(data)
-        return written
+        self.size += len(data)
+        self._output.write(data)
+
+    def flush(self) -> None:
+        """Hold nothing back."""
 
     def close(self) -> None:
-        self._sink.close()
-        super().close()
+        """Leave the file as it is."""
 
-
-class _Disk:
-    """Brings a local file to the disk beside the writing of it, so that the last fsync finds little left to do."""
-
-    def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDONLY)
-        # a task that fails closes nothing
-        self._release = weakref.finalize(self, os.close, self._descriptor)
-        self._thread = ThreadPoolExecutor(1)
-        self._syncing: Future[None] | None = None
-        self._waiting = 0
-
-    def added(self, size: int) -> None:
-        """Take in how many bytes were written. Raises OSError if the disk did not take those before."""
-        self._waiting += size
-        if self._waiting < _SYNC_BYTES or (self._syncing is not None and not self._syncing.done()):
-            return
-        self._check()
-        self._waiting = 0
-        self._syncing = self._thread.submit(os.fdatasync, self._descriptor)
-
-    def sync(self) -> None:
-        """Make all of the file durable. Raises OSError."""
-        try:
-            self._check()
-            os.fsync(self._descriptor)
-        finally:
-            self._thread.shutdown()
-            self._release()
-
-    def _check(self) -> None:
-        # the system tells a descriptor of an error once: what the thread was told counts for the file
-        if self._syncing is not None:
-            self._syncing.result()
+    def finish(self) -> None:
+        self._output.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,15 +246,15 @@ class SpooledRows:
         return pa.BufferReader(small) if size == len(small) else self._open(task)
 
     def _open(self, task: str) -> pa.NativeFile:
-        filesystem, path = self._path(task)
+        files, path = self._path(task)
         try:
-            return filesystem.open_input_stream(path)
+            return files.open(path)
         except FileNotFoundError as gone:
             raise _missing(self.identity, self.epoch, task, gone) from gone
 
-    def _path(self, task: str) -> tuple[fs.FileSystem, str]:
-        filesystem, root = _filesystem(self.spool.root)
-        return filesystem, f"{root}/{_folder(self.identity.query_id, self.epoch)}/{_file(self.identity, task)}"
+    def _path(self, task: str) -> tuple[SpoolFiles, str]:
+        files, root = open_files(self.spool.root, self.spool.options)
+        return files, f"{root}/{_folder(self.identity.query_id, self.epoch)}/{_file(self.identity, task)}"
 
     def _damaged(self, task: str, expected: str, found: str) -> SpoolDamaged:
         return SpoolDamaged(
@@ -318,7 +273,6 @@ def _missing(identity: Identity, epoch: Epoch, task: str, why: object) -> SpoolM
     )
 
 
-_SYNC_BYTES: Final = 16 << 20
 _READ_BYTES: Final = 32 << 20
 _ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"
 
@@ -329,22 +283,3 @@ def _folder(query_id: str, epoch: Epoch) -> str:
 
 def _file(identity: Identity, task: str) -> str:
     return f"{identity_key(identity)}-{task}.arrow"
-
-
-def _filesystem(root: str) -> tuple[fs.FileSystem, str]:
-    scheme = urlparse(root).scheme
-    if not scheme:
-        return fs.LocalFileSystem(), root
-    if scheme == "file":
-        return fs.LocalFileSystem(), unquote(urlparse(root).path)
-    # Hadoop's names of the S3 connectors mean the same store
-    uri = re.sub(r"^s3[an]://", "s3://", root)
-    try:
-        opened: tuple[Any, str] = fs.FileSystem.from_uri(uri)
-    except (ValueError, OSError, NotImplementedError) as unusable:
-        raise ConfigurationError(
-            f"spool={root!r}: pyarrow cannot open this place ({unusable})",
-            hint="give spool= a path or URI that driver and executors share and pyarrow.fs can open: "
-            "a mounted folder, s3://, gs://, abfs:// or hdfs://",
-        ) from unusable
-    return opened

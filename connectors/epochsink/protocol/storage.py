@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+_RACES: Final = 3
 
 
 class Storage(Protocol):
@@ -37,6 +41,31 @@ class Storage(Protocol):
 
     def remove(self, name: str) -> None:
         """Delete a file; no error if it does not exist."""
+
+
+def refuse_unconditional_create(files: Storage, location: str) -> None:
+    """Let two creates of one name race, and believe only what is seen.
+
+    Raises `ConfigurationError` unless one of them is told that it made the file, the other that it did not, and the
+    file holds what the first one wrote: without that two drivers can both append the same entry to the ledger.
+    """
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(_RACES):
+            name = f"epochsink/check-{uuid.uuid4().hex}"
+            contents = [b"one", b"two"]
+            try:
+                made = list(pool.map(files.create, [name, name], contents))
+                made.append(files.create(name, b"late"))
+                kept = files.read(name)
+            finally:
+                files.remove(name)
+            if made.count(True) != 1 or made[2] or kept != contents[made.index(True)]:
+                raise ConfigurationError(
+                    f"the store at {location} does not create conditionally: of three creates of one file "
+                    f"{made.count(True)} succeeded, so two drivers could both record an epoch and rows would be lost",
+                    hint="put the checkpoint on a store that does: a POSIX file system, HDFS, Amazon S3, MinIO, Google "
+                    "Cloud Storage or Azure; a server in between may drop the header If-None-Match",
+                )
 
 
 class LocalStorage:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql.streaming.query import StreamingQuery
@@ -13,6 +13,7 @@ from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError
 from epochsink.identity import pipeline_name
 from epochsink.protocol.spool import NoSpool, Spool
+from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.spark import argument_checks
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import frame_of, handle_of, refuse_connect
@@ -22,6 +23,7 @@ from epochsink.spark.hadoop_storage import first_line, open_checkpoint
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run, run_of
+from epochsink.spark.store_options import store_options
 from epochsink.spark.stream_execution import StreamExecution
 
 if TYPE_CHECKING:
@@ -47,17 +49,26 @@ class ExactlyOnce:
             target, so keep it.
         spool: where durable copies of rows are kept until their epoch is done, a place that driver and executors
             share; None for a folder in the checkpoint.
+        storage_options: settings of an object store that holds checkpoint or spool, by obstore's names, e.g.
+            {"endpoint": "http://minio:9000"}; what is not given is taken from the session's Hadoop settings.
         join_running: allow the first start on a checkpoint that already holds decided epochs.
 
     Raises `ConfigurationError`.
     """
 
     def __init__(
-        self, *, checkpoint: str, sinks: Mapping[str, Sink], spool: str | None = None, join_running: bool = False
+        self,
+        *,
+        checkpoint: str,
+        sinks: Mapping[str, Sink],
+        spool: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        join_running: bool = False,
     ) -> None:
         self.checkpoint = argument_checks.checked_checkpoint(checkpoint)
         self.sinks = argument_checks.checked_sinks(sinks)
         self.spool = argument_checks.checked_spool(spool)
+        self._storage_options = dict(storage_options or {})
         self.join_running = arguments.flag("join_running", join_running)
         self._lock = threading.RLock()
         self._run: Run | None = None
@@ -109,8 +120,9 @@ class ExactlyOnce:
         if findings:
             raise CheckFailed.of(findings)
         refuse_bad_plan(frame, self.sinks, schemas)
-        _, location = open_checkpoint(frame.sparkSession, self.checkpoint)
-        self._spool_of(location)
+        files, location = self._open(frame.sparkSession, self.checkpoint)
+        refuse_unconditional_create(files, location)
+        self._spool_of(frame.sparkSession, location)
         self._checked = True
 
     def recover(self, session: SparkSession) -> None:
@@ -121,10 +133,10 @@ class ExactlyOnce:
         """
         with self._lock:
             self._refuse_active()
-            files, location = open_checkpoint(session, self.checkpoint)
+            files, location = self._open(session, self.checkpoint)
             query_id = Checkpoint(files).query_id()
             if query_id is not None:
-                self._run = self._make_run(files, location, query_id)
+                self._run = self._make_run(session, files, location, query_id)
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         """Prepare one epoch: what Spark calls for each micro-batch."""
@@ -160,13 +172,13 @@ class ExactlyOnce:
             run = self._run
             if run is not None and run.serves(execution):
                 return run
-            files, location = open_checkpoint(session, self.checkpoint)
-            _, used = open_checkpoint(session, execution.checkpoint())
+            files, location = self._open(session, self.checkpoint)
+            _, used = self._open(session, execution.checkpoint())
             execution.refuse_unlike(location, used)
             argument_checks.refuse_complete(execution.output_mode(), self.sinks)
             if run is None or not run.awaits(execution):
                 self._refuse_active()
-                run = self._run = self._make_run(files, location, execution.query_id)
+                run = self._run = self._make_run(session, files, location, execution.query_id)
             run.bind(execution)
             return run
 
@@ -192,18 +204,22 @@ class ExactlyOnce:
                 hint="stop that query first, or make an ExactlyOnce with a checkpoint of its own for the other",
             )
 
-    def _make_run(self, files: Storage, location: str, query_id: str) -> Run:
+    def _make_run(self, session: SparkSession, files: Storage, location: str, query_id: str) -> Run:
         return Run(
             sinks=self.sinks,
             files=files,
-            spool=self._spool_of(location),
+            spool=self._spool_of(session, location),
             query_id=query_id,
             pipeline=pipeline_name(location),
             join_running=self.join_running,
         )
 
-    def _spool_of(self, location: str) -> Spool | NoSpool:
-        spool = Spool(self.spool) if self.spool is not None else Spool.beside(location)
+    def _open(self, session: SparkSession, checkpoint: str) -> tuple[Storage, str]:
+        return open_checkpoint(session, checkpoint, self._storage_options)
+
+    def _spool_of(self, session: SparkSession, location: str) -> Spool | NoSpool:
+        options = store_options(session, self.spool or location, self._storage_options)
+        spool = Spool(self.spool, options) if self.spool is not None else Spool.beside(location, options)
         try:
             spool.check()
         except ConfigurationError:

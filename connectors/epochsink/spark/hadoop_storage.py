@@ -10,30 +10,43 @@ import os
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
+from epochsink.protocol.object_storage import ObjectStorage, open_store
+from epochsink.protocol.spool_files import is_object_store
 from epochsink.protocol.storage import LocalStorage, Storage
 from epochsink.spark.compat import gateway_of, hadoop_configuration_of, jvm_of
+from epochsink.spark.store_options import store_options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
 
-def open_checkpoint(session: SparkSession, checkpoint: str) -> tuple[Storage, str]:
+def open_checkpoint(
+    session: SparkSession, checkpoint: str, storage_options: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[Storage, str]:
     """Return the files of a checkpoint folder, and its location with scheme, as Spark resolves it.
 
-    Raises `ConfigurationError` if Spark has no file system for it.
+    ``storage_options`` go over what the session's Hadoop settings say of an object store. Raises `ConfigurationError`
+    if Spark has no file system for it.
     """
     jvm, _ = jvm_of(session)
+    hadoop = jvm.org.apache.hadoop.fs
+    configuration = hadoop_configuration_of(session)
     try:
-        path = jvm.org.apache.hadoop.fs.Path(checkpoint)
-        system = path.getFileSystem(hadoop_configuration_of(session))
+        path = hadoop.Path(checkpoint)
+        location = path.makeQualified(hadoop.FileSystem.getDefaultUri(configuration), hadoop.Path("/")).toString()
+        if is_object_store(location):
+            # the store itself, not Hadoop's file system over it, whose rename copies and deletes
+            return _open_object_store(session, location, storage_options), location
+        system = path.getFileSystem(configuration)
         qualified = path.makeQualified(system.getUri(), system.getWorkingDirectory())
         usable = not system.exists(qualified) or system.getFileStatus(qualified).isDirectory()
     except (Py4JError, PySparkException) as unusable:
@@ -53,6 +66,19 @@ def open_checkpoint(session: SparkSession, checkpoint: str) -> tuple[Storage, st
             hint="let this user write the folder, or give another",
         )
     return LocalStorage(local), str(local)
+
+
+def _open_object_store(session: SparkSession, location: str, storage_options: Mapping[str, Any]) -> ObjectStorage:
+    files = ObjectStorage(open_store(location, store_options(session, location, storage_options)))
+    try:
+        files.exists("metadata")
+    except OSError as unusable:
+        raise ConfigurationError(
+            f"checkpoint={location!r} cannot be used: {unusable}",
+            hint="set endpoint, region and credentials for Spark (fs.s3a.*, fs.azure.*, fs.gs.*), or give them to "
+            "ExactlyOnce as storage_options=",
+        ) from unusable
+    return files
 
 
 class HadoopStorage:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, versions
+from epochsink.devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres, LocalS3, versions
 from epochsink.devkit.services.artifacts import fetch
 from epochsink.devkit.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
+from epochsink.errors import ServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +22,12 @@ class Kind(StrEnum):
     KAFKA = "kafka"
     POSTGRES = "postgres"
     ELASTICSEARCH = "elasticsearch"
+    HDFS = "hdfs"
+    S3 = "s3"
+
+
+SINKS: Final = (Kind.KAFKA, Kind.POSTGRES, Kind.ELASTICSEARCH)
+"""What is started where no name is given: the services that a pipeline writes to."""
 
 
 def make(kind: Kind, *, docker: bool) -> Service:
@@ -29,12 +36,16 @@ def make(kind: Kind, *, docker: bool) -> Service:
         Kind.KAFKA: LocalKafka,
         Kind.POSTGRES: LocalPostgres,
         Kind.ELASTICSEARCH: LocalElasticsearch,
+        Kind.HDFS: LocalHdfs,
+        Kind.S3: LocalS3,
     }
     contained: dict[Kind, Callable[[], Service]] = {
         Kind.KAFKA: ContainerKafka,
         Kind.POSTGRES: ContainerPostgres,
         Kind.ELASTICSEARCH: ContainerElasticsearch,
     }
+    if docker and kind not in contained:
+        raise ServiceError(f"{kind} runs as plain processes only", hint=f"epochsink services up {kind}")
     return (contained if docker else local)[kind]()
 
 
@@ -54,3 +65,7 @@ def _bundles(kind: Kind) -> list[versions.Bundle]:
         case Kind.ELASTICSEARCH:
             release = versions.elasticsearch()
             return [release.bundle, release.http_bundle]
+        case Kind.HDFS:
+            return [versions.hdfs_bundle()]
+        case Kind.S3:
+            return []

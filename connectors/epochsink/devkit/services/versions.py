@@ -6,6 +6,7 @@ import os
 import platform
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 import pyspark
 
@@ -179,3 +180,22 @@ def spark_kafka() -> Artifact:
 def postgres_jdbc() -> Artifact:
     """PostgreSQL's JDBC driver, for Spark's own JDBC reader and writer."""
     return Artifact("org.postgresql", "postgresql", POSTGRES_JDBC, _POSTGRES_JDBC_SHA256)
+
+
+def hadoop() -> str:
+    """Return the version of the Hadoop client that the installed PySpark ships, which HDFS's daemons have to match."""
+    (client,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
+    return client.stem.removeprefix("hadoop-client-api-")
+
+
+def hdfs_bundle() -> Bundle:
+    """HDFS's daemons, packed to run on the client jars that PySpark ships."""
+    return Bundle(
+        f"hdfs-{hadoop()}",
+        (
+            Artifact("org.apache.hadoop", "hadoop-client-minicluster", hadoop()),
+            # what Java 8 still brought itself
+            Artifact("javax.xml.bind", "jaxb-api", "2.3.1"),
+        ),
+        exclude_modules=("hadoop-client-api", "hadoop-client-runtime", "junit", "mockito-core"),
+    )

@@ -1,0 +1,76 @@
+"""An S3 API on the loopback: moto's server, which keeps everything in memory and takes any credentials."""
+
+from __future__ import annotations
+
+import http.client
+import sys
+from importlib import metadata, util
+from typing import TYPE_CHECKING, Final, Self
+
+from epochsink.devkit.services.local import LocalService
+from epochsink.devkit.services.ports import LOOPBACK, answers
+from epochsink.errors import ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+BUCKET: Final = "lake"
+
+
+class LocalS3(LocalService):
+    """One S3 API with the bucket `lake`; it forgets everything when it stops."""
+
+    name = "s3"
+
+    @property
+    def version(self) -> str:  # noqa: D102 - Service
+        return metadata.version("moto")
+
+    @property
+    def endpoint(self) -> str:
+        """For S3 clients."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    @property
+    def address(self) -> str:
+        """The endpoint."""
+        return self.endpoint
+
+    @property
+    def spark_settings(self) -> Mapping[str, str]:
+        """What a Spark session has to be told to reach it."""
+        return {
+            "spark.hadoop.fs.s3a.endpoint": self.endpoint,
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            "spark.hadoop.fs.s3a.access.key": "anyone",
+            "spark.hadoop.fs.s3a.secret.key": "anything",
+        }
+
+    def start(self) -> Self:  # noqa: D102 - Service
+        super().start()
+        self.make_bucket(BUCKET)
+        return self
+
+    def make_bucket(self, name: str) -> None:
+        """Make a bucket; no error if it is there."""
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=10)
+        try:
+            connection.request("PUT", f"/{name}")
+            answer = connection.getresponse()
+            if answer.status not in (http.HTTPStatus.OK, http.HTTPStatus.CONFLICT):
+                raise ServiceError(f"s3 made no bucket '{name}': {answer.status} {answer.read()!r}")
+        finally:
+            connection.close()
+
+    def _prepare(self) -> None:
+        if any(util.find_spec(module) is None for module in ("moto", "flask", "flask_cors")):
+            raise ServiceError(
+                "the S3 API for development is moto's server, which is not installed",
+                hint="pip install 'moto[s3]' flask flask-cors",
+            )
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "moto.server", "-H", LOOPBACK, "-p", str(self.port)]
+
+    def _is_ready(self) -> bool:
+        return answers(self.port)

@@ -1,0 +1,206 @@
+"""Files in an object store (S3 and compatibles, Google Cloud Storage, Azure), through the library ``obstore``.
+
+A name is given once by the store itself: a conditional create (If-None-Match, generation match) of which only one can
+succeed. Nothing is renamed: on an object store that is a copy and a delete, with room for two drivers in between.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlparse
+
+import obstore
+import pyarrow as pa
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from epochsink.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from obstore import ReadableFile, WritableFile
+    from obstore.store import ObjectStore
+
+_AT_ONCE_BYTES: Final = 32 << 20
+_RETRY_FOR: Final = timedelta(seconds=30)
+
+
+@lru_cache(maxsize=16)
+def open_store(url: str, options: str = "{}") -> ObjectStore:
+    """Return the store below a URL; one for each place and process, so that its connections are used again.
+
+    ``options`` is a JSON object: the store's settings by obstore's names, and ``client_options`` for its HTTP client.
+    Nothing is requested yet. Raises `ConfigurationError`.
+    """
+    place = urlparse(url)
+    prefix = unquote(place.path).strip("/") or None
+    settings: dict[str, Any] = json.loads(options)
+    client: Any = {**_client(settings), **settings.pop("client_options", {})}
+    retry: Any = {"retry_timeout": _RETRY_FOR}
+    try:
+        if place.scheme in ("s3", "s3a", "s3n"):
+            return S3Store(place.netloc, prefix=prefix, client_options=client, retry_config=retry, **settings)
+        if place.scheme == "gs":
+            return GCSStore(place.netloc, prefix=prefix, client_options=client, retry_config=retry, **settings)
+        # abfss://container@account.dfs.core.windows.net/path
+        container, _, host = place.netloc.partition("@")
+        account = {"account_name": host.partition(".")[0]} if host else {}
+        merged = {**account, **settings}
+        return AzureStore(container, prefix=prefix, client_options=client, retry_config=retry, **merged)
+    except (BaseError, ValueError, TypeError) as unusable:
+        raise ConfigurationError(
+            f"the object store at {url} cannot be opened: {unusable}",
+            hint="give its settings in the Spark session (fs.s3a.*, fs.azure.*, fs.gs.*) or as storage_options=",
+        ) from unusable
+
+
+def _client(settings: dict[str, Any]) -> dict[str, Any]:
+    # an endpoint without TLS was written down by somebody who means it
+    return {"allow_http": True} if str(settings.get("endpoint", "")).startswith("http://") else {}
+
+
+class ObjectStorage:
+    """Files below a prefix of an object store (see `epochsink.protocol.storage.Storage`)."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Put an object unless the name exists: the store decides who was first."""
+        with _as_oserror():
+            try:
+                obstore.put(self._store, name, data, mode="create")
+            except AlreadyExistsError:
+                # a request that was sent again because its answer was lost finds what it has made itself
+                return self.read(name) == data
+        return True
+
+    def read(self, name: str) -> bytes | None:
+        """Return an object's bytes, or None."""
+        with _as_oserror():
+            try:
+                return obstore.get(self._store, name).bytes().to_bytes()
+            except FileNotFoundError:
+                return None
+
+    def exists(self, name: str) -> bool:
+        """Return whether an object exists."""
+        with _as_oserror():
+            try:
+                obstore.head(self._store, name)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names below a prefix, without those below a further one."""
+        with _as_oserror():
+            found = obstore.list_with_delimiter(self._store, folder)["objects"]
+        return [each["path"].rpartition("/")[2] for each in found]
+
+    def remove(self, name: str) -> None:
+        """Delete an object."""
+        with _as_oserror():
+            obstore.delete(self._store, name)
+
+
+class ObjectFiles:
+    """The spool's files (see `epochsink.protocol.spool_files.SpoolFiles`).
+
+    A folder is only a part of a name: nothing refuses a late task's file, the next sweep finds it.
+    """
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def check(self) -> None:
+        """List nothing, which a store that cannot be reached refuses."""
+        with _as_oserror():
+            obstore.list_with_delimiter(self._store, "epochsink-check")
+
+    def create(self, path: str) -> ObjectOutput:
+        """Begin an object, which exists from its close on."""
+        with _as_oserror():
+            return ObjectOutput(obstore.open_writer(self._store, path))
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open an object: a small one by one request, a large one piece by piece."""
+        with _as_oserror():
+            found = obstore.get(self._store, path)
+            if found.meta["size"] <= _AT_ONCE_BYTES:
+                return pa.BufferReader(pa.py_buffer(found.bytes()))
+            return pa.PythonFile(ObjectInput(obstore.open_reader(self._store, path)), mode="r")
+
+    def make_folder(self, root: str, name: str) -> None:
+        """Do nothing: there are no folders."""
+
+    def remove_folder(self, path: str) -> None:
+        """Delete all objects below a prefix, as many by one request as the store takes."""
+        with _as_oserror():
+            for found in obstore.list(self._store, path):
+                obstore.delete(self._store, [each["path"] for each in found])
+
+    def folders(self, path: str) -> list[str]:
+        """Return the next parts of the names below a prefix."""
+        with _as_oserror():
+            found = obstore.list_with_delimiter(self._store, path)["common_prefixes"]
+        return [prefix.rpartition("/")[2] for prefix in found]
+
+    def size(self, path: str) -> int:
+        """Return the bytes below a prefix."""
+        with _as_oserror():
+            return sum(each["size"] for found in obstore.list(self._store, path) for each in found)
+
+
+class ObjectInput:
+    """A large object that is read piece by piece, as Arrow wants a Python file to be."""
+
+    closed = False
+
+    def __init__(self, reader: ReadableFile) -> None:
+        self._reader = reader
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes."""
+        with _as_oserror():
+            return self._reader.read(size).to_bytes()
+
+    def close(self) -> None:
+        """Request no more."""
+        self.closed = True
+
+
+class ObjectOutput:
+    """An object that is being uploaded."""
+
+    def __init__(self, writer: WritableFile) -> None:
+        self._writer = writer
+
+    def write(self, data: Any) -> None:
+        """Append bytes."""
+        with _as_oserror():
+            # Arrow's buffers call their bytes signed, which obstore does not take
+            self._writer.write(memoryview(data).cast("B"))
+
+    def close(self) -> None:
+        """Finish the upload: the store keeps it from here on."""
+        with _as_oserror():
+            self._writer.close()
+
+
+@contextmanager
+def _as_oserror() -> Iterator[None]:
+    try:
+        yield
+    except BaseError as failure:
+        raise OSError(f"the object store failed: {_first_line(failure)}") from failure
+
+
+def _first_line(failure: BaseException) -> str:
+    # further lines are obstore's own account of the same error
+    return str(failure).strip().partition("\n")[0]

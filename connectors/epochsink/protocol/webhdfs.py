@@ -1,0 +1,169 @@
+"""The spool's files on HDFS, through its REST interface (WebHDFS, HttpFS): executors need neither libhdfs nor Java.
+
+https://hadoop.apache.org/docs/stable/hadoop-project-dist/hadoop-hdfs/WebHDFS.html
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import ParseResult, quote, urlencode, urlparse
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_TIMEOUT_SECONDS: Final = 60.0
+_CHUNK_BYTES: Final = 1 << 20
+_QUOTED: Final = "/%:@!$&'()*+,;=~"
+
+
+class WebHdfs:
+    """Files on one HDFS (see `epochsink.protocol.spool_files.SpoolFiles`).
+
+    ``addresses`` are the HTTP addresses of its NameNodes, of which one is active; ``user`` is who asks, where HDFS
+    takes a client's word for it.
+    """
+
+    def __init__(self, addresses: Sequence[str], user: str) -> None:
+        self._addresses = list(addresses)
+        self._user = user
+
+    def create(self, path: str) -> HdfsOutput:
+        """Begin a file; FileNotFoundError if its folder does not exist."""
+        # the name node says which data node takes the bytes
+        answer = self._ask("PUT", path, op="CREATE", overwrite="false", createparent="false", noredirect="true")
+        return HdfsOutput(str(answer["Location"]))
+
+    def open(self, path: str) -> pa.NativeFile:
+        """Open a file."""
+        answer = self._ask("GET", path, op="OPEN", noredirect="true")
+        return pa.PythonFile(_request("GET", str(answer["Location"])), mode="r")
+
+    def make_folder(self, root: str, name: str) -> None:
+        """Make a folder; only this user may enter the root."""
+        self._ask("PUT", root, op="MKDIRS", permission="700")
+        self._ask("PUT", f"{root}/{name}", op="MKDIRS", permission="700")
+
+    def remove_folder(self, path: str) -> None:
+        """Remove a folder with all that is in it."""
+        self._ask("DELETE", path, op="DELETE", recursive="true")
+
+    def folders(self, path: str) -> list[str]:
+        """Return the names of the folders in a folder."""
+        return [each["pathSuffix"] for each in self._listed(path) if each["type"] == "DIRECTORY"]
+
+    def size(self, path: str) -> int:
+        """Return the bytes in a folder."""
+        return sum(each["length"] for each in self._listed(path))
+
+    def check(self) -> None:
+        """Raise OSError if no NameNode answers."""
+        self._ask("GET", "/", op="GETFILESTATUS")
+
+    def _listed(self, path: str) -> list[Any]:
+        try:
+            answer = self._ask("GET", path, op="LISTSTATUS")
+        except FileNotFoundError:
+            return []
+        return list(answer["FileStatuses"]["FileStatus"])
+
+    def _ask(self, method: str, path: str, **parameters: str) -> Mapping[str, Any]:
+        """Ask the active NameNode. Raises OSError, FileNotFoundError."""
+        query = urlencode({**parameters, "user.name": self._user})
+        refused: OSError = OSError("no NameNode's address is known")
+        for address in self._addresses:
+            try:
+                with _request(method, f"{address}/webhdfs/v1{quote(path)}?{query}") as response:
+                    answer: Mapping[str, Any] = json.loads(response.read() or b"{}")
+            except _Refused as failure:
+                if failure.kind != "StandbyException":
+                    raise
+                refused = failure
+            except ConnectionError as failure:
+                refused = failure
+            else:
+                return answer
+        raise refused
+
+
+class HdfsOutput:
+    """A file that is being sent to a data node, which passes it on to the others."""
+
+    def __init__(self, location: str) -> None:
+        self._location = location
+        self._waiting = bytearray()
+        target = urlparse(location)
+        self._connection = _connection(location)
+        self._connection.putrequest("PUT", _target(target))
+        self._connection.putheader("Content-Type", "application/octet-stream")
+        self._connection.putheader("Transfer-Encoding", "chunked")
+        self._connection.endheaders()
+
+    def write(self, data: Any) -> None:
+        """Append bytes, sent in large pieces."""
+        self._waiting += data
+        if len(self._waiting) >= _CHUNK_BYTES:
+            self._send()
+
+    def close(self) -> None:
+        """Finish the file; OSError unless HDFS has it."""
+        if self._waiting:
+            self._send()
+        self._connection.send(b"0\r\n\r\n")
+        _raise_refusal(self._connection.getresponse(), self._location)
+        self._connection.close()
+
+    def _send(self) -> None:
+        self._connection.send(b"%x\r\n%b\r\n" % (len(self._waiting), bytes(self._waiting)))
+        self._waiting.clear()
+
+
+class _Refused(OSError):
+    """HDFS's answer that it does not do what was asked."""
+
+    def __init__(self, kind: str, message: str) -> None:
+        super().__init__(f"{kind}: {message}")
+        self.kind = kind
+
+
+def _request(method: str, url: str) -> http.client.HTTPResponse:
+    target = urlparse(url)
+    connection = _connection(url)
+    try:
+        # the body's length is said: a NameNode waits for a body otherwise
+        connection.request(method, _target(target), headers={"Content-Length": "0"})
+        response = connection.getresponse()
+    except http.client.HTTPException as broken:
+        raise ConnectionError(f"{target.netloc} does not speak WebHDFS: {broken!r}") from broken
+    _raise_refusal(response, url)
+    return response
+
+
+def _target(url: ParseResult) -> str:
+    # HDFS quotes spaces in its redirects, and leaves letters beyond ASCII as they are
+    return f"{quote(url.path, safe=_QUOTED)}?{quote(url.query, safe=_QUOTED)}"
+
+
+def _connection(url: str) -> http.client.HTTPConnection:
+    target = urlparse(url)
+    kind = http.client.HTTPSConnection if target.scheme == "https" else http.client.HTTPConnection
+    return kind(target.netloc, timeout=_TIMEOUT_SECONDS)
+
+
+def _raise_refusal(response: http.client.HTTPResponse, url: str) -> None:
+    if response.status < HTTPStatus.MULTIPLE_CHOICES:
+        return
+    with response:
+        body = response.read()
+    try:
+        said = json.loads(body)["RemoteException"]
+    except (ValueError, KeyError, TypeError):
+        raise _Refused(f"HTTP {response.status}", f"{urlparse(url).netloc}: {response.reason}") from None
+    message = str(said["message"]).partition("\n")[0]
+    if said["exception"] == "FileNotFoundException":
+        raise FileNotFoundError(message)
+    raise _Refused(str(said["exception"]), message)

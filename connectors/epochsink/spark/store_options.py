@@ -1,0 +1,98 @@
+"""What driver and executors need to reach a store, taken from the Hadoop settings that the Spark session has."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlparse
+
+from epochsink.spark.compat import hadoop_configuration_of, jvm_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql import SparkSession
+
+    Setting = Callable[[str], str | None]
+
+_WEBHDFS_PORTS: Final = {"http": "9870", "https": "9871"}
+
+
+def store_options(session: SparkSession, place: str, given: Mapping[str, Any]) -> str:
+    """Return the settings for a place, as JSON: those of the session, with what the user gave over them."""
+    jvm, _ = jvm_of(session)
+    configuration = hadoop_configuration_of(session)
+
+    def setting(name: str) -> str | None:
+        # a credential provider's too, which a plain get would not look into
+        secret = configuration.getPassword(name)
+        return None if secret is None else "".join(secret).strip()
+
+    target = urlparse(place)
+    if target.scheme in ("s3", "s3a", "s3n"):
+        found = _s3(target.netloc, setting)
+    elif target.scheme == "gs":
+        found = _gcs(setting)
+    elif target.scheme in ("abfs", "abfss", "az"):
+        found = _azure(target.netloc.partition("@")[2], setting)
+    elif target.scheme == "hdfs":
+        user = jvm.org.apache.hadoop.security.UserGroupInformation.getCurrentUser().getShortUserName()
+        found = {"addresses": _name_nodes(target.netloc, setting), "user": str(user)}
+        return json.dumps(found)
+    else:
+        return "{}"
+    return json.dumps({**{name: value for name, value in found.items() if value is not None}, **given})
+
+
+def _s3(bucket: str, setting: Setting) -> dict[str, Any]:
+    def of_bucket(name: str) -> str | None:
+        return setting(f"fs.s3a.bucket.{bucket}.{name}") or setting(f"fs.s3a.{name}")
+
+    found: dict[str, Any] = {
+        "access_key_id": of_bucket("access.key"),
+        "secret_access_key": of_bucket("secret.key"),
+        "session_token": of_bucket("session.token"),
+        "region": of_bucket("endpoint.region"),
+    }
+    if endpoint := of_bucket("endpoint"):
+        plain = of_bucket("connection.ssl.enabled") == "false"
+        found["endpoint"] = endpoint if "://" in endpoint else f"http{'' if plain else 's'}://{endpoint}"
+        # a store of one's own seldom has a host name for each bucket, and Hadoop's default does not say which it is
+        found["virtual_hosted_style_request"] = of_bucket("path.style.access") == "false"
+        found["region"] = found["region"] or "us-east-1"
+    if "AnonymousAWSCredentialsProvider" in (of_bucket("aws.credentials.provider") or ""):
+        found["skip_signature"] = True
+    return found
+
+
+def _gcs(setting: Setting) -> dict[str, Any]:
+    names = ("fs.gs.auth.service.account.json.keyfile", "google.cloud.auth.service.account.json.keyfile")
+    return {"service_account": next(filter(None, map(setting, names)), None)}
+
+
+def _azure(host: str, setting: Setting) -> dict[str, Any]:
+    def of_account(name: str) -> str | None:
+        return setting(f"{name}.{host}") or setting(name)
+
+    # https://login.microsoftonline.com/<tenant>/oauth2/token
+    tenant = urlparse(of_account("fs.azure.account.oauth2.client.endpoint") or "").path.strip("/").partition("/")[0]
+    return {
+        "account_key": of_account("fs.azure.account.key"),
+        "sas_key": of_account("fs.azure.sas.fixed.token"),
+        "client_id": of_account("fs.azure.account.oauth2.client.id"),
+        "client_secret": of_account("fs.azure.account.oauth2.client.secret"),
+        "tenant_id": tenant or None,
+    }
+
+
+def _name_nodes(authority: str, setting: Setting) -> list[str]:
+    """Return the HTTP addresses of a cluster's NameNodes, of which there are several where one stands by."""
+    secure = setting("dfs.http.policy") == "HTTPS_ONLY"
+    scheme = "https" if secure else "http"
+    host = authority.partition(":")[0]
+    nodes = setting(f"dfs.ha.namenodes.{authority}")
+    suffixes = [f".{authority}.{node.strip()}" for node in nodes.split(",")] if nodes else [f".{authority}", ""]
+    addresses = [setting(f"dfs.namenode.{scheme}-address{suffix}") for suffix in suffixes]
+    # the default listens everywhere, and says no host
+    known = [each.replace("0.0.0.0", host) for each in addresses if each]  # noqa: S104 - not bound to
+    return [f"{scheme}://{each}" for each in known or [f"{host}:{_WEBHDFS_PORTS[scheme]}"]]

@@ -1,0 +1,305 @@
+"""Checkpoints where users have them: HDFS and an S3 API, ledger and spool beside Spark's own files."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+from streams import Stream, raising_after
+
+from epochsink import ExactlyOnce
+from epochsink.errors import ConfigurationError, Fenced, SpoolDamaged
+from epochsink.protocol.coordinator import Coordinator
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.object_storage import ObjectStorage, open_store
+from epochsink.protocol.spool import Spool
+from epochsink.protocol.webhdfs import WebHdfs
+from epochsink.sink import Epoch, Identity, Task
+from epochsink.spark.checkpoint import Checkpoint
+from epochsink.spark.hadoop_storage import open_checkpoint
+from epochsink.spark.store_options import store_options
+from epochsink.testing import LocalSink
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from epochsink.devkit.services import LocalHdfs, LocalS3
+    from epochsink.sink import SpoolFile
+
+QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
+EPOCH = Epoch(3, "a" * 32)
+SINK = Identity(QUERY, "table", 1)
+TASK = "1" * 32
+
+
+def rows(*ids: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"id": list(ids)})
+
+
+@pytest.fixture
+def s3_url(s3: LocalS3) -> str:
+    """Return a folder of the test's own, whose name has what URLs quote."""
+    del s3
+    return f"s3a://lake/orders é {uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def s3_options(s3: LocalS3) -> str:
+    return json.dumps(
+        {"endpoint": s3.endpoint, "region": "us-east-1", "access_key_id": "anyone", "secret_access_key": "anything"}
+    )
+
+
+@pytest.fixture
+def hdfs_url(hdfs: LocalHdfs) -> str:
+    return f"{hdfs.url}/orders é {uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def hdfs_options(hdfs: LocalHdfs) -> str:
+    return json.dumps({"addresses": [f"http://127.0.0.1:{hdfs.web_port}"], "user": "root"})
+
+
+@pytest.fixture(params=["s3", "hdfs"])
+def spool(request: pytest.FixtureRequest) -> Spool:
+    url: str = request.getfixturevalue(f"{request.param}_url")
+    options: str = request.getfixturevalue(f"{request.param}_options")
+    return Spool.beside(url, options)
+
+
+def test_of_many_creates_of_one_name_one_wins(s3_url: str, s3_options: str) -> None:
+    files = ObjectStorage(open_store(s3_url, s3_options))
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda i: files.create("ledger/1", b"%d" % i), range(16)))
+    assert made.count(True) == 1
+    assert files.read("ledger/1") == b"%d" % made.index(True)
+
+
+def test_a_spool_keeps_rows_and_drops_them(spool: Spool) -> None:
+    spool.check()
+    spool.make(QUERY, EPOCH)
+    writer = spool.writer(Task(SINK, EPOCH, 0, TASK), rows(1).schema)
+    batches = [rows(*range(first, first + 100_000)) for first in (0, 100_000, 200_000)]
+    for batch in batches:
+        writer.write(batch)
+    files = {TASK: writer.close()}
+    spooled = spool.rows(SINK, EPOCH, [TASK], files)
+    spooled.verify()
+    assert list(spooled.read(TASK)) == batches
+    assert spool.attempts(QUERY) == [EPOCH]
+    assert spool.size(QUERY, EPOCH) == files[TASK].size
+    spool.drop(QUERY, EPOCH)
+    spool.drop(QUERY, EPOCH)
+    assert spool.attempts(QUERY) == []
+    assert spool.size(QUERY, EPOCH) == 0
+
+
+def test_a_file_that_another_has_written_over_is_refused(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    recorded: dict[str, SpoolFile] = {}
+    for ids in ((1, 2), (1, 3)):
+        spool.drop(QUERY, EPOCH)
+        spool.make(QUERY, EPOCH)
+        writer = spool.writer(Task(SINK, EPOCH, 0, TASK), rows(1).schema)
+        writer.write(rows(*ids))
+        recorded.setdefault(TASK, writer.close())
+    with pytest.raises(SpoolDamaged, match="was cut or changed"):
+        next(spool.rows(SINK, EPOCH, [TASK], recorded).read(TASK))
+
+
+def test_a_late_task_on_hdfs_is_refused(hdfs_url: str, hdfs_options: str) -> None:
+    spool = Spool.beside(hdfs_url, hdfs_options)
+    spool.make(QUERY, EPOCH)
+    spool.drop(QUERY, EPOCH)
+    writer = spool.writer(Task(SINK, EPOCH, 0, TASK), rows(1).schema)
+    writer.write(rows(1))
+    with pytest.raises(OSError, match=r"Parent directory|File does not exist"):
+        writer.close()
+
+
+def test_the_standby_is_passed_over(hdfs: LocalHdfs) -> None:
+    """An address where nobody answers stands for a NameNode that is down."""
+    files = WebHdfs(["http://127.0.0.1:1", f"http://127.0.0.1:{hdfs.web_port}"], "root")
+    files.check()
+    with pytest.raises(ConnectionError):
+        WebHdfs(["http://127.0.0.1:1"], "root").check()
+
+
+# ---- the protocol on S3, with the files that Spark would write
+
+
+class Query:
+    """One query's checkpoint on S3."""
+
+    def __init__(self, url: str, options: str, folder: Path) -> None:
+        self.files = ObjectStorage(open_store(url, options))
+        self.files.create("metadata", json.dumps({"id": QUERY}).encode())
+        self.spool = Spool.beside(url, options)
+        self.sink = LocalSink(folder)
+
+    def driver(self) -> Coordinator:
+        """Return a driver that has recovered."""
+        coordinator = Coordinator(
+            query_id=QUERY,
+            ledger=Ledger(self.files, uuid.uuid4().hex),
+            checkpoint=Checkpoint(self.files),
+            spool=self.spool,
+            sinks={"table": self.sink.committer()},
+        )
+        coordinator.recover()
+        return coordinator
+
+    def record(self, driver: Coordinator, number: int, *ids: int) -> None:
+        """Take an epoch to its record."""
+        self.files.create(f"offsets/{number}", f'v1\n{{"batchWatermarkMs":0}}\n{{"t":{number}}}'.encode())
+        driver.settle(number)
+        epoch = driver.begin(number)
+        task = Task(driver.identity("table"), epoch, 0, uuid.uuid4().hex)
+        spool = self.spool.writer(task, rows(1).schema)
+        spool.write(rows(*ids))
+        files = {"table": {task.uuid: spool.close()}}
+        writer = self.sink.writer(task)
+        writer.write(rows(*ids))
+        driver.record(epoch, {"table": [(task.uuid, writer.prepare())]}, files)
+
+    def decide(self, number: int) -> None:
+        self.files.create(f"commits/{number}", b'v1\n{"nextBatchWatermarkMs":0}')
+
+    def values(self) -> list[int]:
+        return sorted(row["id"] for row in self.sink.rows())
+
+
+@pytest.fixture
+def query(s3_url: str, s3_options: str, tmp_path: Path) -> Query:
+    return Query(s3_url, s3_options, tmp_path)
+
+
+def test_the_next_driver_commits_what_was_decided_on_s3(query: Query) -> None:
+    driver = query.driver()
+    query.record(driver, 0, 1, 2)
+    query.decide(0)
+    assert driver.commit_decided()
+    query.record(driver, 1, 3)
+    query.decide(1)
+    assert query.values() == [1, 2]
+    query.driver()
+    assert query.values() == [1, 2, 3]
+    assert query.spool.attempts(QUERY) == []
+
+
+def test_what_the_target_lost_is_replayed_from_the_spool_on_s3(query: Query) -> None:
+    query.record(query.driver(), 0, 1, 2)
+    query.decide(0)
+    query.sink.abort_prepared()
+    query.driver()
+    assert query.values() == [1, 2]
+
+
+def test_of_two_drivers_on_s3_the_older_one_records_nothing(query: Query) -> None:
+    older = query.driver()
+    query.record(older, 0, 1)
+    newer = query.driver()
+    query.decide(0)
+    assert newer.commit_decided() or query.values() == [1]
+    with pytest.raises(Fenced):
+        query.record(older, 1, 2)
+    query.driver()
+    query.record(query.driver(), 1, 3)
+
+
+# ---- Spark
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    """Return a session with settings of its own."""
+    return spark.newSession()
+
+
+def test_an_s3_checkpoint_is_reached_by_the_sessions_hadoop_settings(
+    session: SparkSession, s3: LocalS3, s3_url: str
+) -> None:
+    """Without Hadoop's S3 connector, which Spark needs for its own files."""
+    for name, value in s3.spark_settings.items():
+        session.conf.set(name.removeprefix("spark.hadoop."), value)
+    files, location = open_checkpoint(session, s3_url)
+    assert location == s3_url
+    assert files.create("ledger/1", b"x")
+    spool = Spool.beside(location, store_options(session, location, {}))
+    spool.check()
+    assert spool.attempts(QUERY) == []
+    assert "anything" not in repr(spool)
+
+
+def test_storage_options_go_over_the_settings(session: SparkSession, s3: LocalS3, s3_url: str) -> None:
+    session.conf.set("fs.s3a.endpoint", "http://127.0.0.1:1")
+    session.conf.set("fs.s3a.access.key", "anyone")
+    session.conf.set("fs.s3a.secret.key", "anything")
+    files, _ = open_checkpoint(session, s3_url, {"endpoint": s3.endpoint})
+    assert files.read("metadata") is None
+
+
+def test_a_bucket_that_is_not_there_is_named(session: SparkSession, s3: LocalS3) -> None:
+    for name, value in s3.spark_settings.items():
+        session.conf.set(name.removeprefix("spark.hadoop."), value)
+    files, _ = open_checkpoint(session, "s3a://nowhere/orders")
+    with pytest.raises(OSError, match="NoSuchBucket"):
+        files.create("metadata", b"{}")
+
+
+class HdfsStream(Stream):
+    """A stream whose checkpoint lies on HDFS, and nothing else is said of it."""
+
+    def __init__(self, spark: SparkSession, folder: Path, url: str) -> None:
+        super().__init__(spark, folder)
+        self.url = url
+
+    def exactly_once(self, *_: object, **__: object) -> ExactlyOnce:
+        made = ExactlyOnce(checkpoint=self.url, sinks={"folder": self.sink})
+        self._made.append(made)
+        return made
+
+    def by_hand(self, function: object, *, endless: bool = False) -> StreamingQuery:
+        del endless
+        writer = self.frame().writeStream.foreachBatch(function).trigger(availableNow=True)  # type: ignore[arg-type]
+        return writer.option("checkpointLocation", self.url).start()
+
+
+@pytest.fixture
+def on_hdfs(session: SparkSession, hdfs: LocalHdfs, hdfs_url: str, tmp_path: Path) -> Iterator[HdfsStream]:
+    for name, value in hdfs.spark_settings.items():
+        session.conf.set(name.removeprefix("spark.hadoop."), value)
+    made = HdfsStream(session, tmp_path, hdfs_url)
+    yield made
+    made.end()
+
+
+def test_a_pipeline_with_its_checkpoint_on_hdfs_goes_on_where_it_failed(on_hdfs: HdfsStream) -> None:
+    """An epoch that was recorded and not decided stands; one that was decided and lost is replayed from the spool."""
+    for first in (0, 10, 20):
+        on_hdfs.put(range(first, first + 10))
+    once = on_hdfs.exactly_once()
+    with pytest.raises(Exception, match="Boom"):
+        on_hdfs.by_hand(raising_after(once, 1)).awaitTermination()
+    once.await_committed()
+    assert on_hdfs.sink.values() == list(range(10))
+    for path in (on_hdfs.folder / "sink" / "prepared").glob("*/*"):
+        path.unlink()
+    on_hdfs.run()
+    assert on_hdfs.sink.values() == list(range(30))
+    assert on_hdfs.sink.calls("replay") == ["1"]
+
+
+def test_hdfs_without_webhdfs_is_refused_in_a_sentence(on_hdfs: HdfsStream) -> None:
+    on_hdfs.spark.conf.set("dfs.namenode.http-address", "127.0.0.1:1")
+    on_hdfs.put(range(10))
+    with pytest.raises(ConfigurationError, match="executors use WebHDFS"):
+        on_hdfs.run()
