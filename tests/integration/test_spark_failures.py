@@ -9,6 +9,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from epochsink.errors import OutcomeUnknown
+from epochsink.protocol.storage import LocalStorage
 from epochsink.spark import query_run
 from epochsink.spark.exactly_once import ExactlyOnceQuery
 
@@ -91,6 +92,25 @@ def test_rows_that_are_refused_are_not_tried_again(stream: Stream) -> None:
     with pytest.raises(StreamingQueryException, match="RowsRejected"):
         stream.run()
     assert stream.sink.faults.strike("write-rejects")
+
+
+def test_a_store_that_does_not_answer_for_a_moment_ends_no_query(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decision is asked for again: a failed look at commits/N says nothing about it."""
+    answer = LocalStorage.read
+    failures = iter(range(3))
+
+    def read(files: LocalStorage, name: str) -> bytes | None:
+        if name.startswith("commits/") and next(failures, None) is not None:
+            raise OSError("503 Slow Down")
+        return answer(files, name)
+
+    monkeypatch.setattr(LocalStorage, "read", read)
+    stream.put(range(10))
+    stream.run()
+    assert next(failures, None) is None
+    assert stream.sink.values() == list(range(10))
 
 
 def test_a_lost_reply_stops_the_query_and_nothing_comes_twice(stream: Stream) -> None:

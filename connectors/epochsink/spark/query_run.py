@@ -8,7 +8,7 @@ import logging
 import threading
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected
 from epochsink.protocol.commit_thread import CommitThread
@@ -21,6 +21,7 @@ from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.error_translation import sinks_error
 from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
+from epochsink.spark.retried_reads import RetriedReads
 from epochsink.spark.write_task import ANSWER, WriteJob
 
 if TYPE_CHECKING:
@@ -82,10 +83,11 @@ class Run:
         self._recording = False
         self._plans: dict[str, OnePass] = {}
         self._byte_limit = ByteLimit()
+        read_again = cast("Storage", RetriedReads(files))
         self._coordinator = Coordinator(
             query_id=query_id,
-            ledger=Ledger(files, uuid.uuid4().hex),
-            checkpoint=Checkpoint(files),
+            ledger=Ledger(read_again, uuid.uuid4().hex),
+            checkpoint=Checkpoint(read_again),
             spool=self._spool,
             sinks=self._committers,
             join_running=join_running,

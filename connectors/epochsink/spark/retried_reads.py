@@ -1,0 +1,63 @@
+"""A store that does not answer for a moment ends no query: what only reads is tried again, with growing pauses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from py4j.protocol import Py4JNetworkError
+
+from epochsink.retry import retrying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epochsink.protocol.storage import Storage
+
+    _Read = TypeVar("_Read")
+
+PATIENCE_SECONDS: Final = 30.0
+LONGEST_PAUSE_SECONDS: Final = 2.0
+
+
+class RetriedReads:
+    """Files below one root, read again after a passing failure (see `epochsink.protocol.storage.Storage`).
+
+    What writes is left alone: a `create` that has failed may have been carried out, and only who reads the ledger from
+    its beginning may say so.
+    """
+
+    def __init__(self, files: Storage) -> None:
+        self._files = files
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes, or None."""
+        return self._again(lambda: self._files.read(name))
+
+    def exists(self, name: str) -> bool:
+        """Return whether a file exists."""
+        return self._again(lambda: self._files.exists(name))
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder."""
+        return self._again(lambda: self._files.names(folder))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._files, name)
+
+    @staticmethod
+    def _again(call: Callable[[], _Read]) -> _Read:
+        try:
+            # the policy costs more than a local read does, and commits/ is read hundreds of times a second
+            return call()
+        except OSError as failure:
+            if not _may_pass(failure):
+                raise
+        again = retrying(_may_pass, seconds=PATIENCE_SECONDS, longest_pause=LONGEST_PAUSE_SECONDS)
+        return again(call)
+
+
+def _may_pass(failure: BaseException) -> bool:
+    """Whether the store may answer later: not without the right to read or a JVM, nor once the query is stopped."""
+    if not isinstance(failure, OSError) or isinstance(failure, PermissionError):
+        return False
+    return not isinstance(failure.__cause__, Py4JNetworkError) and "Interrupt" not in str(failure)
