@@ -188,7 +188,8 @@ class SinkCommitter(Protocol):
     def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
         """Turn the accepted tasks' committables into one prepared epoch, verified against the target.
 
-        ``written`` is never empty. Nothing becomes visible. Raises `PrepareFailed` or `WentBack`.
+        ``written`` is never empty. Nothing becomes visible. What a task prepared and the target has lost since may be
+        prepared again out of ``rows``. Raises `PrepareFailed` or `WentBack`.
         """
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:

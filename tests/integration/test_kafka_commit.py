@@ -356,4 +356,4 @@ def test_the_next_epoch_may_be_open_while_the_last_one_is_committed(
 
 def test_found_fixes_the_brokers_cap_of_transaction_timeouts(config: Kafka) -> None:
     with committing(config, identity()) as committer:
-        assert committer.initial_state() == {"transaction_timeout": 900.0}
+        assert committer.initial_state() == {"transaction_timeout": 900.0, "largest_batch": 1_048_588}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from kafka_kit import create_topic, epoch, identity, prepare, rows, task
+from kafka_kit import committing, create_topic, epoch, identity, prepare, rows, task
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.kafka import Kafka
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
 def config_for(kafka: KafkaService, topic: str | None, **settings: Any) -> Kafka:
     return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=5, **settings)
+
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @pytest.fixture
@@ -49,7 +53,7 @@ def test_a_row_without_a_topic_is_refused(kafka: KafkaService, topic: str) -> No
     assert "1 row(s) of Spark partition 0 have no topic" in str(found)
 
 
-@pytest.mark.parametrize("partition", [2, -2, 2_000_000_000])
+@pytest.mark.parametrize("partition", [2, 2_000_000_000])
 def test_a_partition_out_of_range_is_named_with_the_range(kafka: KafkaService, topic: str, partition: int) -> None:
     found = refusal(config_for(kafka, topic), rows("a", "b", partition=pa.array([0, partition], pa.int32())))
     assert isinstance(found, RowsRejected)
@@ -74,6 +78,39 @@ def test_a_row_above_the_topics_limit_fails_the_task(kafka: KafkaService, fresh_
     assert isinstance(found, RowsRejected)
     assert "5001 bytes" in str(found)
     assert "max.message.bytes" in str(found)
+
+
+def test_batches_fit_into_a_topic_that_takes_only_small_ones(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), max_message_bytes="2000")
+    config = config_for(kafka, topic)
+    values = [f"{number:090}" for number in range(1_000)]
+    found = refusal(config, rows(*values))
+    assert "lower batch.size" in str(found)
+    with committing(config, identity()) as committer:
+        who = replace(committer._identity, origin=committer.initial_state())
+    part = prepare(config, task(who, epoch(0)), rows(*values))
+    assert part["rows"] == 1_000
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "reason"),
+    [
+        ("timestamp", pa.array([0, None], pa.timestamp("ms")), "timestamp 0 ms"),
+        ("timestamp", pa.array([1, 999], pa.timestamp("us")), "timestamp 0 ms"),
+        ("timestamp", pa.array([5, -1], pa.timestamp("ms")), "timestamp -1 ms"),
+        ("partition", pa.array([None, -1], pa.int32()), "names partition -1"),
+        ("partition", pa.array([0, -7], pa.int32()), "names partition -7"),
+        ("headers", pa.array([None, [None]], HEADERS), "header that is null"),
+        ("headers", pa.array([[], [{"key": None, "value": b"x"}]], HEADERS), "whose key is null"),
+    ],
+)
+def test_what_would_be_written_as_something_else_is_refused(
+    kafka: KafkaService, topic: str, column: str, values: pa.Array, reason: str
+) -> None:
+    """The client takes 0 for the present and -1 for "choose one"."""
+    found = refusal(config_for(kafka, topic), rows("a", "b", **{column: values}))
+    assert isinstance(found, RowsRejected)
+    assert reason in str(found)
 
 
 def test_a_row_without_a_key_is_refused_by_a_compacted_topic(kafka: KafkaService, fresh_topic: FreshName) -> None:

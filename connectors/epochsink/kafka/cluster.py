@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
+_COORDINATORS_KEPT: Final = 10_000
 _UNKNOWN_TOPIC: Final = 3
 _LEADER_NOT_AVAILABLE: Final = 5
 
@@ -176,6 +177,8 @@ class Cluster:
             self._coordinators.pop((kind.value, key), None)
 
     def _by_coordinator(self, kind: CoordinatorType, keys: Sequence[str]) -> dict[int, list[str]]:
+        if len(self._coordinators) > _COORDINATORS_KEPT:
+            self._coordinators.clear()  # without a spool, no transactional id is used twice
         unknown = [key for key in keys if (kind.value, key) not in self._coordinators]
         if unknown:
             answer = self._run(

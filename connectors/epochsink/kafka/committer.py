@@ -51,9 +51,12 @@ class KafkaCommitter:
         return preflight.findings(self._config, self._cluster, schema)
 
     def initial_state(self) -> dict[str, Any]:
-        """Fix the transaction timeout: what the broker allows at most, unless the configuration says one."""
-        cap = preflight.transaction_timeout_cap(self._cluster)
-        return {} if cap is None else {"transaction_timeout": cap}
+        """Fix the longest transaction timeout that the brokers allow, and the largest batch that the topic takes."""
+        found = {
+            "transaction_timeout": preflight.transaction_timeout_cap(self._cluster),
+            "largest_batch": preflight.largest_batch(self._cluster, self._config.topic),
+        }
+        return {name: value for name, value in found.items() if value is not None}
 
     def open(self, identity: Identity) -> None:
         """Learn who this sink is."""

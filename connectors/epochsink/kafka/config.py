@@ -95,7 +95,9 @@ class KafkaConfig:
         By default a short time if there is a spool, or else the longest that was allowed when this sink joined.
         """
         cap = identity.origin.get("transaction_timeout") or DEFAULT_CAP
-        default = min(DEFAULT_TRANSACTION_TIMEOUT, cap) if self.spool else cap
+        # the client refuses a delivery timeout that is longer than the transaction may be
+        short = max(DEFAULT_TRANSACTION_TIMEOUT, float(self.options.get("message.timeout.ms", 0)) / 1000)
+        default = min(short, cap) if self.spool else cap
         return round(1000 * (self.transaction_timeout or default))
 
     def longest_transaction_timeout_ms(self, identity: Identity) -> int:

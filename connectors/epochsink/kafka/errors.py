@@ -26,6 +26,10 @@ GIVEN_UP: Final = FENCED | {-192}
 """Codes after which a transaction cannot be finished, though the same rows in another one could be."""
 
 
+_FLAPPING: Final = frozenset({-181, -169})
+"""Codes for a failed handshake: of TLS, and of SASL."""
+
+
 class Unreachable(PrepareFailed, OSError):
     """The cluster did not answer in time; whether it carried out the request is unknown."""
 
@@ -72,7 +76,7 @@ REFUSALS: Final[dict[int, Refusal]] = {
     -144: Refusal(Nature.PASSING, _FENCED),
     3: Refusal(Nature.ROWS, "create the topic, or correct its name"),
     10: Refusal(Nature.ROWS, "raise the topic's max.message.bytes (then also message.max.bytes in options), or keep "
-                "such rows out with where="),
+                "such rows out with where=; where each row is smaller than that, lower batch.size in options"),
     17: Refusal(Nature.ROWS, "topic names have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"),
     19: Refusal(Nature.PASSING, "bring the missing replicas back, or lower min.insync.replicas"),
     29: Refusal(Nature.SETTING, "allow the user WRITE, READ and DESCRIBE on the topic"),
@@ -101,6 +105,11 @@ def error(failure: NativeError, doing: str, **facts: Any) -> PrepareFailed:
     refusal = REFUSALS.get(failure.code, _OTHERWISE)
     kind = RowsRejected if refusal.nature is Nature.ROWS else PrepareFailed
     return kind(f"{doing}: {failure.text}", hint=refusal.hint, code=failure.code, **facts)
+
+
+def may_flap(code: int) -> bool:
+    """Whether a refusal may be a broker's that is just starting or ending: believed when it has lasted a while."""
+    return code in _FLAPPING
 
 
 def stands(code: int) -> bool:

@@ -13,7 +13,7 @@ from kafka.errors import BrokerResponseError, IncompatibleBrokerVersion
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 
 from epochsink.errors import ConfigurationError
-from epochsink.kafka import probe, row_mapping
+from epochsink.kafka import errors, probe, row_mapping
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.sink import Identity
 
@@ -50,6 +50,12 @@ def transaction_timeout_cap(cluster: Cluster) -> float | None:
     """Return the longest transaction timeout (seconds) that the brokers allow, or None if they do not tell."""
     found = cluster.broker_setting("transaction.max.timeout.ms")
     return None if found is None else int(found) / 1000
+
+
+def largest_batch(cluster: Cluster, topic: str | None) -> int | None:
+    """Return how many bytes a topic takes at once, or None if there is none or the brokers do not tell."""
+    found = None if topic is None else _topic_settings(cluster, topic).get("max.message.bytes")
+    return None if found is None else int(found)
 
 
 def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
@@ -98,7 +104,8 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str
     if told["error_code"] == _UNKNOWN_TOPIC:
         return [f"topic '{topic}' does not exist; create it, correct topic=, or set create=True or NewTopic(...)"]
     if told["error_code"] != 0:
-        return [f"topic '{topic}' cannot be described: error code {told['error_code']}; allow the user DESCRIBE on it"]
+        code = int(told["error_code"])
+        return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
     settings = _topic_settings(cluster, topic)
     found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
     return found or _compaction(config, settings, schema) or probe.ending(config, cluster, topic)

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 BYTES_IN_FLIGHT: Final = 64 << 20
 """How much a task lets librdkafka hold, roughly, before it waits for the broker."""
 
+BATCH_BYTES: Final = 1 << 20
+"""How much librdkafka sends to a partition at once, if the topic takes it."""
+
 STATISTICS_MS: Final = 50
 """The producer's id and epoch are told only by librdkafka's statistics; this is the longest wait for them."""
 
@@ -29,7 +32,7 @@ _DEFAULTS: Final = {
     "partitioner": "murmur2_random",  # as the Java client, so that keys stay on their partitions
     "linger.ms": "20",
     "reconnect.backoff.ms": "20",  # half of it is the pause before the first real connection
-    "batch.size": str(1 << 20),
+    "batch.size": str(BATCH_BYTES),
     "batch.num.messages": "100000",
     "queue.buffering.max.messages": "1000000",
     "queue.buffering.max.kbytes": str((4 * BYTES_IN_FLIGHT) >> 10),
@@ -52,6 +55,16 @@ def merged(
             "transaction.timeout.ms": str(transaction_timeout_ms),
         }
     )
+
+
+def fitting(options: Mapping[str, str], largest_batch: int | None) -> Mapping[str, str]:
+    """Return options with batches that a topic takes, of ``largest_batch`` bytes if that is known.
+
+    A batch above the topic's max.message.bytes is refused as a whole, however small its rows are.
+    """
+    if largest_batch is None or largest_batch >= BATCH_BYTES:
+        return options
+    return {"batch.size": str(largest_batch), **options}
 
 
 def configure(rdkafka: Library, options: Mapping[str, str]) -> int:

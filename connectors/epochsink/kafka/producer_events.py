@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from epochsink.kafka import errors, librdkafka
@@ -37,6 +38,7 @@ class Events:
         self._queue = queue
         self.undelivered: DeliveryFailed | None = None
         self.trouble: NativeError | None = None
+        self.trouble_since = 0.0
         self.statistics = b""
 
     def serve(self, wait_ms: int) -> None:
@@ -60,6 +62,7 @@ class Events:
             # "all brokers are down" must not hide why
             if self.trouble is None or not errors.stands(self.trouble.code):
                 self.trouble = trouble
+                self.trouble_since = time.monotonic()
         elif kind == librdkafka.EVENT_LOG:
             self._log(event)
 
@@ -69,10 +72,11 @@ class Events:
             if self.undelivered is None and message.err != OK:
                 topic = self._rdkafka.topic_name(message.topic).decode()
                 size = message.len + message.key_len
+                # the broker refuses a batch as a whole: any of its rows, or all together, may be why
                 self.undelivered = DeliveryFailed(
                     message.err,
-                    f"a row of {size} bytes for topic '{topic}', partition {message.partition}, was not delivered: "
-                    f"{self._rdkafka.describe(message.err)}",
+                    f"a batch of rows for topic '{topic}', partition {message.partition}, was not delivered (its first "
+                    f"row has {size} bytes): {self._rdkafka.describe(message.err)}",
                     size=size,
                 )
 

@@ -13,7 +13,7 @@ from epochsink import arrow_buffers
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.failpoints import reach
 from epochsink.identity import identity_key, marker_group
-from epochsink.kafka import errors, message_batch
+from epochsink.kafka import errors, message_batch, producer_config
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
@@ -54,7 +54,7 @@ class KafkaWriter:
         self.transactional_id = str(transactional_id(task, spool=config.spool))
         try:
             self._producer = TransactionalProducer(
-                config.options,
+                producer_config.fitting(config.options, task.identity.origin.get("largest_batch")),
                 self.transactional_id,
                 (config.longest_transaction_timeout_ms if again else config.transaction_timeout_ms)(task.identity),
                 config.timeout,
@@ -123,6 +123,7 @@ class KafkaWriter:
         if self._lost is not None:
             self._rows += batch.num_rows
             return
+        _refuse_partitions(batch)
         headers, timestamps = _headers(batch), _timestamps(batch)
         array = message_batch.fill(batch)
         try:
@@ -157,10 +158,29 @@ class KafkaWriter:
         )
 
 
+def _refuse_partitions(batch: pa.RecordBatch) -> None:
+    """Refuse negative partitions; the client takes -1 for "choose one", which is what null is for."""
+    if "partition" not in batch.schema.names:
+        return
+    lowest = pc.min(batch.column("partition")).as_py()
+    if lowest is not None and lowest < 0:
+        raise RowsRejected(
+            f"a row names partition {lowest}, and partitions are numbered from 0",
+            hint="write null where the key's hash shall choose, for example partition='nullif(p, -1)'",
+        )
+
+
 def _headers(batch: pa.RecordBatch) -> Sequence[Any] | None:
     if "headers" not in batch.schema.names:
         return None
-    headers: list[Any] = batch.column("headers").to_pylist()
+    column = batch.column("headers")
+    entries = column.flatten()
+    if entries.null_count or entries.field("key").null_count:
+        raise RowsRejected(
+            "a row has a header that is null, or whose key is null",
+            hint='leave such headers out: headers="filter(h, x -> x.key IS NOT NULL)"; the value may be null',
+        )
+    headers: list[Any] = column.to_pylist()
     return headers
 
 
@@ -171,5 +191,12 @@ def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
     column = batch.column("timestamp")
     unit = pa.timestamp("ms", tz=column.type.tz)
     milliseconds = pc.cast(column, unit, safe=False).cast(pa.int64())
+    earliest = pc.min(milliseconds).as_py()
+    if earliest is not None and earliest <= 0:
+        # librdkafka writes the present for 0, and Kafka has no times before 1970
+        raise RowsRejected(
+            f"a row has the timestamp {earliest} ms since 1970-01-01 00:00 UTC; the earliest that can be written is 1",
+            hint="correct it, or write null for the time of writing: timestamp='nullif(t, timestamp_millis(0))'",
+        )
     values: list[int] = arrow_buffers.to_numpy(pc.fill_null(milliseconds, arrow_buffers.number(0, "int64"))).tolist()
     return values
