@@ -7,11 +7,13 @@ STAMP := $(VENV)/.installed-from-lock
 ELASTICSEARCH9 := $(VENV)/elasticsearch9
 CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
 	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py examples/test_pipeline.py
+VERSIONS ?= oldest newest
+WHEEL = $(firstword $(wildcard $(CURDIR)/dist/epochsink-*.whl))
 PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-elasticsearch9 lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
+.PHONY: help venv demo test test-containers test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -46,6 +48,10 @@ test-containers: $(STAMP) ## the sinks' contract and integration tests on contai
 	@$(RUN)/epochsink services fetch
 	docker/test-containers $(RUN)/python $(CONTAINER_TESTS)
 
+test-versions: $(STAMP) wheel ## the wheel in fresh environments: oldest and newest that pyproject.toml allows (or VERSIONS="4.1 4.2")
+	@EPOCHSINK_VERSIONS="$(VERSIONS)" $(RUN)/python tests/versions/environments.py $(WHEEL) $(VENV)/versions
+	EPOCHSINK_VERSIONS="$(VERSIONS)" EPOCHSINK_WHEEL=$(WHEEL) EPOCHSINK_ENVIRONMENTS=$(VENV)/versions $(RUN)/pytest tests/versions
+
 lint: $(STAMP) ## ruff and mypy --strict
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
@@ -79,6 +85,8 @@ lock: ## pin the newest versions that pyproject.toml allows
 		--output-file requirements.lock pyproject.toml
 	uv pip compile --quiet --group elasticsearch9 --no-header --no-annotate --no-emit-index-url --generate-hashes \
 		--output-file elasticsearch9.lock
+	uv pip compile --quiet --extra kafka --extra postgres --extra elasticsearch --resolution lowest-direct --python-version 3.11 \
+		--no-header --no-annotate --no-emit-index-url --output-file versions-oldest.lock pyproject.toml
 
 clean: ## remove the virtual environment and what was built
 	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache

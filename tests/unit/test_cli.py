@@ -690,3 +690,8 @@ def test_a_decided_epoch_of_a_target_that_is_gone_is_resolved_first(
     assert "epoch 0 is decided and has rows for sink 'search'" in said(run("abandon", *arguments))
     assert run("resolve", "0", "--sink", "search", "--as", "discard", "--yes").exit_code == 0
     assert run("abandon", *arguments).exit_code == 0
+
+
+def test_the_version_comes_with_those_that_matter_beside_it() -> None:
+    said = CliRunner().invoke(app, ["--version"])
+    assert re.fullmatch(r"epochsink \d\S* \(PySpark 4\.\S+, Python 3\.\S+\)\n", said.stdout), said.output

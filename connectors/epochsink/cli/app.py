@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from contextlib import contextmanager
+from importlib.metadata import version as installed
 from pathlib import Path
+from platform import python_version
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -35,6 +37,23 @@ app = typer.Typer(
     help="Exactly-once sinks for PySpark Structured Streaming.", no_args_is_help=True, pretty_exceptions_enable=False
 )
 app.command()(demo)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"epochsink {installed('epochsink')} (PySpark {installed('pyspark')}, Python {python_version()})")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print versions, and end.")
+    ] = False,
+) -> None:
+    """Take what goes before the verb."""
+
 
 Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint folder: a path or URI.")]
 SpoolPlace = Annotated[str | None, typer.Option("--spool", help="Where the spool is, if not in the checkpoint.")]
@@ -173,7 +192,7 @@ def _mount_services() -> None:
 
         @app.command("services")
         def refuse() -> None:
-            """Start services for development: needs the extra [services]."""
+            """Start services for development: needs the extra 'services'."""
             with errors_in_one_block():
                 raise ConfigurationError(
                     f"the services need the module {missing}", hint='pip install "epochsink[services]"'

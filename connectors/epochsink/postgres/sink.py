@@ -6,16 +6,9 @@ import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
-from psycopg import pq
-
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
-from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.config import PostgresConfig, column_names, connection_string, table_name
-from epochsink.postgres.row_mapping import is_nested
-from epochsink.postgres.server import Server
-from epochsink.postgres.staging import DELETED, is_reserved, rank_column
-from epochsink.postgres.writer import make_writer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,6 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from epochsink.postgres.config import Commit
+    from epochsink.postgres.server import Server
     from epochsink.sink import SinkCommitter, SinkWriter, Task
 
 
@@ -77,6 +71,7 @@ class Postgres(PostgresConfig):
         allow_insecure: bool = False,
         **unknown: object,
     ) -> None:
+        arguments.require_package("Postgres", "postgres", "psycopg", "pgpq")
         known = [name for name in inspect.signature(Postgres).parameters if name != "unknown"]
         arguments.refuse_unknown("Postgres", unknown, known, renamed=_RENAMED | _libpq_options(unknown))
         super().__init__(
@@ -96,7 +91,7 @@ class Postgres(PostgresConfig):
             options={} if options is None else options,
             allow_insecure=allow_insecure,
         )
-        Server.of(self)  # refuses a wrong dsn= or options= here, and not in the first task
+        self._server()  # refuses a wrong dsn= or options= here, and not in the first task
 
     @property
     def distribute_by(self) -> Sequence[str]:
@@ -116,12 +111,15 @@ class Postgres(PostgresConfig):
 
         Raises `ConfigurationError`.
         """
+        from epochsink.postgres.row_mapping import is_nested  # noqa: PLC0415 - the client is an extra
+        from epochsink.postgres.staging import DELETED, is_reserved, rank_column  # noqa: PLC0415 - the client is an extra
+
         for name in filter(is_reserved, schema.names):
             raise ConfigurationError(
                 f"the row has a column {name!r}, a name that epochsink uses itself",
                 hint="select it under another name with AS",
             )
-        columns = [_rendered(row, field) for field in schema]
+        columns = [_rendered(row, field.name, as_json=is_nested(field.type)) for field in schema]
         if self.delete_when is not None:
             columns.append(f"coalesce({self.delete_when}, false) AS `{DELETED}`")
         ranks = (_operand(row, schema, expression) for expression in self.order_by)
@@ -129,14 +127,23 @@ class Postgres(PostgresConfig):
 
     def writer(self, task: Task) -> SinkWriter:
         """Make the writer of one task attempt; connects. Raises `PrepareFailed`."""
+        from epochsink.postgres.writer import make_writer  # noqa: PLC0415 - the client is an extra
+
         return make_writer(self, task, atomic=self.atomic)
 
     def committer(self) -> SinkCommitter:
         """Make the driver's side; does not connect yet."""
+        from epochsink.postgres.committer import PostgresCommitter  # noqa: PLC0415 - the client is an extra
+
         return PostgresCommitter(self)
 
+    def _server(self) -> Server:
+        from epochsink.postgres.server import Server  # noqa: PLC0415 - the client is an extra
+
+        return Server.of(self)
+
     def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, {Server.of(self)!r})"
+        return f"{super().__repr__()[:-1]}, {self._server()!r})"
 
 
 _RENAMED = {
@@ -152,13 +159,15 @@ _RENAMED = {
 
 def _libpq_options(names: Mapping[str, object]) -> dict[str, str]:
     """Return where to write those of the names that are libpq's."""
+    from psycopg import pq  # noqa: PLC0415 - the client is an extra
+
     known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
     return {name: f"options={{'{name}': ...}}" for name in names if name in known}
 
 
-def _rendered(row: str, field: pa.Field) -> str:
-    name = _quoted(field.name)
-    return f"to_json({row}.{name}) AS {name}" if is_nested(field.type) else f"{row}.{name} AS {name}"
+def _rendered(row: str, column: str, *, as_json: bool) -> str:
+    name = _quoted(column)
+    return f"to_json({row}.{name}) AS {name}" if as_json else f"{row}.{name} AS {name}"
 
 
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:

@@ -1,0 +1,108 @@
+"""Environments as users have them: a fresh one, the wheel, and pip.
+
+Run as ``python environments.py WHEEL FOLDER`` it makes those that are chosen below FOLDER, with the extra [postgres]
+alone.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).parents[2]
+OLDEST: Final = ROOT / "versions-oldest.lock"
+VERSIONS: Final[dict[str, tuple[str, ...]]] = {
+    "oldest": ("-c", str(OLDEST)),
+    "newest": (),
+    "4.1": ("pyspark==4.1.*",),
+    "4.2": ("pyspark==4.2.*",),
+}
+"""What pip is told besides the wheel. Nothing is pinned but where the name says so."""
+
+CHOSEN: Final = tuple(os.environ.get("EPOCHSINK_VERSIONS", "oldest newest").split())
+_PYTHONS: Final = {"oldest": ("3.11",), "newest": ("3.13", "3.12", "3.11")}
+_TRIES: Final = 5
+_SPARK: Final = (
+    "--master local[2] --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false "
+    "--conf spark.driver.host=127.0.0.1 --conf spark.sql.shuffle.partitions=2 pyspark-shell"
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One environment with the package in it."""
+
+    name: str
+    folder: Path
+    wheel: Path
+
+    def make(self) -> None:
+        """Make it anew, with the extra [postgres]."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        subprocess.run([_python(self.name), "-m", "venv", self.folder], check=True, env=_environment())
+        self.install("postgres")
+
+    def install(self, extras: str) -> None:
+        """Install the wheel with extras, as the README says; again where a download breaks off."""
+        asked = [f"{self.wheel}[{extras}]", *VERSIONS[self.name]]
+        for attempt in range(_TRIES):
+            command: list[str | Path] = [
+                self.folder / "bin" / "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                *asked,
+            ]
+            if subprocess.run(command, check=False, env=_environment()).returncode == 0:
+                return
+            time.sleep(5 * attempt)
+        raise RuntimeError(f"pip did not install {asked} in {_TRIES} tries")
+
+    def run(
+        self, program: str, *arguments: str | Path, folder: Path, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run one of its programs in a folder, with the environment activated and nothing of this project in sight."""
+        path = {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYSPARK_SUBMIT_ARGS": _SPARK}
+        return subprocess.run(
+            [self.folder / "bin" / program, *arguments],
+            cwd=folder,
+            env={**_environment(), **path, **variables},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+
+
+def _environment() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYSPARK_PYTHON")}
+
+
+def _python(name: str) -> str:
+    """Return the first interpreter for a name that is there, and runs: a shim may be there and refuse."""
+    for version in _PYTHONS.get(name, ("3.12", "3.11")):
+        for found in (f"python{version}", *map(str, Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))):
+            if shutil.which(found) and _works(found):
+                return found
+    return sys.executable
+
+
+def _works(python: str) -> bool:
+    return subprocess.run([python, "-c", "import ensurepip"], check=False, capture_output=True).returncode == 0
+
+
+def all_in(wheel: Path, folder: Path) -> dict[str, Environment]:
+    """Return the environments that were chosen, by name."""
+    return {name: Environment(name, folder / name, wheel) for name in CHOSEN}
+
+
+if __name__ == "__main__":
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(Environment.make, all_in(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute()).values()))
