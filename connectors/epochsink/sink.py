@@ -16,7 +16,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 Committable = dict[str, Any]
 """A JSON object that names something prepared. Never holds a secret: it is written to the ledger."""
+
+JSON_TIMES: Final = (
+    "'timeZone', 'UTC', "
+    "'timestampFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX', "
+    "'timestampNTZFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS'"
+)
+"""Options for Spark SQL's ``to_json`` that keep microseconds, in UTC: its defaults cut timestamps to milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ EXACT: dict[str, tuple[pa.DataType, list[Any]]] = {
     "bigint": (pa.int64(), [-(2**63), 2**63 - 1]),
     "real": (pa.float32(), [1.5, float("inf")]),
     "double precision": (pa.float64(), [-1e300, 5e-324]),
-    "numeric": (pa.decimal128(38, 18), [Decimal("-12345678901234567890.000000000000000001"), Decimal("0.1")]),
+    "numeric": (pa.decimal128(38, 18), [Decimal("-12345678901234567890.000000000000000001"), Decimal("0.000086")]),
     "numeric(10,2)": (pa.decimal128(10, 2), [Decimal("-0.05"), Decimal("99999999.99")]),
     "boolean": (pa.bool_(), [True, False]),
     "text": (pa.string(), ["", "é\t\\N\"'\n\U0001f600"]),

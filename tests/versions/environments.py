@@ -31,7 +31,10 @@ _PYTHONS: Final = {"oldest": ("3.11",), "newest": ("3.13", "3.12", "3.11")}
 _TRIES: Final = 5
 _SPARK: Final = (
     "--master local[2] --conf spark.ui.enabled=false --conf spark.ui.showConsoleProgress=false "
-    "--conf spark.driver.host=127.0.0.1 --conf spark.sql.shuffle.partitions=2 pyspark-shell"
+    "--conf spark.driver.host=127.0.0.1 --conf spark.sql.shuffle.partitions=2 --driver-memory 512m "
+    # quick to start: to compile takes longer than to interpret for a handful of rows
+    "--conf spark.sql.codegen.wholeStage=false --driver-java-options '-XX:TieredStopAtLevel=1 -XX:+UseSerialGC' "
+    "pyspark-shell"
 )
 
 

@@ -13,17 +13,12 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from epochsink.errors import ConfigurationError
+from epochsink.sink import JSON_TIMES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_JSON_OPTIONS: Final = (
-    "map('timeZone', 'UTC',"
-    " 'timestampFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX',"
-    " 'timestampNTZFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS',"
-    " 'ignoreNullFields', 'true')"
-)
-"""Microseconds are kept, in UTC: by default Spark cuts to milliseconds, in the session's time zone."""
+_JSON_OPTIONS: Final = f"map({JSON_TIMES}, 'ignoreNullFields', 'true')"
 
 
 def columns(
