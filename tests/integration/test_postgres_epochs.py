@@ -193,6 +193,73 @@ def test_a_table_without_a_schema_is_found_by_the_search_path(
     assert pg_truth.rows(f"{pg_schema}.found") == [(1, "x1")]
 
 
+OPERANDS = [("bigint", "bigint"), ("bigint", "integer"), ("oid", "regclass"), ("oid", "oid"), ("text", "text")]
+
+
+def booby_trap(pg_truth: Truth, schema: str) -> None:
+    """Fill a schema with what our SQL would call, were it not for the names of pg_catalog."""
+    raises = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'stolen'; END $$"
+    for left, right in OPERANDS:
+        pg_truth.execute(f"CREATE FUNCTION {schema}.steal({left}, {right}) RETURNS boolean {raises}")
+        pg_truth.execute(
+            f"CREATE OPERATOR {schema}.= (FUNCTION = {schema}.steal, LEFTARG = {left}, RIGHTARG = {right})"
+        )
+    for first, second in (("integer", "smallint"), ("smallint", "smallint")):
+        pg_truth.execute(f"CREATE FUNCTION {schema}.pg_terminate_backend({first}, {second}) RETURNS boolean {raises}")
+    pg_truth.execute(f"CREATE FUNCTION {schema}.to_regclass(text) RETURNS regclass {raises}")
+    pg_truth.execute(f"CREATE FUNCTION {schema}.step(bigint) RETURNS bigint {raises}")
+    pg_truth.execute(f"CREATE AGGREGATE {schema}.count(*) (SFUNC = {schema}.step, STYPE = bigint)")
+    pg_truth.execute(f"CREATE FUNCTION {schema}.step(bigint, bigint) RETURNS bigint {raises}")
+    for name in ("sum", "max"):
+        pg_truth.execute(f"CREATE AGGREGATE {schema}.{name}(bigint) (SFUNC = {schema}.step, STYPE = bigint)")
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("key", [None, "id"], ids=["append", "upsert"])
+def test_functions_and_operators_of_others_are_never_called(
+    key: str | None, mode: dict[str, Any], table: str, pg_schema: str, *, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Whoever may create in a schema of the search path could run code as the sink's user."""
+    booby_trap(pg_truth, pg_schema)
+    deletes = pa.array([True, False])
+    batch = orders(1, 2).append_column("epochsink_delete", deletes) if key else orders(1, 2)
+    options: dict[str, Any] = {"key": key, "delete_when": "gone"} if key else {}
+    path = {"options": f"-c search_path={pg_schema},pg_catalog"}
+    driver = pg_driver("orders", batch, options=path, **options, **mode)
+    driver.write(0, batch)
+    later = driver.restart()
+    later.committer.abort_orphans([])
+    later.run(1, batch)
+    assert pg_truth.rows(table) == ([(2, "x2")] if key else [(1, "x1"), (2, "x2")])
+
+
+def test_triggers_of_the_target_keep_their_search_path(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    table = f"{pg_schema}.watched"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.audit (id bigint)")
+    pg_truth.execute(
+        f"CREATE FUNCTION {pg_schema}.note() RETURNS trigger LANGUAGE plpgsql AS "  # noqa: S608 - names that the test made
+        "$$ BEGIN INSERT INTO audit VALUES (NEW.id); RETURN NEW; END $$"
+    )
+    pg_truth.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {pg_schema}.note()")
+    path = {"options": f"-c search_path={pg_schema}"}
+    modes: list[dict[str, Any]] = [{"commit": "prepared"}, {"commit": "staged"}, {"atomic": False}]
+    for number, mode in enumerate(modes):
+        pg_driver(table, orders(1), options=path, **mode).run(0, orders(number))
+    assert pg_truth.rows(f"{pg_schema}.audit") == [(0,), (1,), (2,)]
+
+
+def test_deletes_compare_as_the_tables_index_does(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """By the operator of the key's own type, wherever that is: this one's ignores case."""
+    table = f"{pg_schema}.names"
+    pg_truth.execute(f"CREATE EXTENSION citext SCHEMA {pg_schema}")
+    pg_truth.execute(f"CREATE TABLE {table} (name {pg_schema}.citext PRIMARY KEY)")
+    pg_truth.execute(f"INSERT INTO {table} VALUES ('Ada'), ('Bob')")  # noqa: S608 - a name that the test made
+    batch = pa.record_batch({"name": ["ADA"], "epochsink_delete": pa.array([True])})
+    pg_driver(table, batch, key="name", delete_when="gone").run(0, batch)
+    assert pg_truth.execute(f"SELECT name::text FROM {table}") == [("Bob",)]  # noqa: S608 - a name that the test made
+
+
 def test_partitioned_tables_route_their_rows(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
     table = f"{pg_schema}.parts"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text) PARTITION BY RANGE (id)")

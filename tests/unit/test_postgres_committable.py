@@ -10,7 +10,9 @@ from epochsink.errors import LedgerCorrupt
 from epochsink.postgres.committable import Merge, PreparedPart, StagedEpoch, StagedTask, read_part, read_written
 from epochsink.postgres.relation import Relation
 
-MERGE = Merge(Relation("public", "orders"), ("id", "at"), {"at": "inet"}, ("id",), deletes=True, ranks=2)
+MERGE = Merge(
+    Relation("public", "orders"), ("id", "at"), {"at": "inet"}, ("id",), deletes=True, ranks=2, equals={"id": "="}
+)
 TASKS = ("0" * 32, "1" * 32)
 
 # as the first version wrote them

@@ -16,7 +16,7 @@ NAIVE = pa.timestamp("us")
 
 
 def column(receive: str, *, element: str | None = None, modifier: int = -1, declared: str = "thing") -> Column:
-    return Column("c", declared, declared, "", receive, element, modifier, False, False, "", "")  # noqa: FBT003 - a row of the catalog
+    return Column("c", declared, declared, "", "=", receive, element, modifier, False, False, "", "")  # noqa: FBT003 - a row of the catalog
 
 
 def numeric(precision: int, scale: int) -> Column:

@@ -18,6 +18,14 @@ SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
        coalesce(' COLLATE ' || (SELECT format('%%I.%%I', cn.nspname, co.collname) FROM pg_catalog.pg_collation co
          JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace
          WHERE co.oid = a.attcollation AND a.attcollation <> t.typcollation), ''),
+       coalesce((SELECT format('OPERATOR(%%I.%%s)', opn.nspname, op.oprname)
+         FROM pg_catalog.pg_opclass oc
+         JOIN pg_catalog.pg_am am ON am.oid = oc.opcmethod AND am.amname = 'btree'
+         JOIN pg_catalog.pg_amop ao ON ao.amopfamily = oc.opcfamily AND ao.amopstrategy = 3
+           AND ao.amoplefttype = oc.opcintype AND ao.amoprighttype = oc.opcintype
+         JOIN pg_catalog.pg_operator op ON op.oid = ao.amopopr
+         JOIN pg_catalog.pg_namespace opn ON opn.oid = op.oprnamespace
+         WHERE oc.opcintype = b.oid AND oc.opcdefault), 'OPERATOR(pg_catalog.=)'),
        b.typreceive::text, e.typreceive::text, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
        a.attnotnull OR t.typnotnull, a.atthasdef OR t.typdefault IS NOT NULL,
        a.attidentity::text, a.attgenerated::text,
@@ -33,6 +41,12 @@ WHERE c.oid = to_regclass(%s)
 ORDER BY a.attnum
 """
 
+_ON_PATH: Final = """
+SELECT n.nspname FROM unnest(%s::text[]) WITH ORDINALITY AS path (schema, place)
+JOIN pg_catalog.pg_namespace n ON n.nspname = path.schema
+JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = %s
+ORDER BY place LIMIT 1
+"""
 _CHECKS: Final = """
 SELECT k.conname, pg_get_expr(k.conbin, k.conrelid)
 FROM pg_catalog.pg_constraint k
@@ -50,7 +64,7 @@ class Column:
 
     ``declared`` is its type with its modifier, ``bare_type`` the one to cast text to, of a domain its base type: by its
     catalog name, because ``bit`` and ``character`` in SQL mean those of length 1, and a cast to them cuts without an
-    error. ``collation`` is a COLLATE clause or nothing.
+    error. ``collation`` is a COLLATE clause or nothing. ``equals`` is the operator that its indexes compare with.
     ``receive`` is the server's function that reads the type's binary form, of a domain its base type's;
     ``element`` that of an array's elements. ``modifier`` is the type modifier (-1: none).
     """
@@ -59,6 +73,7 @@ class Column:
     declared: str
     bare_type: str
     collation: str
+    equals: str
     receive: str
     element: str | None
     modifier: int
@@ -87,12 +102,15 @@ class Target:
 
 def read_target(connection: Connection, relation: Relation) -> Target | None:
     """Return the table as it is now, or None if this user sees none of that name."""
+    if relation.schema is None:
+        found = connection.execute(_ON_PATH, [list(connection.schemas), relation.name]).fetchone()
+        relation = Relation(found[0] if found else None, relation.name)
     rows = connection.execute(_TARGET, [str(relation)]).fetchall()
     if not rows:
         return None
     schema, name, kind, persistence = rows[0][:4]
-    columns = {row[4]: Column(*row[4:15]) for row in rows}
-    return Target(Relation(schema, name), kind, persistence, columns, rows[0][15], rows[0][16])
+    columns = {row[4]: Column(*row[4:16]) for row in rows}
+    return Target(Relation(schema, name), kind, persistence, columns, rows[0][16], rows[0][17])
 
 
 def read_checks(connection: Connection, target: Target, columns: Sequence[str]) -> dict[str, str]:

@@ -30,7 +30,8 @@ class Merge:
 
     ``casts`` has the type of each column that is staged as another one. Without ``key`` rows are appended; with
     it they replace the target's row of that key, or delete it where ``deletes`` and the row says so. ``order_by`` is
-    SQL of version 1, ``ranks`` the number of staged columns that took its place.
+    SQL of version 1, ``ranks`` the number of staged columns that took its place. ``equals`` is the operator that
+    compares each key column, with its schema.
     """
 
     target: Relation
@@ -39,6 +40,7 @@ class Merge:
     key: tuple[str, ...]
     deletes: bool
     ranks: int = 0
+    equals: Mapping[str, str] = field(default_factory=dict, hash=False)
     order_by: tuple[str, ...] = ()
 
     @property

@@ -64,19 +64,20 @@ def verify_casts(
 
 def verify_count(connection: Connection, staging: Relation, tasks: Sequence[str], rows: int) -> None:
     """Raise `PrepareFailed` unless staging holds exactly ``rows`` rows of ``tasks``."""
-    statement = sql.SQL("SELECT count(*) FROM {} WHERE {}").format(staging.quoted, _accepted(tasks))
+    statement = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(staging.quoted, _accepted(tasks))
     _expect(staging, _numbers(connection, statement)[0], rows)
 
 
 def _verify_keys(connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], rows: int) -> bool:
     """Return whether a key comes more than once; counting the rows is a by-product."""
     many = sql.Identifier(TAG)  # a name that no column of the row has
-    grouped = sql.SQL("SELECT {key}, count(*) AS {many} FROM {source} GROUP BY {key}").format(
+    grouped = sql.SQL("SELECT {key}, pg_catalog.count(*) AS {many} FROM {source} GROUP BY {key}").format(
         key=_names(plan.key), many=many, source=_source(plan, staging, tasks)
     )
     null = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in plan.key)
     statement = sql.SQL(
-        "SELECT coalesce(sum({many}), 0), coalesce(max({many}), 0), coalesce(sum({many}) FILTER (WHERE {null}), 0) "
+        "SELECT coalesce(pg_catalog.sum({many}), 0), coalesce(pg_catalog.max({many}), 0), "
+        "coalesce(pg_catalog.sum({many}) FILTER (WHERE {null}), 0) "
         "FROM ({grouped}) AS keys"
     ).format(many=many, grouped=grouped, null=null)
     found, most, without_key = _numbers(connection, statement)
@@ -134,7 +135,8 @@ def _upsert(plan: Merge, source: sql.Composable) -> sql.Composed:
             target=plan.target.quoted,
             deleted=sql.Identifier(DELETED),
             same=sql.SQL(" AND ").join(
-                sql.SQL("old.{0} = latest.{0}").format(sql.Identifier(name)) for name in plan.key
+                sql.SQL("old.{0} {1} latest.{0}").format(sql.Identifier(name), sql.SQL(plan.equals.get(name, "=")))
+                for name in plan.key
             ),
         )
         + _append(plan, kept)
@@ -173,7 +175,7 @@ def _ranks(plan: Merge) -> list[sql.Composable]:
 
 def _accepted(tasks: Sequence[str]) -> sql.Composed:
     tags = sql.SQL(", ").join(sql.Literal(tag(task)) for task in tasks)
-    return sql.SQL("{} IN ({})").format(sql.Identifier(TAG), tags)
+    return sql.SQL("{} OPERATOR(pg_catalog.=) ANY (ARRAY[{}]::pg_catalog.int8[])").format(sql.Identifier(TAG), tags)
 
 
 def _names(names: Iterable[str]) -> sql.Composed:

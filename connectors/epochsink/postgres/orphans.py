@@ -123,7 +123,7 @@ def prepared_gids(connection: Connection, key: str) -> set[str]:
 
 def exists(connection: Connection, relation: Relation) -> bool:
     """Return whether there is such a table. Raises `psycopg.Error`."""
-    found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [str(relation)]).fetchone()
+    found = connection.execute("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", [str(relation)]).fetchone()
     return bool(found and found[0])
 
 

@@ -65,6 +65,9 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
         return unfit
     findings = list(_check_markers(config, connection))
     relation = Relation.of(config.table)
+    if relation.schema is None and config.create:
+        first = next((schema for schema in connection.schemas if not schema.startswith("pg_")), None)
+        relation = relation if read_target(connection, relation) else Relation(first, relation.name)
     try:
         target = read_target(connection, relation)
         if target is None and config.create:
@@ -262,8 +265,7 @@ def _unknown_table(config: PostgresConfig, connection: Connection) -> str:
         [config.table[-1].strip('"')],
     ).fetchall()
     hint = f"did you mean {' or '.join(name for (name,) in near)}?" if near else "create it, or set create=True."
-    path = connection.execute("SHOW search_path").fetchone() or ("",)
-    place = f"{Server.of(config).database} (search_path {path[0]})"
+    place = f"{Server.of(config).database} (search_path {connection.search_path})"
     return (
         f"table {Relation.of(config.table)} does not exist in {place}; {hint} Names are literal: write them without "
         "quotes, with the table's own case, and with its schema"

@@ -28,8 +28,15 @@ def is_busy(error: BaseException) -> bool:
 
 
 def begin(connection: Connection) -> None:
-    """Begin a transaction, whatever the role's or database's defaults are."""
-    connection.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE")
+    """Begin a transaction, whatever the role's defaults are, with the search path that the target's triggers know.
+
+    What is executed in it names pg_catalog for every function and operator.
+    """
+    connection.execute(
+        sql.SQL(
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_catalog.set_config('search_path', {}, true)"
+        ).format(sql.Literal(connection.search_path))
+    )
 
 
 @contextmanager

@@ -17,11 +17,9 @@ from epochsink.postgres.errors import is_passing, refusal
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epochsink.postgres.config import PostgresConfig
-
-    Connection = psycopg.Connection[tuple[Any, ...]]
 
 # A peer that has vanished is noticed within half a minute, whatever the system's defaults are.
 DEFAULTS: Final = {
@@ -32,6 +30,17 @@ DEFAULTS: Final = {
     "tcp_user_timeout": "30000",
 }
 OURS: Final = ("application_name", "fallback_application_name", "client_encoding", "replication")
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """A session whose search path is pg_catalog's alone, so that no function or operator of others is called.
+
+    ``search_path`` is what it was before: transactions that touch the target go back to it (see `begin`), for the sake
+    of its triggers. ``schemas`` are those on it.
+    """
+
+    search_path: str = ""
+    schemas: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -79,7 +88,7 @@ class Server:
 
     def _connect(self, application: str) -> Connection:
         try:
-            connection = psycopg.connect(
+            connection = Connection.connect(
                 **self.parameters,  # type: ignore[arg-type] # libpq's names are checked by `of`
                 application_name=application,
                 client_encoding="UTF8",
@@ -90,11 +99,14 @@ class Server:
             raise refusal(error) from None
         # UTC, because an instant that goes into a column without time zone is stored as UTC.
         # synchronous_commit, because it may be off for the role or database, and what is done must outlive a crash.
-        connection.execute(
+        said = connection.execute(
+            "SELECT pg_catalog.current_setting('search_path'), pg_catalog.current_schemas(true); "
+            "SET search_path = pg_catalog, pg_temp; "
             f"SET TimeZone = 'UTC'; SET lock_timeout = {math.ceil(self.timeout * 1000)}; "
             "SELECT pg_catalog.set_config('synchronous_commit', 'on', false) "
             "WHERE pg_catalog.current_setting('synchronous_commit') <> 'remote_apply'"
         )
+        connection.search_path, connection.schemas = said.fetchone() or ("", ())
         return connection
 
     @property

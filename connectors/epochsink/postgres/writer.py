@@ -217,4 +217,5 @@ def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encodi
     ranks = sum(is_rank(encoding.field.name) for encoding in encodings)
     # Rows that an older epochsink has spooled have no such columns: what it sorted by were the table's own.
     order_by = () if ranks else tuple(sql.Identifier(name).as_string() for name in config.order_by)
-    return Merge(target.relation, names, casts, config.key, deletes, ranks, order_by)
+    equals = {name: target.columns[name].equals for name in config.key if name in target.columns}
+    return Merge(target.relation, names, casts, config.key, deletes, ranks, equals, order_by)
