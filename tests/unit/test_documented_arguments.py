@@ -12,7 +12,12 @@ import pytest
 import epochsink
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
-PAGES = {"ExactlyOnce": "exactly-once.md", "Kafka": "kafka.md"}
+PAGES = {
+    "ExactlyOnce": "exactly-once.md",
+    "Kafka": "kafka.md",
+    "Postgres": "postgres.md",
+    "Elasticsearch": "elasticsearch.md",
+}
 
 
 def parameters(owner: Any) -> list[str]:
