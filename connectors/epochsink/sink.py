@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from epochsink.errors import WentBack
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import pyarrow as pa
 
@@ -104,6 +106,92 @@ Written = Mapping[str, Sequence[tuple[str, Committable]]]
 Spooled = Mapping[str, Mapping[str, SpoolFile]]
 """What the accepted tasks of an epoch have spooled: by sink, and by the task's uuid."""
 NOTHING_SPOOLED: Spooled = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a target itself says of one part: the newest epoch applied, and by which attempt.
+
+    ``attempt`` is "" where the marker does not say: earlier versions of this package did not write it.
+    """
+
+    epoch: int
+    attempt: str = ""
+
+    def agrees(self, other: Mark | None) -> bool:
+        """Whether both mean the same attempt at the same epoch, as far as they say."""
+        return (
+            other is not None
+            and self.epoch == other.epoch
+            and (self.attempt == other.attempt or "" in (self.attempt, other.attempt))
+        )
+
+
+def verify_marks(
+    target: str,
+    found: Mapping[str, Mark],
+    done: LastDone | None,
+    pending: LastDone | None,
+    marks_of: Callable[[LastDone], Mapping[str, Mark]],
+) -> None:
+    """Raise `WentBack` unless a target's marks say what the ledger does: for `SinkCommitter.verify_applied`.
+
+    ``found`` has the marks by part, ``marks_of`` gives those that an epoch leaves. ``target`` is for the message.
+    """
+    must = marks_of(done) if done and done.parts else {}
+    may = marks_of(pending) if pending else {}
+    newest = max((last.epoch for last in (done, pending) if last), default=-1)
+    for part in found.keys() | must.keys():
+        mark, wanted = found.get(part), must.get(part)
+        if mark is None:
+            raise _marker_is_gone(target, wanted)
+        if mark.agrees(wanted) or mark.agrees(may.get(part)):
+            continue
+        if mark.epoch > newest:
+            raise _target_is_newer(target, mark, newest)
+        if wanted is not None and mark.epoch < wanted.epoch:
+            raise _target_is_older(target, mark, wanted)
+        if mark.epoch == newest or wanted is not None:
+            raise _written_by_another(target, mark, wanted or may.get(part))
+
+
+def _target_is_newer(target: str, mark: Mark, newest: int) -> WentBack:
+    return WentBack(
+        f"{target} already holds epoch {mark.epoch} of this query, and the ledger knows only epochs up to {newest}: "
+        "the checkpoint is the older copy, or a driver on another copy of it is running",
+        hint="stop the other driver, or restore the newer copy of the checkpoint; to process the input since then "
+        "again, start with a new checkpoint folder after removing those epochs' rows",
+    )
+
+
+def _target_is_older(target: str, mark: Mark, wanted: Mark) -> WentBack:
+    return WentBack(
+        f"{target} holds epoch {mark.epoch} as the newest of this query, and the ledger says that epoch {wanted.epoch} "
+        "is done: the target is the older copy (restored from a backup, or failed over to a standby that lacked "
+        f"the last commits), and the rows of epochs {mark.epoch + 1} to {wanted.epoch} are missing in it",
+        hint=f"put the newer state of the target back; or load those epochs' input with a query of its own, then "
+        f"say so: epochsink resolve CHECKPOINT {wanted.epoch} --sink NAME --as committed",
+    )
+
+
+def _marker_is_gone(target: str, wanted: Mark | None) -> WentBack:
+    number = wanted.epoch if wanted else -1
+    return WentBack(
+        f"{target} has no marker of this query any more, and the ledger says that epoch {number} is done: the target "
+        "was restored from a backup, or somebody deleted the marker; which epochs it holds is unknown",
+        hint=f"look whether the rows up to epoch {number} are there; when they are, say so: epochsink resolve "
+        f"CHECKPOINT {number} --sink NAME --as committed",
+    )
+
+
+def _written_by_another(target: str, mark: Mark, wanted: Mark | None) -> WentBack:
+    ours = f"attempt {wanted.attempt}" if wanted else "nothing of it there"
+    return WentBack(
+        f"epoch {mark.epoch} was applied to {target} by attempt {mark.attempt or 'unknown'}, and the ledger records "
+        f"{ours}: a driver on another copy of this checkpoint writes for the same query",
+        hint="stop the other driver; keep the copy whose ledger names that attempt ('epochsink status --json'), and "
+        "start a new checkpoint for the other one",
+    )
 
 
 class Outcome(enum.Enum):
@@ -192,38 +280,60 @@ class SinkCommitter(Protocol):
     def newest(self) -> int | None:
         """Return the newest epoch of this identity that the target's own marker says is applied."""
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+    def leftovers(self) -> list[str]:
+        """Return what of this identity is prepared or staged, of any generation, a line each. Changes nothing.
+
+        Called, as `newest` is, before a ledger begins on a checkpoint that already holds decided epochs.
+        """
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Raise `WentBack` unless the target's marker says what the ledger does, part by part (see `verify_marks`).
+
+        The target must hold ``done`` (None: the ledger knows of no epoch with rows), as it was recorded, and beyond
+        that nothing but parts of ``pending``. Called at every start, in every epoch before anything is swept, and
+        before each commit. May finish a part of ``done`` that the target, set back, holds prepared again.
+        """
+
+    def vote(
+        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> list[Committable]:
         """Turn the accepted tasks' committables into one prepared epoch, verified against the target.
 
         ``written`` is never empty. Nothing becomes visible. What a task prepared and the target has lost since may be
-        prepared again out of ``rows``. Raises `PrepareFailed` or `WentBack`.
+        prepared again out of ``rows``. Where preparing is a transaction, that ``after`` is applied is part of it (None:
+        not known). Raises `PrepareFailed` or `WentBack`.
         """
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """Decide that a part becomes visible; right to repeat at any time. It retries after passing failures itself.
 
-        ABORTED only where the target itself says that the part is gone *and* its marker is absent.
-        Raises `RowsRejected` if the target refuses rows for good: the epoch stays pending.
+        `verify_applied` has just found ``after`` applied (None: not known). Where the commit is a transaction, or may
+        be conditional, it says so once more. ABORTED only where the target itself says that the part is gone *and* its
+        marker is absent. Raises `RowsRejected` if the target refuses rows for good: the epoch stays pending.
         """
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
         """Prepare an aborted part's rows again, from the spool, under the new name ``attempt`` (uuid).
 
-        The caller records what is returned before it commits it.
+        ``after`` as in `vote`. The caller records what is returned before it commits it.
         """
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Abort everything of this identity (any generation up to ours) that ``keep`` does not name.
 
-        ``keep`` lists the parts of recorded epochs that are not done. Return one line for each thing
-        ended.
+        ``keep`` lists the parts of recorded epochs that are not done. A part of ``done``, which lists those of done
+        epochs, that is still prepared shows a target that was set back: it is never aborted, and `WentBack` is
+        raised. Return one line for each thing ended.
         """
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Wait, for a while, until readers see what `commit` has decided: all parts at once, before the epoch is done.
 
-        A target that shows a part as soon as it is committed has nothing to wait for. Must not raise: what is not
-        visible by then will be.
+        A target that shows a part as soon as it is committed has nothing to wait for; what is not visible by then
+        will be. Where a commit could not be made conditional, raises `WentBack` unless the target now holds this epoch
+        and ``after``.
         """
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
@@ -273,6 +383,7 @@ class CheckpointReader(Protocol):
     def has_commit(self, epoch: int) -> bool: ...  # noqa: D102 - described there
     def newest_decided(self) -> int: ...  # noqa: D102 - described there
     def offsets_digest(self, epoch: int) -> str: ...  # noqa: D102 - described there
+    def make_durable(self, epoch: int) -> None: ...  # noqa: D102 - described there
 
 
 class SpoolKeeper(Protocol):

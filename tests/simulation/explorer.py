@@ -38,15 +38,17 @@ class Case:
 
 @dataclass(slots=True)
 class Findings:
-    """How many plans struck, and the first cases of each violation by the kinds of fault."""
+    """How many plans were judged, in how many of them every fault struck, and the first cases of each violation."""
 
     plans: int = 0
+    struck: int = 0
     violations: Counter[tuple[str, str]] = field(default_factory=Counter)
     first: dict[tuple[str, str], Case] = field(default_factory=dict)
 
-    def add(self, case: Case, found: list[str]) -> None:
+    def add(self, case: Case, found: list[str], struck: int) -> None:
         """Count one played plan."""
         self.plans += 1
+        self.struck += struck >= len(case.plan)
         faults = "+".join(fault[0] for _, fault in case.plan)
         for violation in found:
             key = (violation.splitlines()[0][:150], faults)
@@ -56,7 +58,9 @@ class Findings:
     def report(self) -> str:
         """Return the violations, most frequent first, each with its first case."""
         lines = [f"{count} x {key}: {self.first[key]}" for key, count in self.violations.most_common()]
-        return "\n".join([f"{self.plans} plans, {sum(self.violations.values())} violations", *lines])
+        return "\n".join(
+            [f"{self.plans} plans ({self.struck} with every fault), {sum(self.violations.values())} violations", *lines]
+        )
 
 
 @contextmanager
@@ -85,7 +89,7 @@ def explore(
     seconds: float | None = None,
     most: int | None = None,
 ) -> Findings:
-    """Play plans, counting those in which a fault struck (of several, two), until they, time or number are used up."""
+    """Play plans and judge every one, until they, time or number are used up."""
     findings = findings or Findings()
     deadline = None if seconds is None else time.monotonic() + seconds
     with quiet():
@@ -93,6 +97,5 @@ def explore(
             if (deadline and time.monotonic() > deadline) or played == most:
                 break
             simulation = play(plan, sinks, schedule, variant)
-            if simulation.struck >= min(2, len(plan)):
-                findings.add(Case(plan, sinks, schedule), verdict(simulation, plan))
+            findings.add(Case(plan, sinks, schedule), verdict(simulation, plan), simulation.struck)
     return findings

@@ -27,7 +27,7 @@ def check(simulation: Simulation) -> None:
         if simulation.loud is None:
             if missing:
                 simulation.flag(f"LOST {sink}")
-        else:
+        elif not _target_went_back(simulation):
             _check_recoverable(simulation, sink, missing)
     if simulation.loud is None and simulation.query == "query-1":
         _check_leftovers(simulation)
@@ -95,6 +95,10 @@ def _check_recoverable(simulation: Simulation, sink: str, missing: set[tuple[str
             simulation.flag(f"UNRECOVERABLE {sink}")
 
 
+def _target_went_back(simulation: Simulation) -> bool:
+    return any(fault[0] in ("back", "unmark") for faults in simulation.plan.values() for fault in faults)
+
+
 def _check_leftovers(simulation: Simulation) -> None:
     world = simulation.world
     if any(transaction.state == "Ongoing" for transaction in world.kafka.transactions.values()):
@@ -118,12 +122,14 @@ def _names_an_older_copy(error: str) -> bool:
 
 def verdict(simulation: Simulation, plan: Plan) -> list[str]:
     """Return the violations of a history, among them errors that its plan does not excuse."""
-    restored = any(fault[0] in ("restore", "ledger") for _, fault in plan)
+    restored = any(fault[0] in ("restore", "ledger", "back", "unmark") for _, fault in plan)
     # after an older copy was restored, any driver may say so
     excused_too = "ZOMBIE CONCLUDES WentBack" if restored else " "
     found = [anomaly for anomaly in simulation.anomalies if not anomaly.startswith(excused_too)]
     if simulation.loud is not None:
-        excused = restored and (isinstance(simulation.loud, WentBack) or _names_an_older_copy(str(simulation.loud)))
+        excused = _target_went_back(simulation) or (
+            restored and (isinstance(simulation.loud, WentBack) or _names_an_older_copy(str(simulation.loud)))
+        )
         if not excused:
             found.append(f"LOUD {type(simulation.loud).__name__}: {simulation.loud}")
     if any(

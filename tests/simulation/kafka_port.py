@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import TransactionalId, identity_key
-from epochsink.sink import COMMITTED, Epoch, Rows, Task, Verdict
+from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, PortBase, twice
+from simulation.world import Marked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,9 +39,10 @@ class KafkaPort(PortBase):
         """InitProducerId."""
         return self._step("K initialise", lambda: self._world.kafka.initialise(name))
 
-    def send(self, part: Committable, key: str, rows: list[Row], number: int) -> None:
+    def send(self, part: Committable, key: str, rows: list[Row], at: Epoch) -> None:
         """Produce and flush rows with the epoch's marker."""
-        name, epoch, marker = part["id"], part["epoch"], (key, part["slot"], number)
+        number, attempt = at.number, at.attempt
+        name, epoch, marker = part["id"], part["epoch"], Marked(key, part["slot"], number, attempt)
         answer = self._step("K send", lambda: self._world.kafka.send(name, epoch, rows, marker))
         if answer != "OK":
             raise PrepareFailed(f"{name} was fenced")
@@ -50,7 +52,39 @@ class KafkaPort(PortBase):
         found = self._step("K newest", lambda: self._world.kafka.newest(self._key), reads=True)
         return None if found < 0 else found
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002
+    def leftovers(self) -> list[str]:
+        """Return the open transactions."""
+        return [name for name, _ in self._world.kafka.ongoing(self._key, 10**9)]
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare each partition's newest mark with the ledger."""
+        partitions = {part["slot"] for last in (done, pending) if last for part in last.parts}
+        found: dict[str, Mark] = {}
+        for (partition, _), mark in self.marks().items():
+            if partition in partitions and (str(partition) not in found or found[str(partition)].epoch < mark.epoch):
+                found[str(partition)] = mark
+        verify_marks("Kafka", found, done, pending, marks_of)
+
+    def marks(self) -> dict[tuple[int, int], Mark]:
+        """Read the marks by (partition, parity), in one request."""
+        return twice(lambda: self._step("K applied", lambda: self._world.kafka.marks(self._key), reads=True))
+
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
+        """See this epoch and the one before it in every partition: EndTxn could not be made conditional."""
+        self.expect_both(LastDone(epoch.number, epoch.attempt, tuple(parts)), after)
+
+    def expect_both(self, this: LastDone, after: LastDone | None) -> None:
+        """Raise `WentBack` unless the marks of both epochs are there."""
+        found = self.marks()
+        for last in (this, after) if after is not None and after.epoch % 2 != this.epoch % 2 else (this,):
+            for part in last.parts if last else ():
+                mark = found.get((part["slot"], last.epoch % 2)) if last else None
+                if last and mark != Mark(last.epoch, last.attempt):
+                    raise WentBack(f"Kafka: partition {part['slot']} shows {mark} in place of epoch {last.epoch}")
+
+    def vote(
+        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> list[Committable]:
         """Verify that every transaction is open under the producer epoch that the task had."""
         names = [part["id"] for part in written]
         states = self._step("K describe all", lambda: [self._world.kafka.describe(name) for name in names], reads=True)
@@ -59,7 +93,7 @@ class KafkaPort(PortBase):
                 raise PrepareFailed(f"{part['id']} is {state}")
         return list(written)
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - others need it
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """End the transaction; where its producer epoch has moved on, the marker tells."""
         name, producer = part["id"], part["epoch"]
         answer = twice(lambda: self._step("K commit", lambda: self._world.kafka.end(name, producer, commit=True)))
@@ -71,24 +105,32 @@ class KafkaPort(PortBase):
         """Read one partition's marker."""
         return self._step("K marker", lambda: self._world.kafka.marker(self._key, partition), reads=True)
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
         """Produce the partition's rows again in a new transaction."""
         spooled: list[Any] = list(rows.read(part["task"]))
         generation = self._identity.generation
         name = str(TransactionalId(self._key, generation, part["slot"], epoch.number % 2, 0, attempt))
         replayed = {**part, "id": name, "epoch": self.initialise(name)}
-        self.send(replayed, self._key, spooled, epoch.number)
+        self.send(replayed, self._key, spooled, epoch)
         return replayed
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Abort the open transactions that ``keep`` does not name."""
         generation = self._identity.generation
         kept = {(part["id"], part["epoch"]) for part in keep}
         open_ones = self._step("K list", lambda: self._world.kafka.ongoing(self._key, generation), reads=True)
         gone = [one for one in open_ones if one not in kept]
+        self.refuse_done(gone, done)
         for one in gone:
             self._abort(*one)
         return [name for name, _ in gone]
+
+    def refuse_done(self, gone: Sequence[tuple[str, int]], done: Sequence[Committable]) -> None:
+        """Never abort what a done epoch had."""
+        if again := {(part["id"], part["epoch"]) for part in done}.intersection(gone):
+            raise WentBack(f"{again} is open, and its epoch is done")
 
     def _abort(self, name: str, producer: int) -> None:
         answer = self._step("K abort", lambda: self._world.kafka.end(name, producer, commit=False))
@@ -113,8 +155,13 @@ class KafkaTask:
 
     def write(self, rows: list[Row]) -> None:
         """Produce."""
-        self._port.send(self._part, identity_key(self._task.identity), rows, self._task.epoch.number)
+        self._port.send(self._part, identity_key(self._task.identity), rows, self._task.epoch)
 
     def prepare(self) -> Committable:
         """Leave the transaction open."""
         return self._part
+
+
+def marks_of(last: LastDone) -> dict[str, Mark]:
+    """Return the marks that an epoch leaves."""
+    return {str(part["slot"]): Mark(last.epoch, last.attempt) for part in last.parts}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import History, _name
-from epochsink.protocol.ledger_entries import Entry, Prepared, Take, encode
+from epochsink.protocol.ledger_entries import Entry, Take, encode
 from epochsink.sink import COMMITTED, NOTHING_SPOOLED, Epoch
 from epochsink.spark.checkpoint import Checkpoint
 from simulation.storage import QuickLedger
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epochsink.errors import EpochsinkError
-    from epochsink.sink import Spooled, Written
+    from epochsink.sink import LastDone, Spooled, Written
 
 # ---- the ledger
 
@@ -64,17 +64,17 @@ class LaterOriginsWin(QuickLedger):
 class OffsetsUnseen(Checkpoint):
     """Takes any two inputs of an epoch for the same."""
 
-    def offsets_digest(self, epoch: int) -> str:  # noqa: ARG002 - that is the mutation
+    def offsets_digest(self, epoch: int) -> str:
         return ""
 
 
 class DecidedAtOnce(Checkpoint):
     """Takes every recorded epoch for decided."""
 
-    def has_commit(self, epoch: int) -> bool:  # noqa: ARG002 - that is the mutation
+    def has_commit(self, epoch: int) -> bool:
         return True
 
-    def is_decided(self, epoch: int) -> bool:  # noqa: ARG002 - that is the mutation
+    def is_decided(self, epoch: int) -> bool:
         return True
 
 
@@ -124,19 +124,44 @@ class AbortsAtRecovery(AbortsWhatIsRecorded):
 
 
 class IgnoresMarkers(Coordinator):
-    """Does not compare the targets' markers with the ledger when it starts."""
+    """Never compares the targets' markers with the ledger."""
 
-    def _refuse_other_stories(self, history: History) -> None:
-        class Silent:
-            def newest(self) -> int | None:
-                return None
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._check.verify = lambda name: None  # type: ignore[method-assign] # noqa: ARG005 - that is the mutation
 
-        sinks = self._sinks
-        self._sinks = dict.fromkeys(sinks, Silent())  # type: ignore[arg-type]
+
+class IgnoresMarkersAtTheStart(Coordinator):
+    """Compares the targets' markers with the ledger only from the first epoch on."""
+
+    def recover(self) -> None:
+        verify, self._check.verify_all = self._check.verify_all, lambda: None  # type: ignore[method-assign]
         try:
-            super()._refuse_other_stories(history)
+            super().recover()
         finally:
-            self._sinks = sinks
+            self._check.verify_all = verify  # type: ignore[method-assign]
+
+
+class IgnoresMarkersInSettle(Coordinator):
+    """Sweeps, and lets the sinks vote, without a look at what the targets hold."""
+
+    def settle(self, number: int) -> Plan:
+        verify, self._check.verify_all = self._check.verify_all, lambda: None  # type: ignore[method-assign]
+        try:
+            return super().settle(number)
+        finally:
+            self._check.verify_all = verify  # type: ignore[method-assign]
+
+
+class IgnoresMarkersInCommit(Coordinator):
+    """Commits without a look at what the targets hold."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._check.verify_before_commit = lambda number, name: None  # type: ignore[method-assign] # noqa: ARG005
+
+    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
+        return super()._commit_part(number, name, index, None)
 
 
 class IgnoresOlderLedger(Coordinator):
@@ -164,12 +189,15 @@ class ConcludesFromMemory(Coordinator):
 class ConcludesBeforeReading(Coordinator):
     """Takes a target's answer about an epoch for the last word, whoever has finished the epoch meanwhile."""
 
-    def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
+    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
         known = self._ledger.verify()
         ledger: Any = self._ledger
 
         class Stale:
             def verify(self) -> History:
+                return known
+
+            def known(self) -> History:
                 return known
 
             def append(self, entry: Entry) -> None:
@@ -178,7 +206,7 @@ class ConcludesBeforeReading(Coordinator):
 
         self._ledger = Stale()  # type: ignore[assignment]
         try:
-            return super()._commit_part(prepared, name, index)
+            return super()._commit_part(number, name, index, after)
         finally:
             self._ledger = ledger
 
@@ -186,7 +214,8 @@ class ConcludesBeforeReading(Coordinator):
 class CommitsUnrecordedReplays(Coordinator):
     """Commits what it has prepared again without a record of it."""
 
-    def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
+    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
+        prepared = self._ledger.known().epochs[number]
         epoch = Epoch(prepared.epoch, prepared.attempt)
         rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks, {})
         part, sink = prepared.shares[name].parts[index], self._sinks[name]
@@ -295,7 +324,8 @@ class AbandonsTheUnknown(Coordinator):
 class DropsFirst(Coordinator):
     """Drops the spool before the ledger says done."""
 
-    def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
-        committed = super()._commit_part(prepared, name, index)
+    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
+        committed = super()._commit_part(number, name, index, after)
+        prepared = self._ledger.known().epochs[number]
         self._spool.drop(self._query_id, Epoch(prepared.epoch, prepared.attempt))
         return committed

@@ -16,6 +16,8 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
                              alone or offsets too; the ledger kept (0), as in the copy (1), without later epochs (2)
     ledger k                 all drivers die; the ledger alone is restored to the copy made after commits/k (-1: lost)
     newck                    all drivers die; a new checkpoint on the same targets
+    back sink k              a target is set back to before its last k commits, by a restore or a failover
+    unmark sink              somebody deletes a target's markers
 """
 
 from __future__ import annotations
@@ -48,6 +50,11 @@ def kinds(
     return (*SIMPLE, *LOSERS, *RESTORES, *timed)
 
 
+def backwards(sinks: str) -> tuple[Fault, ...]:
+    """Return the faults that set one of the sinks' targets back, or take its markers away."""
+    return (*(("back", sink, k) for sink in sinks for k in (1, 2, 3)), *(("unmark", sink) for sink in sinks))
+
+
 QUICK = kinds(pauses=(9, 20, 36, 60, 999), resumes=(2, 6, 999), delays=(2, 12, 50), stalls=(6, 25))
 """What CI runs at every step."""
 MEDIUM = kinds(
@@ -71,6 +78,15 @@ def one_fault(steps: int, faults: Sequence[Fault]) -> Iterator[Plan]:
     for step in range(1, steps + 1):
         for fault in faults:
             yield ((step, fault),)
+
+
+def backwards_and_another(seed: int, steps: int, sinks: str, faults: Sequence[Fault]) -> Iterator[Plan]:
+    """Yield plans for ever in which a target is set back and one other fault strikes."""
+    choose = random.Random(seed)
+    ahead, back = at_random(seed, steps, 1, faults), backwards(sinks)
+    for other in ahead:
+        if other[0][1][0] not in ("restore", "ledger", "newck"):
+            yield tuple(sorted([*other, (choose.randint(1, steps), choose.choice(back))]))
 
 
 def at_random(seed: int, steps: int, depth: int, faults: Sequence[Fault]) -> Iterator[Plan]:

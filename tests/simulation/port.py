@@ -6,7 +6,7 @@ tuples.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from epochsink.identity import identity_key
 from epochsink.sink import Epoch, Identity, Outcome, Rows, Task
@@ -14,9 +14,11 @@ from epochsink.sink import Epoch, Identity, Outcome, Rows, Task
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from epochsink.sink import Committable, SinkCommitter
+    from epochsink.sink import Committable, LastDone, SinkCommitter
     from simulation.steps import Stepper
     from simulation.world import Row, World
+
+Answer = TypeVar("Answer")
 
 ABORTED = Outcome.ABORTED
 UNKNOWN = Outcome.UNKNOWN
@@ -28,7 +30,7 @@ def read_rows(rows: Rows) -> list[Row]:
     return found
 
 
-def twice(request: Callable[[], str]) -> str:
+def twice(request: Callable[[], Answer]) -> Answer:
     """Make a request that is right to repeat, once more if its outcome is unknown."""
     try:
         return request()
@@ -82,7 +84,11 @@ class PortBase:
         self._identity = identity
         self._key = identity_key(identity)
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+    def leftovers(self) -> list[str]:
+        """Find nothing."""
+        return []
+
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Do nothing: what is committed is visible."""
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:

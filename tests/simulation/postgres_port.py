@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import PreparedName, identity_key
-from epochsink.sink import COMMITTED, Epoch, Rows, Task, Verdict
+from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, UNKNOWN, PortBase, read_rows, twice
 from simulation.world import PreparedRows, Row, Staged
 
@@ -24,7 +25,7 @@ class PostgresPort(PortBase):
         """Return the server."""
         return self._world.postgres[self.letter]
 
-    def begin(self, task: Task, attempt_number: int = 0) -> StagingTask:  # noqa: ARG002 - Kafka's ids need it
+    def begin(self, task: Task, attempt_number: int = 0) -> StagingTask:
         """Open a COPY into the attempt's staging table."""
         return StagingTask(self, task)
 
@@ -41,6 +42,16 @@ class PostgresPort(PortBase):
         found: int = self._step(f"{self.letter} newest", lambda: self.target.newest(self._key), reads=True)
         return None if found < 0 else found
 
+    def leftovers(self) -> list[str]:
+        """Return prepared transactions and staging tables."""
+        target = self.target
+        return [*target.prepared_of(self._key, 10**9), *map(str, target.staging_of(self._key, 10**9))]
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare the newest marker row with the ledger."""
+        mark = twice(lambda: self._step(f"{self.letter} applied", lambda: self.target.mark(self._key), reads=True))
+        verify_marks(f"sink {self.letter}", {} if mark is None else {"all": mark}, done, pending, marks_of)
+
     def judge(self, epoch: Epoch, part: Committable, evidence: str) -> Verdict:
         """Say what the marker row says of an epoch whose prepared part is gone."""
         attempt = self._step(f"{self.letter} marker", lambda: self.target.marker(self._key, epoch.number), reads=True)
@@ -50,7 +61,7 @@ class PostgresPort(PortBase):
             return Verdict(ABORTED, f"{evidence}, and no marker")
         return Verdict(UNKNOWN, f"{evidence}, and the marker of attempt {attempt}")
 
-    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:  # noqa: ARG002 - the protocol's
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Drop the staging table."""
         for part in parts:
             self.drop(self.table(part))
@@ -59,7 +70,7 @@ class PostgresPort(PortBase):
         """Drop a staging table."""
         self._step(f"{self.letter} drop", lambda: self.target.drop_staging(table))
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Drop the staging tables that ``keep`` does not name."""
         generation = self._identity.generation
         kept = {self.table(part) for part in keep}
@@ -100,7 +111,9 @@ class StagedPort(PostgresPort):
 
     letter = "S"
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002
+    def vote(
+        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> list[Committable]:
         """Verify that every accepted task's rows are staged."""
         tasks = [part["task"] for part in written]
         part = {"attempt": epoch.attempt, "generation": self._identity.generation, "tasks": tasks}
@@ -109,7 +122,7 @@ class StagedPort(PostgresPort):
             raise PrepareFailed("staged rows are gone")
         return [part]
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """Merge, with the marker row in the same transaction."""
         table, marker = self.table(part), (self._key, epoch.number)
         answer = twice(
@@ -117,7 +130,9 @@ class StagedPort(PostgresPort):
         )
         return COMMITTED if answer == "OK" else self.judge(epoch, part, answer)
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:  # noqa: ARG002
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
         """Stage the rows again."""
         return self.restage(rows, attempt)
 
@@ -127,13 +142,15 @@ class PreparedPort(PostgresPort):
 
     letter = "P"
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002
+    def vote(
+        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> list[Committable]:
         """Merge and prepare."""
         tasks = [part["task"] for part in written]
         part = {"attempt": epoch.attempt, "generation": self._identity.generation, "tasks": tasks}
-        return [self.prepare(epoch, part)]
+        return [self.prepare(epoch, part, after)]
 
-    def prepare(self, epoch: Epoch, part: Committable) -> Committable:
+    def prepare(self, epoch: Epoch, part: Committable, after: LastDone | None = None) -> Committable:
         """PREPARE TRANSACTION of the merge of staged rows and the marker row."""
         gid = str(PreparedName(self._key, part["generation"], epoch.number, part["attempt"]))
         table, marker = self.table(part), (self._key, epoch.number)
@@ -141,36 +158,73 @@ class PreparedPort(PostgresPort):
         def apply() -> str:
             rows = self.target.staged_rows(table, part["tasks"])
             answer: str = (
-                "NOROWS" if rows is None else self.target.prepare(gid, PreparedRows(marker, part["attempt"], rows))
+                "NOROWS"
+                if rows is None
+                else self.target.prepare(gid, PreparedRows(marker, part["attempt"], rows), mark_of(after))
             )
             return answer
 
         answer = self._step("P prepare", apply)
-        if answer == "23505":
-            raise WentBack(f"the marker of epoch {epoch.number} exists")
+        if answer in ("23505", "BEHIND"):
+            raise WentBack(f"the marker of epoch {epoch.number} exists, or that of the one before it does not")
         if answer != "OK":
             raise PrepareFailed(f"PREPARE TRANSACTION: {answer}")
         return {**part, "gid": gid}
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """COMMIT PREPARED; where the gid is gone, the marker row tells."""
         gid = part["gid"]
         answer = twice(lambda: self._step("P commit", lambda: self.target.commit_prepared(gid)))
         return COMMITTED if answer == "OK" else self.judge(epoch, part, answer)
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:  # noqa: ARG002
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
         """Stage and prepare the rows again."""
-        return self.prepare(epoch, self.restage(rows, attempt))
+        return self.prepare(epoch, self.restage(rows, attempt), after)
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Roll back the prepared transactions, then drop the staging tables, that ``keep`` does not name."""
         generation = self._identity.generation
         kept = {part["gid"] for part in keep}
         gids = self._step("P list", lambda: self.target.prepared_of(self._key, generation), reads=True)
         gone = [gid for gid in gids if gid not in kept]
+        self.refuse_done(gone, done)
         for gid in gone:
             self._roll_back(gid)
-        return gone + super().abort_orphans(keep)
+        return gone + super().abort_orphans(keep, done)
+
+    def refuse_done(self, gone: Sequence[str], done: Sequence[Committable]) -> None:
+        """Never roll back what a done epoch had."""
+        if again := {part["gid"] for part in done}.intersection(gone):
+            raise WentBack(f"{again} is prepared, and its epoch is done")
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare the newest marker row with the ledger; commit what a failover has brought back as prepared."""
+        try:
+            super().verify_applied(done, pending)
+        except WentBack:
+            if done is None or not self.finish_again(done):
+                raise
+            super().verify_applied(done, pending)
+
+    def finish_again(self, done: LastDone) -> bool:
+        """COMMIT PREPARED what is prepared of a done epoch; return whether there was anything."""
+        gids = self._step("P list", lambda: self.target.prepared_of(self._key, 10**9), reads=True)
+        again = [part["gid"] for part in done.parts if part["gid"] in gids]
+        for gid in again:
+            self._step("P commit again", partial(self.target.commit_prepared, gid))
+        return bool(again)
 
     def _roll_back(self, gid: str) -> None:
         self._step("P roll back", lambda: self.target.rollback_prepared(gid))
+
+
+def marks_of(last: LastDone) -> dict[str, Mark]:
+    """Return the mark that an epoch leaves."""
+    return {"all": Mark(last.epoch, last.parts[0]["attempt"])} if last.parts else {}
+
+
+def mark_of(last: LastDone | None) -> Mark | None:
+    """Return the newest mark that there must be, None if that is not known."""
+    return marks_of(last).get("all") if last else None

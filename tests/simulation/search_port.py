@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from epochsink.errors import SpoolMissing
-from epochsink.sink import COMMITTED, Epoch, Rows, Task, Verdict
+from epochsink.errors import SpoolMissing, WentBack
+from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import UNKNOWN, PortBase, read_rows, twice
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class SearchPort(PortBase):
         """Fix the base of versions above whatever the index holds."""
         return {"base": self._step(f"{self.letter} found", self.target.new_base, reads=True)}
 
-    def begin(self, task: Task, attempt_number: int = 0) -> SearchTask:  # noqa: ARG002 - Kafka's ids need it
+    def begin(self, task: Task, attempt_number: int = 0) -> SearchTask:
         """Write nothing: the spool does."""
         return SearchTask(task)
 
@@ -39,12 +39,39 @@ class SearchPort(PortBase):
         found: int = self._step(f"{self.letter} newest", lambda: self.target.newest(self._key), reads=True)
         return None if found < 0 else found
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare the marker document, and the incarnation of the index that it names, with the ledger."""
+        mark = self._marker()
+        verify_marks(f"index {self.letter}", {} if mark is None else {"all": mark[0]}, done, pending, marks_of)
+        if mark is not None and mark[1] != self._incarnation():
+            raise WentBack("the index is another incarnation than the one that its marker names")
+
+    def _marker(self) -> tuple[Mark, int] | None:
+        found: tuple[Mark, int] | None = twice(
+            lambda: self._step(f"{self.letter} applied", lambda: self.target.markers.get(self._key), reads=True)
+        )
+        return found
+
+    def _incarnation(self) -> int:
+        found: int = self._step(f"{self.letter} incarnation", lambda: self.target.incarnation, reads=True)
+        return found
+
+    def vote(
+        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> list[Committable]:
         """Name the epoch; its rows are in the spool."""
         return [{"attempt": epoch.attempt}]
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """Apply the spool in two bulk requests, the marker document last."""
+        marker = self._marker()
+        seen = None if marker is None else marker[0]
+        if seen is not None and seen.epoch >= epoch.number:
+            same = seen.epoch > epoch.number or seen.attempt == epoch.attempt
+            return COMMITTED if same else Verdict(UNKNOWN, f"the marker of attempt {seen.attempt}")
+        if after is not None:
+            verify_marks(f"index {self.letter}", {} if seen is None else {"all": seen}, after, None, marks_of)
+        incarnation = self._incarnation()
         try:
             spooled = read_rows(rows)
         except SpoolMissing as gone:
@@ -55,9 +82,21 @@ class SearchPort(PortBase):
         documents = self.documents(epoch, spooled)
         for some in (documents[:1], documents[1:]):
             twice(partial(self._bulk, version, some))
-        key = self._key
-        twice(lambda: self._step(f"{self.letter} mark", lambda: self.target.mark(key, epoch.number)))
+        mark = Mark(epoch.number, epoch.attempt)
+        answer = twice(lambda: self.write_mark(mark, incarnation, seen))
+        if answer == "409":
+            again = self._marker()
+            if again is None or not (again[0].epoch > epoch.number or again[0] == mark):
+                raise WentBack("the marker has moved since it was read")
+        if self._incarnation() != incarnation:
+            raise WentBack("the index was set back while the epoch was applied")
         return COMMITTED
+
+    def write_mark(self, mark: Mark, incarnation: int, seen: Mark | None) -> str:
+        """Write the marker document if it still is what was seen."""
+        key = self._key
+        answer: str = self._step(f"{self.letter} mark", lambda: self.target.mark(key, mark, incarnation, seen))
+        return answer
 
     def _bulk(self, version: int, some: list[tuple[str, Row]]) -> str:
         answer: str = self._step(f"{self.letter} bulk", lambda: self.target.bulk(version, some))
@@ -67,11 +106,13 @@ class SearchPort(PortBase):
         """Return documents under ids that no other query or epoch uses."""
         return [(f"{self._key}-{epoch.number}-{position}", row) for position, row in enumerate(rows)]
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
         """Never: nothing prepared can be lost but the spool itself."""
         raise NotImplementedError
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:  # noqa: ARG002 - the protocol's
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Sweep nothing: the coordinator sweeps the spool."""
         return []
 
@@ -95,7 +136,7 @@ class KeyedSearchPort(SearchPort):
 
     letter = "F"
 
-    def documents(self, epoch: Epoch, rows: list[Row]) -> list[tuple[str, Row]]:  # noqa: ARG002 - keyless ids use it
+    def documents(self, epoch: Epoch, rows: list[Row]) -> list[tuple[str, Row]]:
         """Return the newest row of each key: every epoch updates the same documents."""
         return [(f"key-{row.source % 2}", row) for row in newest_of_each_key(rows)]
 
@@ -104,3 +145,8 @@ def newest_of_each_key(rows: list[Row]) -> list[Row]:
     """Return one row for each of the two keys, the one that came last from the source."""
     newest = {row.source % 2: row for row in sorted(rows, key=lambda row: row.source)}
     return list(newest.values())
+
+
+def marks_of(last: LastDone) -> dict[str, Mark]:
+    """Return the mark that an epoch leaves."""
+    return {"all": Mark(last.epoch, last.attempt)} if last.parts else {}

@@ -15,7 +15,7 @@ from simulation.scheduler import Scheduler
 from simulation.world import World
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from simulation.plans import Fault, Plan
 
@@ -33,6 +33,7 @@ class Simulation(Scheduler):
         self.sinks = sinks
         self.variant = variant
         self.world = World(sinks + (variant.later_sinks or ""))
+        self.world.keeps_copies = any(fault[0] == "back" for _, fault in plan)
         self.query = "query-1"
         self.source_rows = EPOCHS * SLOTS
         self.catching_up = 0
@@ -79,21 +80,32 @@ class Simulation(Scheduler):
     def strike(self, process: Driver, fault: Fault) -> bool:
         """Apply a fault."""
         kind, *numbers = fault
-        if kind == "timeout":
-            self.note("        Kafka: open transactions time out")
-            return self.world.kafka.time_out()
-        if kind == "rollback":
-            self.note("        a DBA rolls back what is prepared")
-            struck = [target.roll_back_all() for target in self.world.postgres.values()]
-            return any(struck)
-        if kind == "loser":
-            self.note(f"        a losing task attempt {numbers}")
-            return process.lose_a_task(*numbers)
-        if kind == "newck":
-            return self._new_checkpoint()
-        if kind == "ledger":
-            return self._restore_ledger(*numbers)
-        return self._restore(*numbers)
+        faults: dict[str, Callable[..., bool]] = {
+            "timeout": self._time_out,
+            "rollback": self._roll_back,
+            "loser": process.lose_a_task,
+            "back": self._set_back,
+            "unmark": self._forget_markers,
+            "newck": self._new_checkpoint,
+            "ledger": self._restore_ledger,
+            "restore": self._restore,
+        }
+        struck = faults[kind](*numbers)
+        self.note(f"        {fault}: {'strikes' if struck else 'has no effect'}")
+        return struck
+
+    def _time_out(self) -> bool:
+        return self.world.kafka.time_out()
+
+    def _roll_back(self) -> bool:
+        struck = [target.roll_back_all() for target in self.world.postgres.values()]
+        return any(struck)
+
+    def _set_back(self, sink: str, commits: int) -> bool:
+        return self.world.set_back(sink, commits)
+
+    def _forget_markers(self, sink: str) -> bool:
+        return sink in self.world.copies and self.world.forget_markers(sink)
 
     def _kill_all(self) -> None:
         """Kill every driver, and wait until the file system has carried out what they asked of it."""

@@ -6,12 +6,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from epochsink.identity import PreparedName, TransactionalId, identity_key
-from epochsink.sink import COMMITTED, Committable, Epoch, Rows, Task, Verdict
+from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Rows, Task, Verdict
 from simulation.kafka_port import KafkaPort, KafkaTask
 from simulation.port import ABORTED, twice
 from simulation.postgres_port import PreparedPort, StagedPort
 from simulation.search_port import KeyedSearchPort, SearchPort
-from simulation.world import PreparedRows
+from simulation.world import Marked, PreparedRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 class KafkaWithoutMarker(KafkaPort):
     """Has no marker to tell a committed transaction from a lost one."""
 
-    def marker(self, partition: int) -> int:  # noqa: ARG002 - that is the mutation
+    def marker(self, partition: int) -> int:
         return -1
 
 
 class KafkaGuesses(KafkaPort):
     """Takes a time-out for an abort."""
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         name, producer = part["id"], part["epoch"]
         try:
             answer = self._step("K commit", lambda: self._world.kafka.end(name, producer, commit=True))
@@ -45,15 +45,15 @@ class KafkaGuesses(KafkaPort):
 class KafkaMarkerApart(KafkaPort):
     """Writes the marker after the transaction, not in it."""
 
-    def send(self, part: Committable, key: str, rows: list[Row], number: int) -> None:  # noqa: ARG002 - the port's
+    def send(self, part: Committable, key: str, rows: list[Row], at: Epoch) -> None:
         name, epoch = part["id"], part["epoch"]
         self._step("K send", lambda: self._world.kafka.send(name, epoch, rows, None))
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
-        verdict = super().commit(epoch, part, rows)
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+        verdict = super().commit(epoch, part, rows, after)
         if verdict is COMMITTED:
-            mark = {(self._key, part["slot"]): epoch.number}
-            self._step("K mark", lambda: self._world.kafka.markers.update(mark))
+            marked = Marked(self._key, part["slot"], epoch.number, epoch.attempt)
+            self._step("K mark", lambda: self._world.kafka.mark(marked))
         return verdict
 
 
@@ -68,7 +68,7 @@ class KafkaOldBroker(KafkaPort):
 class KafkaReusesProducer(KafkaOldBroker):
     """Keeps a producer for the next transaction."""
 
-    def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:  # noqa: ARG002 - the mutation
+    def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:
         name = TransactionalId(identity_key(task.identity), task.identity.generation, task.partition, 0, 0)
         return KafkaTask(self, str(name), task)
 
@@ -84,9 +84,9 @@ class KafkaReusesProducer(KafkaOldBroker):
 class KafkaSweepsNewer(KafkaPort):
     """Sweeps what newer generations have left, too."""
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         with _any_generation(self):
-            return super().abort_orphans(keep)
+            return super().abort_orphans(keep, done)
 
 
 @contextmanager
@@ -105,15 +105,15 @@ def _any_generation(port: Any) -> Iterator[None]:
 class TrustsMissing(PreparedPort):
     """Takes 42704 for done."""
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
-        super().commit(epoch, part, rows)
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+        super().commit(epoch, part, rows, after)
         return COMMITTED
 
 
 class MissingIsAborted(PreparedPort):
     """Takes 42704 for aborted, without asking the marker."""
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         gid = part["gid"]
         answer = twice(lambda: self._step("P commit", lambda: self.target.commit_prepared(gid)))
         return COMMITTED if answer == "OK" else Verdict(ABORTED, answer)
@@ -122,7 +122,7 @@ class MissingIsAborted(PreparedPort):
 class ReusesGid(PreparedPort):
     """Gives every attempt at an epoch the same gid."""
 
-    def prepare(self, epoch: Epoch, part: Committable) -> Committable:
+    def prepare(self, epoch: Epoch, part: Committable, after: LastDone | None = None) -> Committable:
         same = {**part, "gid": str(PreparedName(self._key, 0, epoch.number, "0" * 32))}
         table, marker = self.table(part), (self._key, epoch.number)
 
@@ -140,7 +140,7 @@ class ReusesGid(PreparedPort):
 class UpsertsMarker(StagedPort):
     """Merges whether or not the marker row exists."""
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         table, marker = self.table(part), (self._key, epoch.number)
 
         def apply() -> str:
@@ -155,7 +155,7 @@ class UpsertsMarker(StagedPort):
 class MarksApart(StagedPort):
     """Merges in one transaction, and writes the marker row in the next."""
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         table, marker = self.table(part), (self._key, epoch.number)
         if self._step("S marker", lambda: self.target.marker(*marker), reads=True) == part["attempt"]:
             return COMMITTED
@@ -175,17 +175,17 @@ class MarksApart(StagedPort):
 class MergesLosers(StagedPort):
     """Merges all that an attempt's tasks have staged, accepted or not."""
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         staged = self.target.staging.get(self.table(part), {})
-        return super().commit(epoch, {**part, "tasks": list(staged) or part["tasks"]}, rows)
+        return super().commit(epoch, {**part, "tasks": list(staged) or part["tasks"]}, rows, after)
 
 
 class StagedSweepsNewer(StagedPort):
     """Sweeps what newer generations have left, too."""
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         with _any_generation(self):
-            return super().abort_orphans(keep)
+            return super().abort_orphans(keep, done)
 
 
 # ---- Elasticsearch
@@ -196,6 +196,18 @@ class SearchWithoutMarker(SearchPort):
 
     def newest(self) -> int | None:
         return None
+
+    def _marker(self) -> tuple[Mark, int] | None:
+        return None
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        pass
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+        return super().commit(epoch, part, rows)
+
+    def write_mark(self, mark: Mark, incarnation: int, seen: Mark | None) -> str:
+        return "OK"
 
 
 class SearchWithoutQuery(SearchPort):

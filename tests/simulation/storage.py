@@ -65,6 +65,9 @@ class MemoryFiles:
         folder, _, plain = name.rpartition("/")
         self.step(f"remove {name}", lambda: self._folders.get(folder, {}).pop(plain, None))
 
+    def make_durable(self, name: str) -> None:
+        """Do nothing: no power is cut here."""
+
 
 class QuickLedger(Ledger):
     """The production ledger; only, reading on to the newest entry is one step, not one for each file."""

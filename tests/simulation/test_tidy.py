@@ -65,7 +65,7 @@ def test_an_abandoned_attempt_is_tidied(query: Query) -> None:
 
 
 def test_an_unreachable_target_is_no_failure(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(_keep: object) -> list[str]:
+    def unreachable(_keep: object, _done: object) -> list[str]:
         raise ConnectionError("broker down")
 
     monkeypatch.setattr(query.port, "abort_orphans", unreachable)
@@ -86,10 +86,10 @@ def test_an_attempt_waits_for_the_tidying_to_end(query: Query, monkeypatch: pyte
     sweeping, go_on, begun = threading.Event(), threading.Event(), threading.Event()
     sweep = query.port.abort_orphans
 
-    def slow(keep: Any) -> list[str]:
+    def slow(keep: Any, done: Any) -> list[str]:
         sweeping.set()
         assert go_on.wait(10)
-        return sweep(keep)
+        return sweep(keep, done)
 
     query.begin(0)
     query.coordinator.abandon(Epoch(0, "0" * 32))

@@ -6,10 +6,15 @@ faults to the steps. Every method returns its answer and never raises: a delayed
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epochsink.identity import PreparedName, TransactionalId
+from epochsink.sink import Mark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class Row(NamedTuple):
@@ -23,12 +28,16 @@ class Row(NamedTuple):
 
 @dataclass(slots=True)
 class Readers:
-    """What has become visible, and every anomaly seen while it did. ``decided`` is what Spark has decided."""
+    """What has become visible, and every anomaly seen while it did. ``decided`` is what Spark has decided.
+
+    ``before_commit`` is called with a sink's letter before each of its commits.
+    """
 
     decided: set[tuple[str, int]] = field(default_factory=set)
     visible: dict[str, dict[tuple[str, int], Row]] = field(default_factory=dict)
     anomalies: list[str] = field(default_factory=list)
     went_back: bool = False
+    before_commit: Callable[[str], None] = lambda _sink: None
     _attempts: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def flag(self, anomaly: str) -> None:
@@ -60,19 +69,28 @@ class Transaction:
     state: str = "Empty"
     place: int = 0
     rows: list[Row] = field(default_factory=list)
-    marker: tuple[str, int, int] | None = None
+    marker: Marked | None = None
+
+
+class Marked(NamedTuple):
+    """The marker that a Kafka transaction carries."""
+
+    key: str
+    partition: int
+    number: int
+    attempt: str
 
 
 @dataclass(slots=True)
 class Kafka:
-    """Transactional ids with producer epochs; offsets of marker groups by (identity key, partition).
+    """Transactional ids with producer epochs; marks by (identity key, partition, parity of the epoch).
 
     ``log`` has, by query, the place and the epoch of each committed transaction.
     """
 
     readers: Readers
     transactions: dict[str, Transaction] = field(default_factory=dict)
-    markers: dict[tuple[str, int], int] = field(default_factory=dict)
+    markers: dict[tuple[str, int, int], Mark] = field(default_factory=dict)
     bumps_on_commit: bool = True
     log: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     _end: int = 0
@@ -84,10 +102,10 @@ class Kafka:
         transaction.state, transaction.rows, transaction.marker = "Empty", [], None
         return transaction.epoch
 
-    def send(self, name: str, epoch: int, rows: list[Row], marker: tuple[str, int, int] | None) -> str:
-        """Add rows, and a marker (identity key, partition, epoch number), to the open transaction."""
-        transaction = self.transactions[name]
-        if transaction.epoch != epoch:
+    def send(self, name: str, epoch: int, rows: list[Row], marker: Marked | None) -> str:
+        """Add rows, and a marker, to the open transaction."""
+        transaction = self.transactions.get(name)
+        if transaction is None or transaction.epoch != epoch:
             return "FENCED"
         if transaction.state != "Ongoing":
             self._end += 1
@@ -104,6 +122,8 @@ class Kafka:
             return "FENCED"
         if transaction.state != "Ongoing":
             return "INVALID"
+        if commit:
+            self.readers.before_commit("K")
         self._complete(transaction, commit=commit)
         return "OK"
 
@@ -116,8 +136,11 @@ class Kafka:
         self.readers.publish("K", transaction.rows)
         self._keep_order(transaction)
         if transaction.marker is not None:
-            key, partition, number = transaction.marker
-            self.markers[key, partition] = max(self.markers.get((key, partition), -1), number)
+            self.mark(transaction.marker)
+
+    def mark(self, marked: Marked) -> None:
+        """Overwrite the offset of a marker's group."""
+        self.markers[marked.key, marked.partition, marked.number % 2] = Mark(marked.number, marked.attempt)
 
     def _keep_order(self, transaction: Transaction) -> None:
         """Flag rows that stand behind those of a later epoch: a key's older value would be the last one."""
@@ -144,11 +167,18 @@ class Kafka:
 
     def marker(self, key: str, partition: int) -> int:
         """Return the newest epoch committed for a partition, -1 if none."""
-        return self.markers.get((key, partition), -1)
+        return max(
+            (self.markers[key, partition, side].epoch for side in (0, 1) if (key, partition, side) in self.markers),
+            default=-1,
+        )
+
+    def marks(self, key: str) -> dict[tuple[int, int], Mark]:
+        """Return the marks by (partition, parity)."""
+        return {(at, parity): mark for (owner, at, parity), mark in self.markers.items() if owner == key}
 
     def newest(self, key: str) -> int:
         """Return the newest epoch committed for any partition, -1 if none."""
-        return max((number for (owner, _), number in self.markers.items() if owner == key), default=-1)
+        return max((mark.epoch for (owner, _, _), mark in self.markers.items() if owner == key), default=-1)
 
     def time_out(self) -> bool:
         """Abort every open transaction, as the coordinator does at transaction.timeout.ms; return whether any was."""
@@ -196,8 +226,15 @@ class Postgres:
             return None
         return [row for task in tasks for row in stored[task]]
 
-    def prepare(self, gid: str, prepared: PreparedRows) -> str:
-        """PREPARE TRANSACTION: OK, or the SQLSTATE of what stands in the way."""
+    def mark(self, key: str) -> Mark | None:
+        """Return the newest marker row."""
+        newest = self.newest(key)
+        return None if newest < 0 else Mark(newest, self.markers[key, newest])
+
+    def prepare(self, gid: str, prepared: PreparedRows, after: Mark | None = None) -> str:
+        """PREPARE TRANSACTION: OK, BEHIND, or the SQLSTATE of what stands in the way."""
+        if after is not None and self.mark(prepared.marker[0]) != after:
+            return "23505" if prepared.marker in self.markers else "BEHIND"
         if gid in self.prepared:
             return "42710"
         if prepared.marker in self.markers:
@@ -209,9 +246,10 @@ class Postgres:
 
     def commit_prepared(self, gid: str) -> str:
         """COMMIT PREPARED: OK or 42704 (no such gid, for whatever reason)."""
-        transaction = self.prepared.pop(gid, None)
-        if transaction is None:
+        if gid not in self.prepared:
             return "42704"
+        self.readers.before_commit(self.sink)
+        transaction = self.prepared.pop(gid)
         self.readers.publish(self.sink, transaction.rows)
         self.markers[transaction.marker] = transaction.attempt
         return "OK"
@@ -220,13 +258,18 @@ class Postgres:
         """ROLLBACK PREPARED: OK or 42704."""
         return "42704" if self.prepared.pop(gid, None) is None else "OK"
 
-    def merge(self, table: Staged, tasks: list[str], marker: tuple[str, int], attempt: str) -> str:
-        """Merge staged rows and the marker in one transaction: OK, 23505 (marker exists) or NOROWS."""
+    def merge(
+        self, table: Staged, tasks: list[str], marker: tuple[str, int], attempt: str, after: Mark | None = None
+    ) -> str:
+        """Merge staged rows and the marker in one transaction: OK, 23505 (marker exists), BEHIND or NOROWS."""
         if marker in self.markers:
             return "23505"
+        if after is not None and self.mark(marker[0]) != after:
+            return "BEHIND"
         rows = self.staged_rows(table, tasks)
         if rows is None:
             return "NOROWS"
+        self.readers.before_commit(self.sink)
         self.readers.publish(self.sink, rows)
         self.markers[marker] = attempt
         return "OK"
@@ -262,17 +305,22 @@ class Postgres:
 
 @dataclass(slots=True)
 class Elasticsearch:
-    """Documents by ``_id`` with external versions (external_gte), and marker documents by identity key."""
+    """Documents by ``_id`` with external versions (external_gte), and marker documents by identity key.
+
+    ``incarnation`` stands for the index' history uuid, which every restore changes.
+    """
 
     readers: Readers
     sink: str
     keyed: bool
     documents: dict[str, tuple[int, Row]] = field(default_factory=dict)
-    markers: dict[str, int] = field(default_factory=dict)
+    markers: dict[str, tuple[Mark, int]] = field(default_factory=dict)
     bases: int = 0
+    incarnation: int = 0
 
     def bulk(self, version: int, documents: list[tuple[str, Row]]) -> str:
         """Index whole documents; one with a newer version stays as it is (409)."""
+        self.readers.before_commit(self.sink)
         for name, row in documents:
             if (row.query, row.epoch) not in self.readers.decided:
                 self.readers.flag(f"EARLY {self.sink}")
@@ -288,14 +336,21 @@ class Elasticsearch:
                 self.readers.flag(f"SWALLOWED {self.sink}")
         return "OK"
 
-    def mark(self, key: str, number: int) -> str:
-        """Write the marker document; its version is the epoch, so that it never goes back."""
-        self.markers[key] = max(self.markers.get(key, -1), number)
+    def mark(self, key: str, mark: Mark, incarnation: int, seen: Mark | None) -> str:
+        """Write the marker document, which names the index' incarnation, on the condition of the one that was read."""
+        if self.marker(key) != seen:
+            return "409"
+        self.markers[key] = mark, incarnation
         return "OK"
+
+    def marker(self, key: str) -> Mark | None:
+        """Return the marker document."""
+        return self.markers[key][0] if key in self.markers else None
 
     def newest(self, key: str) -> int:
         """Return the epoch in the marker document, -1 if there is none."""
-        return self.markers.get(key, -1)
+        mark = self.marker(key)
+        return -1 if mark is None else mark.epoch
 
     def new_base(self) -> int:
         """Return a base for versions above whatever the index holds, like a clock: each one above all before it."""
@@ -314,3 +369,43 @@ class World:
         self.kafka = Kafka(self.readers)
         self.postgres = {name: Postgres(self.readers, name) for name in sinks if name in "PS"}
         self.search = {name: Elasticsearch(self.readers, name, name == "F") for name in sinks if name in "EF"}
+        self.keeps_copies = False
+        self.readers.before_commit = self._keep_copy
+        self.copies: dict[str, list[dict[str, Any]]] = {name: [] for name in sinks}
+
+    def target(self, sink: str) -> Any:
+        """Return a sink's target."""
+        return self.kafka if sink == "K" else {**self.postgres, **self.search}[sink]
+
+    # ---- a target's state before each of its commits, to which a restore or a failover sets it back
+
+    def _keep_copy(self, sink: str) -> None:
+        """Keep the target's state as it is before a commit."""
+        if not self.keeps_copies:
+            return
+        target = self.target(sink)
+        state = {name: getattr(target, name) for name in target.__slots__ if name != "readers"}
+        self.copies[sink].append(copy.deepcopy({**state, "visible": self.readers.visible.get(sink, {})}))
+
+    def set_back(self, sink: str, commits: int) -> bool:
+        """Set a target back to before its last commits (1: the newest); return whether there were so many."""
+        copies = self.copies.get(sink, [])
+        if len(copies) < commits:
+            return False
+        state = copies[-commits]
+        del copies[-commits:]
+        target, visible = self.target(sink), state.pop("visible")
+        incarnation = getattr(target, "incarnation", 0)
+        for name, value in state.items():
+            setattr(target, name, value)
+        if sink in "EF":
+            target.incarnation = incarnation + 1
+        self.readers.visible[sink] = visible
+        return True
+
+    def forget_markers(self, sink: str) -> bool:
+        """Delete a target's markers, as somebody who tidies up does; return whether there were any."""
+        target = self.target(sink)
+        found = bool(target.markers)
+        target.markers.clear()
+        return found

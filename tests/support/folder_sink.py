@@ -18,12 +18,12 @@ import pyarrow as pa
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.identity import identity_key
-from epochsink.sink import COMMITTED, Outcome, Verdict
+from epochsink.sink import COMMITTED, Mark, Outcome, Verdict, verify_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from epochsink.sink import Committable, Epoch, Identity, Rows, SinkWriter, Task
+    from epochsink.sink import Committable, Epoch, Identity, LastDone, Rows, SinkWriter, Task
 
 DEADLINE = 60.0
 
@@ -169,7 +169,18 @@ class FolderCommitter:
             raise ConnectionError("the folder's server is down")
         return max((int(path.name.partition("-")[0]) for path in self._place("visible").iterdir()), default=None)
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+    def leftovers(self) -> list[str]:
+        return sorted(path.name for path in self._place("prepared").iterdir())
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        newest = self.newest()
+        found = {} if newest is None else {"all": Mark(newest)}
+        verify_marks(f"the folder {self._sink.folder}", found, done, pending, lambda last: {"all": Mark(last.epoch)})
+
+    def vote(
+        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> list[Committable]:
+        del after
         self._log("vote", epoch.number)
         if self._sink.faults.strike("vote-breaks"):
             raise PrepareFailed("the sink votes no", hint="arm it less")
@@ -178,8 +189,8 @@ class FolderCommitter:
             assert (self._place("prepared") / part["file"]).exists()
         return list(written)
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
-        del rows
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+        del rows, after
         self._log("commit", f"{epoch.number} {part['file']} {time.time_ns()}")
         self._sink.faults.hold("commit")
         if self._sink.faults.strike("commit-waits"):
@@ -195,7 +206,10 @@ class FolderCommitter:
             return Verdict(Outcome.UNKNOWN, "the connection broke after the request")
         return COMMITTED
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
+        del after
         self._log("replay", epoch.number)
         task = part["file"].rpartition("-")[2].removesuffix(".arrow")
         batches = list(rows.read(task))
@@ -205,7 +219,8 @@ class FolderCommitter:
                 writer.write_batch(batch)
         return {"file": path.name, "rows": part["rows"]}
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
+        del done
         kept = {part["file"] for part in keep}
         swept = [path for path in self._place("prepared").iterdir() if path.name not in kept]
         for path in swept:
@@ -213,7 +228,7 @@ class FolderCommitter:
             path.unlink()
         return [path.name for path in swept]
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Do nothing: what is committed is visible."""
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:

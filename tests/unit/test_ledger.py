@@ -77,6 +77,9 @@ class Interrupted:
         self._reach("remove")
         self.content.pop(name, None)
 
+    def make_durable(self, name: str) -> None:
+        self._reach(f"make_durable {name}")
+
     def numbers(self) -> list[int]:
         return sorted(int(name) for name in self.names(FOLDER))
 

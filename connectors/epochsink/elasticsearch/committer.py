@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, deduplicate, errors, preflight, target_index
 from epochsink.elasticsearch.apply import Application, Overtaken
@@ -10,7 +10,7 @@ from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolDamaged, SpoolMissing, WentBack
 from epochsink.retry import retrying
-from epochsink.sink import COMMITTED, Outcome, Verdict
+from epochsink.sink import COMMITTED, Mark, Outcome, Verdict, verify_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import Committable, Epoch, Identity, Rows
+    from epochsink.sink import Committable, Epoch, Identity, LastDone, Rows
+
+_WHOLE: Final = "all"
 
 
 class ElasticsearchCommitter:
@@ -61,7 +63,27 @@ class ElasticsearchCommitter:
             kept = applied_epochs.read(self._client, self._me)
         return None if kept is None else kept.epoch
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+    def leftovers(self) -> list[str]:
+        """Return nothing: the target holds nothing before `commit`."""
+        return []
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare the marker with the ledger."""
+        with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
+            kept = applied_epochs.read(self._client, self._me)
+        self._verify(kept, done, pending)
+
+    def _verify(self, kept: applied_epochs.Marker | None, done: LastDone | None, pending: LastDone | None) -> None:
+        found = {} if kept is None else {_WHOLE: Mark(kept.epoch, kept.attempt)}
+        verify_marks(f"index {self._config.index!r}", found, done, pending, _marks_of)
+
+    def vote(
+        self,
+        epoch: Epoch,
+        written: Sequence[Committable],
+        rows: Rows,
+        after: LastDone | None = None,  # noqa: ARG002 - a vote is no transaction here
+    ) -> list[Committable]:
         """Verify spool, target and ids. Raises `PrepareFailed`, `RowsRejected` or `WentBack`."""
         shares = [WrittenTask.from_json(share) for share in written]
         tasks = tuple(rows.tasks())
@@ -90,14 +112,14 @@ class ElasticsearchCommitter:
             deduplicate.survivors(rows, tasks)
         return replaced
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """Apply the epoch's operations, then write its marker.
 
         Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`, `SpoolDamaged`.
         """
         prepared = PreparedEpoch.from_json(part)
         try:
-            return retrying(errors.is_passing, seconds=self._config.timeout)(self._commit, epoch, prepared, rows)
+            return retrying(errors.is_passing, seconds=self._config.timeout)(self._commit, epoch, prepared, rows, after)
         except errors.CLIENT_ERRORS as error:
             said, hint = errors.describe(error)
             if errors.is_passing(error):
@@ -107,10 +129,12 @@ class ElasticsearchCommitter:
             pending = f"epoch {epoch.number} stays pending in the ledger, its rows in the spool: nothing is lost"
             raise OutcomeUnknown(f"{error.message}; {pending}", hint=error.hint) from error
 
-    def _commit(self, epoch: Epoch, prepared: PreparedEpoch, rows: Rows) -> Verdict:
+    def _commit(self, epoch: Epoch, prepared: PreparedEpoch, rows: Rows, after: LastDone | None) -> Verdict:
         kept = applied_epochs.read(self._client, self._me)
         if (verdict := _told(kept, epoch)) is not None:
             return verdict
+        if after is not None:
+            self._verify(kept, after, None)
         try:
             Application(self._client, self._config, self._me, epoch=epoch, prepared=prepared, kept=kept).run(rows)
         except Overtaken:
@@ -135,15 +159,22 @@ class ElasticsearchCommitter:
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
         return COMMITTED
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:  # noqa: ARG002 - the protocol's
+    def replay(
+        self,
+        epoch: Epoch,  # noqa: ARG002 - the protocol's
+        part: Committable,
+        rows: Rows,  # noqa: ARG002 - the protocol's
+        attempt: str,  # noqa: ARG002 - the protocol's
+        after: LastDone | None = None,  # noqa: ARG002 - the protocol's
+    ) -> Committable:
         """Return the part: it is never ABORTED, since the spool is all that is prepared."""
         return part
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:  # noqa: ARG002 - the protocol's
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:  # noqa: ARG002 - the protocol's
         """Find nothing: the target holds nothing before `commit`."""
         return []
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Do nothing: `commit` has refreshed the index if it was asked to."""
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
@@ -180,3 +211,7 @@ def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
             f"{kept.index!r}; recorded is attempt {epoch.attempt}",
         )
     return COMMITTED
+
+
+def _marks_of(last: LastDone) -> dict[str, Mark]:
+    return {_WHOLE: Mark(last.epoch, last.attempt)} if last.parts else {}

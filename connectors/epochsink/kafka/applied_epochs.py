@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from epochsink.identity import marker_group
+from epochsink.sink import Mark
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from epochsink.kafka.cluster import Cluster
 
 DAY_SECONDS = 86_400
@@ -27,6 +30,19 @@ class Markers:
     def of_partition(self, partition: int, deadline: float) -> int | None:
         """Return the newest epoch applied in a Spark partition; None if no offset is kept."""
         return self._newest_of([marker_group(self._key, partition)], deadline)
+
+    def of_partitions(self, partitions: Iterable[int], deadline: float) -> dict[str, Mark]:
+        """Return the newest epoch applied in each of some Spark partitions; none where no offset is kept."""
+        groups = {marker_group(self._key, partition): str(partition) for partition in partitions}
+        if not groups:
+            return {}
+        found = self._cluster.until(deadline, lambda: self._cluster.admin().list_group_offsets(list(groups)))
+        marks = {}
+        for group, kept in found.items():
+            newest = max((one.offset for one in kept.values() if one.offset >= 0), default=None)
+            if newest is not None:
+                marks[groups[group]] = Mark(newest)
+        return marks
 
     def newest(self, deadline: float) -> int | None:
         """Return the newest epoch applied in any Spark partition, also in those that later runs no longer have."""

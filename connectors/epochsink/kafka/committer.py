@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+from epochsink.errors import WentBack
 from epochsink.failpoints import reach
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import end_txn, preflight
@@ -18,10 +19,10 @@ from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
 from epochsink.kafka.vote import Polls, vote
 from epochsink.kafka.write_again import write_again
-from epochsink.sink import COMMITTED, Outcome, Task, Verdict
+from epochsink.sink import COMMITTED, LastDone, Mark, Outcome, Task, Verdict, verify_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -68,13 +69,46 @@ class KafkaCommitter:
         """Return the newest epoch that the partitions' groups say is applied."""
         return self._markers.newest(self._cluster.deadline())
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+    def leftovers(self) -> list[str]:
+        """Return the open transactions of this identity."""
+        return self._transactions.open_ids(TransactionalId.prefix(self._key), self._cluster.deadline())
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare the marker of each Spark partition that the newest epochs had with the ledger: in one request."""
+        deadline = self._cluster.deadline()
+        partitions = {part.partition for last in (done, pending) if last for part in _committables(last)}
+        found = self._markers.of_partitions(partitions, deadline)
+        must = None if done is None else LastDone(done.epoch, done.attempt, self._unexpired(done, found))
+        verify_marks(f"Kafka at {self._config.bootstrap_servers}", found, must, pending, _marks_of)
+
+    def _unexpired(self, done: LastDone, found: Mapping[str, Mark]) -> tuple[Committable, ...]:
+        """Leave out parts whose marker the broker has forgotten by age (offsets.retention.minutes)."""
+        missing = {str(part.partition) for part in _committables(done)} - found.keys()
+        if not missing:
+            return done.parts
+        oldest = time.time() - self._markers.retention()
+        known = zip(_committables(done), done.parts, strict=True)
+        return tuple(raw for part, raw in known if str(part.partition) not in missing or part.prepared_at > oldest)
+
+    def vote(
+        self,
+        epoch: Epoch,
+        written: Sequence[Committable],
+        rows: Rows,
+        after: LastDone | None = None,  # noqa: ARG002 - a vote is no transaction here
+    ) -> list[Committable]:
         """Verify that each accepted task's transaction is open, or write its rows again; see `epochsink.kafka.vote`."""
         parts = [KafkaCommittable.from_json(part) for part in written]
         polls = Polls(self._config, self._cluster, self._transactions, self._identity)
         return [part.to_json() for part in vote(polls, epoch, parts, rows)]
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the contract's
+    def commit(
+        self,
+        epoch: Epoch,
+        part: Committable,
+        rows: Rows,  # noqa: ARG002 - the contract's
+        after: LastDone | None = None,  # noqa: ARG002 - EndTxn takes no condition
+    ) -> Verdict:
         """End the transaction of a part with "commit", however often; the coordinator's answer is the decision."""
         deadline = self._cluster.deadline()
         prepared = KafkaCommittable.from_json(part)
@@ -88,7 +122,14 @@ class KafkaCommitter:
         reach("kafka.commit.between")
         return verdict
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+    def replay(
+        self,
+        epoch: Epoch,
+        part: Committable,
+        rows: Rows,
+        attempt: str,
+        after: LastDone | None = None,  # noqa: ARG002 - producing takes no condition
+    ) -> Committable:
         """Write a part's rows, out of the spool, into a new transaction, by the same code as the task did."""
         lost = KafkaCommittable.from_json(part)
         # one that is still open has lost its topic: it must not hold readers back, nor be committed by anybody
@@ -97,7 +138,7 @@ class KafkaCommitter:
         self._busy.add(str(transactional_id(task, spool=self._config.spool)))
         return write_again(self._config, task, lost, rows).to_json()
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
         deadline = self._cluster.deadline()
         kept = {KafkaCommittable.from_json(part).transaction for part in keep}
@@ -112,13 +153,23 @@ class KafkaCommitter:
             # asked after the listing: a replay says that it is busy before it begins
             if now.state is not State.ONGOING or transaction in kept or name in self._busy:
                 continue
+            self._refuse_done(transaction, done)
             _, answer = self._transactions.end(transaction, deadline, commit=False)
             lines.append(
                 f"aborted transaction {name} (producer {now.producer_id}, epoch {now.producer_epoch}): {answer}"
             )
         return lines
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+    def _refuse_done(self, transaction: Transaction, done: Sequence[Committable]) -> None:
+        if transaction in {KafkaCommittable.from_json(part).transaction for part in done}:
+            raise WentBack(
+                f"transaction {transaction.transactional_id} (producer {transaction.producer_id}, epoch "
+                f"{transaction.producer_epoch}) is open, and the ledger says that its epoch is done: the cluster has "
+                "lost the commit, as after an unclean leader election; its rows are not visible",
+                hint="put the newer state of the cluster back; the transaction is left as it is",
+            )
+
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:  # noqa: ARG002 - see below
         """Wait until the coordinators have written their decisions to the partitions: of all parts in one question.
 
         One after another, each part would wait for that by itself, which takes far longer than to decide it.
@@ -227,3 +278,11 @@ class KafkaCommitter:
     def _ours(self, name: str) -> bool:
         parsed = TransactionalId.parse(name)
         return parsed is not None and parsed.generation <= self._identity.generation
+
+
+def _committables(last: LastDone) -> list[KafkaCommittable]:
+    return [KafkaCommittable.from_json(part) for part in last.parts]
+
+
+def _marks_of(last: LastDone) -> dict[str, Mark]:
+    return {str(part.partition): Mark(last.epoch, last.attempt) for part in _committables(last)}

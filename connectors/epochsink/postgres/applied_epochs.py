@@ -10,9 +10,16 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import errors, sql
 
+from epochsink.identity import PreparedName
+from epochsink.postgres.committable import PreparedPart, read_part
+from epochsink.sink import Mark, verify_marks
+
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from epochsink.postgres.relation import Relation
     from epochsink.postgres.server import Connection
-    from epochsink.sink import Identity
+    from epochsink.sink import Identity, LastDone
 
 TABLE: Final = "marker"
 KEY: Final = ("key", "epoch", "part")
@@ -63,6 +70,31 @@ class Marker:
         found = self._fetch(connection, "SELECT max(epoch) FROM {} WHERE key = %s")
         return None if found is None else int(str(found))
 
+    def verify(self, connection: Connection, table: Relation, done: LastDone | None, pending: LastDone | None) -> None:
+        """Raise `WentBack` unless the marker rows say what the ledger does."""
+        found = self._newest_of(connection, done.epoch if done else None, marks_of(done) if done else {})
+        verify_marks(f"table {table}", found, done, pending, marks_of)
+
+    def _newest_of(self, connection: Connection, epoch: int | None, parts: Iterable[str]) -> dict[str, Mark]:
+        """Return the newest mark of each part applied at ``epoch`` (None: whatever is newest) or later.
+
+        Where nothing of that epoch is left, the newest older epoch stands for ``parts``: the table was set back.
+        """
+        query = (
+            "SELECT part, epoch, attempt FROM {0} WHERE key = %s "
+            "AND epoch >= least(%s, (SELECT max(epoch) FROM {0} WHERE key = %s)) ORDER BY epoch"
+        )
+        try:
+            statement = sql.SQL(query).format(self._table)
+            rows = connection.execute(statement, [self._key, epoch, self._key]).fetchall()
+        except (errors.UndefinedTable, errors.InvalidSchemaName):
+            return {}
+        found = {part: Mark(int(number), attempt) for part, number, attempt in rows}
+        newest = max(found.values(), key=lambda mark: mark.epoch, default=None)
+        if newest is not None and epoch is not None and newest.epoch < epoch:
+            found |= dict.fromkeys(parts, newest)
+        return found
+
     def purge(self, connection: Connection, epoch: int) -> None:
         """Forget epochs too old to be asked for again."""
         statement = sql.SQL("DELETE FROM {} WHERE key = %s AND epoch < %s").format(self._table)
@@ -75,6 +107,15 @@ class Marker:
         except (errors.UndefinedTable, errors.InvalidSchemaName):
             return None
         return row[0] if row else None
+
+
+def marks_of(last: LastDone) -> dict[str, Mark]:
+    """Return the mark that each part of an epoch leaves."""
+    marks = {}
+    for part in map(read_part, last.parts):
+        name = PreparedName.parse(part.gid) if isinstance(part, PreparedPart) else None
+        marks[name.part if name else WHOLE] = Mark(last.epoch, part.attempt)
+    return marks
 
 
 def create(connection: Connection, schema: str) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import errors
 
-from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected
+from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, WentBack
 from epochsink.failpoints import reach
 from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres import applied_epochs as marker_table
@@ -26,7 +27,7 @@ from epochsink.postgres.sessions import Session, SessionName, deadline
 from epochsink.postgres.vote import Vote
 from epochsink.postgres.writer import make_writer
 from epochsink.retry import retrying
-from epochsink.sink import COMMITTED, Epoch, Outcome, Task, Verdict
+from epochsink.sink import COMMITTED, Epoch, LastDone, Outcome, Task, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -60,6 +61,8 @@ class PostgresCommitter:
         self._patience = patience
         self._voting = Session(self._server, "epochsink")
         self._settling = Session(self._server, "epochsink")
+        self._checking = Session(self._server, "epochsink")
+        self._check_lock = threading.Lock()
         self.commit_mode: str | None = None
 
     def check(self, schema: pa.Schema) -> list[str]:
@@ -94,20 +97,59 @@ class PostgresCommitter:
         name = str(SessionName(self._key, identity.generation))
         self._voting = Session(self._server, name)
         self._settling = Session(self._server, name)
+        self._checking = Session(self._server, name)
 
     def close(self) -> None:
-        """Release both sessions."""
-        self._voting.close()
-        self._settling.close()
+        """Release the sessions."""
+        for session in (self._voting, self._settling, self._checking):
+            session.close()
 
     def newest(self) -> int | None:
         """Return the newest epoch whose marker is committed. Raises `EpochsinkError`."""
         with translated(f"reading the marker of {self._relation}"):
             return self._marker.newest(self._voting.connection(self._patience))
 
+    def leftovers(self) -> list[str]:
+        """Return prepared transactions and staging tables of this identity."""
+        with translated(f"looking for leftovers of {self._relation}"):
+            return self._sweeper(self._voting.connection(self._patience)).names()
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare the marker rows with the ledger; commit what a failover has brought back as prepared."""
+        # both threads ask, and the session is one
+        with self._check_lock, translated(f"reading the marker of {self._relation}"):
+            connection = self._checking.connection(self._patience)
+            try:
+                with deadline(connection, self._patience):
+                    self._marker.verify(connection, self._relation, done, pending)
+            except WentBack:
+                if done is None or not self._finish_again(connection, done):
+                    raise
+                self._marker.verify(connection, self._relation, done, pending)
+
+    def _finish_again(self, connection: Connection, done: LastDone) -> bool:
+        """Commit parts of a done epoch that are prepared again: the server has lost the end of its log.
+
+        The log is lost from its end, so what was committed before these were prepared is still there, and the order
+        of epochs is kept. Return whether there was one.
+        """
+        prepared = orphans.prepared_gids(connection, self._key)
+        parts = [part for part in map(read_part, done.parts) if isinstance(part, PreparedPart)]
+        again = [part.gid for part in parts if part.gid in prepared]
+        for gid in again:
+            _log.warning("%s is prepared again, and its epoch is done: a failover lost its commit. Committing it", gid)
+            commit_prepared(connection, gid)
+        return bool(again)
+
     # ---- phase 1
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:  # noqa: ARG002 - the protocol's signature
+    def vote(
+        self,
+        epoch: Epoch,
+        written: Sequence[Committable],
+        rows: Rows,  # noqa: ARG002 - the protocol's signature
+        after: LastDone | None = None,
+    ) -> list[Committable]:
         """Verify what the tasks wrote; where the epoch is one part, merge and prepare it."""
         with translated(f"preparing epoch {epoch.number} of {self._relation}"):
             connection = self._voting.connection(self._patience)
@@ -115,20 +157,27 @@ class PostgresCommitter:
             staged = [part for part in parts if isinstance(part, StagedTask)]
             if staged:
                 again = retrying(_is_deadlock, attempts=_DEADLOCK_TURNS, longest_pause=1.0)
-                return [again(self._vote.whole, connection, epoch, staged).to_json()]
+                return [again(self._vote.whole, connection, epoch, staged, after).to_json()]
             prepared = [part for part in parts if isinstance(part, PreparedPart)]
-            return [part.to_json() for part in self._vote.tasks(connection, epoch, prepared)]
+            return [part.to_json() for part in self._vote.tasks(connection, epoch, prepared, after)]
 
     # ---- phase 2
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:  # noqa: ARG002 - the protocol's signature
+    def commit(
+        self,
+        epoch: Epoch,
+        part: Committable,
+        rows: Rows,  # noqa: ARG002 - the protocol's signature
+        after: LastDone | None = None,
+    ) -> Verdict:
         """Commit a prepared transaction, or merge staged rows; repeated for `PATIENCE` seconds where that may help."""
         known = read_part(part)
         again = retrying(_is_worth_repeating, seconds=self._patience, first_pause=0.05, longest_pause=2.0)
         try:
             if isinstance(known, PreparedPart):
+                # its own transaction has looked at the epoch before it, and cannot outlive that
                 return again(self._commit_prepared, epoch, known)
-            return again(self._commit_staged, epoch, known)
+            return again(self._commit_staged, epoch, known, after)
         except (errors.IntegrityError, errors.DataError) as refused:
             raise failure(refused, f"merging epoch {epoch.number} into {self._relation}") from refused
         except psycopg.Error as error:
@@ -158,12 +207,15 @@ class PostgresCommitter:
             f"{part.attempt}",
         )
 
-    def _commit_staged(self, epoch: Epoch, part: StagedEpoch) -> Verdict:
+    def _commit_staged(self, epoch: Epoch, part: StagedEpoch, after: LastDone | None) -> Verdict:
         connection = self._settling.connection()
         table = self._staging(part)
         try:
             with transaction(connection):
                 self._marker.insert(connection, self._identity, epoch.number, WHOLE, part.attempt)
+                if after is not None:
+                    own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
+                    self._marker.verify(connection, self._relation, after, own)
                 if not orphans.exists(connection, table):
                     raise PrepareFailed(f"staging table {table} is gone")
                 merge(connection, part.merge, table, part.tasks, part.rows)
@@ -183,7 +235,9 @@ class PostgresCommitter:
         reach("postgres.committed")
         return COMMITTED
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
         """Copy the spooled rows again and prepare them as ``attempt``."""
         known = read_part(part)
         name = PreparedName.parse(known.gid) if isinstance(known, PreparedPart) else None
@@ -194,7 +248,7 @@ class PostgresCommitter:
         if not staged:
             return written[0]
         with translated(f"preparing epoch {epoch.number} of {self._relation} again"):
-            return self._vote.whole(self._settling.connection(self._patience), again, staged).to_json()
+            return self._vote.whole(self._settling.connection(self._patience), again, staged, after).to_json()
 
     def _rewrite(self, uuid: str, epoch: Epoch, rows: Rows, *, atomic: bool) -> Committable:
         writer = make_writer(self._config, Task(self._identity, epoch, 0, uuid), atomic=atomic)
@@ -208,7 +262,7 @@ class PostgresCommitter:
 
     # ---- clearing away
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """End sessions, prepared transactions and staging tables that ``keep`` does not name.
 
         Raises `ConnectionError` if the server cannot be reached: the next sweep finds what is left.
@@ -217,14 +271,14 @@ class PostgresCommitter:
         with translated(doing):
             try:
                 return self._sweeper(self._voting.connection(self._patience)).end_all(
-                    [read_part(part) for part in keep]
+                    [read_part(part) for part in keep], [read_part(part) for part in done]
                 )
             except psycopg.OperationalError as error:
                 if is_disconnected(error):
                     raise ConnectionError(f"{doing}: {self._server.database}: {describe(error)}") from error
                 raise
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Do nothing: what is committed is visible."""
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import errors, sql
 
+from epochsink.errors import WentBack
 from epochsink.identity import PreparedName, staging_owner
 from epochsink.postgres.committable import PreparedPart
 from epochsink.postgres.prepared_transaction import rollback_prepared
@@ -49,8 +50,16 @@ class Orphans:
         self._key = key
         self._generation = generation
 
-    def end_all(self, keep: Sequence[Part]) -> list[str]:
-        """End everything that ``keep`` does not name; return one line for each thing ended."""
+    def names(self) -> list[str]:
+        """Return the prepared transactions and the staging tables, of any generation."""
+        return [*sorted(prepared_gids(self._connection, self._key)), *self._tables()]
+
+    def end_all(self, keep: Sequence[Part], done: Sequence[Part] = ()) -> list[str]:
+        """End everything that ``keep`` does not name; return one line for each thing ended.
+
+        Raises `WentBack`, and ends nothing, if a part of ``done`` is prepared.
+        """
+        self._refuse_done({part.gid for part in done if isinstance(part, PreparedPart)})
         attempts = {part.attempt for part in keep}
         gids = {part.gid for part in keep if isinstance(part, PreparedPart)}
         tables = {part.table for part in keep}
@@ -63,6 +72,15 @@ class Orphans:
                 if table not in tables and self.drop(table)
             ),
         ]
+
+    def _refuse_done(self, done: set[str]) -> None:
+        again = done & prepared_gids(self._connection, self._key) if done else set()
+        if again:
+            raise WentBack(
+                f"prepared transaction {min(again)} is there, and the ledger says that its epoch is done: the server "
+                "has lost the commit, as after a failover to a standby that lacked it; its rows are not visible",
+                hint="put the newer state of the server back; the transaction is left as it is",
+            )
 
     def drop(self, table: str) -> bool:
         """Drop a staging table; False if something still holds it, which the next sweep finds."""
@@ -111,8 +129,11 @@ class Orphans:
 
     def _staging(self) -> list[str]:
         """Return the identity's staging tables, except those whose comment names a newer generation."""
+        return [table for table, note in self._tables().items() if _generation(note) <= self._generation]
+
+    def _tables(self) -> dict[str, str]:
         found = self._connection.execute(_STAGING, [self._schema, f"s\\_{self._key}\\_%"]).fetchall()
-        return [table for table, note in found if staging_owner(table) and _generation(note) <= self._generation]
+        return {table: note for table, note in found if staging_owner(table)}
 
 
 def prepared_gids(connection: Connection, key: str) -> set[str]:

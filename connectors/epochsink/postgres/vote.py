@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from epochsink.postgres.committable import Merge, Part, StagedTask
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
-    from epochsink.sink import Epoch, Identity
+    from epochsink.sink import Epoch, Identity, LastDone
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,11 @@ class Vote:
     config: PostgresConfig
     identity: Identity
 
-    def tasks(self, connection: Connection, epoch: Epoch, written: Sequence[PreparedPart]) -> Sequence[PreparedPart]:
+    def tasks(
+        self, connection: Connection, epoch: Epoch, written: Sequence[PreparedPart], after: LastDone | None
+    ) -> Sequence[PreparedPart]:
         """Verify that each task's own transaction is prepared; each is a part."""
+        self._expect(connection, after)
         self._refuse_applied(connection, epoch, [epoch.attempt])
         prepared = orphans.prepared_gids(connection, self._key)
         missing = [part.gid for part in written if part.gid not in prepared]
@@ -46,7 +49,9 @@ class Vote:
             )
         return written
 
-    def whole(self, connection: Connection, epoch: Epoch, written: Sequence[StagedTask]) -> Part:
+    def whole(
+        self, connection: Connection, epoch: Epoch, written: Sequence[StagedTask], after: LastDone | None
+    ) -> Part:
         """Return the one part that stands for an epoch whose rows are staged; merged and prepared unless logged."""
         first = written[0]
         for other in written:
@@ -59,6 +64,7 @@ class Vote:
         staging = Relation(self.config.schema_for_markers, first.table)
         if first.logged:
             self._refuse_applied(connection, epoch, [])
+            self._expect(connection, after)
             verify(connection, first.merge, staging, tasks, rows)
             if first.merge.casts:
                 self._verify_casts(connection, first.merge, staging, tasks)
@@ -70,6 +76,8 @@ class Vote:
         if part.gid in orphans.prepared_gids(connection, self._key):
             return part
         with transaction(connection):
+            # in the transaction that is prepared, which cannot outlive what it rests on
+            self._expect(connection, after)
             # the marker first: an epoch that is applied already stops here, before any row is merged
             self._mark_whole(connection, epoch)
             merge(connection, first.merge, staging, tasks, rows)
@@ -97,6 +105,11 @@ class Vote:
     @property
     def _marker(self) -> Marker:
         return Marker(self.config.schema_for_markers, self._key)
+
+    def _expect(self, connection: Connection, after: LastDone | None) -> None:
+        """Raise `WentBack` unless the newest epoch that is done is there, and nothing newer."""
+        if after is not None:
+            self._marker.verify(connection, Relation.of(self.config.table), after, None)
 
     def _refuse_applied(self, connection: Connection, epoch: Epoch, ours: list[str]) -> None:
         applied_by = self._marker.other_attempt(connection, epoch.number, ours)

@@ -28,13 +28,34 @@ def ledger_is_older(decided: int, newest: int) -> WentBack:
     )
 
 
-def checkpoint_is_older(sink: str, applied: int, newest: int) -> WentBack:
-    """Say that a target holds an epoch that the ledger does not know."""
+def decided_without_us(first: int, last: int, *, attempted: int) -> WentBack:
+    """Say that Spark has decided epochs that were never given to us, or whose error somebody swallowed.
+
+    ``attempted`` is the newest epoch that this process has begun to write.
+    """
+    which = f"epoch {first} was" if first == last else f"epochs {first} to {last} were"
+    why = (
+        f"the function given to foreachBatch caught the error with which epoch {attempted} failed, and returned"
+        if first <= attempted <= last
+        else "the function given to foreachBatch did not call it, or caught its error and returned"
+    )
     return WentBack(
-        f"sink '{sink}' already holds epoch {applied} of this query, and the ledger knows only epochs up to "
-        f"{newest}: the checkpoint is the older copy",
-        hint="restore the newer copy of the checkpoint; or, to process the input since then again, start with a "
-        "new checkpoint folder after removing those epochs' rows",
+        f"{which} decided without ExactlyOnce: {why}. Unless they were empty, their rows are in no sink",
+        hint="let every error pass, and call the object for every epoch, empty ones too (they cost nothing). If the "
+        f"epochs had no rows, or when you have loaded them by hand, say so: epochsink resolve CHECKPOINT {last} "
+        "--as skipped",
+    )
+
+
+def ledger_is_lost(sink: str, applied: int | None, left: list[str]) -> WentBack:
+    """Say that join_running=True would begin a ledger although a target knows this query."""
+    holds = [] if applied is None else [f"holds epoch {applied} of it"]
+    holds += [f"still has {left[0]}" + (f" and {len(left) - 1} more" if left[1:] else "")] if left else []
+    return WentBack(
+        f"join_running=True is meant for a query that epochsink has never written, and sink '{sink}' "
+        f"{' and '.join(holds)}: the folder epochsink/ of this checkpoint is lost, and with it what was prepared",
+        hint="take join_running=True out of the code, and restore epochsink/ from the copy that the checkpoint came "
+        "from; if there is none, start with a new checkpoint folder",
     )
 
 

@@ -23,16 +23,18 @@ from typing import TYPE_CHECKING
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
+from epochsink.protocol.applied_check import AppliedCheck
 from epochsink.protocol.commit_queue import CommitQueue
 from epochsink.protocol.ledger_entries import Done, Prepared, Replay, Share
+from epochsink.protocol.two_threads import TwoThreads
 from epochsink.sink import NOTHING_SPOOLED, Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from epochsink.protocol.ledger import History, Ledger
-    from epochsink.sink import CheckpointReader, SinkCommitter, Spooled, SpoolKeeper, Written
+    from epochsink.sink import CheckpointReader, LastDone, SinkCommitter, Spooled, SpoolKeeper, Written
 
 _log = logging.getLogger("epochsink")
 
@@ -47,7 +49,7 @@ class Plan(enum.Enum):
     RUN_FOR_STATE = "execute the plan for its state only: a recorded attempt stands"
 
 
-class Coordinator:
+class Coordinator(TwoThreads):
     """Ties one streaming query's epochs to its sinks. One object for each run of the query.
 
     ``sinks`` are committers by name; ``monitor`` guards what the two threads share. ``join_running`` allows a
@@ -71,8 +73,10 @@ class Coordinator:
         self._spool = spool
         self._sinks = dict(sinks)
         self._join_running = join_running
+        self._check = AppliedCheck(ledger, self._sinks)
         self._queue = CommitQueue(monitor)
         self._begun = False
+        self._attempted = -1
         self._identities: dict[str, Identity] = {}
 
     # ---- step 0
@@ -80,7 +84,9 @@ class Coordinator:
     def recover(self) -> None:
         """Take the ledger, compare the stories, abort what nobody recorded, and commit what is decided.
 
-        To be called once, before the first batch. Raises `WentBack`, `Fenced`, `OutcomeUnknown`.
+        A recorded epoch that is not decided yet is watched from now on: an earlier run may still be about to write its
+        commit, and then Spark goes on to the next epoch, which may be long in coming. To be called once, before the
+        first batch. Raises `WentBack`, `Fenced`, `OutcomeUnknown`.
         """
         history = self._take_over()
         # first: what a superseded driver prepared again and could not record may hold locks that a commit needs
@@ -88,6 +94,8 @@ class Coordinator:
         for prepared in history.pending:
             if self._checkpoint.is_decided(prepared.epoch):
                 self._commit(prepared.epoch)
+            else:
+                self._queue.add(prepared.epoch)
         reach("coordinator.recover.after")
 
     def abort_leftovers(self) -> None:
@@ -111,9 +119,10 @@ class Coordinator:
         newest_decided = self._checkpoint.newest_decided()
         before = self._ledger.read()
         joined = -1
-        if before.newest < 0 <= newest_decided:
+        if before.owner is None and newest_decided >= 0:
             if not self._join_running:
                 raise consistency.no_ledger(newest_decided)
+            self._check.refuse_known_targets(self._query_id)
             joined = newest_decided
         known = before.owner.origins if before.owner else {}
         origins = {name: sink.initial_state() for name, sink in self._sinks.items() if name not in known}
@@ -124,16 +133,17 @@ class Coordinator:
             sink.open(who)
 
     def _refuse_other_stories(self, history: History) -> None:
-        decided = self._checkpoint.newest_decided()
-        if decided > history.newest:
-            raise self._conclude(consistency.ledger_is_older(decided, history.newest))
-        for name, sink in self._sinks.items():
-            applied = sink.newest()
-            if applied is not None and applied > history.newest:
-                raise self._conclude(consistency.checkpoint_is_older(name, applied, history.newest))
+        self._refuse_undocumented(history)
+        self._check.verify_all()
         for prepared in history.pending:
             for name in prepared.shares.keys() - self._sinks.keys():
                 raise self._conclude(consistency.sink_is_gone(prepared.epoch, name))
+
+    def _refuse_undocumented(self, history: History) -> None:
+        """Everything that is decided is in the ledger."""
+        decided = self._checkpoint.newest_decided()
+        if decided > history.newest:
+            raise self._conclude(self._check.why_undocumented(history.newest, decided, self._attempted))
 
     # ---- step 1
 
@@ -146,6 +156,8 @@ class Coordinator:
         self.raise_failure()
         reach("coordinator.settle.before")
         history = self._ledger.verify()
+        if history.newest < number - 1:
+            self._refuse_undocumented(history)
         for prepared in history.pending:
             if prepared.epoch < number:
                 self._expect_decided(prepared.epoch, number)
@@ -153,21 +165,22 @@ class Coordinator:
         if recorded is None:
             if number <= history.newest:
                 raise self._conclude(consistency.unknown_past(number, history.newest))
+            # before anything is swept: what a target that was set back holds prepared is evidence, and may be the rows
+            self._check.verify_all()
             self._abort_orphans()
             return Plan.WRITE
         if recorded.offsets != self._checkpoint.offsets_digest(number):
             raise self._conclude(consistency.other_input(number))
-        if number not in history.done:
+        if number not in history.done and number not in self.pending:
             self.wait_settled()
             self._queue.add(number)
         return Plan.RUN_FOR_STATE
 
     def _expect_decided(self, epoch: int, running: int) -> None:
-        if epoch in self.pending:
-            return
         if not self._checkpoint.is_decided(epoch):
             raise self._conclude(consistency.undecided_before(epoch, running))
-        self._queue.add(epoch)
+        if epoch not in self.pending and epoch not in self._ledger.known().done:
+            self._queue.add(epoch)
 
     # ---- steps 2 to 4
 
@@ -178,6 +191,7 @@ class Coordinator:
             self.wait_settled()
             self._begun = True
         self._queue.begin_attempt()
+        self._attempted = number
         epoch = Epoch(number, uuid.uuid4().hex)
         self._spool.make(self._query_id, epoch)
         reach("coordinator.write.before")
@@ -212,12 +226,15 @@ class Coordinator:
             raise consistency.overtaken(epoch.number)
         reach("coordinator.vote.before")
         shares: dict[str, Share] = {}
+        applied = self._ledger.known().applied
         for name, accepted in written.items():
             tasks = tuple(task for task, _ in accepted)
             files = spooled.get(name, {})
             rows = self._spool.rows(self._identities[name], epoch, tasks, files)
             with self._if_ours():
-                parts = self._sinks[name].vote(epoch, [committable for _, committable in accepted], rows)
+                parts = self._sinks[name].vote(
+                    epoch, [committable for _, committable in accepted], rows, applied.get(name)
+                )
             shares[name] = Share(tuple(parts), tasks, files)
             reach("coordinator.vote.between")
         return shares
@@ -256,29 +273,35 @@ class Coordinator:
         if number in history.done:
             return
         reach("coordinator.commit.before")
-        prepared = history.epochs[number]
-        for name, share in prepared.shares.items():
+        if history.epochs[number].offsets != self._checkpoint.offsets_digest(number):
+            raise self._conclude(consistency.other_input(number))
+        # what readers are about to see must not be undone by a power cut that takes the decision back
+        self._checkpoint.make_durable(number)
+        for name, share in history.epochs[number].shares.items():
+            self._check.verify_before_commit(number, name)
             for index in range(len(share.parts)):
-                if not self._commit_part(prepared, name, index):
+                if not self._commit_part(number, name, index, history.applied.get(name)):
                     return
                 reach("coordinator.commit.between")
         prepared = self._ledger.verify().epochs[number]  # a replay has put parts in the place of others
         for name, share in prepared.shares.items():
-            self._sinks[name].await_visible(Epoch(number, prepared.attempt), share.parts)
+            with self._if_ours():
+                after = history.applied.get(name)
+                self._sinks[name].await_visible(Epoch(number, prepared.attempt), share.parts, after)
         reach("coordinator.done.before")
         self._ledger.append(Done(number))
         reach("coordinator.done.after")
         self._clear(prepared)
 
-    def _commit_part(self, prepared: Prepared, name: str, index: int) -> bool:
+    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
         """Commit one part, replaying it if the target has lost it; False if the epoch proves to be done."""
-        number = prepared.epoch
-        epoch = Epoch(number, prepared.attempt)
-        rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks, prepared.shares[name].files)
         for _ in range(REPLAY_TURNS):
-            parts = prepared.shares[name].parts
+            # the newest entry, not what was read before an earlier part: that part's replay is in it
+            prepared = self._ledger.known().epochs[number]
+            epoch, share = Epoch(number, prepared.attempt), prepared.shares[name]
+            rows = self._spool.rows(self._identities[name], epoch, share.tasks, share.files)
             with self._if_ours():
-                verdict = self._sinks[name].commit(epoch, parts[index], rows)
+                verdict = self._sinks[name].commit(epoch, share.parts[index], rows, after)
             if verdict.outcome is Outcome.COMMITTED:
                 return True
             # before anything is concluded from the target, the ledger says whether the question is still ours
@@ -286,13 +309,15 @@ class Coordinator:
                 return False
             if verdict.outcome is Outcome.UNKNOWN:
                 raise consistency.unknown_outcome(number, name, verdict.evidence)
+            # a marker that is missing proves nothing where those of earlier epochs are missing too
+            self._check.verify_before_commit(number, name)
             with self._queue.replaying(), self._if_ours():
                 reach("coordinator.replay.before")
-                replayed = self._sinks[name].replay(epoch, parts[index], rows, uuid.uuid4().hex)
+                parts = self._ledger.verify().epochs[number].shares[name].parts
+                replayed = self._sinks[name].replay(epoch, parts[index], rows, uuid.uuid4().hex, after)
                 reach("coordinator.replay.prepared")
                 self._ledger.append(Replay(number, name, (*parts[:index], replayed, *parts[index + 1 :])))
             reach("coordinator.replay.after")
-            prepared = self._ledger.verify().epochs[number]
         raise consistency.unknown_outcome(number, name, f"prepared again {REPLAY_TURNS} times, and lost each time")
 
     def _clear(self, prepared: Prepared) -> None:
@@ -335,34 +360,6 @@ class Coordinator:
             if self._checkpoint.is_decided(prepared.epoch):
                 self._commit(prepared.epoch)
 
-    # ---- between the two threads
-
-    def wait_settled(self) -> None:
-        """Wait until no earlier epoch is pending, so that at most one ever is; raises the commit thread's failure."""
-        self._queue.wait_settled()
-
-    def wait_pending(self, seconds: float) -> None:
-        """Wait until an epoch is pending, for so many seconds at the most."""
-        self._queue.wait_pending(seconds)
-
-    def has_decided(self) -> bool:
-        """Return whether a pending epoch is decided: its commit is under way or about to be."""
-        pending = self.pending[:1]
-        return bool(pending) and not self._queue.failed and self._checkpoint.has_commit(pending[0])
-
-    def fail(self, failure: BaseException) -> None:
-        """Remember the commit thread's failure for the stream thread."""
-        self._queue.fail(failure)
-
-    def raise_failure(self) -> None:
-        """Raise the commit thread's failure, if there is one."""
-        self._queue.raise_failure()
-
-    @property
-    def pending(self) -> Sequence[int]:
-        """The recorded epochs that this run has yet to commit."""
-        return self._queue.pending
-
     # ---- shared
 
     def _abort_orphans(self) -> None:
@@ -372,9 +369,10 @@ class Coordinator:
     def _end_unrecorded(self) -> None:
         """Abort what the ledger does not name. Only the owner may: the ledger is read again for each sink."""
         for name, sink in self._sinks.items():
-            pending = self._ledger.verify().pending
+            history = self._ledger.verify()
+            keep = [part for prepared in history.pending for part in prepared.parts_of(name)]
             with self._if_ours():
-                ended = sink.abort_orphans([part for prepared in pending for part in prepared.parts_of(name)])
+                ended = sink.abort_orphans(keep, history.done_parts(name))
             for line in ended:
                 _log.info("sink '%s': aborted what no recorded epoch names: %s", name, line)
         # listed before the ledger is read: a newer driver's attempts cannot be among them, if it is still ours

@@ -108,6 +108,9 @@ class ObjectStorage:
         with _as_oserror():
             obstore.delete(self._store, name)
 
+    def make_durable(self, name: str) -> None:
+        """Do nothing: an object that the store has taken is as durable as the store makes it."""
+
 
 class ObjectFiles:
     """The spool's files (see `epochsink.protocol.spool_files.SpoolFiles`).

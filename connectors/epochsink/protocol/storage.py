@@ -42,6 +42,9 @@ class Storage(Protocol):
     def remove(self, name: str) -> None:
         """Delete a file; no error if it does not exist."""
 
+    def make_durable(self, name: str) -> None:
+        """Make a file that somebody else wrote outlive a power cut, as far as the store does not do so by itself."""
+
 
 def refuse_unconditional_create(files: Storage, location: str) -> None:
     """Let two creates of one name race, and believe only what is seen.
@@ -123,9 +126,17 @@ class LocalStorage:
         """Delete a file."""
         (self.root / name).unlink(missing_ok=True)
 
+    def make_durable(self, name: str) -> None:
+        """Sync a file, the checksum that Hadoop's local file system keeps beside it, and their folder."""
+        target = self.root / name
+        for path in (target, target.with_name(f".{target.name}.crc"), target.parent):
+            # Spark purges old files meanwhile
+            with suppress(FileNotFoundError):
+                sync_folder(path)
+
 
 def sync_folder(folder: Path) -> None:
-    """Make a folder's entries durable."""
+    """Make a folder's entries, or a file's content, durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -69,6 +69,14 @@ class Checkpoint:
         listed = [self._files_listed(index, source) for index, source in enumerate(sources)]
         return hashlib.sha256(json.dumps([version, watermark, sources, listed]).encode()).hexdigest()
 
+    def make_durable(self, epoch: int) -> None:
+        """Make an epoch's offsets and its commit outlive a power cut: Spark itself does not, on local disks.
+
+        Else a decision that readers already see could be undone, and its input be read anew as another epoch.
+        """
+        for name in (f"offsets/{epoch}", f"commits/{epoch}"):
+            self._files.make_durable(name)
+
     def _files_listed(self, source: int, line: str) -> list[str]:
         """Return the files that a file source took at an offset, which is a mere number of an entry in its own log."""
         try:

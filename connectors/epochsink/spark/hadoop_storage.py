@@ -156,6 +156,9 @@ class HadoopStorage:
         with _as_oserror():
             self._system.delete(self._path(name), False)  # noqa: FBT003 - Java's recursive flag
 
+    def make_durable(self, name: str) -> None:
+        """Do nothing: a file that a remote store has taken is as durable as the store makes it."""
+
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}")
 

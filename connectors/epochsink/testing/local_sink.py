@@ -27,18 +27,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.errors import PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import identity_key
-from epochsink.sink import COMMITTED, Outcome, Verdict
+from epochsink.sink import COMMITTED, Mark, Outcome, Verdict, verify_marks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from epochsink.sink import Committable, Epoch, Identity, Rows, Task
+    from epochsink.sink import Committable, Epoch, Identity, LastDone, Rows, Task
 
 _ATTEMPT: Final = re.compile(r"(\d+)-(\d+)-([0-9a-f]{32})")
 _REMNANT: Final = re.compile(_ATTEMPT.pattern + r"(\.[0-9a-f]{32})?")
 _ATTEMPT_FILE: Final = "attempt"
+_WHOLE: Final = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +101,12 @@ class LocalSink:
             if path.name in names:
                 _remove(path)
         return names
+
+    def set_back(self, newest: int) -> None:
+        """Make every epoch above ``newest`` invisible, as when a target is restored from a backup."""
+        for path in self._visible():
+            if int(path.name) > newest:
+                shutil.rmtree(path)
 
     def reject(self, column: str, value: Any) -> None:
         """Refuse rows with this value (of a JSON type) with `RowsRejected`, until `accept_all`."""
@@ -210,9 +217,26 @@ class LocalCommitter:
         """Return the newest visible epoch."""
         return max((int(path.name) for path in (self._home / "visible").glob("*")), default=None)
 
-    def vote(self, epoch: Epoch, written: Sequence[Committable], rows: Rows) -> list[Committable]:
+    def leftovers(self) -> list[str]:
+        """Return the names of what is prepared or written and not visible."""
+        return sorted(path.name for folder in ("prepared", "written") for path in self._home.glob(f"{folder}/*"))
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare the newest visible epoch with the ledger."""
+        verify_marks(f"the folder {self._home}", self._marks(), done, pending, _marks_of)
+
+    def _marks(self) -> dict[str, Mark]:
+        newest = self.newest()
+        if newest is None:
+            return {}
+        attempt = self._home / "visible" / f"{newest:012d}" / _ATTEMPT_FILE
+        return {_WHOLE: Mark(newest, attempt.read_text())}
+
+    def vote(
+        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> list[Committable]:
         """Put the accepted tasks' files together."""
-        del rows
+        del rows, after
         if self._sink.strikes("vote"):
             raise PrepareFailed(f"epoch {epoch.number} fails to be voted for, as LocalSink.fail_vote() was told")
         name = _attempt_name(self._generation, epoch.number, epoch.attempt)
@@ -231,9 +255,9 @@ class LocalCommitter:
         (unfinished / _ATTEMPT_FILE).write_text(epoch.attempt)
         unfinished.rename(self._home / "prepared" / name)
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows) -> Verdict:
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """Rename; where there is nothing to rename, the visible epoch tells."""
-        del rows
+        del rows, after
         if self._sink.strikes("outcome"):
             return Verdict(Outcome.UNKNOWN, "as LocalSink.forget_outcome() was told")
         visible = self._home / "visible" / f"{epoch.number:012d}"
@@ -257,8 +281,11 @@ class LocalCommitter:
                 return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is visible by attempt {attempt}: {refused}")
         return COMMITTED
 
-    def replay(self, epoch: Epoch, part: Committable, rows: Rows, attempt: str) -> Committable:
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
         """Prepare the spooled rows under a new name."""
+        del after
         name = _attempt_name(self._generation, epoch.number, attempt)
         files = {}
         for i, task in enumerate(rows.tasks()):
@@ -268,9 +295,16 @@ class LocalCommitter:
         self._put(name, epoch, files)
         return {**part, "name": name}
 
-    def abort_orphans(self, keep: Sequence[Committable]) -> list[str]:
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Remove every attempt of this or an earlier generation that ``keep`` does not name."""
         kept = {part["name"] for part in keep}
+        evidence = {part["name"] for part in done}.intersection(self._sink.prepared())
+        if evidence:
+            raise WentBack(
+                f"{min(evidence)} in {self._home} is prepared, and the ledger says that its epoch is done: the "
+                "folder was set back to an older state",
+                hint="put the newer state back",
+            )
         ended = []
         for path in [*self._home.glob("prepared/*"), *self._home.glob("written/*")]:
             found = _REMNANT.fullmatch(path.name)
@@ -279,7 +313,7 @@ class LocalCommitter:
                 ended.append(f"{path.parent.name} {path.name}")
         return ended
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Do nothing: what is committed is visible."""
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
@@ -290,6 +324,10 @@ class LocalCommitter:
 
     def close(self) -> None:
         """Hold nothing."""
+
+
+def _marks_of(last: LastDone) -> dict[str, Mark]:
+    return {_WHOLE: Mark(last.epoch, last.attempt)} if last.parts else {}
 
 
 def _attempt_name(generation: int, epoch: int, attempt: str) -> str:

@@ -60,7 +60,8 @@ class Driver:
         """Commit every part; return the outcomes."""
         rows = self.rig.rows(self.query, prepared.epoch, prepared.tasks)
         outcomes = [self.committer.commit(prepared.epoch, part, rows).outcome for part in prepared.parts]
-        self.committer.await_visible(prepared.epoch, prepared.parts)
+        if committed(outcomes):
+            self.committer.await_visible(prepared.epoch, prepared.parts)
         return outcomes
 
     def replay(self, prepared: PreparedEpoch) -> PreparedEpoch:

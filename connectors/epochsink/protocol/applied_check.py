@@ -1,0 +1,70 @@
+"""The targets must hold what the ledger calls done, and nothing that it does not know.
+
+Asked at every start, in every epoch before anything is swept, and around each commit: a target may be set back (a
+backup restored, a failover to a standby that lacked the last commits) while the query runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epochsink.errors import PrepareFailed, WentBack
+from epochsink.protocol import consistency
+from epochsink.sink import Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.protocol.ledger import Ledger
+    from epochsink.sink import SinkCommitter
+
+
+class AppliedCheck:
+    """Compares ledger and targets. Raises `WentBack`, `Fenced` and what the sinks raise."""
+
+    def __init__(self, ledger: Ledger, sinks: Mapping[str, SinkCommitter]) -> None:
+        self._ledger = ledger
+        self._sinks = sinks
+
+    def verify_all(self) -> None:
+        """Compare every sink's target with the ledger."""
+        for name in self._sinks:
+            self.verify(name)
+
+    def refuse_known_targets(self, query_id: str) -> None:
+        """Refuse to begin a ledger where there must have been one: ``join_running=True`` was left in the code."""
+        for name, sink in self._sinks.items():
+            sink.open(Identity(query_id, name))
+            applied, left = sink.newest(), sink.leftovers()
+            if applied is not None or left:
+                raise consistency.ledger_is_lost(name, applied, left)
+
+    def why_undocumented(self, newest: int, decided: int, attempted: int) -> WentBack:
+        """Say why decided epochs are not in the ledger: the targets know whether it is an older copy."""
+        try:
+            self.verify_all()
+        except WentBack:
+            return consistency.ledger_is_older(decided, newest)
+        return consistency.decided_without_us(newest + 1, decided, attempted=attempted)
+
+    def verify_before_commit(self, number: int, name: str) -> None:
+        """Compare one sink's target with the ledger; that it cannot be asked leaves the epoch's outcome unknown."""
+        try:
+            self.verify(name)
+        except PrepareFailed as unreachable:
+            raise consistency.unknown_outcome(number, name, unreachable.message) from unreachable
+
+    def verify(self, name: str) -> None:
+        """Compare one sink's target with the ledger."""
+        history = self._ledger.verify()
+        while True:
+            done, pending = history.applied.get(name), history.pending_of(name)
+            try:
+                self._sinks[name].verify_applied(done, pending)
+            except WentBack:
+                # the other thread, or a newer driver, may have recorded a replay or finished the epoch meanwhile
+                history = self._ledger.verify()
+                if (done, pending) == (history.applied.get(name), history.pending_of(name)):
+                    raise
+            else:
+                return
