@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from fix_postgres import Driver, ListedRows, Written
+from psycopg.conninfo import conninfo_to_dict
 
 from epochsink.postgres import Postgres
 from epochsink.sink import Epoch, Outcome
@@ -108,11 +109,11 @@ def test_every_committable_is_json_without_secrets(pg_schema: str, pg_driver: Ma
     """It goes into the ledger, which anybody who reads the checkpoint can read."""
     pg_truth.execute(f"CREATE TABLE {pg_schema}.t (id bigint PRIMARY KEY, note text)")
     for mode in (PREPARED, STAGED, BY_TASK, BY_TASK_UPSERT):
-        driver = pg_driver(f"{pg_schema}.t", orders(1), options={"password": "c4nary"}, **mode)
+        driver = pg_driver(f"{pg_schema}.t", orders(1), **mode)
         written, parts = driver.prepare(0, orders(1))
         for committable in (*written.committables, *parts):
             text = json.dumps(committable)
             assert json.loads(text) == committable
-            assert "c4nary" not in text
+            assert str(conninfo_to_dict(pg_truth.dsn)["password"]) not in text
         assert isinstance(driver.sink, Postgres)
         driver.committer.abort_orphans([])

@@ -92,6 +92,13 @@ def test_postgres_is_the_pinned_version_and_durable(postgres: PostgresService) -
     }
 
 
+def test_postgres_asks_for_its_password(postgres: PostgresService) -> None:
+    """Any user of the machine reaches the port; only who was told the password is its superuser."""
+    for stranger in ("postgres", "postgres:guessed"):
+        with pytest.raises(psycopg.OperationalError, match="password"):
+            psycopg.connect(postgres.dsn.replace(f"postgres:{postgres.password}", stranger))
+
+
 @pytest.mark.parametrize("kind", [LocalKafka, LocalElasticsearch])
 def test_a_short_lived_server_starts_from_an_archive_of_its_classes(
     kind: Callable[..., LocalService], tmp_path: Path
@@ -240,7 +247,8 @@ def test_up_status_down(tmp_path: Path) -> None:
         ("kafka", versions.KAFKA, "yes"),
         ("postgres", versions.POSTGRES, "yes"),
     ]
-    assert re.search(r"\n127\.0\.0\.1:\d+\npostgresql://postgres@127\.0\.0\.1:\d+/postgres\n", up.stdout), up.stdout
+    addresses = r"\n127\.0\.0\.1:\d+\npostgresql://postgres:[0-9a-f]{32}@127\.0\.0\.1:\d+/postgres\n"
+    assert re.search(addresses, up.stdout), up.stdout
     processes = [psutil.Process(int(pid)) for _, _, pid, _ in rows]
     assert run("status").stdout.splitlines() == up.stdout.splitlines()[:-1]
     again = run("up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -155,6 +156,11 @@ class Truth:
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
+
+
+def as_user(dsn: str, user: str, password: str) -> str:
+    """Return the dsn of a service for another user."""
+    return re.sub("//[^@]*@", f"//{user}:{password}@", dsn)
 
 
 class MakeDriver(Protocol):

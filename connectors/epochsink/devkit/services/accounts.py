@@ -53,3 +53,19 @@ def unprivileged_account() -> Account | None:
         f"PostgreSQL refuses to run as root and none of the accounts {', '.join(_CANDIDATES)} exists",
         hint="run as an ordinary user, or add one of them: useradd --system postgres",
     )
+
+
+def refuse_nameless_user() -> None:
+    """Raise ServiceError if this process' user id has no name, as in a container that was given a bare number.
+
+    initdb looks the name up, whatever it is told, and its own message does not say what to do.
+    """
+    uid = os.geteuid()
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        raise ServiceError(
+            f"the user id {uid} has no name on this machine, and PostgreSQL's initdb needs one",
+            hint=f"add one (echo 'dev:x:{uid}:{os.getegid()}::/tmp:/bin/sh' >> /etc/passwd, as root), or run as a user "
+            "that has one",
+        ) from None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import secrets
 import tempfile
 import time
 import weakref
@@ -159,12 +161,16 @@ class ContainerPostgres(ContainerService, PostgresService):
 
     version = versions.POSTGRES
 
+    @functools.cached_property
+    def password(self) -> str:  # noqa: D102 - PostgresService
+        return secrets.token_hex(16)
+
     def _describe(self) -> dict[str, Any]:
         settings = {"max_prepared_transactions": 64, "max_connections": 200, **self.settings}
         options = [f"--{name}={self._text(value)}" for name, value in settings.items()]
         return {
             "image": str(versions.POSTGRES_IMAGE),
-            "env": {"POSTGRES_HOST_AUTH_METHOD": "trust"},
+            "env": {"POSTGRES_PASSWORD": self.password},
             "command": ["postgres", *options],
             "inner_port": 5432,
         }

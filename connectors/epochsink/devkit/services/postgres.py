@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 from epochsink.devkit.services import versions
-from epochsink.devkit.services.accounts import Account, unprivileged_account
+from epochsink.devkit.services.accounts import Account, refuse_nameless_user, unprivileged_account
 from epochsink.devkit.services.artifacts import fetch
 from epochsink.devkit.services.cache import build_once, cache_folder, world_readable_cache_folder
 from epochsink.devkit.services.local import LocalService
@@ -32,17 +33,28 @@ DEFAULTS: dict[str, str | int | bool] = {
 }
 
 
+_KEPT_IN = "password"
+
+
 class LocalPostgres(LocalService, PostgresService):
     """A PostgreSQL server; `settings` are configuration parameters, as in postgresql.conf."""
 
     version = versions.POSTGRES
     _stop_signal = signal.SIGINT  # "fast": clients are disconnected, a checkpoint is written
 
+    @property
+    def password(self) -> str:  # noqa: D102 - PostgresService
+        # kept beside the data, which it belongs to, for the next object on the same folder
+        return (self.home / _KEPT_IN).read_text()
+
     def _account(self) -> Account | None:
         return unprivileged_account()
 
     def _prepare(self) -> None:
         account = self._account()
+        if account is None:
+            refuse_nameless_user()
+        self._make_password(account)
         self.data.mkdir(mode=0o700)
         if account:
             os.chown(self.data, account.uid, account.gid)
@@ -53,7 +65,8 @@ class LocalPostgres(LocalService, PostgresService):
                 )
         command = [
             *(str(_program("initdb", account)), "--pgdata", str(self.data), "--username", "postgres"),
-            *("--auth", "trust", "--encoding", "UTF8", "--locale", "C", "--no-sync"),
+            *("--auth", "scram-sha-256", "--pwfile", str(self.home / _KEPT_IN)),
+            *("--encoding", "UTF8", "--locale", "C", "--no-sync"),
         ]
         done = subprocess.run(
             command,
@@ -68,6 +81,14 @@ class LocalPostgres(LocalService, PostgresService):
         )
         if done.returncode != 0:
             raise ServiceError(f"initdb failed with status {done.returncode}:\n{done.stdout}{done.stderr}")
+
+    def _make_password(self, account: Account | None) -> None:
+        path = self.home / _KEPT_IN
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        path.write_text(secrets.token_hex(16))
+        if account:  # initdb reads it, and so does this process, which is root
+            os.chown(path, account.uid, account.gid)
 
     def _command(self) -> list[str]:
         settings = {**DEFAULTS, **self.settings, "listen_addresses": LOOPBACK, "port": self.port}

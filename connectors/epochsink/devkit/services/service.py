@@ -146,19 +146,27 @@ class KafkaService(Service):
 
 
 class PostgresService(Service):
-    """A PostgreSQL server with one superuser `postgres` and one database `postgres`, no password."""
+    """A PostgreSQL server with one superuser `postgres` and one database `postgres`.
+
+    It asks for a password, of its own for each server: other users of this machine reach its port too.
+    """
 
     name = "postgres"
 
     @property
+    @abstractmethod
+    def password(self) -> str:
+        """The superuser's password."""
+
+    @property
     def dsn(self) -> str:
         """For libpq, psycopg and ADBC."""
-        return f"postgresql://postgres@{LOOPBACK}:{self.port}/postgres"
+        return f"postgresql://postgres:{self.password}@{LOOPBACK}:{self.port}/postgres"
 
     @property
     def jdbc_url(self) -> str:
         """For Spark's JDBC source and sink."""
-        return f"jdbc:postgresql://{LOOPBACK}:{self.port}/postgres?user=postgres"
+        return f"jdbc:postgresql://{LOOPBACK}:{self.port}/postgres?user=postgres&password={self.password}"
 
     @property
     def jdbc_driver(self) -> str:
