@@ -13,7 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from tenacity import wait_none
 
-from epochsink.devkit.services import artifacts, cache, spark_ivy_settings
+from epochsink.devkit.services import artifacts, cache, spark_ivy_settings, versions
 from epochsink.devkit.services.versions import Artifact, Bundle
 from epochsink.errors import ServiceError
 
@@ -77,6 +77,26 @@ def test_another_jar_than_the_recorded_one_is_refused(ivy_that_fails: Path) -> N
     with pytest.raises(ServiceError, match="recorded is 0000"):
         artifacts.fetch(Bundle("thing-1.0", (other,)))
     assert [path.name for path in (cache.cache_folder() / "bundles").iterdir()] == [".lock"]
+
+
+def test_a_jar_that_nobody_has_recorded_is_refused(ivy_that_fails: Path) -> None:
+    """Every jar of a bundle is pinned, those that others bring along too."""
+    ivy_that_fails.write_text("0")
+    unpinned = Artifact("org.example", "thing", "1.0")
+    with pytest.raises(ServiceError, match="recorded is none"):
+        artifacts.fetch(Bundle("thing-1.0", (unpinned,)))
+    assert artifacts.fetch(Bundle("thing-1.0", (unpinned,), locked=False)).is_dir()
+
+
+def test_the_recorded_digests_agree() -> None:
+    """The bundles' own artifacts have the same digest in both places."""
+    recorded = artifacts._locked()
+    assert len(recorded) > 100
+    named = [versions.KAFKA_BUNDLE, versions.postgres_bundle("x86_64")]
+    named += [bundle for release in versions.ELASTICSEARCH.values() for bundle in (release.bundle, release.http_bundle)]
+    for bundle in named:
+        for artifact in bundle.artifacts:
+            assert recorded[artifact.file_name] == artifact.sha256
 
 
 def test_another_pin_is_another_folder(ivy_that_fails: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 import epochsink.devkit.services as public
 from epochsink.devkit.services import LocalKafka, free_port, versions
-from epochsink.devkit.services.accounts import Account
+from epochsink.devkit.services.accounts import Account, refuse_nameless_user
 from epochsink.devkit.services.containers import kafka_variable
 from epochsink.devkit.services.java import java
 from epochsink.devkit.services.ports import LOOPBACK, answers, is_free
@@ -81,6 +81,40 @@ def test_an_old_java_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
     with pytest.raises(ServiceError, match="is Java 8; 17 is needed"):
         java()
+
+
+@pytest.mark.usefixtures("no_java")
+def test_a_java_too_new_for_a_release_is_passed_over_or_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Elasticsearch 8 sets up a security manager, which Java 24 no longer has."""
+    newest = versions.ELASTICSEARCH[8].java_newest
+    java_of_version(tmp_path / "home", "25.0.1")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    assert java(17) == str(tmp_path / "home" / "bin" / "java")
+    with pytest.raises(ServiceError, match="is Java 25; 17 to 23 is needed"):
+        java(17, newest)
+    older = java_of_version(tmp_path / "path", "21.0.8")
+    monkeypatch.setenv("PATH", str(older.parent))
+    assert java(17, newest) == str(older)
+
+
+@pytest.mark.usefixtures("no_java")
+def test_a_java_that_does_not_run_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    broken = java_of_version(tmp_path / "home", "17")
+    broken.write_text("#!/nonexistent/interpreter\n")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    with pytest.raises(ServiceError, match="does not run; 17 is needed"):
+        java()
+    good = java_of_version(tmp_path / "path", "17.0.15")
+    monkeypatch.setenv("PATH", str(good.parent))
+    assert java() == str(good)
+
+
+def test_a_user_id_without_a_name_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 4_000_000)
+    with pytest.raises(ServiceError, match="4000000 has no name on this machine"):
+        refuse_nameless_user()
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    refuse_nameless_user()
 
 
 @pytest.mark.usefixtures("no_java")

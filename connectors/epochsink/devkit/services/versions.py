@@ -70,6 +70,8 @@ class Bundle:
     name: str
     artifacts: tuple[Artifact, ...]
     exclude_modules: tuple[str, ...] = ()
+    locked: bool = True
+    """Whether jars.sha256 has every jar of it; else only those that it has are compared."""
 
 
 KAFKA_BUNDLE = Bundle(
@@ -98,6 +100,7 @@ class ElasticsearchRelease:
 
     version: str
     java_minimum: int
+    java_newest: int
     java_options: tuple[str, ...]
     sha256: str
     http_sha256: str
@@ -124,6 +127,7 @@ ELASTICSEARCH = {
     8: ElasticsearchRelease(
         "8.19.9",
         17,
+        23,  # from Java 24 on there is no security manager, which this release sets up
         ("-Djava.security.manager=allow",),
         "37805ef8d9996d32871c92a5cbd697f374ff8c7f283edab91069973fe9e12fc8",
         "86a6729752068f0f12075ac4abc5be6552fe64d281d6c684eb882c6a5e13fd92",
@@ -131,6 +135,7 @@ ELASTICSEARCH = {
     9: ElasticsearchRelease(
         "9.2.2",
         21,
+        25,
         (),
         "c3072694e7be5278bae70a56f8894a4a62d7286dfcfad507a196a934b8bbc543",
         "49541904ba42959d4ecd55e5db211ad19030f287aad9b55496c7ba3304e51d49",
@@ -170,6 +175,10 @@ def postgres_bundle(machine: str | None = None) -> Bundle:
     name, sha256 = _POSTGRES_BINARIES[machine]
     module = f"embedded-postgres-binaries-linux-{name}"
     return Bundle(f"postgres-{POSTGRES}-{name}", (Artifact("io.zonky.test.postgres", module, f"{POSTGRES}.0", sha256),))
+
+
+LOCKED_SPARK = "4.0.0"
+"""The PySpark for which jars.sha256 has all that comes with the Kafka source."""
 
 
 def spark_kafka() -> Artifact:
