@@ -47,6 +47,10 @@ class MemoryFiles:
             return self._folders.get(folder, {}).get(plain)
         return self.step(f"read {name}", lambda: self._folders.get(folder, {}).get(plain), reads=True)
 
+    def read_many(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return the bytes of several files, one step each."""
+        return [self.read(name) for name in names]
+
     def exists(self, name: str) -> bool:
         """Return whether a file exists."""
         folder, _, plain = name.rpartition("/")

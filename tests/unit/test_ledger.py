@@ -30,7 +30,7 @@ from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import LastDone, SpoolFile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 QUERY = "query-1"
 
@@ -64,6 +64,9 @@ class Interrupted:
     def read(self, name: str) -> bytes | None:
         self._reach("read")
         return self.content.get(name)
+
+    def read_many(self, names: Sequence[str]) -> list[bytes | None]:
+        return [self.read(name) for name in names]
 
     def exists(self, name: str) -> bool:
         self._reach("exists")
@@ -278,6 +281,29 @@ def test_a_prefix_is_removed(files: Interrupted) -> None:
     assert history.owner is not None
     assert history.owner.driver == "one"
     assert decode(files.content[f"{FOLDER}/{numbers[0]:020d}"]) == history.owner
+
+
+def test_no_epoch_waits_for_many_entries_to_go(files: Interrupted) -> None:
+    """On a store that is far away each removal is a round trip, and the next epoch's vote waits for them."""
+    ledger = taken(files, "one", retained_epochs=3, trimmed_at_once=40)
+    most = 0
+    for epoch in range(80):
+        ledger.append(prepared(epoch))
+        ledger.append(Done(epoch))
+        before = len(files.content)
+        ledger.trim()
+        most = max(most, before - len(files.content))
+    assert 0 < most <= 8
+    assert len(files.content) < 100
+
+
+def test_a_start_reads_all_entries_in_one_call(files: Interrupted) -> None:
+    """A store that is far away answers them side by side."""
+    run_epochs(taken(files, "one"), 0, 60)
+    asked: list[int] = []
+    files.read_many = lambda names: asked.append(len(names)) or [files.content.get(name) for name in names]  # type: ignore[method-assign,func-returns-value]
+    assert len(Ledger(files, "reader").read().done) == 61
+    assert asked == [123]
 
 
 def test_what_is_pending_is_never_removed(files: Interrupted) -> None:

@@ -41,6 +41,13 @@ def test_what_is_not_there_is_no_error(files: ObjectStorage) -> None:
     files.remove("ledger/1")
 
 
+def test_many_are_read_in_the_order_of_their_names(files: ObjectStorage) -> None:
+    for number in range(40):
+        files.create(f"ledger/{number}", b"%d" % number)
+    names = [f"ledger/{number}" for number in (39, 7, 40, 0)]
+    assert files.read_many(names) == [b"39", b"7", None, b"0"]
+
+
 def test_names_are_those_of_one_folder(files: ObjectStorage) -> None:
     for name in ("commits/0", "commits/1", "commits/old/2", "commitsnot/3"):
         files.create(name, b"v1")

@@ -38,6 +38,8 @@ FOLDER: Final = "epochsink/ledger"
 RETAINED_EPOCHS: Final = 128
 """Done epochs whose entries stay, so that an older copy of the checkpoint is recognised."""
 TRIMMED_AT_ONCE: Final = 64
+_REMOVED_AT_ONCE: Final = 8
+"""How many entries one call removes of those: more than an epoch adds."""
 
 
 @dataclass(slots=True)
@@ -155,6 +157,7 @@ class Ledger:
         self._trimmed_at_once = trimmed_at_once
         self._entries: dict[int, Entry] = {}
         self._end = 0
+        self._trimmed_to = 0
 
     def read(self) -> History:
         """Read on to the newest entry and return the history, whoever owns it."""
@@ -235,9 +238,10 @@ class Ledger:
         first = min(entries)
         needed = min((number for number, entry in entries.items() if epoch_of(entry) in retained), default=first)
         keep = max((number for number in takes if number <= needed), default=first)
-        if keep - first < self._trimmed_at_once:
-            return
-        for number in range(first, keep):
+        if keep - first >= self._trimmed_at_once:
+            self._trimmed_to = keep
+        # a few each time: the next epoch's vote waits for this; one after another: see `_was_trimmed`
+        for number in range(first, min(self._trimmed_to, first + _REMOVED_AT_ONCE)):
             self._files.remove(_name(number))
             self._entries.pop(number, None)
 
@@ -279,8 +283,8 @@ class Ledger:
         while first > 0 and (first - 1 in listed or self._files.exists(_name(first - 1))):
             first -= 1
         found = {}
-        for number in range(first, max(listed, default=-1) + 1):
-            data = self._files.read(_name(number))
+        numbers = range(first, max(listed, default=-1) + 1)
+        for number, data in zip(numbers, self._files.read_many([_name(each) for each in numbers]), strict=True):
             if data is not None:
                 found[number] = _decoded(data, number)
         self._entries = found

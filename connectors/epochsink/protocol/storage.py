@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
 
 _RACES: Final = 3
+_READS_AT_ONCE: Final = 16
 
 
 class Storage(Protocol):
@@ -32,6 +34,9 @@ class Storage(Protocol):
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None if it does not exist."""
+
+    def read_many(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return what `read` would for each name, in their order, some at a time where the store is far away."""
 
     def exists(self, name: str) -> bool:
         """Return whether a file exists."""
@@ -69,6 +74,12 @@ def refuse_unconditional_create(files: Storage, location: str) -> None:
                     hint="put the checkpoint on a store that does: a POSIX file system, HDFS, Amazon S3, MinIO, Google "
                     "Cloud Storage or Azure; a server in between may drop the header If-None-Match",
                 )
+
+
+def read_beside(read: Callable[[str], bytes | None], names: Sequence[str]) -> list[bytes | None]:
+    """Read several files of a store that is far away, so that their round trips are waited for together."""
+    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="epochsink-read") as pool:
+        return list(pool.map(read, names))
 
 
 class LocalStorage:
@@ -110,6 +121,10 @@ class LocalStorage:
             return (self.root / name).read_bytes()
         except FileNotFoundError:
             return None
+
+    def read_many(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return the bytes of several files."""
+        return [self.read(name) for name in names]
 
     def exists(self, name: str) -> bool:
         """Return whether a file exists."""

@@ -9,7 +9,7 @@ from py4j.protocol import Py4JNetworkError
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from epochsink.protocol.storage import Storage
 
@@ -32,6 +32,10 @@ class RetriedReads:
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None."""
         return self._again(lambda: self._files.read(name))
+
+    def read_many(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return the bytes of several files."""
+        return self._again(lambda: self._files.read_many(names))
 
     def exists(self, name: str) -> bool:
         """Return whether a file exists."""
