@@ -170,7 +170,7 @@ def _target_is_older(target: str, mark: Mark, wanted: Mark) -> WentBack:
         "is done: the target is the older copy (restored from a backup, or failed over to a standby that lacked "
         f"the last commits), and the rows of epochs {mark.epoch + 1} to {wanted.epoch} are missing in it",
         hint=f"put the newer state of the target back; or load those epochs' input with a query of its own, then "
-        f"say so: epochsink resolve CHECKPOINT {wanted.epoch} --sink NAME --as committed",
+        f"say so: epochsink accept CHECKPOINT {wanted.epoch} --sink NAME",
     )
 
 
@@ -179,8 +179,8 @@ def _marker_is_gone(target: str, wanted: Mark | None) -> WentBack:
     return WentBack(
         f"{target} has no marker of this query any more, and the ledger says that epoch {number} is done: the target "
         "was restored from a backup, or somebody deleted the marker; which epochs it holds is unknown",
-        hint=f"look whether the rows up to epoch {number} are there; when they are, say so: epochsink resolve "
-        f"CHECKPOINT {number} --sink NAME --as committed",
+        hint=f"look whether the rows up to epoch {number} are there; when they are, say so: epochsink accept "
+        f"CHECKPOINT {number} --sink NAME",
     )
 
 

@@ -39,10 +39,10 @@ class Query:
         )
         self.coordinator.recover()
 
-    def task(self, epoch: Epoch, number: int = 0) -> tuple[str, Any]:
+    def task(self, epoch: Epoch, number: int = 0, partition: int = 0) -> tuple[str, Any]:
         """Run one task attempt."""
-        task = Task(self.coordinator.identity("K"), epoch, 0, uuid.uuid4().hex)
-        rows = [Row(QUERY, epoch.number, epoch.number, epoch.attempt)]
+        task = Task(self.coordinator.identity("K"), epoch, partition, uuid.uuid4().hex)
+        rows = [Row(QUERY, epoch.number, epoch.number + 100 * partition, epoch.attempt)]
         writer = self.port.begin(task, number)
         writer.write(rows)
         if (QUERY, epoch.number, epoch.attempt) in self.world.spool:

@@ -64,3 +64,18 @@ def test_the_first_attempt_of_a_run_waits_for_what_an_earlier_run_has_recorded(q
     assert later.coordinator.commit_decided()
     assert not later.coordinator.pending
     assert not query.world.readers.anomalies
+
+
+def test_several_lost_parts_are_each_replayed_once(query: Query) -> None:
+    """The second replay is built from the parts of the newest entry, in which the first stands."""
+    first = query.begin(0)
+    written = [query.task(first), query.task(first, partition=1)]
+    query.coordinator.record(first, {"K": written})
+    for task in written:
+        lose(query, task)
+    query.decide_only(0)
+    assert query.coordinator.commit_decided()
+    assert query.open_transactions() == 0
+    states = [one.state for one in query.world.kafka.transactions.values()]
+    assert states.count("CompleteCommit") == 2
+    assert not query.world.readers.anomalies

@@ -16,6 +16,7 @@ from rich.console import Console
 from epochsink.cli import orphans, status_table
 from epochsink.cli import recover as operations
 from epochsink.cli.abandon import Abandonment
+from epochsink.cli.accept import Acceptance
 from epochsink.cli.checkpoint_folder import open_place
 from epochsink.cli.demo import demo
 from epochsink.cli.error_output import errors_in_one_block
@@ -154,6 +155,29 @@ def resolve(
             resolution.carry_out()
             if loaded is not None:
                 _say(operations.recover(place, loaded.sinks))
+
+
+@app.command()
+def accept(
+    checkpoint: Checkpoint,
+    epoch: Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="The newest epoch that it is about.")],
+    *,
+    sink: Annotated[
+        str | None, typer.Option("--sink", metavar="NAME", help="The sink whose target it is about.")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Say that the past is right as it is, where the query stops because it cannot know.
+
+    With --sink: the target holds what it should up to EPOCH, although its marker is gone or older (it was restored, and
+    what was missing has been loaded). Without: the epochs up to EPOCH that Spark decided without ExactlyOnce were
+    empty, or have been loaded by hand.
+    """
+    with errors_in_one_block(), _log_on_console(), _place_of(checkpoint, None, None) as place:
+        acceptance = Acceptance(place, epoch, sink)
+        _plan(acceptance.plan())
+        _confirm(yes=yes)
+        acceptance.carry_out()
 
 
 @app.command("orphans")

@@ -42,8 +42,7 @@ def decided_without_us(first: int, last: int, *, attempted: int) -> WentBack:
     return WentBack(
         f"{which} decided without ExactlyOnce: {why}. Unless they were empty, their rows are in no sink",
         hint="let every error pass, and call the object for every epoch, empty ones too (they cost nothing). If the "
-        f"epochs had no rows, or when you have loaded them by hand, say so: epochsink resolve CHECKPOINT {last} "
-        "--as skipped",
+        f"epochs had no rows, or when you have loaded them by hand, say so: epochsink accept CHECKPOINT {last}",
     )
 
 
