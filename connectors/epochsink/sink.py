@@ -16,7 +16,7 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from epochsink.errors import WentBack
 
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 
 Committable = dict[str, Any]
 """A JSON object that names something prepared. Never holds a secret: it is written to the ledger."""
-
-JSON_TIMES: Final = (
-    "'timeZone', 'UTC', "
-    "'timestampFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSSXXX', "
-    "'timestampNTZFormat', 'yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS'"
-)
-"""Options for Spark SQL's ``to_json`` that keep microseconds, in UTC: its defaults cut timestamps to milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +185,13 @@ def _written_by_another(target: str, mark: Mark, wanted: Mark | None) -> WentBac
         hint="stop the other driver; keep the copy whose ledger names that attempt ('epochsink status --json'), and "
         "start a new checkpoint for the other one",
     )
+
+
+def json_text(expression: str) -> str:
+    """Return the SQL that renders a struct, map or array as JSON: microseconds, in UTC, null fields, all digits."""
+    time = "yyyy-MM-dd\\'T\\'HH:mm:ss.SSSSSS"  # by default Spark cuts to milliseconds
+    options = f"'timeZone', 'UTC', 'timestampFormat', '{time}XXX', 'timestampNTZFormat', '{time}'"
+    return f"to_json({expression}, map({options}, 'ignoreNullFields', 'false'))"
 
 
 class Outcome(enum.Enum):

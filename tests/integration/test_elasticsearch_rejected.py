@@ -24,16 +24,20 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import ElasticsearchService
 
 GOOD: list[Document] = [(f"good{number}", {"n": number}) for number in range(8)]
+FIELDS = {"id": {"type": "keyword"}, "n": {"type": "long"}, "at": {"type": "date"}}
 BAD: list[Document] = [("bad-number", {"n": "many"}), ("bad-date", {"at": "2026-13-45"})]
 
 
 @pytest.fixture
 def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
+    """Return the arguments of a sink whose index refuses more than one that it makes itself would."""
+    name = fresh_index()
+    with closing(Elasticsearch(elasticsearch.url, index=name).connect()) as connected:
+        connected.indices.create(index=name, settings={"number_of_replicas": 0}, mappings={"properties": FIELDS})
     return {
         "hosts": elasticsearch.url,
-        "index": fresh_index(),
+        "index": name,
         "id": "id",
-        "create": {"number_of_replicas": 0},
         "bulk_bytes": 300,
         "timeout": 10,
     }
@@ -107,7 +111,7 @@ def test_dead_letters_are_written_once_however_often_the_epoch_is_applied(
 def test_a_document_accepted_by_a_later_run_is_no_dead_letter_any_more(
     options: dict[str, Any], client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client.indices.create(index=options["index"], mappings={"dynamic": "strict", "properties": {"n": {"type": "long"}}})
+    client.indices.put_mapping(index=options["index"], dynamic="strict")
     with closing(Rig.joining(dead_lettered(options), pa.schema([("n", pa.int64())]))) as rig:
         prepared = rig.prepare(0, [rendered([*GOOD, ("late", {"new": 1}), ("bad", {"n": "x"})])])
         _break_off_at(monkeypatch, "elasticsearch.marker.before")
@@ -119,6 +123,49 @@ def test_a_document_accepted_by_a_later_run_is_no_dead_letter_any_more(
         assert rig.commit(prepared).outcome is Outcome.COMMITTED
         assert [each["id"] for each in rig.stored(rig.sink.dead_letter_index).values()] == ["bad"]
         assert rig.stored()["late"] == {"new": 1}
+
+
+def test_a_driver_that_wakes_up_leaves_its_successors_dead_letters(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(Rig.joining(dead_lettered(options))) as rig, closing(rig.another_driver()) as successor:
+        prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
+        slept: list[dict[str, Any]] = []
+
+        def sleep(point: str) -> None:
+            if point == "elasticsearch.bulk.between" and not slept:
+                slept.append({})
+                assert successor.commit(prepared).outcome is Outcome.COMMITTED
+                slept[0] = rig.stored(rig.sink.dead_letter_index)
+
+        monkeypatch.setattr("epochsink.elasticsearch.apply.failpoints.reach", sleep)
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert rig.stored(rig.sink.dead_letter_index) == slept[0]
+        assert {each["id"] for each in slept[0].values()} == {name for name, _ in BAD}
+        assert len(slept[0]) == len(BAD)
+
+
+def test_letters_of_a_broken_off_run_are_cleared_away_by_who_finds_the_epoch_applied(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver that wrote the marker was killed before it could clear away."""
+    with closing(Rig.joining(dead_lettered(options))) as rig:
+        prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
+        _break_off_at(monkeypatch, "elasticsearch.marker.before")
+        with pytest.raises(KeyboardInterrupt):
+            rig.commit(prepared)
+        monkeypatch.undo()
+        monkeypatch.setattr("epochsink.elasticsearch.dead_letter.forget_other_runs", _killed)
+        with pytest.raises(KeyboardInterrupt):
+            rig.commit(prepared)
+        assert len(rig.stored(rig.sink.dead_letter_index)) == 2 * len(BAD)
+        monkeypatch.undo()
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert len(rig.stored(rig.sink.dead_letter_index)) == len(BAD)
+
+
+def _killed(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_dead_letter_index_that_refuses_stops_the_query(

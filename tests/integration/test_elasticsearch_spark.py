@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -97,8 +98,9 @@ def test_every_type_and_hostile_text_is_stored_as_it_was(spark: SparkSession, si
         "day": "2026-11-21",
         "raw": "AP8=",
         "tags": [HOSTILE, "b"],
-        "inner": {"a": 1},
+        "inner": {"a": 1, "b": None},
         "counts": {"k": 3},
+        "nothing": None,
     }
 
 
@@ -122,9 +124,60 @@ def test_a_null_id_is_refused_and_never_made_up(spark: SparkSession, sink: Elast
     keyed = changed(sink, key=key)
     frame = rows(spark, {}, {"id": None})
     with closing(Rig.joining(keyed, schema_of(frame, keyed))) as rig:
-        with pytest.raises(RowsRejected, match="_id None"):
+        with pytest.raises(RowsRejected, match="no _id: its key is NULL"):
             rig.prepare(0, rendered(frame, keyed))
         assert rig.stored() == {}
+
+
+def test_a_null_id_is_refused_whatever_the_session_says_of_null_fields(
+    spark: SparkSession, sink: Elasticsearch
+) -> None:
+    spark.conf.set("spark.sql.jsonGenerator.ignoreNullFields", "false")
+    try:
+        made = rendered(rows(spark, {"id": None}), sink)
+    finally:
+        spark.conf.unset("spark.sql.jsonGenerator.ignoreNullFields")
+    with closing(Rig.joining(sink)) as rig, pytest.raises(RowsRejected, match="no _id"):
+        rig.prepare(0, made)
+
+
+@pytest.mark.parametrize("key", ["id", ["id", "n"]])
+def test_ids_that_are_not_utf_8_do_not_fall_together(
+    spark: SparkSession, sink: Elasticsearch, key: str | list[str]
+) -> None:
+    broken = changed(sink, key=key, select=["CAST(raw AS STRING) AS id", "n"])
+    frame = rows(spark, {"raw": b"\xff"}, {"raw": b"\xfe"})
+    with closing(Rig.joining(broken, schema_of(frame, broken))) as rig, pytest.raises(RowsRejected, match="UTF-8"):
+        rig.prepare(0, rendered(frame, broken))
+
+
+EXTREMES = [
+    "double('NaN') AS x, float('Infinity') AS y",
+    "double('-Infinity') AS x, float('NaN') AS y",
+    "repeat('ü', 20000) AS text, map('k', repeat('ü', 20000)) AS labels",
+    "timestamp'0001-01-01 00:00:00.000001' AS at, date'0001-01-01' AS day",
+    "timestamp'9999-12-31 12:00:00.999999' AS at, timestamp_ntz'1969-12-31 23:59:59.999999' AS local",
+    "date'9999-12-31' + interval 1 day AS day, timestamp'9999-12-31 12:00:00' + interval 1 day AS at",
+    "map('', '1', 'a.b', '2', ' ', '3', '.', '4', 'a', '5') AS labels, map('n', map('m', 1.5D)) AS deep",
+    "-99999999999999999999999999999999999.999BD AS big, 0.0000001BD AS small, 1E-7BD AS tiny, -9.99BD AS plain",
+    "array(map('a', 1), map('a', null)) AS several, array(1.5D, double('NaN')) AS numbers",
+    "null AS nothing, named_struct('a', null) AS inner, interval 1 day AS span",
+]
+
+
+def test_an_index_that_we_make_takes_every_value_and_keeps_it(spark: SparkSession, sink: Elasticsearch) -> None:
+    """All in one document: each column's type makes its field, each row its values."""
+    expressions = ", ".join(
+        re.sub(r" AS (\w+)", rf" AS \1_{number}", expression) for number, expression in enumerate(EXTREMES)
+    )
+    frame = spark.sql(f"SELECT 'x' AS id, {expressions}")
+    with closing(Rig.joining(sink, schema_of(frame, sink))) as rig:
+        (batch,) = made = rendered(frame, sink)
+        rig.apply(0, made)
+        assert rig.stored() == {"x": json.loads(batch["source"][0].as_py())}
+    with closing(sink.connect()) as client:
+        text = client.get(index=sink.index, id="x").body["_source"]
+    assert (text["x_0"], text["y_0"], text["local_4"]) == ("NaN", "Infinity", "1969-12-31T23:59:59.999999")
 
 
 def test_expressions_choose_rows_ids_deletes_and_the_newest(spark: SparkSession, sink: Elasticsearch) -> None:

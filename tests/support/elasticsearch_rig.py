@@ -94,7 +94,7 @@ class Rig:
         """Return a sink of a new query: checked, with a version base of its own."""
         committer = sink.committer()
         with contextlib.closing(committer):
-            assert committer.check(schema) == []
+            assert committer.check(schema) == [], committer.check(schema)
             origin = committer.initial_state()
         return cls(sink, Identity(uuid.uuid4().hex, "search", 1, origin))
 

@@ -49,3 +49,22 @@ def test_a_type_without_a_stable_text_makes_no_id(kind: pa.DataType, hint: str) 
     with pytest.raises(ConfigurationError) as caught:
         columns(pa.schema([("k", kind)]), id="k")
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        (pa.schema([("a", pa.string()), ("a", pa.int64())]), "two fields 'a'"),
+        (pa.schema([("s", pa.struct([("b", pa.string()), ("b", pa.string())]))]), "two fields 's.b'"),
+        (pa.schema([("_id", pa.string())]), "'_id'"),
+        (pa.schema([("", pa.string())]), "must not be empty"),
+        (pa.schema([("a..b", pa.string())]), "must not be empty"),
+        (pa.schema([("m", pa.map_(pa.binary(), pa.string()))]), "keys of type binary"),
+        (pa.schema([("l", pa.list_(pa.map_(pa.struct([("x", pa.int64())]), pa.string())))]), "keys of type struct"),
+    ],
+)
+def test_what_no_document_can_hold_is_refused_before_any_row(schema: pa.Schema, named: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        columns(schema)
+    assert named in caught.value.message
+    assert caught.value.hint

@@ -9,7 +9,7 @@ import pytest
 
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import Kafka
-from epochsink.sink import JSON_TIMES
+from epochsink.sink import json_text
 
 ORDERS = pa.schema([("order_id", pa.int64()), ("amount", pa.float64()), ("gone", pa.bool_())])
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -39,7 +39,7 @@ def refusal(schema: pa.Schema, **settings: Any) -> str:
 def test_a_row_without_a_value_is_written_as_json() -> None:
     assert columns(ORDERS, key="order_id") == {
         "key": "CAST(CAST(row_0.`order_id` AS STRING) AS BINARY)",
-        "value": f"CAST(to_json(row_0, map({JSON_TIMES})) AS BINARY)",
+        "value": f"CAST({json_text('row_0')} AS BINARY)",
     }
 
 
@@ -52,7 +52,7 @@ def test_expressions_may_use_the_whole_stream_and_end_with_a_comment() -> None:
 
 def test_deleted_rows_become_tombstones() -> None:
     found = columns(ORDERS, key="order_id", delete_when="gone")
-    assert found["value"] == f"CASE WHEN gone\nTHEN NULL ELSE CAST(to_json(row_0, map({JSON_TIMES})) AS BINARY) END"
+    assert found["value"] == f"CASE WHEN gone\nTHEN NULL ELSE CAST({json_text('row_0')} AS BINARY) END"
     assert "without a key deletes nothing" in refusal(ORDERS, delete_when="gone")
 
 

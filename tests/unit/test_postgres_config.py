@@ -13,7 +13,7 @@ from epochsink.postgres import Postgres
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import writer_schema
 from epochsink.postgres.server import Server
-from epochsink.sink import JSON_TIMES
+from epochsink.sink import json_text
 
 LOCAL = "postgresql://app@127.0.0.1/shop"
 SECRET = "c4nary-p%40ss"
@@ -140,9 +140,9 @@ def test_columns_quote_names_and_turn_structs_and_maps_into_json() -> None:
         "r.`id` AS `id`",
         "r.`odd``name` AS `odd``name`",
         "r.`tags` AS `tags`",
-        f"to_json(r.`lines`, map({JSON_TIMES})) AS `lines`",
-        f"to_json(r.`who`, map({JSON_TIMES})) AS `who`",
-        f"to_json(r.`extra`, map({JSON_TIMES})) AS `extra`",
+        f"{json_text('r.`lines`')} AS `lines`",
+        f"{json_text('r.`who`')} AS `who`",
+        f"{json_text('r.`extra`')} AS `extra`",
     ]
 
 

@@ -33,12 +33,17 @@ _MAPPING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The newest epoch applied, by which attempt, and the uuid of the index then."""
+    """The newest epoch applied, by which attempt and which run at it, and the uuid of the index then.
+
+    ``place`` is the document's sequence number and primary term: what the next write of the marker depends on.
+    """
 
     epoch: int
     attempt: str
     index: str
     index_uuid: str
+    run: str = ""
+    place: tuple[int, int] = (0, 0)
 
 
 def ensure(client: elasticsearch.Elasticsearch) -> None:
@@ -76,25 +81,33 @@ def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | No
     if not answer.body.get("found"):
         return None
     kept: dict[str, Any] = answer["_source"]
-    return Marker(kept["epoch"], kept["attempt"], kept["index"], kept["index_uuid"])
+    place = (answer["_seq_no"], answer["_primary_term"])
+    return Marker(kept["epoch"], kept["attempt"], kept["index"], kept["index_uuid"], kept.get("run", ""), place)
 
 
-def write(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, index: str, index_uuid: str) -> bool:
-    """Say that an epoch is applied; False if a marker of a later epoch is there, which stays."""
+def write(
+    client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, *, after: Marker | None, **applied: str
+) -> bool:
+    """Say that an epoch is applied; False if the marker is not ``after`` any more, the one that was read before.
+
+    ``applied`` is the run that has applied it, and the index with its uuid. Of two drivers at one epoch only one is
+    told True, and clears away what the other's run has left.
+    """
+    condition: dict[str, Any] = {"op_type": "create"}
+    if after is not None:
+        condition = {"if_seq_no": after.place[0], "if_primary_term": after.place[1]}
     answer = client.options(ignore_status=CONFLICT).index(
         index=INDEX,
         id=marker_document(identity_key(identity)),
-        version=epoch.number,
-        version_type="external_gte",
         document={
             "query_id": identity.query_id,
             "sink": identity.sink,
             "epoch": epoch.number,
             "attempt": epoch.attempt,
-            "index": index,
-            "index_uuid": index_uuid,
             "base": identity.origin["base"],
             "applied_at": int(time.time() * 1000),
+            **applied,
         },
+        **condition,
     )
     return bool(answer.meta.status != CONFLICT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Final
 
@@ -59,6 +60,7 @@ class Application:
         self._prepared = prepared
         self._index = prepared.index or config.index
         self._kept = kept
+        self._run = uuid.uuid4().hex
         self._looked_at = time.monotonic()
         self._version = identity.origin["base"] + epoch.number
         self._poster = Poster(client, self._index, config.timeout, self._look_now_and_then)
@@ -73,7 +75,17 @@ class Application:
             stop_if_overtaken=self._stop_if_overtaken,
         )
         self._dead_letters = (
-            DeadLetters(client, config.dead_letter_index, self._index, identity, epoch)
+            DeadLetters(
+                client,
+                config.dead_letter_index,
+                self._index,
+                identity,
+                epoch,
+                run=self._run,
+                timeout=config.timeout,
+                # Each time: a letter written after the successor has cleared away would stay.
+                stop_if_overtaken=self._stop_if_overtaken,
+            )
             if config.dead_letter_index
             else None
         )
@@ -86,13 +98,12 @@ class Application:
         # of all tasks before the first request: what was applied of a damaged epoch could not be taken back
         rows.verify()
         reached = self._apply_to_one_index(rows)
-        if self._dead_letters is not None:
-            self._dead_letters.forget_accepted(self._config.timeout)
         if self._config.refresh:
             # Before the marker: once that is written, nobody would come back to refresh.
             self._client.indices.refresh(index=self._index)
         failpoints.reach("elasticsearch.marker.before")
-        if not applied_epochs.write(self._client, self._identity, self._epoch, reached.index, reached.uuid):
+        applied = {"run": self._run, "index": reached.index, "index_uuid": reached.uuid}
+        if not applied_epochs.write(self._client, self._identity, self._epoch, after=self._kept, **applied):
             raise Overtaken
 
     def _apply_to_one_index(self, rows: Rows) -> target_index.Target:
@@ -186,7 +197,7 @@ class Application:
             others += self._changed_elsewhere.overwrite(conflicts, keyed=self._keyed)
         if others and self._dead_letters is not None:
             self._refuse_unfit_index()
-            self._dead_letters.keep(others, self._config.timeout)
+            self._dead_letters.keep(others)
             return
         self._rejected += others
         if len(self._rejected) >= _MOST_SHOWN:

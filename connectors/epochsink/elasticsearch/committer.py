@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.elasticsearch import applied_epochs, deduplicate, errors, preflight, target_index
+from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, errors, preflight, target_index
 from epochsink.elasticsearch.apply import Application, Overtaken
 from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.connection import connect
@@ -132,6 +132,7 @@ class ElasticsearchCommitter:
     def _commit(self, epoch: Epoch, prepared: PreparedEpoch, rows: Rows, after: LastDone | None) -> Verdict:
         kept = applied_epochs.read(self._client, self._me)
         if (verdict := _told(kept, epoch)) is not None:
+            self._forget_other_runs(kept, epoch)
             return verdict
         if after is not None:
             self._verify(kept, after, None)
@@ -157,7 +158,25 @@ class ElasticsearchCommitter:
             )
         except errors.GaveUp as error:
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
+        if self._config.dead_letter_index is not None:
+            self._forget_other_runs(applied_epochs.read(self._client, self._me), epoch)
         return COMMITTED
+
+    def _forget_other_runs(self, kept: applied_epochs.Marker | None, epoch: Epoch) -> None:
+        """Delete dead letters of runs that broke off: after the marker, which says whose letters count."""
+        letters = self._config.dead_letter_index
+        if letters is None or kept is None or kept.epoch != epoch.number or not kept.run:
+            return
+        # A driver that was killed after its marker has left this to the next commit of the epoch.
+        try:
+            dead_letter.forget_other_runs(
+                self._client, letters, self._me, epoch, run=kept.run, timeout=self._config.timeout
+            )
+        except errors.GaveUp as error:
+            raise OutcomeUnknown(
+                f"epoch {epoch.number} is applied, but dead letters of a run that broke off are still there: {error}",
+                hint="start the query again: they are then deleted",
+            ) from error
 
     def replay(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-import uuid
 from typing import TYPE_CHECKING, Final
 
 import elasticsearch
@@ -18,7 +17,7 @@ from epochsink.errors import RowsRejected
 from epochsink.identity import document_id_prefix, identity_key
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from epochsink.sink import Epoch, Identity
 
@@ -46,22 +45,58 @@ def ensure(client: elasticsearch.Elasticsearch, index: str) -> None:
             raise
 
 
+def forget_other_runs(
+    client: elasticsearch.Elasticsearch, index: str, identity: Identity, epoch: Epoch, *, run: str, timeout: float
+) -> None:
+    """Delete the letters of all runs at an epoch but the one that its marker names. Raises `GaveUp`.
+
+    Only for who has read that marker: without it a driver that wakes up deletes its successor's letters.
+    """
+    # One version above the letters': a write of such a run that is still under way must not bring them back.
+    heads = action_heads(version=identity.origin["base"] + epoch.number + 1, version_type="external_gte")
+    mine = [{"term": {"key": identity_key(identity)}}, {"term": {"epoch": epoch.number}}]
+    query = {"bool": {"filter": mine, "must_not": {"term": {"run": run}}}}
+    poster = Poster(client, index, timeout)
+    while True:
+        client.indices.refresh(index=index)
+        found = client.search(index=index, query=query, size=_PAGE, source=False)["hits"]["hits"]
+        if not found:
+            return
+        ids = pa.array([json.dumps({"_id": hit["_id"]})[1:] for hit in found])
+        if poster.post(render(ids, pa.nulls(len(found), pa.string()), heads)):
+            return  # another driver is at it
+
+
 class DeadLetters:
-    """The dead letters of one epoch: their ids depend on the documents' alone, so a replay overwrites them."""
+    """The dead letters of one run at one epoch.
+
+    Each run writes letters of its own, so that no run touches another's: which documents are refused may differ, and
+    the other run may be a driver that has taken over. Who writes the marker deletes those of all other runs.
+    """
 
     def __init__(
-        self, client: elasticsearch.Elasticsearch, index: str, target: str, identity: Identity, epoch: Epoch
+        self,
+        client: elasticsearch.Elasticsearch,
+        index: str,
+        target: str,
+        identity: Identity,
+        epoch: Epoch,
+        *,
+        run: str,
+        timeout: float,
+        stop_if_overtaken: Callable[[], None],
     ) -> None:
         self._client = client
         self._index = index
         self._target = target
         self._identity = identity
         self._epoch = epoch
-        self._run = uuid.uuid4().hex
+        self._run = run
         self._key = identity_key(identity)
-        self._heads = action_heads(version=identity.origin["base"] + epoch.number, version_type="external_gte")
+        self._version = identity.origin["base"] + epoch.number
+        self._poster = Poster(client, index, timeout, stop_if_overtaken)
 
-    def keep(self, refusals: Sequence[Refusal], timeout: float) -> None:
+    def keep(self, refusals: Sequence[Refusal]) -> None:
         """Write refused documents. Raises `GaveUp`, and `RowsRejected` if they are refused here too."""
         for refusal in refusals:
             if meaning(refusal.status, refusal.kind) is Meaning.TOO_LARGE:
@@ -71,7 +106,8 @@ class DeadLetters:
                 )
         ids = pa.array([self._id(refusal.id) for refusal in refusals])
         documents = pa.array([json.dumps(self._document(refusal)) for refusal in refusals])
-        again = Poster(self._client, self._index, timeout).post(render(ids, documents, self._heads))
+        heads = action_heads(version=self._version, version_type="external_gte")
+        again = self._poster.post(render(ids, documents, heads))
         if lost := [refusal for refusal in again if not refusal.conflict]:
             raise RowsRejected(
                 f"the dead-letter index {self._index!r} refuses {len(lost)} document(s): {lost[0].reason}",
@@ -79,27 +115,9 @@ class DeadLetters:
                 "stays pending and nothing is lost",
             )
 
-    def forget_accepted(self, timeout: float) -> None:
-        """Delete dead letters of an earlier, unfinished run at this epoch whose documents were accepted now.
-
-        Raises `GaveUp`.
-        """
-        poster = Poster(self._client, self._index, timeout)
-        while stale := self._stale():
-            ids = pa.array([json.dumps({"_id": found})[1:] for found in stale])
-            if poster.post(render(ids, pa.nulls(len(stale), pa.string()), self._heads)):
-                return  # another driver is at the same epoch, and will do it
-
-    def _stale(self) -> list[str]:
-        self._client.indices.refresh(index=self._index)
-        mine = [{"term": {"key": self._key}}, {"term": {"epoch": self._epoch.number}}]
-        query = {"bool": {"filter": mine, "must_not": {"term": {"run": self._run}}}}
-        found = self._client.search(index=self._index, query=query, size=_PAGE, source=False)
-        return [hit["_id"] for hit in found["hits"]["hits"]]
-
     def _id(self, refused: str) -> str:
         digest = hashlib.sha256(refused.encode()).hexdigest()[:32]
-        return f'"_id":"{document_id_prefix(self._key, self._epoch.number)}{digest}"}}'
+        return f'"_id":"{document_id_prefix(self._key, self._epoch.number)}{digest}-{self._run}"}}'
 
     def _document(self, refusal: Refusal) -> dict[str, object]:
         return {

@@ -20,10 +20,20 @@ _TEXTS: Final = frozenset(
     | {"version", "completion", "semantic_text", "pattern_text"}
 )
 _LONG_DIGITS: Final = 18
+_DOUBLE_DIGITS: Final = 15
+"""Up to here no two decimals are the same double: more digits are searched as text, which keeps them."""
+_LONGEST_KEYWORD: Final = 8191
+"""Characters: at four bytes each, what a term may have (32,766 bytes)."""
+_LONGEST_FLATTENED: Final = 4096
+"""A term of a flattened field holds its key too."""
 
 
 def from_schema(schema: pa.Schema) -> dict[str, Any]:
-    """Return the mapping of an index for rows of ``schema``: strings as keywords, timestamps as dates."""
+    """Return the mapping of an index for rows of ``schema``, one that refuses none of their values.
+
+    What a field cannot index (NaN, a timestamp before 1970, a very long text) stays in the document, and is found by
+    ``_ignored`` only.
+    """
     return {"properties": _properties(schema)}
 
 
@@ -32,29 +42,49 @@ def _properties(fields: Iterable[pa.Field]) -> dict[str, Any]:
 
 
 def _mapped(kind: pa.DataType) -> dict[str, Any]:
+    types = pa.types
     if (element := _element(kind)) is not None:
         return _mapped(element)
-    if pa.types.is_struct(kind):
+    if types.is_struct(kind):
         return {"type": "object", "properties": _properties(kind.fields)}
-    if pa.types.is_map(kind):
-        return {"type": "object", "dynamic": True}
-    return {"type": _scalar(kind)}
+    if types.is_map(kind):
+        # Not an object: each key would be a field of its own, up to a limit, typed by its first value.
+        return {"type": "flattened", "ignore_above": _LONGEST_FLATTENED}
+    return _mapped_number(kind) or _mapped_scalar(kind)
 
 
-def _scalar(kind: pa.DataType) -> str:
+def _mapped_scalar(kind: pa.DataType) -> dict[str, Any]:
     types = pa.types
-    if types.is_integer(kind):
+    if types.is_timestamp(kind) or types.is_date(kind):
+        return {"type": "date_nanos" if types.is_timestamp(kind) else "date", "ignore_malformed": True}
+    if types.is_boolean(kind) or _is_binary(kind):
+        return {"type": "boolean" if types.is_boolean(kind) else "binary"}
+    return {"type": "keyword", "ignore_above": _LONGEST_KEYWORD}
+
+
+def _mapped_number(kind: pa.DataType) -> dict[str, Any] | None:
+    if pa.types.is_decimal(kind):
+        return _decimal(kind)
+    if pa.types.is_floating(kind):
+        return {"type": _number(kind), "ignore_malformed": True}
+    return {"type": _number(kind)} if pa.types.is_integer(kind) else None
+
+
+def _decimal(kind: pa.DataType) -> dict[str, Any]:
+    if kind.scale == 0 and kind.precision <= _LONG_DIGITS:
+        return {"type": "long"}
+    if kind.scale > 0 and kind.precision <= _DOUBLE_DIGITS:
+        return {"type": "double"}
+    return {"type": "keyword", "ignore_above": _LONGEST_KEYWORD}
+
+
+def _number(kind: pa.DataType) -> str:
+    """Return the numeric type that holds a number; what is wider than "long" counts as "double"."""
+    if pa.types.is_integer(kind):
         return {8: "byte", 16: "short", 32: "integer"}.get(kind.bit_width, "long")
-    if types.is_decimal(kind):
-        return "long" if kind.scale == 0 and kind.precision <= _LONG_DIGITS else "double"
-    named = (
-        (types.is_boolean(kind), "boolean"),
-        (types.is_float32(kind), "float"),
-        (types.is_floating(kind), "double"),
-        (types.is_timestamp(kind) or types.is_date(kind), "date"),
-        (_is_binary(kind), "binary"),
-    )
-    return next((name for fits, name in named if fits), "keyword")
+    if pa.types.is_decimal(kind) and kind.scale == 0 and kind.precision <= _LONG_DIGITS:
+        return "long"
+    return "float" if pa.types.is_float32(kind) else "double"
 
 
 def _element(kind: pa.DataType) -> pa.DataType | None:
@@ -139,7 +169,7 @@ def _scalar_reason(kind: pa.DataType, target: str) -> str | None:
 def _number_reason(kind: pa.DataType, target: str, cast: str) -> str | None:
     if target in {"boolean", "ip", "binary"}:
         return cast
-    own = _scalar(kind)
+    own = _number(kind)
     if own in {"float", "double"}:
         return (
             f"fractions would be cut off for searches; {cast}"

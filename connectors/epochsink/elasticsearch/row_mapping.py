@@ -13,12 +13,16 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from epochsink.errors import ConfigurationError
-from epochsink.sink import JSON_TIMES
+from epochsink.sink import json_text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-_JSON_OPTIONS: Final = f"map({JSON_TIMES}, 'ignoreNullFields', 'true')"
+_METADATA: Final = frozenset(
+    {"_id", "_index", "_source", "_routing", "_field_names", "_ignored", "_nested_path", "_seq_no", "_version"}
+    | {"_data_stream_timestamp", "_doc_count", "_feature", "_ignored_source", "_primary_term", "_tier", "_tsid"}
+)
+"""Names that the server keeps for itself at a document's top level."""
 
 
 def columns(
@@ -31,14 +35,17 @@ def columns(
 ) -> list[str]:
     """Return the expressions for ``id`` (with a key), ``source``, and ``rank``, ``rank_2``, ... (with an order).
 
-    Raises `ConfigurationError` if a column's type makes no stable ``_id``.
+    Raises `ConfigurationError` if a column's type makes no stable ``_id``, or no document.
     """
-    source = f"to_json({row}, {_JSON_OPTIONS})"
+    _check_fields(schema, "")
+    source = json_text(row)
     if delete_when is not None:
         source = f"CASE WHEN ({delete_when}) THEN NULL ELSE {source} END"
     made = [f"{source} AS source"]
     if key:
-        made.insert(0, f"substring(to_json(named_struct('_id', {_id(row, schema, key)})), 2) AS id")
+        # Whatever the session says, a NULL id leaves the action line without one, which the writer refuses.
+        named = f"to_json(named_struct('_id', {_id(row, schema, key)}), map('ignoreNullFields', 'true'))"
+        made.insert(0, f"substring({named}, 2) AS id")
     names = ("rank", *(f"rank_{place}" for place in range(2, len(order_by) + 1)))
     return made + [f"{_operand(row, schema, value)} AS {name}" for name, value in zip(names, order_by, strict=False)]
 
@@ -49,11 +56,11 @@ def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
             _check_id_type(schema.field(name))
     operands = [_operand(row, schema, name) for name in key]
     texts = [f"CAST({operand} AS STRING)" for operand in operands]
-    if len(texts) == 1:
-        return texts[0]
+    # JSON puts one sign for every byte that is not UTF-8, so two such ids could fall together: then there is no id.
+    whole = " AND ".join(f"coalesce(is_valid_utf8({text}), false)" for text in texts)
     # A JSON array keeps ("a", "bc") and ("ab", "c") apart, as no separator does.
-    missing = " OR ".join(f"{operand} IS NULL" for operand in operands)
-    return f"CASE WHEN {missing} THEN NULL ELSE to_json(array({', '.join(texts)})) END"
+    made = texts[0] if len(texts) == 1 else f"to_json(array({', '.join(texts)}))"
+    return f"CASE WHEN {whole} THEN {made} END"
 
 
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:
@@ -64,6 +71,44 @@ def _operand(row: str, schema: pa.Schema, expression: str) -> str:
 
 def _quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
+
+
+def _check_fields(fields: Iterable[pa.Field], path: str) -> None:
+    """Refuse what no document can hold."""
+    seen: set[str] = set()
+    for field in fields:
+        name = f"{path}{field.name}"
+        if field.name in seen:
+            raise ConfigurationError(
+                f"the row has two fields {name!r}, and a document holds a field once",
+                hint="select one of them under another name with AS",
+            )
+        if not all(part.strip() for part in field.name.split(".")):
+            raise ConfigurationError(
+                f"Elasticsearch takes no field {name!r}: a name must not be empty, nor a part of it between dots",
+                hint="select it under another name with AS",
+            )
+        if not path and field.name in _METADATA:
+            raise ConfigurationError(
+                f"Elasticsearch takes no field {name!r}: that is a name of its own",
+                hint=f"select it under another name with AS, or leave it out; key={name!r} needs no field of that name",
+            )
+        seen.add(field.name)
+        _check_values(field.type, name)
+
+
+def _check_values(kind: pa.DataType, name: str) -> None:
+    if pa.types.is_struct(kind):
+        _check_fields(kind.fields, f"{name}.")
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        _check_values(kind.value_type, name)
+    elif pa.types.is_map(kind):
+        if pa.types.is_nested(kind.key_type) or pa.types.is_binary(kind.key_type):
+            raise ConfigurationError(
+                f"the map {name!r} has keys of type {kind.key_type}, which have no text that two runs would share",
+                hint=f"give its keys a text, e.g. transform_keys({name}, (k, v) -> hex(k))",
+            )
+        _check_values(kind.item_type, name)
 
 
 def _check_id_type(field: pa.Field) -> None:

@@ -72,8 +72,10 @@ def check_ids(ids: pa.Array) -> None:
     for text in ids.filter(unusual).to_pylist():
         found = json.loads("{" + (text or "}")).get("_id")
         if not found or len(found.encode()) > _LONGEST_ID:
+            missing = "a row has no _id: its key is NULL, or not valid UTF-8"
+            what = missing if found is None else f"a row has the _id {found!r}"
             raise RowsRejected(
-                f"a row has the _id {found!r}; it must have 1 to {_LONGEST_ID} bytes",
+                f"{what}; it must have 1 to {_LONGEST_ID} bytes",
                 hint="leave such rows out with where=, give a key= expression that is never NULL, "
                 "or a digest of long ones, e.g. key='sha2(url, 256)'",
             )

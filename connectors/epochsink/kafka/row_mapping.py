@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from epochsink.errors import ConfigurationError
-from epochsink.sink import JSON_TIMES
+from epochsink.sink import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -101,7 +101,7 @@ def render(
             "the rows have no column 'topic' and no topic is set",
             hint="set topic= for all rows, or topic_column= to an SQL expression, or select a column 'topic'",
         )
-    rendered.setdefault("value", f"CAST(to_json({row}, map({JSON_TIMES})) AS BINARY)")
+    rendered.setdefault("value", f"CAST({json_text(row)} AS BINARY)")
     if delete_when is not None:
         if "key" not in rendered:
             raise ConfigurationError(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.config import PostgresConfig, column_names, connection_string, table_name
-from epochsink.sink import JSON_TIMES
+from epochsink.sink import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -168,7 +168,7 @@ def _libpq_options(names: Mapping[str, object]) -> dict[str, str]:
 
 def _rendered(row: str, column: str, *, as_json: bool) -> str:
     name = _quoted(column)
-    return f"to_json({row}.{name}, map({JSON_TIMES})) AS {name}" if as_json else f"{row}.{name} AS {name}"
+    return f"{json_text(f'{row}.{name}')} AS {name}" if as_json else f"{row}.{name} AS {name}"
 
 
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:
