@@ -94,7 +94,8 @@ def test_elasticsearch_shows_who_has_written(elasticsearch: ElasticsearchService
     who = Identity("5d9b9a9e-orphan", "search", 1, {"base": 2**30})
     with Elasticsearch(elasticsearch.url) as client:
         applied_epochs.ensure(client)
-        applied_epochs.write(client, who, Epoch(7, "a" * 32), "orders", "uuid")
+        applied = {"run": "r", "index": "orders", "index_uuid": "uuid"}
+        applied_epochs.write(client, who, Epoch(7, "a" * 32), after=None, **applied)
         client.indices.refresh(index=applied_epochs.INDEX)
     found = said(orphans("--hosts", elasticsearch.url))
     assert "marker │ /search │ 0 │ 7 │" in found
