@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
+import socket
 import subprocess
+import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +33,7 @@ SECRETS = {user: f"canary-{user}-s3cr3t" for user in ("admin", "writer", "strang
 KEY_PASSWORD = "canary-key-s3cr3t"
 MECHANISM = "PLAIN"
 TOPIC = "guarded"
+HANDSHAKE_FAILURE = bytes.fromhex("15030300020228")
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +186,44 @@ def test_a_broker_that_cannot_be_verified_gets_no_password(
         prepare(config, task(identity(), epoch(0)), rows("a"))
     [finding] = committer_for(config).check(SCHEMA)
     assert "certificates" in finding
+
+
+@contextmanager
+def cutting_handshakes() -> Iterator[str]:
+    """Yield the address of a listener that answers handshakes with TLS's alert, as a broker does that is going down."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def cut() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connection.recv(65_536)
+                    connection.sendall(HANDSHAKE_FAILURE)
+                    connection.close()
+
+        cutter = threading.Thread(target=cut)
+        cutter.start()
+        host, port = server.getsockname()
+        try:
+            yield f"{host}:{port}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            cutter.join()
+
+
+def test_a_broker_that_cuts_a_handshake_short_fails_no_task_while_another_one_answers(
+    guarded: KafkaService, certificates: Path
+) -> None:
+    with cutting_handshakes() as restarting:
+        config = Kafka(
+            bootstrap_servers=f"{restarting},{guarded.bootstrap_servers}",
+            topic=TOPIC,
+            timeout=30,
+            options=options(certificates),
+        )
+        for _ in range(4):
+            part = prepare(config, task(identity(), epoch(0)), rows("a"))
+            assert part["producer_id"] >= 0
 
 
 def test_missing_rights_are_named_before_any_row_moves(

@@ -37,7 +37,7 @@ _PURGE_ALL: Final = 0x3
 _PURGED: Final = (-152, -151)
 _ABORT_SECONDS: Final = 5.0
 _LONGEST_SLICE_MS: Final = 500
-_BELIEVED_SECONDS: Final = 2.0
+_BELIEVED_SECONDS: Final = 3.0
 """How long a handshake has to fail before that is taken for a matter of settings."""
 
 
@@ -307,15 +307,16 @@ class TransactionalProducer:
 
         ``call`` gets the time that it may take: ``slice_ms`` at first, then more and more.
         """
-        begun = time.monotonic()
-        deadline = begun + self._timeout
+        if self._events.trouble is not None and errors.may_flap(self._events.trouble.code):
+            self._events.trouble = None  # of an earlier wait, which has ended well
+        deadline = time.monotonic() + self._timeout
         while True:
             wait_ms = max(1, min(slice_ms, int((deadline - time.monotonic()) * 1000)))
             try:
                 self._rdkafka.check(call(wait_ms))
             except NativeError as failure:
                 self._events.serve(0)
-                self._raise_standing_trouble(begun)
+                self._raise_standing_trouble()
                 if not failure.retriable:
                     raise
                 if time.monotonic() >= deadline:
@@ -328,12 +329,12 @@ class TransactionalProducer:
     def _with_trouble(self, text: str) -> str:
         return f"{text}; the client's last error: {self._events.trouble.text}" if self._events.trouble else text
 
-    def _raise_standing_trouble(self, begun: float) -> None:
+    def _raise_standing_trouble(self) -> None:
         trouble = self._events.trouble
         if trouble is None or not errors.stands(trouble.code):
             return
         # a broker that is restarted cuts handshakes short, which looks like a wrong certificate or password
-        lasted = time.monotonic() - max(begun, self._events.trouble_since)
+        lasted = time.monotonic() - self._events.trouble_since
         if not errors.may_flap(trouble.code) or lasted >= _BELIEVED_SECONDS:
             raise trouble
 
