@@ -210,3 +210,31 @@ def test_without_a_docker_engine_the_error_is_short(tmp_path: Path) -> None:
     problem, hint = done.stderr.splitlines()
     assert problem.startswith(f"error: no Docker engine could run {versions.KAFKA_IMAGE}")
     assert "leave --docker out" in hint
+
+
+def test_of_two_that_start_services_at_once_one_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before either has written its state; the claim ends with its process, however that ended."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    program = (
+        "import time\nfrom epochsink.devkit.services.state import State\n"
+        "with State.claimed():\n    print('claimed', flush=True)\n    time.sleep(1000)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout
+        assert other.stdout.readline() == "claimed\n"
+        with pytest.raises(ServiceError, match=f"being started, by process {other.pid}"), State.claimed():
+            pass
+        other.kill()
+    with State.claimed():
+        pass
+
+
+def test_a_state_file_that_is_broken_hides_no_owner(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`down` still ends the services, and without an owner `up` starts anew."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for text in ("", "{", "[]", '{"services": []}'):
+        (State.folder() / "services.json").write_text(text)
+        assert State.load() is None
+        with State.claimed():
+            assert State.load() == State(ProcessId.of(os.getpid()), ())
+    assert (State.folder().stat().st_mode & 0o777) == 0o700

@@ -56,7 +56,9 @@ def up(
         if detach:
             _up_detached(chosen, docker=docker)
         else:
-            _up_in_foreground(chosen, docker=docker)
+            # claimed before anything starts: of two at the same moment, one would forget the other's services
+            with State.claimed():
+                _up_in_foreground(chosen, docker=docker)
 
 
 @app.command()
@@ -88,7 +90,7 @@ def down() -> None:
         _console.print(f"Process {owner.pid} did not stop within {_DOWN_SECONDS} s and was killed.")
     _wait_until_gone(state)
     State.remove()
-    _console.print(f"Stopped {', '.join(record.name for record in state.services)}.")
+    _console.print(f"Stopped {', '.join(record.name for record in state.services) or 'services whose list is lost'}.")
 
 
 @app.command("fetch")

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import IO, TYPE_CHECKING, Self
 
 import platformdirs
 import psutil
 
 from epochsink.devkit.services.ports import answers
+from epochsink.errors import ServiceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_LOCK = "services.lock"
 
 
 @dataclass(frozen=True)
@@ -61,28 +70,67 @@ class State:
 
     @staticmethod
     def folder() -> Path:
-        """Return the user's state folder for this program; it exists."""
+        """Return the user's state folder for this program; it exists, for this user alone: addresses hold passwords."""
         folder = Path(platformdirs.user_state_dir("epochsink"))
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
 
     @classmethod
+    @contextlib.contextmanager
+    def claimed(cls) -> Iterator[None]:
+        """Be the one process that owns services of this user, until the end of the block.
+
+        ServiceError if another one does, even before it has written its state.
+        """
+        with (cls.folder() / _LOCK).open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ServiceError(
+                    f"services are up already, or being started, by process {_claimant(lock)}",
+                    hint="epochsink services down",
+                ) from None
+            lock.truncate(0)
+            lock.write(str(os.getpid()))
+            lock.flush()
+            yield
+
+    @classmethod
     def load(cls) -> Self | None:
-        """Return the state written last, None if none is there or its owner has ended."""
+        """Return the state written last, None if none is there or its owner has ended.
+
+        Of a file that cannot be read, as after a full disk, only the owner is known, and only while it lives.
+        """
         try:
-            text = json.loads((cls.folder() / "services.json").read_text())
+            state = cls._parsed((cls.folder() / "services.json").read_text())
         except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError):
+            return cls._of_claimant()
+        return state if state.owner.process() else None
+
+    @classmethod
+    def _parsed(cls, text: str) -> Self:
+        content = json.loads(text)
         services = tuple(
             ServiceRecord(**{**record, "process": ProcessId(**record["process"]) if record["process"] else None})
-            for record in text["services"]
+            for record in content["services"]
         )
-        state = cls(ProcessId(**text["owner"]), services)
-        return state if state.owner.process() else None
+        return cls(ProcessId(**content["owner"]), services)
+
+    @classmethod
+    def _of_claimant(cls) -> Self | None:
+        with (cls.folder() / _LOCK).open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return cls(ProcessId.of(int(_claimant(lock))), ())
+        return None
 
     def save(self) -> None:
         """Write the state in one step, over an older one."""
         draft = self.folder() / f"services.json.{self.owner.pid}"
+        draft.touch(mode=0o600)
         draft.write_text(json.dumps(asdict(self), indent=2))
         draft.replace(self.folder() / "services.json")
 
@@ -90,3 +138,8 @@ class State:
     def remove(cls) -> None:
         """Forget the services."""
         (cls.folder() / "services.json").unlink(missing_ok=True)
+
+
+def _claimant(lock: IO[str]) -> str:
+    lock.seek(0)
+    return lock.read().strip() or "0"
