@@ -62,6 +62,7 @@ class TransactionalProducer:
         self._topics: dict[str, int] = {}
         self._partitions: dict[str, int] = {}
         self._size_sum = self._count = 0
+        self._made_at = time.monotonic()
         self._native = self._connectable(
             producer_config.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
         )
@@ -74,6 +75,7 @@ class TransactionalProducer:
     def _connectable(self, wanted: Mapping[str, str]) -> int:
         conf = producer_config.configure(self._rdkafka, wanted)
         self.limit = int(producer_config.value(self._rdkafka, conf, "message.max.bytes"))
+        self._delivery_seconds = int(producer_config.value(self._rdkafka, conf, "message.timeout.ms")) / 1000
         self._rdkafka.conf_set_events(conf, Events.ENABLED)
         reason = ctypes.create_string_buffer(512)
         client: int | None = self._rdkafka.new(librdkafka.PRODUCER, conf, reason, len(reason))
@@ -282,12 +284,16 @@ class TransactionalProducer:
             self._rdkafka.metadata_destroy(answer)
 
     def _make_room(self) -> None:
-        """Wait while librdkafka holds more than `settings.BYTES_IN_FLIGHT`, by the average size of a row."""
+        """Wait while librdkafka holds more than the broker takes in time, by the average size of a row."""
         average = max(1, self._size_sum // self._count)
-        while self._rdkafka.outq_len(self._client) * average > producer_config.BYTES_IN_FLIGHT:
+        while (held := self._rdkafka.outq_len(self._client) * average) > self._window(held):
             self._events.serve(5)
         self._events.serve(0)
         self._raise_undelivered()
+
+    def _window(self, held: int) -> int:
+        elapsed = time.monotonic() - self._made_at
+        return producer_config.window(self._size_sum - held, elapsed, self._delivery_seconds)
 
     def _send_offset(self, group: str, topic: str, offset: int, wait_ms: int) -> int | None:
         rdkafka = self._rdkafka

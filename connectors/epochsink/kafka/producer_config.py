@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 BYTES_IN_FLIGHT: Final = 64 << 20
 """How much a task lets librdkafka hold, roughly, before it waits for the broker."""
 
+_LEAST_BYTES_IN_FLIGHT: Final = 1 << 20
+_PART_OF_DELIVERY_TIME: Final = 0.25
+_PACE_SECONDS: Final = 1.0
+"""Before that, a broker's pace is not known."""
+
 BATCH_BYTES: Final = 1 << 20
 """How much librdkafka sends to a partition at once, if the topic takes it."""
 
@@ -55,6 +60,18 @@ def merged(
             "transaction.timeout.ms": str(transaction_timeout_ms),
         }
     )
+
+
+def window(taken: int, seconds: float, delivery_seconds: float) -> int:
+    """Return how many bytes may wait for a broker that has taken ``taken`` bytes in so many seconds.
+
+    A slow one, or one that holds us to a quota, gets no more than it takes in a part of the time in which each row has
+    to be delivered: what waits longer is given up.
+    """
+    if seconds < _PACE_SECONDS:
+        return BYTES_IN_FLIGHT
+    in_time = taken / seconds * delivery_seconds * _PART_OF_DELIVERY_TIME
+    return min(BYTES_IN_FLIGHT, max(_LEAST_BYTES_IN_FLIGHT, int(in_time)))
 
 
 def fitting(options: Mapping[str, str], largest_batch: int | None) -> Mapping[str, str]:
