@@ -193,7 +193,8 @@ class ExactlyOnce:
                     "it, and the rows of the other would be in no sink",
                     hint="make one object, once, outside of the function, with all the sinks: "
                     "ExactlyOnce(checkpoint=..., sinks={'table': Postgres(...), 'topic': Kafka(...)}); where= says "
-                    "which rows go where",
+                    f"which rows go where. If epoch {epoch} is recorded already, it has the rows of the first object "
+                    "alone: to have them all, start with a new checkpoint folder",
                 ),
             )
 

@@ -244,7 +244,9 @@ def _called_twice(number: int) -> ConfigurationError:
         f"ExactlyOnce was called twice in epoch {number}, and an epoch is recorded once: the rows of the second call "
         "would be in no sink",
         hint="call it once in each epoch; for several targets, give one object several sinks, each with its where=: "
-        "sinks={'paid': Postgres(..., where=\"state = 'paid'\"), 'all': Kafka(...)}",
+        "sinks={'paid': Postgres(..., where=\"state = 'paid'\"), 'all': Kafka(...)}. "
+        f"Epoch {number} itself is recorded with the rows of the first call alone, and the next start goes on there: "
+        "to have them all, start with a new checkpoint folder",
     )
 
 
