@@ -148,7 +148,7 @@ def test_status_does_not_take_the_ledger(kit: CheckpointKit, run: Callable[..., 
 def test_errors_are_one_block_without_traceback(tmp_path: Path, run: Callable[..., Result]) -> None:
     result = run("status")
     assert result.exit_code == 1
-    assert said(result).startswith(f"error: {tmp_path}/checkpoint is no checkpoint of a streaming query")
+    assert said(result).startswith(f"error: {tmp_path}/checkpoint is not the checkpoint of a streaming query")
     assert "Hint: " in result.output
     assert "Traceback" not in result.output
 
@@ -205,7 +205,7 @@ def newest_entry(kit: CheckpointKit) -> Path:
         (f"{MODULE}:absent", "there is no 'absent'"),
         (f"{MODULE}:number", "names a int"),
         (f"{MODULE}:empty", "is empty"),
-        (f"{MODULE}:wrong", "'table' is no name of a sink"),
+        (f"{MODULE}:wrong", "'table' is not the name of a sink"),
         (f"{MODULE}:elsewhere", "the sinks belong to checkpoint"),
     ],
 )
@@ -225,7 +225,7 @@ def test_a_wrong_reference_to_sinks_is_refused(
     [
         ("psutil", ["services"], "the services need the module psutil"),
         ("confluent_kafka", ["demo"], "the demo needs the module confluent_kafka"),
-        ("psutil", ["status", "/nonexistent"], "/nonexistent is no checkpoint of a streaming query"),
+        ("psutil", ["status", "/nonexistent"], "/nonexistent is not the checkpoint of a streaming query"),
     ],
 )
 def test_a_verb_needs_only_its_own_extra(absent: str, verb: list[str], complaint: str) -> None:
@@ -396,7 +396,7 @@ def test_the_readmes_own_code_can_be_named_for_its_sinks(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "readme_pipeline", raising=False)
     result = run("recover", "--sinks", "readme_pipeline:sink", "--yes")
-    assert f"{tmp_path}/checkpoint is no checkpoint of a streaming query" in said(result)
+    assert f"{tmp_path}/checkpoint is not the checkpoint of a streaming query" in said(result)
 
 
 def test_queries_may_start_again_after_the_command(run: Callable[..., Result], kit: CheckpointKit) -> None:

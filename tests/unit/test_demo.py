@@ -247,9 +247,9 @@ for line in sys.stdin:
 def test_the_next_life_gets_ready_and_begins_when_it_is_told(tmp_path: Path) -> None:
     ready, begun = tmp_path / "ready", tmp_path / "begun"
     kill = Kill(ANY_MOMENT, "at a random moment", 1, 0.0)
-    with SuccessiveRuns([*script(tmp_path, READY), str(ready), str(begun)], tmp_path, [kill, kill]) as lives:
+    with SuccessiveRuns([*script(tmp_path, READY), str(ready), str(begun)], tmp_path, [kill, kill]) as runs:
         for life in range(2):
-            with lives.begin():
+            with runs.begin():
                 pids = set(pids_in(ready, life + 2))
                 assert set(pids_in(begun, life + 1)) < pids
     assert not any(psutil.pid_exists(pid) for pid in pids)

@@ -45,7 +45,7 @@ def open_place(checkpoint: str, spool: str | None = None) -> Iterator[Place]:
         query_id = Checkpoint(files).query_id()
         if query_id is None:
             raise ConfigurationError(
-                f"{location} is no checkpoint of a streaming query: it has no file 'metadata'",
+                f"{location} is not the checkpoint of a streaming query: it has no file 'metadata'",
                 hint="give the query's checkpointLocation; with its scheme (hdfs://, s3a://) if it is not on "
                 "this machine",
             )

@@ -38,14 +38,14 @@ def demo(
 def _show(orders: int, kills: int, seed: int, *, keep: bool, svg: Path | None) -> bool:
     try:
         from epochsink.devkit.demo.display import Display  # noqa: PLC0415 - imports clients that only the demo needs
-        from epochsink.devkit.demo.show import Wishes, show  # noqa: PLC0415 - likewise
+        from epochsink.devkit.demo.show import DemoOptions, show  # noqa: PLC0415 - likewise
     except ModuleNotFoundError as missing:
         raise ConfigurationError(
             f"the demo needs the module {missing.name}", hint='pip install "epochsink[all]"'
         ) from missing
     # so that everything is ended in order
     signal.signal(signal.SIGTERM, _interrupt)
-    return show(Wishes(orders, kills, seed, keep, svg), Display(Console()))
+    return show(DemoOptions(orders, kills, seed, keep, svg), Display(Console()))
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:

@@ -2,5 +2,5 @@
 
     Kafka topic  ->  Spark Structured Streaming (a process of its own: `pipeline`)  ->  table, index and topic
 
-`show` is the whole demo, `act` one pipeline with its kills, `destination` what a place to write to has to offer.
+`show` is the whole demo, `scenario` one pipeline with its kills, `destination` a place that it writes to.
 """

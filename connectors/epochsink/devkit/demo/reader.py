@@ -1,4 +1,4 @@
-"""A reader that looks at a destination while the pipeline lives and dies, as any consumer of its rows would."""
+"""A reader that looks at a destination while the pipeline runs and is killed, as any consumer of its rows would."""
 
 from __future__ import annotations
 

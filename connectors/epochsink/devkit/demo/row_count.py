@@ -23,7 +23,7 @@ class RowCount:
 
     @classmethod
     def of(cls, copies: Copies, orders: int) -> Self:
-        """Count; a row that is no order is one too many."""
+        """Count; a row that is not an order is one too many."""
         rows = copies.total()
         there = sum(order in copies for order in range(orders))
         return cls(rows_out=rows, lost=orders - there, duplicated=rows - there)

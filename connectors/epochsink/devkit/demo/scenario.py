@@ -42,7 +42,7 @@ def orders_per_epoch(orders: int, kills: Sequence[Kill]) -> int:
     return max(orders // epochs, 1)
 
 
-class Act:
+class Scenario:
     """Carries one pipeline through. Everything that it starts has ended when `run` returns or raises."""
 
     def __init__(
@@ -74,19 +74,19 @@ class Act:
             for thread in self._threads:
                 thread.start()
                 stack.callback(thread.end)
-            lives = stack.enter_context(SuccessiveRuns(command, self._folder, self._kills))
+            runs = stack.enter_context(SuccessiveRuns(command, self._folder, self._kills))
             figures = stack.enter_context(display.figures(self._title, self._orders, len(self._kills)))
             for number, kill in enumerate(self._kills, start=1):
-                with lives.begin() as process:
-                    self._live_until(kill, process, figures)
+                with runs.begin() as process:
+                    self._run_until(kill, process, figures)
                 self._killed = number
                 display.say(f"{self._title}: kill -9 number {number} of {len(self._kills)}: {kill.title}")
-            with lives.begin() as process:
-                self._live_to_the_end(process, figures)
+            with runs.begin() as process:
+                self._run_to_the_end(process, figures)
             display.say(f"{self._title}: all {self._orders:,} orders are through; stopped in order")
         return self._results()
 
-    def _live_until(self, kill: Kill, process: PipelineProcess, figures: Figures) -> None:
+    def _run_until(self, kill: Kill, process: PipelineProcess, figures: Figures) -> None:
         if kill.point != ANY_MOMENT:
             self._wait(process, figures, process.has_struck, kill.title)
             return
@@ -95,7 +95,7 @@ class Act:
         strike = time.monotonic() + kill.delay_seconds
         self._wait(process, figures, lambda: time.monotonic() >= strike, kill.title)
 
-    def _live_to_the_end(self, process: PipelineProcess, figures: Figures) -> None:
+    def _run_to_the_end(self, process: PipelineProcess, figures: Figures) -> None:
         self._wait(process, figures, lambda: self._decided >= self._orders, "the last order is through")
         process.stop()
 

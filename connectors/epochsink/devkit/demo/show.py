@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from epochsink.devkit.demo import archive
 from epochsink.devkit.demo.display import save_svg
 from epochsink.devkit.demo.kill_plan import EXACTLY_ONCE, PLAIN, plan
-from epochsink.devkit.demo.scenario import Act, orders_per_epoch
+from epochsink.devkit.demo.scenario import Scenario, orders_per_epoch
 from epochsink.devkit.demo.servers import Servers
 from epochsink.devkit.demo.session import JVM_OPTIONS
 from epochsink.devkit.demo.settings import PipelineSettings
@@ -29,7 +29,7 @@ EPOCHSINK: Final = "epochsink"
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class DemoOptions:
     """What the user asked for. ``keep`` leaves services and files until Ctrl-C."""
 
     orders: int
@@ -39,10 +39,10 @@ class Wishes:
     svg: Path | None
 
 
-def show(wishes: Wishes, display: Display) -> bool:
+def show(options: DemoOptions, display: Display) -> bool:
     """Run the demo; return whether every order went through epochsink exactly once. Nothing runs on afterwards."""
     display.say(
-        f"{wishes.orders:,} orders and {wishes.kills} kills for each pipeline; the same again: --seed {wishes.seed}"
+        f"{options.orders:,} orders and {options.kills} kills for each pipeline; the same again: --seed {options.seed}"
     )
     prefetch(list(Kind))
     spark_packages()
@@ -50,17 +50,17 @@ def show(wishes: Wishes, display: Display) -> bool:
         servers = Servers()
         stack.callback(servers.close)
         with ThreadPoolExecutor(1) as pool:
-            options = pool.submit(_jvm_options, display)
+            jvm_options = pool.submit(_jvm_options, display)
             display.say(servers.start())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epochsink-demo-")))
         results = []
         for title, plain in ((EPOCHSINK, False), ("plain", True)):
-            act = _act(title, wishes, servers, folder / title, plain=plain, jvm_options=options.result())
-            results += act.run(display)
+            scenario = _scenario(title, options, servers, folder / title, plain=plain, jvm_options=jvm_options.result())
+            results += scenario.run(display)
         display.close(results)
-        if wishes.svg is not None:
-            save_svg(results, wishes.svg)
-        if wishes.keep:
+        if options.svg is not None:
+            save_svg(results, options.svg)
+        if options.keep:
             _keep(display, folder)
     return all(result.is_exact for result in results if result.pipeline == EPOCHSINK)
 
@@ -75,23 +75,25 @@ def _jvm_options(display: Display) -> str:
         return JVM_OPTIONS
 
 
-def _act(title: str, wishes: Wishes, servers: Servers, folder: Path, *, plain: bool, jvm_options: str) -> Act:
+def _scenario(
+    title: str, options: DemoOptions, servers: Servers, folder: Path, *, plain: bool, jvm_options: str
+) -> Scenario:
     destinations = servers.plain_destinations() if plain else servers.destinations()
     steps = [*(PLAIN if plain else EXACTLY_ONCE)]
     if not plain:
         steps += [step for destination in destinations.values() for step in destination.steps]
-    kills = plan(steps, wishes.kills, Random(wishes.seed))  # noqa: S311 - which step comes next is no secret
+    kills = plan(steps, options.kills, Random(options.seed))  # noqa: S311 - which step comes next is no secret
     folder.mkdir()
     settings = PipelineSettings(
         bootstrap_servers=servers.kafka.bootstrap_servers,
         topic=f"orders.{title}",
         checkpoint=str(folder / "checkpoint"),
-        orders_per_epoch=orders_per_epoch(wishes.orders, kills),
+        orders_per_epoch=orders_per_epoch(options.orders, kills),
         plain=plain,
         jvm_options=jvm_options,
         destinations=destinations,
     )
-    return Act(title, settings, orders=wishes.orders, kills=kills, folder=folder, seed=wishes.seed)
+    return Scenario(title, settings, orders=options.orders, kills=kills, folder=folder, seed=options.seed)
 
 
 def _keep(display: Display, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The lives of a pipeline, one after the other; while one works, Spark is started for the next."""
+"""The runs of a pipeline, one after the other; while one works, Spark is started for the next."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SuccessiveRuns:
-    """One life for each kill, and one more. As a context manager, it ends the life that has yet to begin."""
+    """One run for each kill, and one more. As a context manager, it ends the run that has yet to begin."""
 
     def __init__(self, command: Sequence[str], folder: Path, kills: Sequence[Kill]) -> None:
         self._command = command
@@ -28,14 +28,14 @@ class SuccessiveRuns:
         self._next: PipelineProcess | None = None
 
     def begin(self) -> PipelineProcess:
-        """Let the next life begin; it is the caller's to end."""
+        """Let the next run begin; it is the caller's to end."""
         process = self._next or self._started()
         process.begin()
         self._next = self._started() if self._armed else None
         return process
 
     def _started(self) -> PipelineProcess:
-        log = self._folder / f"life-{next(self._numbers)}.log"
+        log = self._folder / f"run-{next(self._numbers)}.log"
         return PipelineProcess(self._command, log, self._armed.pop(0))
 
     def __enter__(self) -> Self:
