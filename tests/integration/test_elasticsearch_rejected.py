@@ -10,7 +10,7 @@ import pytest
 from elasticsearch_rig import SCHEMA, Rig, rendered
 from http_proxy import Answer, Proxy, Seen
 
-from epochsink.elasticsearch import Elasticsearch
+from epochsink.elasticsearch import Elasticsearch, preflight
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.sink import Outcome
 
@@ -213,6 +213,16 @@ def test_a_document_too_large_for_a_proxy_stops_at_the_commit_and_is_never_dropp
         proxy.behave = lambda _: None
         assert rig.commit(prepared).outcome is Outcome.COMMITTED
         assert "huge" in rig.stored()
+
+
+def test_a_document_above_the_indexing_pressure_is_judged_at_the_vote(client: vendor.Elasticsearch) -> None:
+    stats = client.nodes.stats(metric="indexing_pressure")["nodes"].values()
+    limit = min(each["indexing_pressure"]["memory"]["limit_in_bytes"] for each in stats)
+    content = client.nodes.info(metric="http")["nodes"].values()
+    preflight.refuse_too_large(client, limit // 2)
+    assert limit < min(each["http"]["max_content_length_in_bytes"] for each in content)
+    with pytest.raises(RowsRejected, match=r"indexing_pressure\.memory\.limit"):
+        preflight.refuse_too_large(client, limit + 1)
 
 
 def test_a_term_too_long_for_a_keyword_is_set_aside_with_its_whole_source(options: dict[str, Any]) -> None:

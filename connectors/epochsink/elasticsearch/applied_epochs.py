@@ -12,12 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-import elasticsearch
-
-from epochsink.elasticsearch.errors import CONFLICT, NOT_FOUND, error_type
+from epochsink.elasticsearch.connection import ensure_index
+from epochsink.elasticsearch.errors import CONFLICT, NOT_FOUND
 from epochsink.identity import PREFIX, identity_key, marker_document
 
 if TYPE_CHECKING:
+    import elasticsearch
+
     from epochsink.sink import Epoch, Identity
 
 INDEX: Final = f"{PREFIX}-markers"
@@ -48,11 +49,7 @@ class Marker:
 
 def ensure(client: elasticsearch.Elasticsearch) -> None:
     """Create the index of markers if it is missing."""
-    try:
-        client.indices.create(index=INDEX, settings=_SETTINGS, mappings=_MAPPING)
-    except elasticsearch.BadRequestError as error:
-        if error_type(error) != "resource_already_exists_exception":
-            raise
+    ensure_index(client, INDEX, mappings=_MAPPING, settings=_SETTINGS)
 
 
 def claim_base(client: elasticsearch.Elasticsearch) -> int:

@@ -205,7 +205,7 @@ class Application:
 
     def _refuse_unfit_index(self) -> None:
         """Keep a fault of the index (a missing pipeline, say) from setting every document aside."""
-        if faults_of_index := validation.refused_by_index(self._poster):
+        if faults_of_index := validation.refused_by_index(self._client, self._index, self._poster):
             raise RowsRejected(
                 f"the index {self._index!r} refuses even an empty document: {faults_of_index[0].reason}",
                 hint="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",

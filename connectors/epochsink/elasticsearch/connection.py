@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import elasticsearch
 
+from epochsink.elasticsearch.errors import error_type
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from epochsink.elasticsearch.config import ElasticsearchConfig
+
+
+_FOUND = 200
 
 
 def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
@@ -16,3 +23,20 @@ def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
     return elasticsearch.Elasticsearch(
         list(config.hosts), connections_per_node=config.threads + 1, **config.client_options
     )
+
+
+def ensure_index(
+    client: elasticsearch.Elasticsearch, index: str, *, mappings: Mapping[str, Any], settings: Mapping[str, Any]
+) -> None:
+    """Create an index of our own if it is missing, without the settings where the server (serverless) takes none."""
+    # Asked first: a user without the right to create it may use one that is there.
+    if client.options(ignore_status=(403, 404)).indices.exists(index=index).meta.status == _FOUND:
+        return
+    try:
+        client.indices.create(index=index, settings=settings, mappings=mappings)
+    except elasticsearch.BadRequestError as error:
+        if error_type(error) == "resource_already_exists_exception":
+            return
+        if not settings:
+            raise
+        ensure_index(client, index, mappings=mappings, settings={})

@@ -7,17 +7,19 @@ import json
 import time
 from typing import TYPE_CHECKING, Final
 
-import elasticsearch
 import pyarrow as pa
 
 from epochsink.elasticsearch.bulk_body import action_heads, render
 from epochsink.elasticsearch.bulk_request import Poster
-from epochsink.elasticsearch.errors import Meaning, Refusal, error_type, meaning
+from epochsink.elasticsearch.connection import ensure_index
+from epochsink.elasticsearch.errors import Meaning, Refusal, meaning
 from epochsink.errors import RowsRejected
 from epochsink.identity import document_id_prefix, identity_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import elasticsearch
 
     from epochsink.sink import Epoch, Identity
 
@@ -38,11 +40,7 @@ _MAPPING: Final = {
 
 def ensure(client: elasticsearch.Elasticsearch, index: str) -> None:
     """Create the dead-letter index if it is missing."""
-    try:
-        client.indices.create(index=index, mappings=_MAPPING)
-    except elasticsearch.BadRequestError as error:
-        if error_type(error) != "resource_already_exists_exception":
-            raise
+    ensure_index(client, index, mappings=_MAPPING, settings={})
 
 
 def forget_other_runs(

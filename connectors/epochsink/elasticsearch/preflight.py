@@ -14,6 +14,8 @@ from epochsink.elasticsearch.mapping import conflicts, from_schema
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pyarrow as pa
 
     from epochsink.elasticsearch.config import ElasticsearchConfig
@@ -21,7 +23,8 @@ if TYPE_CHECKING:
 _SUPPORTED: Final = (8, 9)
 _ASK_ABOUT_SIZE: Final = 1_000_000
 _ACTION_LINE: Final = 1_000
-_FORBIDDEN: Final = 403
+_NOT_TO_BE_KNOWN: Final = frozenset({400, 403, 404, 410})
+"""Statuses of questions about nodes where the user has no such right, or the server (serverless) no such API."""
 
 
 def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema) -> list[str]:
@@ -44,16 +47,29 @@ def refuse_too_large(client: elasticsearch.Elasticsearch, largest: int) -> None:
     """Raise `RowsRejected` if a document of ``largest`` bytes is more than some node takes."""
     if largest < _ASK_ABOUT_SIZE:
         return
-    try:
-        nodes = client.nodes.info(metric="http", filter_path="nodes.*.http.max_content_length_in_bytes").body
-    except elasticsearch.AuthorizationException:
-        return  # then the server itself says so when the epoch is applied
-    limits = [node["http"]["max_content_length_in_bytes"] for node in nodes.get("nodes", {}).values()]
-    if limits and largest + _ACTION_LINE > min(limits):
-        raise RowsRejected(
-            f"a document has {largest} bytes, more than the server's http.max_content_length of {min(limits)}",
-            hint="leave it out with where=, cut the column in select=, or raise that setting on every node",
-        )
+    # Where nobody may ask, the server itself says so when the epoch is applied.
+    asking = client.options(ignore_status=tuple(_NOT_TO_BE_KNOWN))
+    http = asking.nodes.info(metric="http", filter_path="nodes.*.http.max_content_length_in_bytes").body
+    memory = asking.nodes.stats(
+        metric="indexing_pressure", filter_path="nodes.*.indexing_pressure.memory.limit_in_bytes"
+    ).body
+    limits = {
+        "http.max_content_length": [node["http"]["max_content_length_in_bytes"] for node in _nodes(http)],
+        # Above this, the server answers 429 however often it is asked.
+        "indexing_pressure.memory.limit": [
+            node["indexing_pressure"]["memory"]["limit_in_bytes"] for node in _nodes(memory)
+        ],
+    }
+    for setting, found in limits.items():
+        if found and largest + _ACTION_LINE > min(found):
+            raise RowsRejected(
+                f"a document has {largest} bytes, more than the server's {setting} of {min(found)}",
+                hint="leave it out with where=, cut the column in select=, or raise that setting on every node",
+            )
+
+
+def _nodes(answer: Mapping[str, Any]) -> list[Any]:
+    return list(answer.get("nodes", {}).values())
 
 
 def _server(client: elasticsearch.Elasticsearch) -> str | None:
@@ -77,7 +93,7 @@ def _version(client: elasticsearch.Elasticsearch) -> str | None:
         nodes = client.nodes.info(node_id="_local", filter_path="nodes.*.version").body
         return next((str(node["version"]) for node in nodes.get("nodes", {}).values()), None)
     except elasticsearch.ApiError as error:
-        if error.status_code == _FORBIDDEN:
+        if error.status_code in _NOT_TO_BE_KNOWN:
             return None
         raise
 
@@ -131,7 +147,7 @@ def _unfit_settings(found: target_index.Target, config: ElasticsearchConfig) -> 
 def _writable(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
     """Ask for a write that ends in a conflict: it needs the same privileges and an open index."""
     try:
-        refused = validation.refused_by_index(Poster(client, index, timeout=10))
+        refused = validation.refused_by_index(client, index, Poster(client, index, timeout=10))
     except TakesNoWrites as error:
         return [str(error)]
     except GaveUp as error:

@@ -14,10 +14,12 @@ import pyarrow as pa
 from epochsink.elasticsearch import bulk_body
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.connection import connect
-from epochsink.elasticsearch.errors import GaveUp, TakesNoWrites, documents_rejected
+from epochsink.elasticsearch.errors import NOT_FOUND, GaveUp, TakesNoWrites, documents_rejected
 from epochsink.errors import PrepareFailed
 
 if TYPE_CHECKING:
+    import elasticsearch
+
     from epochsink.elasticsearch.config import ElasticsearchConfig
     from epochsink.elasticsearch.errors import Refusal
 
@@ -49,7 +51,25 @@ def refused_by_server(poster: Poster, request: bulk_body.Request) -> list[Refusa
     return [refusal for refusal in poster.post(request) if not refusal.conflict]
 
 
-def refused_by_index(poster: Poster) -> list[Refusal]:
-    """Return why the index would refuse even an empty document. Raises as `Poster.post` does."""
+def refused_by_index(client: elasticsearch.Elasticsearch, index: str, poster: Poster) -> list[Refusal]:
+    """Return why the index would refuse even an empty document. Raises as `Poster.post` does.
+
+    A pipeline may need fields that an empty document lacks: only one that is missing is the index's fault.
+    """
     empty = bulk_body.render(pa.array(['"_id":"epochsink-check"}']), pa.array(["{}"]), _HEADS)
-    return refused_by_server(poster, empty)
+    refused = refused_by_server(poster, empty)
+    pipelines = _pipelines(client, index) if refused else set()
+    if pipelines and all(_exists(client, pipeline) for pipeline in pipelines):
+        return []
+    return refused
+
+
+def _pipelines(client: elasticsearch.Elasticsearch, index: str) -> set[str]:
+    described = client.indices.get_settings(index=index, flat_settings=True).body.values()
+    names = ("index.default_pipeline", "index.final_pipeline")
+    return {each["settings"].get(name, "_none") for each in described for name in names} - {"_none"}
+
+
+def _exists(client: elasticsearch.Elasticsearch, pipeline: str) -> bool:
+    """Return whether a pipeline exists, True where the user may not know."""
+    return client.options(ignore_status=(403, 404)).ingest.get_pipeline(id=pipeline).meta.status != NOT_FOUND

@@ -1,0 +1,64 @@
+"""Servers on which check() may not ask everything: few privileges, serverless, pipelines that need fields."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import elasticsearch
+import pytest
+from http_proxy import Answer, Proxy, Seen
+
+from epochsink.elasticsearch import applied_epochs, preflight, validation
+from epochsink.elasticsearch.bulk_request import Poster
+
+REFUSED = {"errors": True, "items": [{"index": {"status": 400, "error": {"type": "made_up", "reason": "no field"}}}]}
+
+
+def said(status: int, body: Any) -> Answer:
+    return Answer(status, json.dumps(body).encode())
+
+
+def error(status: int, kind: str) -> Answer:
+    return said(status, {"error": {"type": kind, "reason": "no"}, "status": status})
+
+
+def test_a_user_who_may_not_create_uses_an_index_that_is_there() -> None:
+    def behave(seen: Seen) -> Answer:
+        return Answer(200) if seen.method == "HEAD" else error(403, "security_exception")
+
+    with Proxy(None, behave) as server, elasticsearch.Elasticsearch(server.url) as client:
+        applied_epochs.ensure(client)
+        assert {seen.method for seen in server.seen} == {"HEAD"}
+
+
+def test_a_server_that_takes_no_settings_gets_none() -> None:
+    def behave(seen: Seen) -> Answer:
+        if seen.method == "HEAD":
+            return Answer(404)
+        return error(400, "illegal_argument_exception") if b"number_of_shards" in seen.body else said(200, {})
+
+    with Proxy(None, behave) as server, elasticsearch.Elasticsearch(server.url) as client:
+        applied_epochs.ensure(client)
+        assert b"number_of_shards" not in server.seen[-1].body
+        assert b"properties" in server.seen[-1].body
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 410])
+def test_limits_that_cannot_be_asked_are_left_to_the_server(status: int) -> None:
+    with (
+        Proxy(None, lambda _: error(status, "api_not_available_exception")) as server,
+        elasticsearch.Elasticsearch(server.url) as client,
+    ):
+        preflight.refuse_too_large(client, 2**30)
+
+
+@pytest.mark.parametrize(("status", "refused"), [(200, 0), (403, 0), (404, 1)])
+def test_only_a_missing_pipeline_is_the_fault_of_the_index(status: int, refused: int) -> None:
+    def behave(seen: Seen) -> Answer:
+        if "_settings" in seen.path:
+            return said(200, {"orders": {"settings": {"index.default_pipeline": "needs-fields"}}})
+        return said(status, {}) if "_ingest" in seen.path else said(200, REFUSED)
+
+    with Proxy(None, behave) as server, elasticsearch.Elasticsearch(server.url) as client:
+        assert len(validation.refused_by_index(client, "orders", Poster(client, "orders", 1))) == refused
