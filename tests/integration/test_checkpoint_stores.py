@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+import folder_pipeline
 import pyarrow as pa
 import pytest
-from streams import Stream, raising_after
+from streams import Stream, raising_after, wait_until
 
-from epochsink import ExactlyOnce
 from epochsink.errors import ConfigurationError, Fenced, SpoolDamaged
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
@@ -29,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
 
     from epochsink.devkit.services import LocalHdfs, LocalS3
     from epochsink.sink import SpoolFile
@@ -255,34 +258,16 @@ def test_a_bucket_that_is_not_there_is_named(session: SparkSession, s3: LocalS3)
         files.create("metadata", b"{}")
 
 
-class HdfsStream(Stream):
-    """A stream whose checkpoint lies on HDFS, and nothing else is said of it."""
-
-    def __init__(self, spark: SparkSession, folder: Path, url: str) -> None:
-        super().__init__(spark, folder)
-        self.url = url
-
-    def exactly_once(self, *_: object, **__: object) -> ExactlyOnce:
-        made = ExactlyOnce(checkpoint=self.url, sinks={"folder": self.sink})
-        self._made.append(made)
-        return made
-
-    def by_hand(self, function: object, *, endless: bool = False) -> StreamingQuery:
-        del endless
-        writer = self.frame().writeStream.foreachBatch(function).trigger(availableNow=True)  # type: ignore[arg-type]
-        return writer.option("checkpointLocation", self.url).start()
-
-
 @pytest.fixture
-def on_hdfs(session: SparkSession, hdfs: LocalHdfs, hdfs_url: str, tmp_path: Path) -> Iterator[HdfsStream]:
+def on_hdfs(session: SparkSession, hdfs: LocalHdfs, hdfs_url: str, tmp_path: Path) -> Iterator[Stream]:
     for name, value in hdfs.spark_settings.items():
         session.conf.set(name.removeprefix("spark.hadoop."), value)
-    made = HdfsStream(session, tmp_path, hdfs_url)
+    made = Stream(session, tmp_path, hdfs_url)
     yield made
     made.end()
 
 
-def test_a_pipeline_with_its_checkpoint_on_hdfs_goes_on_where_it_failed(on_hdfs: HdfsStream) -> None:
+def test_a_pipeline_with_its_checkpoint_on_hdfs_goes_on_where_it_failed(on_hdfs: Stream) -> None:
     """An epoch that was recorded and not decided stands; one that was decided and lost is replayed from the spool."""
     for first in (0, 10, 20):
         on_hdfs.put(range(first, first + 10))
@@ -298,8 +283,32 @@ def test_a_pipeline_with_its_checkpoint_on_hdfs_goes_on_where_it_failed(on_hdfs:
     assert on_hdfs.sink.calls("replay") == ["1"]
 
 
-def test_hdfs_without_webhdfs_is_refused_in_a_sentence(on_hdfs: HdfsStream) -> None:
+def test_hdfs_without_webhdfs_is_refused_in_a_sentence(on_hdfs: Stream) -> None:
     on_hdfs.spark.conf.set("dfs.namenode.http-address", "127.0.0.1:1")
     on_hdfs.put(range(10))
     with pytest.raises(ConfigurationError, match="executors use WebHDFS"):
         on_hdfs.run()
+
+
+def test_a_pipeline_killed_with_its_checkpoint_on_hdfs_is_exactly_once(on_hdfs: Stream, hdfs: LocalHdfs) -> None:
+    """Driver, JVM and workers die at once, in whatever they are doing then; another process goes on."""
+    for first in range(0, 50, 10):
+        on_hdfs.put(range(first, first + 10))
+    killed = subprocess.Popen(
+        [sys.executable, folder_pipeline.__file__, str(on_hdfs.folder), "never"],
+        env={
+            **os.environ,
+            "CHECKPOINT": on_hdfs.url,
+            "SPARK_SETTINGS": json.dumps(hdfs.spark_settings),
+        },
+        start_new_session=True,
+    )
+    try:
+        wait_until(lambda: len(on_hdfs.sink.values()) >= 20, "two epochs are visible")
+    finally:
+        os.killpg(killed.pid, signal.SIGKILL)
+        killed.wait()
+    assert len(on_hdfs.sink.values()) < 50
+    on_hdfs.run()
+    assert on_hdfs.sink.values() == list(range(50))
+    assert on_hdfs.sink.prepared() == []

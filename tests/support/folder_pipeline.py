@@ -3,11 +3,14 @@
     python folder_pipeline.py FOLDER END [MASTER]
 
 END says how the program ends: `await` (availableNow), `stop` (by hand, once two epochs are decided, without waiting
-for their commits), `leave` (likewise, without stop), or `never`.
+for their commits), `leave` (likewise, without stop), or `never`. CHECKPOINT and
+SPARK_SETTINGS (JSON) in the environment put its checkpoint elsewhere.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -17,7 +20,8 @@ from streams import Stream, wait_until
 
 def main(folder: Path, end: str, master: str = "local[2]") -> None:
     """Run the pipeline on the input, checkpoint and sink in `folder`."""
-    stream = Stream(start_session(master, spark_settings(folder)), folder)
+    more = json.loads(os.environ.get("SPARK_SETTINGS", "{}"))
+    stream = Stream(start_session(master, {**spark_settings(folder), **more}), folder, os.environ.get("CHECKPOINT"))
     once = stream.exactly_once()
     if end == "await":
         stream.start(once).awaitTermination()

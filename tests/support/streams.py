@@ -27,14 +27,15 @@ DEADLINE = 60.0
 
 
 class Stream:
-    """A folder of input files, a checkpoint and a sink, in one temporary folder."""
+    """A folder of input files, a checkpoint (or the one at ``url``) and a sink, in one temporary folder."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, folder: Path, url: str | None = None) -> None:
         self.spark = spark
         self.folder = folder
         self.input = folder / "input"
         self.input.mkdir(exist_ok=True)
         self.checkpoint = folder / "checkpoint"
+        self.url = url or str(self.checkpoint)
         self.sink = FolderSink(str(folder / "sink"))
         self._made: list[ExactlyOnce] = []
         self._files = 0
@@ -60,7 +61,7 @@ class Stream:
     def exactly_once(self, sinks: dict[str, Sink] | None = None, **options: Any) -> ExactlyOnce:
         """Return the object under test on this stream's checkpoint and sink."""
         chosen: dict[str, Any] = sinks or {"folder": self.sink}
-        made = ExactlyOnce(checkpoint=str(self.checkpoint), sinks=chosen, **options)
+        made = ExactlyOnce(checkpoint=self.url, sinks=chosen, **options)
         self._made.append(made)
         return made
 
@@ -84,7 +85,7 @@ class Stream:
         """Start a query whose foreachBatch is set by hand."""
         writer: DataStreamWriter = self.frame().writeStream.foreachBatch(function)
         writer = writer.trigger(processingTime="20 milliseconds") if endless else writer.trigger(availableNow=True)
-        return writer.option("checkpointLocation", str(self.checkpoint)).start()
+        return writer.option("checkpointLocation", self.url).start()
 
     def committed(self) -> list[int]:
         """Return the epochs that the checkpoint has decided."""
