@@ -50,7 +50,11 @@ def check(sink: Elasticsearch, schema: pa.Schema = SCHEMA) -> list[str]:
 def test_a_missing_index_is_made_from_the_schema(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
     assert check(sink) == []
     made = client.indices.get(index=sink.index)[sink.index]
-    assert made["mappings"]["properties"] == {"id": {"type": "keyword"}, "n": {"type": "long"}, "at": {"type": "date"}}
+    assert made["mappings"]["properties"] == {
+        "id": {"type": "keyword", "ignore_above": 8191},
+        "n": {"type": "long"},
+        "at": {"type": "date_nanos", "ignore_malformed": True},
+    }
     assert made["settings"]["index"]["number_of_replicas"] == "0"
     assert check(sink) == []
 
