@@ -65,6 +65,11 @@ def refuse_unconditional_create(files: Storage, location: str) -> None:
                 made = list(pool.map(files.create, [name, name], contents))
                 made.append(files.create(name, b"late"))
                 kept = files.read(name)
+            except OSError as unusable:
+                raise ConfigurationError(
+                    f"checkpoint={location!r} cannot be written: {unusable}",
+                    hint="give a folder that Spark can make and write",
+                ) from unusable
             finally:
                 files.remove(name)
             if made.count(True) != 1 or made[2] or kept != contents[made.index(True)]:
