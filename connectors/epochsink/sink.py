@@ -148,7 +148,8 @@ def verify_marks(
         if wanted is not None and mark.epoch < wanted.epoch:
             raise _target_is_older(target, mark, wanted)
         if mark.epoch == newest or wanted is not None:
-            raise _written_by_another(target, mark, wanted or may.get(part))
+            ours = next((one for one in (may.get(part), wanted) if one and one.epoch == mark.epoch), None)
+            raise _written_by_another(target, mark, ours)
 
 
 def _target_is_newer(target: str, mark: Mark, newest: int) -> WentBack:

@@ -28,11 +28,11 @@ from kafka_kit import (
     wait_for,
 )
 
-from epochsink.errors import SpoolMissing
+from epochsink.errors import SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
 from epochsink.kafka.end_txn import State
-from epochsink.sink import COMMITTED, Outcome
+from epochsink.sink import COMMITTED, LastDone, Outcome
 
 if TYPE_CHECKING:
     from fix_services import FreshName
@@ -357,3 +357,25 @@ def test_the_next_epoch_may_be_open_while_the_last_one_is_committed(
 def test_found_fixes_the_brokers_cap_of_transaction_timeouts(config: Kafka) -> None:
     with committing(config, identity()) as committer:
         assert committer.initial_state() == {"transaction_timeout": 900.0, "largest_batch": 1_048_588}
+
+
+def test_an_epoch_that_another_copy_of_the_checkpoint_has_written_is_noticed(config: Kafka) -> None:
+    """Both copies write epoch 1: the marker says by which attempt, so the other one stops."""
+    who = identity()
+    with committing(config, who) as committer:
+        first = epoch(0)
+        done = prepare(config, task(who, first), rows("zero"))
+        assert commit(committer, first, done) == COMMITTED
+        last = LastDone(0, first.attempt, (done,))
+        committer.verify_applied(last, None)
+        ours, theirs = epoch(1), epoch(1)
+        part = prepare(config, task(who, theirs), rows("theirs"))
+        assert commit(committer, theirs, part) == COMMITTED
+        with pytest.raises(WentBack, match="already holds epoch 1"):
+            committer.verify_applied(last, None)
+        with pytest.raises(WentBack, match=f"by attempt {theirs.attempt}.* another copy of this checkpoint"):
+            committer.verify_applied(last, LastDone(1, ours.attempt, (part,)))
+        with pytest.raises(WentBack, match="another copy of this checkpoint"):
+            committer.await_visible(ours, [part])
+        with pytest.raises(WentBack, match="epoch 2 is done: the target is the older copy"):
+            committer.verify_applied(LastDone(2, first.attempt, (part,)), None)

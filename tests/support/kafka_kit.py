@@ -17,7 +17,7 @@ from kafka.admin import KafkaAdminClient
 from epochsink.errors import SpoolMissing
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.committer import KafkaCommitter
-from epochsink.sink import Epoch, Identity, Task
+from epochsink.sink import Epoch, Identity, Outcome, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -129,7 +129,8 @@ def committing(config: Kafka, who: Identity) -> Iterator[KafkaCommitter]:
 def commit(committer: KafkaCommitter, at: Epoch, part: Committable, spooled: Rows = NO_ROWS) -> Verdict:
     """Commit one part, and wait until readers see it."""
     verdict = committer.commit(at, part, spooled)
-    committer.await_visible(at, [part])
+    if verdict.outcome is Outcome.COMMITTED:
+        committer.await_visible(at, [part])
     return verdict
 
 

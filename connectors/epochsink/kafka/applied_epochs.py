@@ -39,9 +39,9 @@ class Markers:
         found = self._cluster.until(deadline, lambda: self._cluster.admin().list_group_offsets(list(groups)))
         marks = {}
         for group, kept in found.items():
-            newest = max((one.offset for one in kept.values() if one.offset >= 0), default=None)
+            newest = max((one for one in kept.values() if one.offset >= 0), key=lambda one: one.offset, default=None)
             if newest is not None:
-                marks[groups[group]] = Mark(newest)
+                marks[groups[group]] = Mark(newest.offset, newest.metadata or "")
         return marks
 
     def newest(self, deadline: float) -> int | None:

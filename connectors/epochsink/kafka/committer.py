@@ -169,10 +169,11 @@ class KafkaCommitter:
                 hint="put the newer state of the cluster back; the transaction is left as it is",
             )
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:  # noqa: ARG002 - see below
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:  # noqa: ARG002 - seen before the commit
         """Wait until the coordinators have written their decisions to the partitions: of all parts in one question.
 
-        One after another, each part would wait for that by itself, which takes far longer than to decide it.
+        One after another, each part would wait for that by itself, which takes far longer than to decide it. Then each
+        partition must show this epoch's marker: EndTxn takes no condition, so what came between is seen only now.
         """
         deadline = self._cluster.deadline()
         ending = [KafkaCommittable.from_json(part).transaction.transactional_id for part in parts]
@@ -182,11 +183,33 @@ class KafkaCommitter:
                 ending = [name for name in ending if now[name].state in end_txn.ENDING]
                 if ending:
                     time.sleep(_LOOK_AGAIN_SECONDS)
+            if not ending:
+                self._expect_marked(LastDone(epoch.number, epoch.attempt, tuple(parts)), deadline)
         except (Unreachable, Refused) as failure:
             log.warning("epoch %d is committed, and whether readers see it yet is unknown: %s", epoch.number, failure)
             return
         if ending:
             log.warning("epoch %d is committed, and not yet written to the partitions: %s", epoch.number, ending)
+
+    def _expect_marked(self, this: LastDone, deadline: float) -> None:
+        """Raise `WentBack` if a partition shows another attempt at this epoch, or an older epoch to the end."""
+        wanted = _marks_of(this)
+        while True:
+            found = self._markers.of_partitions([part.partition for part in _committables(this)], deadline)
+            late = [name for name in wanted if name not in found or found[name].epoch < this.epoch]
+            if not late or time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        # a newer driver may have gone on: its epoch is newer, and this one's record says that it is superseded
+        other = [name for name in found if found[name].epoch == this.epoch and not found[name].agrees(wanted[name])]
+        wrong = late + other
+        if wrong:
+            raise WentBack(
+                f"epoch {this.epoch} was committed by attempt {this.attempt}, and Spark partition {wrong[0]} of "
+                f"Kafka at {self._config.bootstrap_servers} shows {found.get(wrong[0])}: the cluster was set back, or "
+                "a driver on another copy of this checkpoint writes for the same query",
+                hint="stop the other driver; look in the topic whether the epoch's rows are there, and once only",
+            )
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Nothing is left of a committed transaction."""

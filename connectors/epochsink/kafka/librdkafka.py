@@ -123,6 +123,29 @@ class Argument(ctypes.Structure):
     _fields_ = (("kind", c_int), ("value", _Value))
 
 
+class TopicPartition(ctypes.Structure):
+    """`rd_kafka_topic_partition_t`, as far as it is written here."""
+
+    _fields_ = (
+        ("topic", c_char_p),
+        ("partition", c_int32),
+        ("offset", c_int64),
+        ("metadata", c_void_p),
+        ("metadata_size", ctypes.c_size_t),
+    )
+
+
+def set_metadata(element: int, text: str) -> None:
+    """Give an offset to be committed its metadata, in memory that librdkafka frees with the list."""
+    allocate = ctypes.CDLL(None).malloc
+    allocate.restype, allocate.argtypes = c_void_p, (ctypes.c_size_t,)
+    content = text.encode()
+    partition = TopicPartition.from_address(element)
+    partition.metadata = allocate(max(1, len(content)))
+    partition.metadata_size = len(content)
+    ctypes.memmove(partition.metadata, content, len(content))
+
+
 class Kind:
     """`rd_kafka_vtype_t`: what an `Argument` is."""
 

@@ -108,12 +108,12 @@ class TransactionalProducer:
         self._events.serve(0)
         self._raise_undelivered()
 
-    def mark(self, group: str, topic: str, offset: int) -> None:
-        """Make an offset of a consumer group part of the transaction; to be called after `flush`.
+    def mark(self, group: str, topic: str, offset: int, metadata: str = "") -> None:
+        """Make an offset of a consumer group, with its metadata, part of the transaction; to be called after `flush`.
 
         It also is the check that the transaction has not been fenced or failed in the meantime.
         """
-        self._until_done(lambda ms: self._send_offset(group, topic, offset, ms), slice_ms=5_000)
+        self._until_done(lambda ms: self._send_offset(group, topic, offset, ms, metadata), slice_ms=5_000)
 
     def identity(self) -> tuple[int, int]:
         """Return (producer id, producer epoch), with which any process can end the transaction."""
@@ -295,16 +295,16 @@ class TransactionalProducer:
         elapsed = time.monotonic() - self._made_at
         return producer_config.window(self._size_sum - held, elapsed, self._delivery_seconds)
 
-    def _send_offset(self, group: str, topic: str, offset: int, wait_ms: int) -> int | None:
+    def _send_offset(self, group: str, topic: str, offset: int, wait_ms: int, metadata: str = "") -> int | None:
         rdkafka = self._rdkafka
         offsets = rdkafka.topic_partition_list_new(1)
-        rdkafka.topic_partition_list_add(offsets, topic.encode(), 0)
+        librdkafka.set_metadata(rdkafka.topic_partition_list_add(offsets, topic.encode(), 0), metadata)
         rdkafka.topic_partition_list_set_offset(offsets, topic.encode(), 0, offset)
-        metadata = rdkafka.consumer_group_metadata_new(group.encode())
+        member = rdkafka.consumer_group_metadata_new(group.encode())
         try:
-            error: int | None = rdkafka.send_offsets_to_transaction(self._client, offsets, metadata, wait_ms)
+            error: int | None = rdkafka.send_offsets_to_transaction(self._client, offsets, member, wait_ms)
         finally:
-            rdkafka.consumer_group_metadata_destroy(metadata)
+            rdkafka.consumer_group_metadata_destroy(member)
             rdkafka.topic_partition_list_destroy(offsets)
         return error
 

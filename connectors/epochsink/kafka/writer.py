@@ -88,7 +88,9 @@ class KafkaWriter:
             )
         try:
             self._producer.flush()
-            self._producer.mark(marker_group(self._key, self._partition), marker_topic, self._epoch.number)
+            group = marker_group(self._key, self._partition)
+            # the attempt, too: a driver on another copy of the checkpoint writes the same epochs
+            self._producer.mark(group, marker_topic, self._epoch.number, self._epoch.attempt)
             producer_id, producer_epoch = self._producer.identity()
         except NativeError as failure:
             if self._may_lose(failure):
