@@ -166,8 +166,8 @@ def _target_is_older(target: str, mark: Mark, wanted: Mark) -> WentBack:
         f"{target} holds epoch {mark.epoch} as the newest of this query, and the ledger says that epoch {wanted.epoch} "
         "is done: the target is the older copy (restored from a backup, or failed over to a standby that lacked "
         f"the last commits), and the rows of epochs {mark.epoch + 1} to {wanted.epoch} are missing in it",
-        hint=f"put the newer state of the target back; or load those epochs' input with a query of its own, then "
-        f"say so: epochsink accept CHECKPOINT {wanted.epoch} --sink NAME",
+        hint="put the newer state back; or load those epochs' input with a query of its own, then say so: "
+        f"epochsink accept CHECKPOINT {wanted.epoch} --sink NAME",
     )
 
 
@@ -186,8 +186,7 @@ def _written_by_another(target: str, mark: Mark, wanted: Mark | None) -> WentBac
     return WentBack(
         f"epoch {mark.epoch} was applied to {target} by attempt {mark.attempt or 'unknown'}, and the ledger records "
         f"{ours}: a driver on another copy of this checkpoint writes for the same query",
-        hint="stop the other driver; keep the copy whose ledger names that attempt ('epochsink status --json'), and "
-        "start a new checkpoint for the other one",
+        hint="stop the other driver; keep the copy whose ledger names that attempt (see 'epochsink status --json')",
     )
 
 
