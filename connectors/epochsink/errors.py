@@ -94,7 +94,11 @@ class UnsupportedQuery(EpochsinkError):
 
 
 class PrepareFailed(EpochsinkError):
-    """An epoch could not be prepared. All that its attempt wrote is aborted; Spark runs it again."""
+    """An epoch could not be prepared, so all that its attempt wrote is aborted, and Spark runs it again.
+
+    Raised after the decision (the message says so), the target refuses to commit: the epoch stays recorded, and the
+    next start commits it.
+    """
 
 
 class RowsRejected(PrepareFailed):

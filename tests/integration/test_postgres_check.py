@@ -86,6 +86,10 @@ def test_an_unknown_table_is_named_with_those_that_are_near(
         ("id bigint, note text, more int NOT NULL", ROW, {}, "'more'"),
         ("id bigint, note inet", ROW, {"atomic": False}, "use atomic=True"),
         ("id bigint, note inet", ROW, {}, None),
+        ("id bigint, note uuid PRIMARY KEY", ROW, {"key": "note", "atomic": False}, "compares otherwise"),
+        ("id bigint, note char(9) PRIMARY KEY", ROW, {"key": "note", "atomic": False}, "compares otherwise"),
+        ("id bigint, note uuid PRIMARY KEY", ROW, {"key": "note"}, None),
+        ("id bigint, note text PRIMARY KEY", ROW, {"key": "note", "atomic": False}, None),
         ("id bigint, note text", ROW, {"key": "id"}, "is nullable"),
         ("id bigint NOT NULL, note text", ROW, {"key": "id"}, 'ADD UNIQUE ("id")'),
         ("id bigint NOT NULL, note text, UNIQUE (id) DEFERRABLE", ROW, {"key": "id"}, "deferrable"),
@@ -169,6 +173,16 @@ def test_unlogged_partitions_of_a_logged_table_are_refused(pg_schema: str, pg_tr
     assert f"ALTER TABLE {table}_low SET LOGGED" in said
     pg_truth.execute(f"ALTER TABLE {table}_low SET LOGGED")
     assert findings(pg_truth.dsn, table, schema_for_markers=pg_schema) == []
+
+
+def test_staging_tables_are_not_published_to_others(private_postgres: PrivatePostgres) -> None:
+    """Subscribers, which lack the tables, would stop."""
+    server = private_postgres()
+    with closing(Truth(server.dsn)) as truth:
+        truth.execute("CREATE TABLE t (id bigint, note text)")
+        truth.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    assert "everything is FOR ALL TABLES" in only(findings(server.dsn, "t", commit="staged"))
+    assert findings(server.dsn, "t", commit="prepared") == []
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fix_postgres import Driver, ListedRows, Truth
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
-from epochsink.postgres import Postgres
+from epochsink.postgres import Postgres, sessions, vote
 from epochsink.postgres import committer as module
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
@@ -28,6 +28,7 @@ from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from fix_postgres import MakeDriver, Written
     from fix_services import PrivatePostgres
@@ -215,9 +216,9 @@ def test_a_lost_connection_during_commit_is_repeated(
     assert pg_truth.prepared() == []
 
 
-def cut_once(monkeypatch: pytest.MonkeyPatch, name: str, moment: str) -> list[str]:
+def cut_once(monkeypatch: pytest.MonkeyPatch, name: str, moment: str, where: ModuleType = module) -> list[str]:
     """Terminate the session before or after the real command, once; the caller sees a dead connection."""
-    real: Callable[..., None] = getattr(module, name)
+    real: Callable[..., None] = getattr(where, name)
     losses: list[str] = []
 
     def lossy(connection: psycopg.Connection[Any], *rest: Any) -> None:
@@ -229,7 +230,7 @@ def cut_once(monkeypatch: pytest.MonkeyPatch, name: str, moment: str) -> list[st
         connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
         raise AssertionError("the session survived its termination")
 
-    monkeypatch.setattr(module, name, lossy)
+    monkeypatch.setattr(where, name, lossy)
     return losses
 
 
@@ -383,6 +384,82 @@ def test_a_staged_epoch_is_merged_as_it_was_recorded(table: str, pg_driver: Make
     changed = Postgres(pg_truth.dsn, table=f"{table}_new", schema_for_markers=driver.sink.schema_for_markers)
     assert outcomes(driver.restart(changed), written, parts) == {Outcome.COMMITTED}
     assert pg_truth.rows(table) == [(1, "b1")]
+
+
+REFUSALS = [
+    ("BEGIN; LOCK TABLE {0}", "ROLLBACK", "lock timeout"),
+    (
+        "CREATE TRIGGER t BEFORE INSERT ON {0} EXECUTE FUNCTION {0}_no()",
+        "DROP TRIGGER t ON {0}",
+        "no, it says",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "repair", "says"), REFUSALS)
+def test_what_the_server_refuses_after_the_decision_is_named_and_stays_recorded(
+    damage: str, repair: str, says: str, table: str, pg_driver: MakeDriver, *, pg_truth: Truth
+) -> None:
+    """Not called unknown: nothing was committed, and the message says why."""
+    pg_truth.execute(
+        f"CREATE FUNCTION {table}_no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no, it says'; END $$"
+    )
+    driver = pg_driver(table, orders(1), commit="staged", timeout=0.2)
+    written, parts = driver.prepare(0, orders(1))
+    for statement in damage.format(table).split("; "):
+        pg_truth.execute(statement)
+    with closing(PostgresCommitter(driver.sink, patience=0.5)) as hasty:
+        hasty.open(driver.identity)
+        with pytest.raises(PrepareFailed, match=says) as caught:
+            hasty.commit(written.epoch, parts[0], written.rows)
+    assert "which is decided" in caught.value.message
+    assert "the next start commits it" in caught.value.hint
+    pg_truth.execute(repair.format(table))
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert pg_truth.count(table) == 1
+
+
+def test_a_trial_merge_finds_what_would_be_refused_after_the_decision(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    pg_truth.execute(f"ALTER TABLE {table} ADD UNIQUE (id) DEFERRABLE INITIALLY DEFERRED")
+    driver = pg_driver(table, orders(1), commit="staged", validate=True)
+    with pytest.raises(RowsRejected, match="duplicate key"):
+        driver.prepare(0, orders(1, 1))
+    driver.run(0, orders(1, 2))
+    assert pg_truth.count(table) == 2
+
+
+@pytest.mark.parametrize("mode", WHOLE[:1])
+def test_a_vote_whose_session_is_lost_is_repeated(
+    mode: dict[str, Any], table: str, pg_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch, pg_truth: Truth
+) -> None:
+    """As by a restart of the server: whether it had prepared or not."""
+    for number, moment in enumerate(("before", "after")):
+        driver = pg_driver(table, orders(1), **mode)
+        losses = cut_once(monkeypatch, "prepare", moment, vote)
+        driver.run(0, orders(number))
+        assert losses == [moment]
+        monkeypatch.undo()
+    assert pg_truth.rows(table) == [(0, "x0"), (1, "x1")]
+
+
+def test_a_server_that_freezes_under_a_statement_is_given_up(
+    private_postgres: PrivatePostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that only takes long is not."""
+    monkeypatch.setattr(sessions, "WATCH_SECONDS", 0.1)
+    postgres = private_postgres()
+    server = Server.of(Postgres(postgres.dsn, table="t", options={"connect_timeout": 2}))
+    with closing(server.connect("epochsink")) as connection:
+        with sessions.watched(connection, server):
+            connection.execute("SELECT pg_sleep(1)")
+        postgres.pause()
+        try:
+            with pytest.raises(psycopg.OperationalError), sessions.watched(connection, server):
+                connection.execute("SELECT 1")
+        finally:
+            postgres.resume()
 
 
 def test_an_epoch_that_the_first_version_recorded_is_merged(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

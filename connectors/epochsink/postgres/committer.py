@@ -23,7 +23,7 @@ from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.server import Server
-from epochsink.postgres.sessions import Session, SessionName, deadline
+from epochsink.postgres.sessions import Session, SessionName, deadline, watched
 from epochsink.postgres.vote import Vote
 from epochsink.postgres.writer import make_writer
 from epochsink.retry import retrying
@@ -44,7 +44,7 @@ _log = logging.getLogger(__name__)
 PATIENCE: Final = 30.0
 """Seconds for which a commit that meets a passing failure is repeated before its outcome is called unknown."""
 
-_DEADLOCK_TURNS: Final = 3
+_VOTE_TURNS: Final = 3
 _PURGE_EVERY: Final = 100
 
 
@@ -64,6 +64,7 @@ class PostgresCommitter:
         self._checking = Session(self._server, "epochsink")
         self._check_lock = threading.Lock()
         self.commit_mode: str | None = None
+        self._purge_at = 0  # by number alone, epochs without rows would be the ones that purge
 
     def check(self, schema: pa.Schema) -> list[str]:
         """Compare configuration, row and live table; create the marker table. Return the findings."""
@@ -151,15 +152,22 @@ class PostgresCommitter:
         after: LastDone | None = None,
     ) -> list[Committable]:
         """Verify what the tasks wrote; where the epoch is one part, merge and prepare it."""
+        parts = [read_written(answer) for answer in written]
         with translated(f"preparing epoch {epoch.number} of {self._relation}"):
-            connection = self._voting.connection(self._patience)
-            parts = [read_written(answer) for answer in written]
-            staged = [part for part in parts if isinstance(part, StagedTask)]
+            again = retrying(_is_worth_voting_again, attempts=_VOTE_TURNS, longest_pause=1.0)
+            return [part.to_json() for part in again(self._vote_once, epoch, parts, after)]
+
+    def _vote_once(
+        self, epoch: Epoch, written: Sequence[PreparedPart | StagedTask], after: LastDone | None
+    ) -> Sequence[Part]:
+        # a new session where the last one was lost: a server that restarts in mid-vote has kept what is durable
+        connection = self._voting.connection(self._patience)
+        staged = [part for part in written if isinstance(part, StagedTask)]
+        with watched(connection, self._server):
             if staged:
-                again = retrying(_is_deadlock, attempts=_DEADLOCK_TURNS, longest_pause=1.0)
-                return [again(self._vote.whole, connection, epoch, staged, after).to_json()]
-            prepared = [part for part in parts if isinstance(part, PreparedPart)]
-            return [part.to_json() for part in self._vote.tasks(connection, epoch, prepared, after)]
+                return [self._vote.whole(connection, epoch, staged, after)]
+            prepared = [part for part in written if isinstance(part, PreparedPart)]
+            return self._vote.tasks(connection, epoch, prepared, after)
 
     # ---- phase 2
 
@@ -178,10 +186,18 @@ class PostgresCommitter:
                 # its own transaction has looked at the epoch before it, and cannot outlive that
                 return again(self._commit_prepared, epoch, known)
             return again(self._commit_staged, epoch, known, after)
-        except (errors.IntegrityError, errors.DataError) as refused:
-            raise failure(refused, f"merging epoch {epoch.number} into {self._relation}") from refused
         except psycopg.Error as error:
-            return Verdict(Outcome.UNKNOWN, f"{self._server.database}: {describe(error)}")
+            if is_passing(error) or is_busy(error):
+                return Verdict(Outcome.UNKNOWN, f"{self._server.database}: {describe(error)}")
+            # the server has answered and committed nothing: a refusal, which has a name and a remedy
+            raise self._refused(error, epoch, known) from error
+
+    def _refused(self, error: psycopg.Error, epoch: Epoch, part: Part) -> PrepareFailed:
+        known = failure(error, f"committing epoch {epoch.number}, which is decided, into {self._relation}")
+        if isinstance(part, PreparedPart) and isinstance(error, errors.InsufficientPrivilege):
+            known.hint = "only the role that prepared it, or a superuser, may: start the query as that role once"
+        known.hint = f"{known.hint}; the epoch stays recorded, and the next start commits it".removeprefix("; ")
+        return known
 
     def _commit_prepared(self, epoch: Epoch, part: PreparedPart) -> Verdict:
         connection = self._settling.connection()
@@ -211,7 +227,7 @@ class PostgresCommitter:
         connection = self._settling.connection()
         table = self._staging(part)
         try:
-            with transaction(connection):
+            with watched(connection, self._server), transaction(connection):
                 self._marker.insert(connection, self._identity, epoch.number, WHOLE, part.attempt)
                 if after is not None:
                     own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
@@ -289,8 +305,9 @@ class PostgresCommitter:
             sweeper = self._sweeper(connection)
             for table in sorted(tables):
                 sweeper.drop(table)
-            if epoch.number % _PURGE_EVERY == 0:
+            if epoch.number >= self._purge_at:
                 self._marker.purge(connection, epoch.number)
+                self._purge_at = epoch.number + _PURGE_EVERY
         except psycopg.Error as error:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", epoch.number, describe(error))
 
@@ -301,9 +318,9 @@ class PostgresCommitter:
         return Relation(self._config.schema_for_markers, part.table)
 
 
-def _is_deadlock(error: BaseException) -> bool:
+def _is_worth_voting_again(error: BaseException) -> bool:
     # a lock that others hold has been waited for already, for as long as ``timeout`` says
-    return is_contended(error) and not isinstance(error, errors.LockNotAvailable)
+    return is_passing(error) or isinstance(error, (errors.DeadlockDetected, errors.SerializationFailure))
 
 
 def _is_worth_repeating(error: BaseException) -> bool:

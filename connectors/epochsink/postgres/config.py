@@ -34,6 +34,7 @@ class PostgresConfig:
     atomic: bool = True
     commit: Commit = "auto"
     schema_for_markers: str = "epochsink"
+    validate: bool = False
     spool: bool = True
     create: bool = False
     timeout: float = 60.0
@@ -43,7 +44,7 @@ class PostgresConfig:
     def __post_init__(self) -> None:
         for name in ("where", "delete_when"):
             arguments.optional_text(name, getattr(self, name))
-        for name in ("atomic", "spool", "create", "allow_insecure"):
+        for name in ("atomic", "validate", "spool", "create", "allow_insecure"):
             arguments.flag(name, getattr(self, name))
         arguments.choice("commit", self.commit, ("auto", "prepared", "staged"))
         arguments.seconds("timeout", self.timeout)

@@ -59,7 +59,8 @@ RULES: Final = (  # the first that fits
         errors.ForeignKeyViolation,
         RowsRejected,
         Retry.NEVER,
-        "load the referenced table first, or drop the constraint",
+        "load the referenced table first; where another sink of this query feeds it, use commit='staged' for both and "
+        "name that sink first; or drop the constraint",
     ),
     Rule(
         errors.CharacterNotInRepertoire,
@@ -140,9 +141,21 @@ RULES: Final = (  # the first that fits
     Rule(
         errors.QueryCanceled,
         PrepareFailed,
-        Retry.NEVER,
+        Retry.TRANSACTION,
         "a statement_timeout cancelled it: raise it for this user, or set "
         "options={'options': '-c statement_timeout=0'}",
+    ),
+    Rule(
+        errors.GeneratedAlways,
+        PrepareFailed,
+        Retry.NEVER,
+        "the table generates this column itself: leave it out of select=, or drop GENERATED",
+    ),
+    Rule(
+        errors.RaiseException,
+        PrepareFailed,
+        Retry.NEVER,
+        "a trigger or function of the table refuses the row: filter such rows with where=, or change the trigger",
     ),
     Rule(errors.DiskFull, PrepareFailed, Retry.NEVER, "free disk space on the server"),
     Rule(

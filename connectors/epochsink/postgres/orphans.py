@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_DROP_PATIENCE: Final = "2s"
+_DROP_PATIENCE: Final = "100ms"
+"""Whoever reads a staging table for longer (pg_dump) must not delay each epoch."""
 _TERMINATE_PATIENCE: Final = 2000  # milliseconds
 
 _SESSIONS: Final = """

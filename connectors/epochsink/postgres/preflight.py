@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from epochsink.postgres.catalog import Target
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
+    from epochsink.postgres.types import Encoding
 
 MIN_VERSION: Final = 140000
 
@@ -47,6 +48,14 @@ _UNLOGGED: Final = """
 SELECT c.oid::regclass::text FROM pg_catalog.pg_class c, to_regclass(%s) AS r (oid)
 WHERE c.relkind = 'r' AND c.relpersistence = 'u'
   AND (c.oid = r.oid OR c.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(r.oid) AS p))
+"""
+_LOOSE_COLLATIONS: Final = """
+SELECT a.attname FROM pg_catalog.pg_attribute a
+JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation AND NOT co.collisdeterministic
+WHERE a.attrelid = to_regclass(%s)
+"""
+_PUBLICATIONS: Final = """
+SELECT p.pubname FROM pg_catalog.pg_publication p WHERE p.puballtables ORDER BY 1
 """
 _LACKING: Final = """
 SELECT c.name FROM unnest(%s::text[]) AS c (name)
@@ -175,9 +184,13 @@ def _check_target(config: PostgresConfig, connection: Connection, target: Target
             "in select=, or give it a default"
         )
     yield from _check_key(config, connection, target, schema)
+    if not config.atomic:
+        yield from _check_spread(config, connection, target, encodings)
     names = [encoding.field.name for encoding in encodings if encoding.field.name in target.columns]
     yield from _check_privileges(config, connection, target, names)
     yield from _check_mode(config, target)
+    if config.mode(target.max_prepared_transactions) == "staged":
+        yield from _check_publications(connection)
 
 
 def _check_kind(config: PostgresConfig, connection: Connection, target: Target) -> Iterator[str]:
@@ -226,6 +239,28 @@ def _check_key(config: PostgresConfig, connection: Connection, target: Target, s
         )
 
 
+def _check_spread(
+    config: PostgresConfig, connection: Connection, target: Target, encodings: Sequence[Encoding]
+) -> Iterator[str]:
+    """Yield key columns of which Spark takes two values for different that the table takes for equal.
+
+    Two tasks would then write the same row, and wait for each other.
+    """
+    loose = {name for (name,) in connection.execute(_LOOSE_COLLATIONS, [str(target.relation)]).fetchall()}
+    for encoding in encodings:
+        name = encoding.field.name
+        if name not in config.key or name not in target.columns:
+            continue
+        column = target.columns[name]
+        foreign = not column.equals.startswith("OPERATOR(pg_catalog.")
+        if name in loose or foreign or encoding.cast_to or encoding.parses or column.receive == "bpcharrecv":
+            yield (
+                f"atomic=False spreads rows over tasks by Spark's own comparison of key column {name!r}, and "
+                f"{column.declared} compares otherwise (case, blanks or spelling), so two tasks would write one row; "
+                "use atomic=True, or a key of another type"
+            )
+
+
 def _check_privileges(
     config: PostgresConfig, connection: Connection, target: Target, names: Sequence[str]
 ) -> Iterator[str]:
@@ -254,6 +289,16 @@ def _check_mode(config: PostgresConfig, target: Target) -> Iterator[str]:
             f"commit={config.commit!r} with atomic={config.atomic} needs prepared transactions, and the server has "
             "max_prepared_transactions = 0; set it to at least 10 and restart the server, or use "
             f"commit='staged'{staged}"
+        )
+
+
+def _check_publications(connection: Connection) -> Iterator[str]:
+    names = [name for (name,) in connection.execute(_PUBLICATIONS).fetchall()]
+    if names:
+        yield (
+            f"publication {', '.join(names)} is FOR ALL TABLES: it would publish the logged staging tables that "
+            "commit='staged' needs, and subscribers, which lack them, would stop; use commit='prepared', whose staging "
+            "tables are unlogged, or list the publication's tables"
         )
 
 

@@ -109,6 +109,14 @@ class Server:
         connection.search_path, connection.schemas = said.fetchone() or ("", ())
         return connection
 
+    def answers(self) -> bool:
+        """Return whether the server says anything to who connects, a refusal included."""
+        try:
+            psycopg.connect(**self.parameters, autocommit=True).close()  # type: ignore[arg-type] # as in `_connect`
+        except psycopg.OperationalError as error:
+            return "FATAL:" in str(error)
+        return True
+
     @property
     def database(self) -> str:
         """Where it connects to, for messages."""

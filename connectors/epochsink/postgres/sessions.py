@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 DRIVER: Final = "driver"
 PING_SECONDS: Final = 5.0
+WATCH_SECONDS: Final = 10.0
+"""How often a server is asked whether it still answers, while a statement runs."""
+SILENT_TURNS: Final = 2
 _ATTEMPT_DIGITS: Final = 16  # the whole name has to fit into PostgreSQL's 63 bytes
 
 
@@ -95,6 +98,32 @@ def deadline(connection: Connection, seconds: float) -> Iterator[None]:
         finally:
             timer.cancel()
             timer.join()
+
+
+@contextmanager
+def watched(connection: Connection, server: Server) -> Iterator[None]:
+    """Cut the connection if, while the body runs, the server stops answering; a slow statement may take its time.
+
+    A server that is frozen acknowledges what the network brings, so without this nothing would ever time out.
+    """
+    done = threading.Event()
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:
+        watch = threading.Thread(target=_watch, args=(line, server, done), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watch.join()
+
+
+def _watch(line: socket.socket, server: Server, done: threading.Event) -> None:
+    silent = 0
+    while not done.wait(WATCH_SECONDS):
+        silent = 0 if server.answers() else silent + 1
+        if silent == SILENT_TURNS:
+            _cut(line)
+            return
 
 
 def _cut(line: socket.socket) -> None:

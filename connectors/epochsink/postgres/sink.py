@@ -43,6 +43,8 @@ class Postgres(PostgresConfig):
             max_prepared_transactions > 0). "staged": rows wait in a logged table and are merged after the decision.
             "auto": prepared if the server can. atomic=False is always prepared.
         schema_for_markers: schema of the marker table and the staging tables; created if the user may.
+        validate: merge staged rows on trial before the decision and roll that back, so that constraints and triggers
+            refuse rows in time; costs the merge twice. Prepared epochs are checked anyway.
         spool: keep a durable copy of the rows until the epoch is done, from which it can be prepared again.
         create: create the table if it does not exist, from the row's schema, with ``key`` as its primary key.
         timeout: seconds that each wait for a lock may take.
@@ -65,6 +67,7 @@ class Postgres(PostgresConfig):
         atomic: bool = True,
         commit: Commit = "auto",
         schema_for_markers: str = "epochsink",
+        validate: bool = False,
         spool: bool = True,
         create: bool = False,
         timeout: float = 60.0,
@@ -86,6 +89,7 @@ class Postgres(PostgresConfig):
             atomic=atomic,
             commit=commit,
             schema_for_markers=schema_for_markers,
+            validate=validate,
             spool=spool,
             create=create,
             timeout=timeout,

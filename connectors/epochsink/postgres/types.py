@@ -74,7 +74,8 @@ class Encoding:
     """How one column of the row is sent.
 
     ``convert`` turns the row's array into one of ``field``'s type. ``staged_as`` is the type of the staging
-    column where it differs from the target's, which the merge then casts to ``cast_to``.
+    column where it differs from the target's, which the merge then casts to ``cast_to``. ``parses``: several texts give
+    the same value.
     """
 
     field: pa.Field
@@ -82,6 +83,7 @@ class Encoding:
     staged_as: str | None = None
     cast_to: str | None = None
     is_jsonb: bool = False
+    parses: bool = False
 
     def builder(self) -> Any:
         """Return pgpq's encoder for it."""
@@ -187,7 +189,7 @@ def _string(field: pa.Field, column: Column) -> Encoding:
     if column.receive == "jsonb_recv":
         return Encoding(field, _as_is, is_jsonb=True)
     if column.receive == "uuid_recv":
-        return Encoding(pa.field(field.name, pa.binary(16)), _uuids)
+        return Encoding(pa.field(field.name, pa.binary(16)), _uuids, parses=True)
     if column.receive in _HAVE_ARROW_TYPES:
         raise Mismatch(_refusal(field, column))
     _refuse_cutting(field, column, column.receive)

@@ -68,6 +68,11 @@ class Vote:
             verify(connection, first.merge, staging, tasks, rows)
             if first.merge.casts:
                 self._verify_casts(connection, first.merge, staging, tasks)
+            if self.config.validate:
+                with transaction(connection):
+                    merge(connection, first.merge, staging, tasks, rows)
+                    connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+                    connection.rollback()
             return StagedEpoch(epoch.attempt, tasks, rows, first.table, first.merge)
         gid = PreparedName(
             self._key, self.identity.generation, epoch.number, epoch.attempt, WHOLE, identity_label(self.identity)

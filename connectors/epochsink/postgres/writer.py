@@ -22,7 +22,7 @@ from epochsink.postgres.prepared_transaction import begin, commit, prepare, tran
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import fit
 from epochsink.postgres.server import Server
-from epochsink.postgres.sessions import SessionName
+from epochsink.postgres.sessions import SessionName, watched
 from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, is_rank, is_reserved, tag
 
 if TYPE_CHECKING:
@@ -56,21 +56,22 @@ class CopyWriter:
         self._key = identity_key(task.identity)
         self._copy: CopyIn | None = None
         name = SessionName(self._key, task.identity.generation, task.epoch.attempt)
-        server = Server.of(config)
-        with translated(f"connecting to {server.database}"):
-            self._connection = server.connect(str(name), CONNECT_PATIENCE)
+        self._server = Server.of(config)
+        with translated(f"connecting to {self._server.database}"):
+            self._connection = self._server.connect(str(name), CONNECT_PATIENCE)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send a record batch with at least one row. Raises `RowsRejected`, `PrepareFailed`."""
         with translated(self._doing("copying")):
             if self._copy is None:
                 self._copy = self._begin(batch.schema)
-            self._copy.write(batch)
+            with watched(self._connection, self._server):
+                self._copy.write(batch)
 
     def prepare(self) -> Committable:
         """Make what was written durable and invisible. Raises `RowsRejected`, `PrepareFailed`."""
         try:
-            with translated(self._doing("preparing")):
+            with translated(self._doing("preparing")), watched(self._connection, self._server):
                 rows = self._finish_copy()
                 reach("postgres.copied")
                 return self._prepare(rows)
