@@ -105,7 +105,9 @@ class Simulation(Scheduler):
         return self.world.set_back(sink, commits)
 
     def _forget_markers(self, sink: str) -> bool:
-        return sink in self.world.copies and self.world.forget_markers(sink)
+        # until an epoch is done, nothing says that there ever was a marker: the protocol's page names that limit
+        done = any(json.loads(data)["entry"] == "done" for data in self.world.files.get(FOLDER, {}).values())
+        return done and sink in self.world.copies and self.world.forget_markers(sink)
 
     def _kill_all(self) -> None:
         """Kill every driver, and wait until the file system has carried out what they asked of it."""
@@ -146,7 +148,8 @@ class Simulation(Scheduler):
         return True
 
     def _restore_ledger(self, number: int) -> bool:
-        if number not in self.copies and number != -1:
+        # forward into an abandoned timeline is beyond what can be told apart
+        if (number not in self.copies and number != -1) or number > self._restored_to:
             return False
         self.note(f"        all drivers die; the ledger alone is that of commits<={number}")
         self._kill_all()

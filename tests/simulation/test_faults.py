@@ -8,7 +8,7 @@ import pytest
 
 from simulation import plans
 from simulation.driver import Variant
-from simulation.explorer import Findings, explore, steps_of
+from simulation.explorer import Case, Findings, explore, steps_of
 from simulation.storage import StepwiseLedger, TrimmingLedger
 
 PURGING = Variant(purges=True)
@@ -46,13 +46,19 @@ def test_two_faults_at_random(sinks: str) -> None:
 
 
 @pytest.mark.parametrize("sinks", ["KPE", "KSE"])
-@pytest.mark.parametrize("depth", [3, 4, 5])
-def test_deeper_plans_at_random(sinks: str, depth: int) -> None:
-    """A few plans with more faults."""
+@pytest.mark.parametrize(("depth", "at_least"), [(3, 20), (4, 10), (5, 2)])
+def test_deeper_plans_at_random(sinks: str, depth: int, at_least: int) -> None:
+    """A few plans with more faults; in most, not every one finds something to strike."""
     seed = 2_000 + depth
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
     random = plans.at_random(seed, steps_of(sinks, 0) + 50, depth, plans.MEDIUM)
-    expect_none(explore(random, sinks, 0, most=200), 20)
+    expect_none(explore(random, sinks, 0, most=200), at_least)
+
+
+def test_two_drivers_that_take_a_new_ledger_at_once_and_remove_each_others_entry() -> None:
+    """What the sinks fixed when they joined goes along with whichever take stands in the end."""
+    plan: plans.Plan = ((6, ("pause", 4, 2)), (57, ("twice", 8)), (60, ("before",)), (145, ("before",)))
+    assert Case(plan, "KSE", 0).violations() == []
 
 
 @pytest.mark.parametrize("sinks", ["K", "P"])
@@ -74,7 +80,7 @@ def test_reply_lost_around_a_losing_task(sinks: str) -> None:
     """Sweep on purpose: a reply is lost, and a losing task attempt prepares before or after."""
     sweep = (
         tuple(sorted([(lost, ("lost",)), (loser, fault)]))
-        for lost in range(20, 60)
+        for lost in range(44, 84)
         for loser in range(lost - 9, lost + 18, 2)
         for fault in (("loser", 0, 0), ("loser", 0, 1), ("loser", 1, 0))
     )

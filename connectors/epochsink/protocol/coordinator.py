@@ -125,7 +125,9 @@ class Coordinator(TwoThreads):
             self._check.refuse_known_targets(self._query_id)
             joined = newest_decided
         known = before.owner.origins if before.owner else {}
-        origins = {name: sink.initial_state() for name, sink in self._sinks.items() if name not in known}
+        new = {name: sink.initial_state() for name, sink in self._sinks.items() if name not in known}
+        # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
+        origins = {**known, **new}
         take = self._ledger.take(self._query_id, origins, joined)
         for name, sink in self._sinks.items():
             who = Identity(self._query_id, name, take.generation, take.origins[name], self._pipeline)
