@@ -28,12 +28,12 @@ SETTINGS: Final = {"number_of_shards": 2, "number_of_replicas": 0}
 def keyed(url: str, index: str) -> dict[str, Any]:
     """Return the sink of an index that upserts and deletes."""
     options = {"id": "key", "order_by": "kver", "delete_when": "op = 'D'", "bulk_bytes": BULK_BYTES}
-    return {"kind": "Elasticsearch", "hosts": url, "index": index, "settings": SETTINGS, **options}
+    return {"kind": "Elasticsearch", "hosts": url, "index": index, "create": SETTINGS, **options}
 
 
 def keyless(url: str, index: str) -> dict[str, Any]:
     """Return the sink of an index that appends."""
-    return {"kind": "Elasticsearch", "hosts": url, "index": index, "settings": SETTINGS, "bulk_bytes": BULK_BYTES}
+    return {"kind": "Elasticsearch", "hosts": url, "index": index, "create": SETTINGS, "bulk_bytes": BULK_BYTES}
 
 
 @contextmanager
