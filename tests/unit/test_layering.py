@@ -154,3 +154,9 @@ def test_the_table_names_every_room() -> None:
     """The table above is about this package, not about an older one."""
     assert {room_of(module) for module in MODULES} == set(ROOMS)
     assert all(path.is_dir() for path in (ROOT / room for room in ROOMS if room != "words"))
+
+
+def test_each_module_of_the_protocol_has_a_unit_test_of_its_name() -> None:
+    modules = {module.partition(".")[2] for module in MODULES if module.startswith("protocol.")} - {"__init__"}
+    tests = {path.stem.removeprefix("test_") for path in Path(__file__).parent.glob("test_*.py")}
+    assert modules - tests == set()
