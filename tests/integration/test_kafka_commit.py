@@ -130,13 +130,14 @@ def test_an_aborted_attempt_is_never_seen_and_holds_no_reader_back(
 ) -> None:
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at), rows("aborted"))
-    after = prepare(config, task(identity(), at), rows("after"))
+    later = epoch(1)
+    after = prepare(config, task(who, later), rows("after"))
     with committing(config, who) as committer:
         abort(committer, part)
         abort(committer, part)
-        assert commit(committer, at, after) == COMMITTED
-        assert read_all(kafka.bootstrap_servers, topic, 1) == ["after"]
         assert commit(committer, at, part).outcome is Outcome.ABORTED
+        assert commit(committer, later, after) == COMMITTED
+        assert read_all(kafka.bootstrap_servers, topic, 1) == ["after"]
 
 
 def test_a_writer_that_gives_up_aborts_its_rows(kafka: KafkaService, topic: str, config: Kafka) -> None:
@@ -144,9 +145,10 @@ def test_a_writer_that_gives_up_aborts_its_rows(kafka: KafkaService, topic: str,
     writer = config.writer(task(who, at))
     writer.write(rows(*["given up"] * 1000))
     writer.abort()
-    part = prepare(config, task(identity(), at), rows("after"))
+    later = epoch(1)
+    part = prepare(config, task(who, later), rows("after"))
     with committing(config, who) as committer:
-        assert commit(committer, at, part) == COMMITTED
+        assert commit(committer, later, part) == COMMITTED
         # the client may give up while its request to begin is still on the way: then the sweep has to end it
         committer.abort_orphans([])
         assert committer.abort_orphans([]) == []

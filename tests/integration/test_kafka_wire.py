@@ -138,13 +138,14 @@ def test_rows_that_come_after_the_end_of_their_transaction_are_refused(wire: Wir
     who, at = identity(), epoch(0)
     caught = wire.proxy.catch(Api.PRODUCE, fate)
     part = prepare(wire.proxied, task(who, at), rows("in time"))
-    after = prepare(wire.direct, task(identity(), at), rows("after"))
+    later = epoch(1)
+    after = prepare(wire.direct, task(who, later), rows("after"))
     with committing(wire.direct, who) as committer:
         if decision == "commit":
             assert commit(committer, at, part) == COMMITTED
         else:
-            assert len(committer.abort_orphans([])) == 1
+            assert len(committer.abort_orphans([after])) == 1
         caught.deliver()
-        assert commit(committer, at, after) == COMMITTED
+        assert commit(committer, later, after) == COMMITTED
     expected = ["after", "in time"] if decision == "commit" else ["after"]
     assert wire.seen(len(expected)) == expected

@@ -35,10 +35,15 @@ class Stream:
         self.input = folder / "input"
         self.input.mkdir(exist_ok=True)
         self.checkpoint = folder / "checkpoint"
-        self.url = url or str(self.checkpoint)
+        self._url = url
         self.sink = FolderSink(str(folder / "sink"))
         self._made: list[ExactlyOnce] = []
         self._files = 0
+
+    @property
+    def url(self) -> str:
+        """Where the checkpoint is, as Spark is told."""
+        return self._url or str(self.checkpoint)
 
     def put(self, ids: Iterable[int]) -> None:
         """Add one input file, which makes one epoch; a row's timestamp is its id in seconds."""
