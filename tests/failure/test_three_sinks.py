@@ -30,7 +30,7 @@ CRASHES: Final = (
     "coordinator.record.after",
     "kafka.commit.between",  # of the epoch's two transactions one is ended
     "coordinator.commit.between:3",  # Kafka and PostgreSQL have it, Elasticsearch has nothing
-    "elasticsearch.bulk.between:2",
+    "elasticsearch.bulk.between",  # later, all requests might be on their way already
     "coordinator.done.before",
 )
 

@@ -69,8 +69,10 @@ class ElasticsearchCommitter:
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker with the ledger."""
+        # asked in every epoch: a server that restarts meanwhile must not end the query
+        again = retrying(errors.is_passing, seconds=self._config.timeout)
         with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
-            kept = applied_epochs.read(self._client, self._me)
+            kept = again(applied_epochs.read, self._client, self._me)
         self._verify(kept, done, pending)
 
     def _verify(self, kept: applied_epochs.Marker | None, done: LastDone | None, pending: LastDone | None) -> None:

@@ -9,7 +9,7 @@ import elasticsearch
 from epochsink.elasticsearch import applied_epochs, dead_letter, target_index, validation
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.config import duration_seconds
-from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, TakesNoWrites, client_version, describe
+from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, TakesNoWrites, client_version, describe, error_type
 from epochsink.elasticsearch.mapping import conflicts, from_schema
 from epochsink.errors import RowsRejected
 
@@ -93,9 +93,19 @@ def _version(client: elasticsearch.Elasticsearch) -> str | None:
         nodes = client.nodes.info(node_id="_local", filter_path="nodes.*.version").body
         return next((str(node["version"]) for node in nodes.get("nodes", {}).values()), None)
     except elasticsearch.ApiError as error:
-        if error.status_code in _NOT_TO_BE_KNOWN:
-            return None
-        raise
+        if error.status_code not in _NOT_TO_BE_KNOWN:
+            raise
+        _refuse_newer_client(client)
+        return None
+
+
+def _refuse_newer_client(client: elasticsearch.Elasticsearch) -> None:
+    """Raise what an older server says of this client's requests; asked anew, since filter_path cuts the reason off."""
+    try:
+        client.nodes.info(node_id="_local")
+    except elasticsearch.ApiError as error:
+        if error_type(error) == "media_type_header_exception":
+            raise
 
 
 def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema) -> list[str]:
