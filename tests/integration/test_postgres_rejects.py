@@ -37,7 +37,7 @@ def rows(*ids: int | None, note: str = "x") -> pa.RecordBatch:
         ("id bigint CONSTRAINT once UNIQUE, note text", rows(7, 7), "(id)=(7)"),
         ("id bigint CONSTRAINT late UNIQUE DEFERRABLE INITIALLY DEFERRED, note text", rows(7, 7), "late"),
         ("id bigint, note varchar(3)", rows(1, note="long"), "character varying(3)"),
-        ("id bigint, note uuid", rows(1, note="nope"), "'nope' is no uuid"),
+        ("id bigint, note uuid", rows(1, note="nope"), "'nope' is not a valid uuid"),
         ("id bigint, note jsonb", rows(1, note="{"), "json"),
         ("id bigint, note jsonb", rows(1, note='"\\u0000"'), "\\u0000"),
         ("id bigint, note text", rows(1, note="a\x00b"), "column note"),

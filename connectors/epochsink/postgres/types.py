@@ -261,7 +261,7 @@ def _uuids(array: pa.Array) -> pa.Array:
     digits = pc.replace_substring_regex(pc.cast(array, pa.string()), "[-{}]", "")
     good = pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$")
     if not pc.all(good, min_count=0).as_py():
-        raise pa.ArrowInvalid(f"{array.filter(pc.invert(good))[0].as_py()!r} is no uuid")
+        raise pa.ArrowInvalid(f"{array.filter(pc.invert(good))[0].as_py()!r} is not a valid uuid")
     text = pc.cast(pc.fill_null(digits, arrow_buffers.text("0" * _UUID_DIGITS, pa.string())), pa.binary(_UUID_DIGITS))
     codes = np.frombuffer(text.buffers()[1], np.uint8)[text.offset * _UUID_DIGITS :][: len(text) * _UUID_DIGITS]
     nibbles = np.where(codes > ord("9"), (codes & ord("_")) - ord("A") + 10, codes - ord("0")).astype(np.uint8)
@@ -273,7 +273,7 @@ def _uuids(array: pa.Array) -> pa.Array:
 def _refusal(field: pa.Field, column: Column) -> str:
     hint = f"cast it in select=, for example CAST({field.name} AS {_spark_type(column)}) AS {field.name}"
     if pa.types.is_timestamp(field.type) and field.type.tz is None and column.receive == "timestamptz_recv":
-        rule = "a timestamp without time zone is no instant"
+        rule = "a timestamp without time zone names no point in time"
     elif pa.types.is_decimal(field.type) and column.receive == "numeric_recv":
         rule = f"digits behind the point would be rounded away (scale {field.type.scale} > {_scale(column.modifier)})"
     elif pa.types.is_null(field.type):
