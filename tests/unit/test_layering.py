@@ -29,7 +29,9 @@ ROOMS: Final[dict[str, tuple[str, ...]]] = {
     "protocol": ("words",),
     "words": (),
 }
-"""Each room, and the rooms that it may import from, for types too. ``words`` are the modules at the package's root."""
+"""Each room, and the rooms that it may import from, for types too. ``words`` are the modules at the package's root, and
+those of the folders in `WORDS`."""
+WORDS: Final = {"sink"}
 
 SPARK_ROOMS: Final = {"spark", "testing", "devkit", "cli"}
 """Who may import PySpark or py4j when it runs: services use its jars, the command line starts a session."""
@@ -51,7 +53,7 @@ LONGEST, MEDIAN, ROOT_MODULES = 400, 150, 9
 
 def room_of(module: str) -> str:
     head, dot, _ = module.partition(".")
-    return head if dot or head in ROOMS else "words"
+    return head if (dot or head in ROOMS) and head not in WORDS else "words"
 
 
 def imports(module: str) -> Iterator[tuple[str, bool]]:

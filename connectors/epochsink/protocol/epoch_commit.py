@@ -1,0 +1,113 @@
+"""Steps 6 and 7: commit what Spark has decided, part by part, and prepare again what a target has lost."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from epochsink.failpoints import reach
+from epochsink.protocol import consistency
+from epochsink.protocol.ledger_entries import Done, Prepared, Replay
+from epochsink.protocol.sweep import Sweep
+from epochsink.sink import Epoch, Outcome
+
+if TYPE_CHECKING:
+    from epochsink.sink import LastDone
+
+_log = logging.getLogger("epochsink")
+
+REPLAY_TURNS: Final = 4
+"""How often one part is prepared again before the query stops: each turn needs a new loss in the target."""
+
+
+class EpochCommit(Sweep):
+    """The commits of a run: in the commit thread, and at its start for what an earlier run has left."""
+
+    def commit_decided(self) -> bool:
+        """Commit pending epochs that Spark has decided, oldest first; return whether none is left pending.
+
+        Called by the commit thread, as often as it likes. An error is kept, and raised in the stream thread too.
+        """
+        try:
+            while self.pending and self._checkpoint.has_commit(self.pending[0]):
+                self._commit(self.pending[0])
+                self._queue.remove_first()
+        except BaseException as failure:
+            self.fail(failure)
+            raise
+        return not self.pending
+
+    def _commit(self, number: int) -> None:
+        """Commit one decided epoch in every sink, as the newest ledger entry says, and record that it is done."""
+        history = self._ledger.verify()
+        if number in history.done:
+            return
+        reach("coordinator.commit.before")
+        if history.epochs[number].offsets != self._checkpoint.offsets_digest(number):
+            raise self._conclude(consistency.other_input(number))
+        # what readers are about to see must not be undone by a power cut that takes the decision back
+        self._checkpoint.make_durable(number)
+        for name, share in history.epochs[number].shares.items():
+            self._check.verify_before_commit(number, name)
+            for index in range(len(share.parts)):
+                if not self._commit_part(number, name, index, history.applied.get(name)):
+                    return
+                reach("coordinator.commit.between")
+        prepared = self._ledger.verify().epochs[number]  # a replay has put parts in the place of others
+        for name, share in prepared.shares.items():
+            with self._if_ours():
+                after = history.applied.get(name)
+                self._sinks[name].await_visible(Epoch(number, prepared.attempt), share.parts, after)
+        reach("coordinator.done.before")
+        self._ledger.append(Done(number))
+        reach("coordinator.done.after")
+        self._clear(prepared)
+
+    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
+        """Commit one part, replaying it if the target has lost it; False if the epoch proves to be done."""
+        for _ in range(REPLAY_TURNS):
+            # the newest entry, not what was read before an earlier part: that part's replay is in it
+            prepared = self._ledger.known().epochs[number]
+            epoch, share = Epoch(number, prepared.attempt), prepared.shares[name]
+            rows = self._spool.rows(self._identities[name], epoch, share.tasks, share.files)
+            with self._if_ours():
+                verdict = self._sinks[name].commit(epoch, share.parts[index], rows, after)
+            if verdict.outcome is Outcome.COMMITTED:
+                return True
+            # before anything is concluded from the target, the ledger says whether the question is still ours
+            if number in self._ledger.verify().done:
+                return False
+            if verdict.outcome is Outcome.UNKNOWN:
+                raise consistency.unknown_outcome(number, name, verdict.evidence)
+            # a marker that is missing proves nothing where those of earlier epochs are missing too
+            self._check.verify_before_commit(number, name)
+            with self._queue.replaying(), self._if_ours():
+                reach("coordinator.replay.before")
+                parts = self._ledger.verify().epochs[number].shares[name].parts
+                replayed = self._sinks[name].replay(epoch, parts[index], rows, uuid.uuid4().hex, after)
+                reach("coordinator.replay.prepared")
+                self._ledger.append(Replay(number, name, (*parts[:index], replayed, *parts[index + 1 :])))
+            reach("coordinator.replay.after")
+        raise consistency.unknown_outcome(number, name, f"prepared again {REPLAY_TURNS} times, and lost each time")
+
+    def _clear(self, prepared: Prepared) -> None:
+        """Drop what a done epoch has left. Failing to is no harm: the next sweep finds it."""
+        epoch = Epoch(prepared.epoch, prepared.attempt)
+        try:
+            for name, share in prepared.shares.items():
+                self._sinks[name].finish(epoch, share.parts)
+            self._spool.drop(self._query_id, epoch)
+            self._ledger.trim()
+        except OSError as failure:
+            _log.warning("leftovers of epoch %d stay for the next sweep: %s", prepared.epoch, failure)
+
+    def drain(self) -> None:
+        """Commit what is decided, once the stream thread has ended; never aborts.
+
+        An epoch that is recorded and not decided stays for the next start, which adopts it.
+        """
+        reach("coordinator.drain.before")
+        for prepared in self._ledger.verify().pending:
+            if self._checkpoint.is_decided(prepared.epoch):
+                self._commit(prepared.epoch)

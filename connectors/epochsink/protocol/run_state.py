@@ -1,0 +1,60 @@
+"""What every step of one run of a query works on, and the rule under which any of them may conclude something."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from epochsink.errors import EpochsinkError, Fenced
+from epochsink.protocol.applied_check import AppliedCheck
+from epochsink.protocol.commit_queue import CommitQueue
+from epochsink.protocol.two_threads import TwoThreads
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Mapping
+
+    from epochsink.protocol.ledger import Ledger
+    from epochsink.sink import CheckpointReader, Identity, SinkCommitter, SpoolKeeper
+
+
+class RunState(TwoThreads):
+    """The ledger, checkpoint, spool and sinks of one run, and what its steps remember."""
+
+    def __init__(
+        self,
+        *,
+        query_id: str,
+        ledger: Ledger,
+        checkpoint: CheckpointReader,
+        spool: SpoolKeeper,
+        sinks: Mapping[str, SinkCommitter],
+        join_running: bool = False,
+        monitor: threading.Condition | None = None,
+        pipeline: str = "",
+    ) -> None:
+        self._query_id, self._pipeline = query_id, pipeline
+        self._ledger, self._checkpoint = ledger, checkpoint
+        self._spool = spool
+        self._sinks = dict(sinks)
+        self._join_running = join_running
+        self._check = AppliedCheck(ledger, self._sinks)
+        self._queue = CommitQueue(monitor)
+        self._begun = False
+        self._attempted = -1
+        self._identities: dict[str, Identity] = {}
+
+    @contextmanager
+    def _if_ours(self) -> Iterator[None]:
+        """Let a sink's conclusion pass if the ledger is still ours; raises `Fenced` if it is not."""
+        try:
+            yield
+        except Fenced:
+            raise
+        except EpochsinkError as conclusion:
+            raise self._conclude(conclusion) from conclusion
+
+    def _conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
+        """Return a conclusion if the ledger is still ours; raises `Fenced` if it is not."""
+        self._ledger.verify()
+        return conclusion

@@ -1,0 +1,66 @@
+"""Step 0: a driver takes the ledger, and compares what ledger, checkpoint and targets say before it changes any."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from epochsink.failpoints import reach
+from epochsink.protocol import consistency
+from epochsink.protocol.sweep import Sweep
+from epochsink.sink import Identity
+
+if TYPE_CHECKING:
+    from epochsink.protocol.ledger import History
+
+
+class Takeover(Sweep):
+    """The start of a run, as far as it changes nothing but the ledger."""
+
+    def abort_leftovers(self) -> None:
+        """Take the ledger, compare the stories, and abort what nobody recorded; commits nothing.
+
+        For an operator, in place of `recover`. Raises `WentBack`, `Fenced`.
+        """
+        self._take_over()
+        self._abort_orphans()
+
+    def _take_over(self) -> History:
+        reach("coordinator.take.before")
+        self._take()
+        reach("coordinator.take.after")
+        history = self._ledger.verify()
+        self._refuse_other_stories(history)
+        return history
+
+    def _take(self) -> None:
+        # in this order: what is decided by now is recorded by the time that the ledger is read
+        newest_decided = self._checkpoint.newest_decided()
+        before = self._ledger.read()
+        joined = -1
+        if before.owner is None and newest_decided >= 0:
+            if not self._join_running:
+                raise consistency.no_ledger(newest_decided)
+            self._check.refuse_known_targets(self._query_id)
+            joined = newest_decided
+        known = before.owner.origins if before.owner else {}
+        new = {name: sink.initial_state() for name, sink in self._sinks.items() if name not in known}
+        # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
+        origins = {**known, **new}
+        take = self._ledger.take(self._query_id, origins, joined)
+        for name, sink in self._sinks.items():
+            who = Identity(self._query_id, name, take.generation, take.origins[name], self._pipeline)
+            self._identities[name] = who
+            sink.open(who)
+
+    def _refuse_other_stories(self, history: History) -> None:
+        self._refuse_undocumented(history)
+        self._check.verify_all()
+        for prepared in history.pending:
+            for name in prepared.shares.keys() - self._sinks.keys():
+                raise self._conclude(consistency.sink_is_gone(prepared.epoch, name))
+
+    def _refuse_undocumented(self, history: History) -> None:
+        """Everything that is decided is in the ledger."""
+        decided = self._checkpoint.newest_decided()
+        if decided > history.newest:
+            raise self._conclude(self._check.why_undocumented(history.newest, decided, self._attempted))

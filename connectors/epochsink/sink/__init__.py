@@ -1,0 +1,52 @@
+"""The words of the protocol: no I/O, no Spark.
+
+An *epoch* is one micro-batch of one streaming query. For each sink it passes through
+
+    written (by tasks)  ->  prepared (durable, invisible)  ->  recorded (in the ledger)
+    ->  decided (Spark's checkpoint holds ``commits/N``)   ->  committed (visible)  ->  done
+
+A sink consists of a configuration (`Sink`), which crosses to the executors, a `SinkWriter` for each
+task attempt there, and one `SinkCommitter` in the driver. What they exchange are *committables*: plain
+JSON values that name what was prepared, so that any later process can commit or abort it.
+"""
+
+from epochsink.sink.contract import Rows, Sink, SinkCommitter, SinkWriter
+from epochsink.sink.marks import Mark, verify_marks
+from epochsink.sink.nested_json import json_text
+from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
+from epochsink.sink.ports import CheckpointReader, SpoolKeeper
+from epochsink.sink.values import (
+    NOTHING_SPOOLED,
+    Committable,
+    Epoch,
+    Identity,
+    LastDone,
+    Spooled,
+    SpoolFile,
+    Task,
+    Written,
+)
+
+__all__ = [
+    "COMMITTED",
+    "NOTHING_SPOOLED",
+    "CheckpointReader",
+    "Committable",
+    "Epoch",
+    "Identity",
+    "LastDone",
+    "Mark",
+    "Outcome",
+    "Rows",
+    "Sink",
+    "SinkCommitter",
+    "SinkWriter",
+    "SpoolFile",
+    "SpoolKeeper",
+    "Spooled",
+    "Task",
+    "Verdict",
+    "Written",
+    "json_text",
+    "verify_marks",
+]

@@ -1,0 +1,102 @@
+"""What a target says of itself, part by part, compared with what the ledger says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epochsink.errors import WentBack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from epochsink.sink.values import LastDone
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a target itself says of one part: the newest epoch applied, and by which attempt.
+
+    ``attempt`` is "" where the marker does not say: earlier versions of this package did not write it.
+    """
+
+    epoch: int
+    attempt: str = ""
+
+    def agrees(self, other: Mark | None) -> bool:
+        """Whether both mean the same attempt at the same epoch, as far as they say."""
+        return (
+            other is not None
+            and self.epoch == other.epoch
+            and (self.attempt == other.attempt or "" in (self.attempt, other.attempt))
+        )
+
+
+def verify_marks(
+    target: str,
+    found: Mapping[str, Mark],
+    done: LastDone | None,
+    pending: LastDone | None,
+    marks_of: Callable[[LastDone], Mapping[str, Mark]],
+) -> None:
+    """Raise `WentBack` unless a target's marks say what the ledger does: for `SinkCommitter.verify_applied`.
+
+    ``found`` has the marks by part, ``marks_of`` gives those that an epoch leaves. ``target`` is for the message.
+    """
+    must = marks_of(done) if done and done.parts else {}
+    may = marks_of(pending) if pending else {}
+    newest = max((last.epoch for last in (done, pending) if last), default=-1)
+    for part in found.keys() | must.keys():
+        mark, wanted = found.get(part), must.get(part)
+        if mark is None:
+            raise _marker_is_gone(target, wanted)
+        # an operator's word: the target may hold anything up to that epoch
+        if done and not done.parts and mark.epoch <= done.epoch:
+            continue
+        if mark.agrees(wanted) or mark.agrees(may.get(part)):
+            continue
+        if mark.epoch > newest:
+            raise _target_is_newer(target, mark, newest)
+        if wanted is not None and mark.epoch < wanted.epoch:
+            raise _target_is_older(target, mark, wanted)
+        if mark.epoch == newest or wanted is not None:
+            ours = next((one for one in (may.get(part), wanted) if one and one.epoch == mark.epoch), None)
+            raise _written_by_another(target, mark, ours)
+
+
+def _target_is_newer(target: str, mark: Mark, newest: int) -> WentBack:
+    return WentBack(
+        f"{target} already holds epoch {mark.epoch} of this query, and the ledger knows only epochs up to {newest}: "
+        "the checkpoint is the older copy, or a driver on another copy of it is running",
+        hint="stop the other driver, or restore the newer copy of the checkpoint; to process the input since then "
+        "again, start with a new checkpoint folder after removing those epochs' rows",
+    )
+
+
+def _target_is_older(target: str, mark: Mark, wanted: Mark) -> WentBack:
+    return WentBack(
+        f"{target} holds epoch {mark.epoch} as the newest of this query, and the ledger says that epoch {wanted.epoch} "
+        "is done: the target is the older copy (restored from a backup, or failed over to a standby that lacked "
+        f"the last commits), and the rows of epochs {mark.epoch + 1} to {wanted.epoch} are missing in it",
+        hint="put the newer state back; or load those epochs' input with a query of its own, then say so: "
+        f"epochsink accept CHECKPOINT {wanted.epoch} --sink NAME",
+    )
+
+
+def _marker_is_gone(target: str, wanted: Mark | None) -> WentBack:
+    number = wanted.epoch if wanted else -1
+    return WentBack(
+        f"{target} has no marker of this query any more, and the ledger says that epoch {number} is done: the target "
+        "was restored from a backup, or somebody deleted the marker; which epochs it holds is unknown",
+        hint=f"look whether the rows up to epoch {number} are there; when they are, say so: epochsink accept "
+        f"CHECKPOINT {number} --sink NAME",
+    )
+
+
+def _written_by_another(target: str, mark: Mark, wanted: Mark | None) -> WentBack:
+    ours = f"attempt {wanted.attempt}" if wanted else "nothing of it there"
+    return WentBack(
+        f"epoch {mark.epoch} was applied to {target} by attempt {mark.attempt or 'unknown'}, and the ledger records "
+        f"{ours}: a driver on another copy of this checkpoint writes for the same query",
+        hint="stop the other driver; keep the copy whose ledger names that attempt (see 'epochsink status --json')",
+    )
