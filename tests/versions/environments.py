@@ -53,8 +53,11 @@ class Environment:
         self.install("postgres")
 
     def install(self, extras: str) -> None:
-        """Install the wheel with extras, as the README says; again where a download breaks off."""
-        asked = [f"{self.wheel}[{extras}]", *VERSIONS[self.name]]
+        """Install the wheel with extras, as the README says."""
+        self.pip(f"{self.wheel}[{extras}]", *VERSIONS[self.name])
+
+    def pip(self, *asked: str) -> None:
+        """Install what is asked for; again where a download breaks off."""
         for attempt in range(_TRIES):
             command: list[str | Path] = [
                 self.folder / "bin" / "pip",
