@@ -288,6 +288,21 @@ def test_the_sweep_aborts_a_zombie_under_a_recorded_id(config: Kafka) -> None:
         assert commit(committer, at, recorded).outcome is Outcome.ABORTED
 
 
+def test_the_sweep_leaves_what_belongs_to_a_done_epoch_and_stops(
+    kafka: KafkaService, topic: str, config: Kafka
+) -> None:
+    """As after an unclean election of the coordinator, which has lost the end of a transaction."""
+    who, at = identity(), epoch(3)
+    part = prepare(config, task(who, at), rows("done"))
+    with committing(config, who) as committer:
+        for keep in ([], [prepare(config, task(who, epoch(4)), rows("pending"))]):
+            with pytest.raises(WentBack, match=f"{part['transactional_id']}.* is open, and the ledger says"):
+                committer.abort_orphans(keep, [part])
+        assert commit(committer, at, part) == COMMITTED, "it is still there to be finished"
+        committer.abort_orphans([])
+    assert read_all(kafka.bootstrap_servers, topic, 1) == ["done"]
+
+
 def test_the_sweep_leaves_a_replay_alone_that_is_not_recorded_yet(config: Kafka) -> None:
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at, name="ab" * 16), rows("a"))

@@ -73,6 +73,14 @@ def test_wrong_credentials_are_a_finding_that_hides_them() -> None:
     assert CANARY not in finding
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_is_overloaded_for_a_while_is_asked_again_for_the_marker(status: int) -> None:
+    answers = iter([Answer(status), Answer(status), NO_MARKER])
+    with Proxy(None, lambda _: next(answers)) as server:
+        assert newest(server.url) is None
+    assert len(server.seen) == 3
+
+
 def test_errors_never_show_credentials() -> None:
     with Proxy(None, lambda _: Answer(403)) as server, pytest.raises(EpochsinkError) as caught:
         newest(server.url, basic_auth=("elastic", CANARY), headers={"x-token": CANARY})

@@ -95,7 +95,7 @@ class Abandonment:
         pipeline = pipeline_name(self._place.location)
         for name, committer in committers.items():
             committer.open(Identity(self._place.query_id, name, take.generation, take.origins[name], pipeline))
-            for line in committer.abort_orphans([]):
+            for line in committer.abort_orphans([], self._ledger.verify().done_parts(name)):
                 _log.info("sink '%s': ended %s", name, line)
         for epoch in self._place.spool.attempts(self._place.query_id):
             self._place.spool.drop(self._place.query_id, epoch)

@@ -149,7 +149,8 @@ class Resolution:
             origin, pipeline = take.origins[self._sink], pipeline_name(self._place.location)
             committer.open(Identity(self._place.query_id, self._sink, take.generation, origin, pipeline))
             # first: what a superseded driver left may hold locks that a commit needs
-            for line in committer.abort_orphans(self._prepared.parts_of(self._sink)):
+            done = self._ledger.verify().done_parts(self._sink)
+            for line in committer.abort_orphans(self._prepared.parts_of(self._sink), done):
                 _log.info("aborted what no recorded epoch names: %s", line)
             for index in range(len(self._prepared.parts_of(self._sink))):
                 self._ask_part(committer, index)

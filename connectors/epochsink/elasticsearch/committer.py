@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import elasticsearch
     import pyarrow as pa
+    from tenacity import Retrying
 
     from epochsink.elasticsearch.config import ElasticsearchConfig
     from epochsink.sink import Committable, Epoch, Identity, LastDone, Rows
@@ -51,7 +52,8 @@ class ElasticsearchCommitter:
     def initial_state(self) -> dict[str, Any]:
         """Claim the version base of this sink."""
         with errors.explained(PrepareFailed, "claiming a version base"):
-            return {"base": applied_epochs.claim_base(self._client)}
+            # a claim whose answer was lost is nobody's, and its second goes unused
+            return {"base": self._patiently(applied_epochs.claim_base, self._client)}
 
     def open(self, identity: Identity) -> None:
         """Learn who this sink is."""
@@ -59,8 +61,7 @@ class ElasticsearchCommitter:
 
     def newest(self) -> int | None:
         """Return the newest epoch that the marker says is applied."""
-        with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
-            kept = applied_epochs.read(self._client, self._me)
+        kept = self._kept()
         return None if kept is None else kept.epoch
 
     def leftovers(self) -> list[str]:
@@ -69,11 +70,16 @@ class ElasticsearchCommitter:
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker with the ledger."""
-        # asked in every epoch: a server that restarts meanwhile must not end the query
-        again = retrying(errors.is_passing, seconds=self._config.timeout)
+        self._verify(self._kept(), done, pending)
+
+    def _kept(self) -> applied_epochs.Marker | None:
         with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
-            kept = again(applied_epochs.read, self._client, self._me)
-        self._verify(kept, done, pending)
+            return self._patiently(applied_epochs.read, self._client, self._me)
+
+    @property
+    def _patiently(self) -> Retrying:
+        """Repeats what fails in passing: a server that restarts or is overloaded for a while must not end the query."""
+        return retrying(errors.is_passing, seconds=self._config.timeout)
 
     def _verify(self, kept: applied_epochs.Marker | None, done: LastDone | None, pending: LastDone | None) -> None:
         found = {} if kept is None else {_WHOLE: Mark(kept.epoch, kept.attempt)}
@@ -121,7 +127,7 @@ class ElasticsearchCommitter:
         """
         prepared = PreparedEpoch.from_json(part)
         try:
-            return retrying(errors.is_passing, seconds=self._config.timeout)(self._commit, epoch, prepared, rows, after)
+            return self._patiently(self._commit, epoch, prepared, rows, after)
         except errors.CLIENT_ERRORS as error:
             said, hint = errors.describe(error)
             if errors.is_passing(error):
