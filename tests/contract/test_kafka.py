@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from fix_kafka import at_every_transaction_version
 from kafka_kit import create_topic, rows
 
 from epochsink.identity import TransactionalId, identity_key
@@ -98,8 +99,9 @@ class KafkaRig(SinkRig):
         return names
 
 
+@at_every_transaction_version
 class TestKafka(SinkContract):
-    """With a spool: bounded ids."""
+    """With a spool: bounded ids; on clusters with each level of transaction.version."""
 
     @pytest.fixture
     def rig(self, kafka: KafkaService, fresh_topic: FreshName, tmp_path: Path) -> Iterator[KafkaRig]:

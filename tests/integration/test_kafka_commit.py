@@ -1,4 +1,4 @@
-"""Transactions that one process prepares and another ends."""
+"""Transactions that one process prepares and another ends, on clusters with each level of transaction.version."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from fix_kafka import at_every_transaction_version
 from kafka_kit import (
     NO_ROWS,
     ListRows,
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
+
+pytestmark = at_every_transaction_version
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from kafka.admin import UpdateFeatureType
-from kafka_kit import NO_ROWS, admin, commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task
+from fix_kafka import lower
+from kafka_kit import NO_ROWS, commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task
 
 from epochsink.kafka import Kafka, transactions
 from epochsink.sink import COMMITTED
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from epochsink.devkit.services import KafkaService
 
-FEATURE = "transaction.version"
 SCHEMA = pa.schema({"value": pa.string()})
 
 
@@ -34,12 +33,6 @@ def broker(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]:
 def config(broker: KafkaService, fresh_topic: FreshName) -> Kafka:
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
     return Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=5)
-
-
-def lower(servers: str, level: int) -> None:
-    with admin(servers) as client:
-        if client.describe_features()[FEATURE].get("finalized", (0, 0))[1] > level:
-            assert client.update_features({FEATURE: (UpdateFeatureType.SAFE_DOWNGRADE, level)}) == {FEATURE: "OK"}
 
 
 @pytest.mark.parametrize("level", [2, 1, 0])

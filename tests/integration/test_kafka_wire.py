@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Producer
+from fix_kafka import lower
 from kafka_kit import NO_ROWS, Reader, commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task
 from kafka_proxy import Api, Fate, KafkaProxy
 
@@ -133,8 +134,12 @@ def test_a_producer_that_is_used_again_falls_for_it(wire: Wire) -> None:
 
 @pytest.mark.parametrize("fate", [Fate.HOLD, Fate.REPEAT], ids=lambda fate: str(fate.name))
 @pytest.mark.parametrize("decision", ["commit", "abort"])
-def test_rows_that_come_after_the_end_of_their_transaction_are_refused(wire: Wire, fate: Fate, decision: str) -> None:
+@pytest.mark.parametrize("level", [2, 1, 0])
+def test_rows_that_come_after_the_end_of_their_transaction_are_refused(
+    wire: Wire, fate: Fate, decision: str, level: int
+) -> None:
     """They would belong to a transaction that nobody knows: never visible, and holding all readers back for ever."""
+    lower(wire.servers, level)
     who, at = identity(), epoch(0)
     caught = wire.proxy.catch(Api.PRODUCE, fate)
     part = prepare(wire.proxied, task(who, at), rows("in time"))

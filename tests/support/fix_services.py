@@ -69,13 +69,6 @@ def make_elasticsearch(request: pytest.FixtureRequest) -> Callable[..., Elastics
 
 
 @pytest.fixture(scope="session")
-def kafka(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]:
-    """Return the session's broker, started by the first test that asks. Do not stop it: others use it."""
-    with make_kafka() as service:
-        yield service
-
-
-@pytest.fixture(scope="session")
 def postgres(make_postgres: Callable[..., PostgresService]) -> Iterator[PostgresService]:
     """Return the session's PostgreSQL, started by the first test that asks. Do not stop it: others use it."""
     with make_postgres() as service:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
-from tenacity import wait_none
 
 from epochsink.devkit.services import artifacts, cache, spark_ivy_settings, versions
 from epochsink.devkit.services.versions import Artifact, Bundle
@@ -50,8 +49,7 @@ def ivy_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     program.chmod(0o755)
     monkeypatch.setattr(artifacts, "java", lambda: str(program))
-    attempts = artifacts._attempts
-    monkeypatch.setattr(artifacts, "_attempts", lambda: attempts().copy(wait=wait_none()))
+    monkeypatch.setattr(artifacts, "FIRST_PAUSE_SECONDS", 0.0)
     return failures
 
 

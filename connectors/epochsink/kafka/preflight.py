@@ -13,7 +13,7 @@ from kafka.errors import BrokerResponseError, IncompatibleBrokerVersion
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 
 from epochsink.errors import ConfigurationError
-from epochsink.kafka import errors, probe, row_mapping
+from epochsink.kafka import errors, row_mapping, trial_transaction
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.sink import Identity
 
@@ -69,7 +69,7 @@ def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
 def _cluster(config: KafkaConfig, cluster: Cluster) -> list[str]:
     # the producing client says at once what is wrong with credentials or rights
     intended = config.transaction_timeout_ms(Identity("", ""))
-    return probe.beginning(config, intended) or _version(cluster) or _transaction_timeout(config, cluster)
+    return trial_transaction.beginning(config, intended) or _version(cluster) or _transaction_timeout(config, cluster)
 
 
 def _version(cluster: Cluster) -> list[str]:
@@ -108,7 +108,7 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str
         return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
     settings = _topic_settings(cluster, topic)
     found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
-    return found or _compaction(config, settings, schema) or probe.ending(config, cluster, topic)
+    return found or _compaction(config, settings, schema) or trial_transaction.ending(config, cluster, topic)
 
 
 def _describe(cluster: Cluster, topic: str) -> dict[str, Any]:

@@ -25,8 +25,9 @@ _ID_NOT_FOUND = 105
 _NEWEST_END_TXN = 4
 """The last version of EndTxn for transactions that are begun by the older protocol, as librdkafka begins ours.
 
-Clusters take it whatever level of transaction.version they have finalised. Version 5 belongs to level 2 alone, and
-brokers offer it at any level: below 2 it can leave a transaction open, beyond every timeout, until the broker restarts.
+Clusters take it whatever level of transaction.version they have finalised. Version 5 ends what was begun by the
+protocol of level 2, and brokers offer it at any level: below 2 it can leave a transaction open, beyond every timeout,
+until the broker restarts (docs/explanation/decisions.md).
 """
 
 

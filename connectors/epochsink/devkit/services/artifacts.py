@@ -14,17 +14,18 @@ from xml.sax.saxutils import quoteattr
 import pyspark
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
-from tenacity import RetryError, Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from epochsink.devkit.services.cache import build_once, cache_folder
 from epochsink.devkit.services.java import java
 from epochsink.devkit.services.versions import LOCKED_SPARK, Bundle, postgres_jdbc, spark_kafka
 from epochsink.errors import ServiceError
+from epochsink.retry import retrying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ATTEMPTS = 5
+FIRST_PAUSE_SECONDS = 0.5
 _JARS = Path(pyspark.__file__).parent / "jars"
 # Java derives a module's name from its file's name where a jar has no descriptor: no organisation in front.
 _PATTERN = "[artifact]-[revision](-[classifier]).[ext]"
@@ -124,11 +125,9 @@ def _fill(draft: Path, bundle: Bundle) -> None:
     with _progress() as progress:
         task = progress.add_task(f"fetching {bundle.name}", total=None, note="")
         try:
-            for attempt in _attempts():
-                with attempt:
-                    _run_ivy(command, progress, task)
-        except RetryError as error:
-            reason = error.last_attempt.exception()
+            again = retrying(_has_failed, attempts=ATTEMPTS, first_pause=FIRST_PAUSE_SECONDS, longest_pause=8.0)
+            again(lambda: _run_ivy(command, progress, task))
+        except _IvyFailed as reason:
             raise ServiceError(
                 f"could not fetch {bundle.name} in {ATTEMPTS} attempts:\n{reason}",
                 hint="check that this machine reaches Maven Central; what was fetched is kept, so try again",
@@ -136,12 +135,8 @@ def _fill(draft: Path, bundle: Bundle) -> None:
     verify(draft, bundle)
 
 
-def _attempts() -> Retrying:
-    return Retrying(
-        stop=stop_after_attempt(ATTEMPTS),
-        wait=wait_exponential(multiplier=0.5, max=8),
-        retry=retry_if_exception_type(_IvyFailed),
-    )
+def _has_failed(failure: BaseException) -> bool:
+    return isinstance(failure, _IvyFailed)
 
 
 def _run_ivy(command: list[str], progress: Progress, task: TaskID) -> None:

@@ -36,8 +36,8 @@ def beginning(config: KafkaConfig, transaction_timeout_ms: int) -> list[str]:
     """Try what a task does first: connect with the producing client and get a producer id under our prefix."""
     try:
         _producer(config, config.options, transaction_timeout_ms).release()
-        probe = _begun(config)
-        probe.release()
+        trial = _begun(config)
+        trial.release()
     except ConfigurationError as wrong:
         return [f"{wrong.message}; {wrong.hint or 'correct options='}"]
     except NativeError as failure:
@@ -58,12 +58,12 @@ def ending(config: KafkaConfig, cluster: Cluster, topic: str) -> list[str]:
 
 
 def _left_open(config: KafkaConfig, topic: str) -> Transaction:
-    probe = _begun(config)
+    trial = _begun(config)
     try:
-        probe.mark(_NAME, topic, 0)
-        return Transaction(probe.transactional_id, *probe.identity())
+        trial.mark(_NAME, topic, 0)
+        return Transaction(trial.transactional_id, *trial.identity())
     finally:
-        probe.release()
+        trial.release()
 
 
 def _ended(transactions: Transactions, transaction: Transaction, deadline: float) -> list[str]:
@@ -85,13 +85,13 @@ def _ended(transactions: Transactions, transaction: Transaction, deadline: float
 def _begun(config: KafkaConfig) -> TransactionalProducer:
     # a short timeout, which the cap certainly allows; the client compares these options with it
     options = {name: value for name, value in config.options.items() if name not in _COMPARED_WITH_TIMEOUT}
-    probe = _producer(config, options, _TIMEOUT_MS)
+    trial = _producer(config, options, _TIMEOUT_MS)
     try:
-        probe.begin()
+        trial.begin()
     except BaseException:
-        probe.release()
+        trial.release()
         raise
-    return probe
+    return trial
 
 
 def _producer(config: KafkaConfig, options: Mapping[str, str], transaction_timeout_ms: int) -> TransactionalProducer:
