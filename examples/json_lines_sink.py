@@ -8,25 +8,35 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import identity_key
 from epochsink.protocol.storage import sync_folder
-from epochsink.sink import COMMITTED, Committable, Epoch, Identity, LastDone, Outcome, Rows, Task, Verdict
+from epochsink.sink import (
+    COMMITTED,
+    Committable,
+    Epoch,
+    Identity,
+    LastDone,
+    Outcome,
+    Rows,
+    Sink,
+    SinkCommitter,
+    SinkWriter,
+    Task,
+    Verdict,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class JsonLines:
+class JsonLines(Sink):
     """What the user says: a plain value that goes to every task."""
 
     folder: str
     select: Sequence[str] = ("*",)
     where: str | None = None
-    spool: bool = True
-    distribute_by: Sequence[str] = ()
 
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         return [f"to_json({row}) AS line"]  # rendered by the JVM: the writer moves bytes
@@ -38,7 +48,7 @@ class JsonLines:
         return JsonLinesCommitter(Path(self.folder))
 
 
-class JsonLinesWriter:
+class JsonLinesWriter(SinkWriter):
     """One task's file: invisible until the commit renames it."""
 
     def __init__(self, folder: Path, task: Task) -> None:
@@ -65,7 +75,7 @@ class JsonLinesWriter:
         self._path.unlink(missing_ok=True)
 
 
-class JsonLinesCommitter:
+class JsonLinesCommitter(SinkCommitter):
     """The driver's side. Every method may be called again, by another process too."""
 
     def __init__(self, folder: Path) -> None:
@@ -73,9 +83,6 @@ class JsonLinesCommitter:
 
     def check(self, schema: pa.Schema) -> list[str]:
         return [] if self._folder.is_dir() else [f"there is no folder {self._folder}: make it"]
-
-    def initial_state(self) -> dict[str, Any]:
-        return {}
 
     def open(self, identity: Identity) -> None:
         self._identity, self._key = identity, identity_key(identity)
@@ -135,12 +142,3 @@ class JsonLinesCommitter:
                 (self._folder / name).unlink(missing_ok=True)
                 ended.append(name)
         return ended
-
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
-        """Wait for nothing: a rename shows at once."""
-
-    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
-        """Clear nothing away: a commit leaves nothing."""
-
-    def close(self) -> None:
-        """Close nothing: there is no connection."""

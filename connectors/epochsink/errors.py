@@ -7,7 +7,7 @@
     ├── PrepareFailed               an epoch could not be prepared; nothing of it became visible
     │   └── RowsRejected            the target refuses rows of the epoch for good
     ├── Fenced                      another driver has taken this checkpoint over
-    ├── WentBack                    checkpoint, ledger and target tell different stories
+    ├── WentBack                    checkpoint, ledger and target contradict each other
     ├── OutcomeUnknown              whether an epoch was committed cannot be established
     ├── LedgerCorrupt               a ledger entry cannot be read
     ├── SpoolMissing                the durable copy of an epoch's rows is gone

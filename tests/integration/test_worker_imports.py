@@ -69,7 +69,7 @@ def imported_by(rig: Rig, tmp_path: Path) -> set[str]:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     (answer,) = told["answers"]
-    assert (answer["sink"], answer["slot"], json.loads(answer["committable"])["rows"]) == ("out", 0, 3)
+    assert (answer["sink"], answer["partition"], json.loads(answer["committable"])["rows"]) == ("out", 0, 3)
     return set(told["imported"])
 
 

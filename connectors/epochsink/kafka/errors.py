@@ -46,7 +46,7 @@ class Nature(enum.Enum):
     ROWS = "the rows themselves are refused"
 
 
-class Refusal(NamedTuple):
+class KnownError(NamedTuple):
     """What a code of librdkafka or of the broker calls for."""
 
     nature: Nature
@@ -59,50 +59,50 @@ _FENCED: Final = (
     "then raise it, or make epochs smaller"
 )
 
-REFUSALS: Final[dict[int, Refusal]] = {
-    -193: Refusal(Nature.PASSING, "a host name of bootstrap_servers or of the brokers' advertised.listeners cannot "
+KNOWN_ERRORS: Final[dict[int, KnownError]] = {
+    -193: KnownError(Nature.PASSING, "a host name of bootstrap_servers or of the brokers' advertised.listeners cannot "
                   "be resolved from this machine: correct the name or the name service"),
-    -192: Refusal(Nature.PASSING, "the broker did not take the rows within delivery.timeout.ms: see whether the "
+    -192: KnownError(Nature.PASSING, "the broker did not take the rows within delivery.timeout.ms: see whether the "
                   "partition has a leader and enough in-sync replicas; Spark runs the epoch again"),
-    -190: Refusal(Nature.ROWS, "write a partition that the topic has, or leave it null for the partitioner"),
-    -188: Refusal(Nature.ROWS, "create the topic, or correct its name"),
-    -187: Refusal(Nature.PASSING, "see that bootstrap_servers can be reached from every executor"),
-    -185: Refusal(Nature.PASSING, "see that bootstrap_servers and the advertised.listeners of the brokers can be "
+    -190: KnownError(Nature.ROWS, "write a partition that the topic has, or leave it null for the partitioner"),
+    -188: KnownError(Nature.ROWS, "create the topic, or correct its name"),
+    -187: KnownError(Nature.PASSING, "see that bootstrap_servers can be reached from every executor"),
+    -185: KnownError(Nature.PASSING, "see that bootstrap_servers and the advertised.listeners of the brokers can be "
                   "reached from every executor; Spark runs the epoch again"),
-    -181: Refusal(Nature.SETTING, "see that security.protocol, ssl.ca.location and the host name in the "
+    -181: KnownError(Nature.SETTING, "see that security.protocol, ssl.ca.location and the host name in the "
                   "broker's certificate fit"),
-    -169: Refusal(Nature.SETTING, "correct sasl.username, sasl.password and sasl.mechanism in options"),
-    -150: Refusal(Nature.PASSING, _FENCED),
-    -144: Refusal(Nature.PASSING, _FENCED),
-    3: Refusal(Nature.ROWS, "create the topic, or correct its name"),
-    10: Refusal(Nature.ROWS, "raise the topic's max.message.bytes (then also message.max.bytes in options), or keep "
+    -169: KnownError(Nature.SETTING, "correct sasl.username, sasl.password and sasl.mechanism in options"),
+    -150: KnownError(Nature.PASSING, _FENCED),
+    -144: KnownError(Nature.PASSING, _FENCED),
+    3: KnownError(Nature.ROWS, "create the topic, or correct its name"),
+    10: KnownError(Nature.ROWS, "raise the topic's max.message.bytes (then also message.max.bytes in options), or keep "
                 "such rows out with where=; where each row is smaller than that, lower batch.size in options"),
-    17: Refusal(Nature.ROWS, "topic names have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"),
-    19: Refusal(Nature.PASSING, "bring the missing replicas back, or lower min.insync.replicas"),
-    29: Refusal(Nature.SETTING, "allow the user WRITE, READ and DESCRIBE on the topic"),
-    30: Refusal(Nature.SETTING, "allow the user READ on the groups with the prefix 'epochsink.', where the "
+    17: KnownError(Nature.ROWS, "topic names have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"),
+    19: KnownError(Nature.PASSING, "bring the missing replicas back, or lower min.insync.replicas"),
+    29: KnownError(Nature.SETTING, "allow the user WRITE, READ and DESCRIBE on the topic"),
+    30: KnownError(Nature.SETTING, "allow the user READ on the groups with the prefix 'epochsink.', where the "
                 "newest epoch applied is kept"),
-    31: Refusal(Nature.SETTING, "allow the user IDEMPOTENT_WRITE on the cluster"),
-    32: Refusal(Nature.ROWS, "write timestamps that the topic's message.timestamp.before.max.ms and "
+    31: KnownError(Nature.SETTING, "allow the user IDEMPOTENT_WRITE on the cluster"),
+    32: KnownError(Nature.ROWS, "write timestamps that the topic's message.timestamp.before.max.ms and "
                 "message.timestamp.after.max.ms allow, or none"),
-    35: Refusal(Nature.SETTING, "use brokers of Kafka 3.0 or later"),
-    47: Refusal(Nature.PASSING, _FENCED),
-    50: Refusal(Nature.SETTING, "set transaction_timeout= to at most the broker's transaction.max.timeout.ms, "
+    35: KnownError(Nature.SETTING, "use brokers of Kafka 3.0 or later"),
+    47: KnownError(Nature.PASSING, _FENCED),
+    50: KnownError(Nature.SETTING, "set transaction_timeout= to at most the broker's transaction.max.timeout.ms, "
                 "or raise that"),
-    53: Refusal(Nature.SETTING, "allow the user WRITE and DESCRIBE on transactional ids with the prefix "
+    53: KnownError(Nature.SETTING, "allow the user WRITE and DESCRIBE on transactional ids with the prefix "
                 "'epochsink.'"),
-    87: Refusal(Nature.ROWS, "a topic with cleanup.policy=compact takes only rows with a key: set key=, or keep "
+    87: KnownError(Nature.ROWS, "a topic with cleanup.policy=compact takes only rows with a key: set key=, or keep "
                 "rows without one out with where="),
-    90: Refusal(Nature.PASSING, _FENCED),
+    90: KnownError(Nature.PASSING, _FENCED),
 }  # fmt: skip
 """Keys below zero are librdkafka's own codes, those above zero come from the broker."""
 
-_OTHERWISE: Final = Refusal(Nature.PASSING, "Spark runs the epoch again; if this stays, see the broker's log")
+_OTHERWISE: Final = KnownError(Nature.PASSING, "Spark runs the epoch again; if this stays, see the broker's log")
 
 
 def error(failure: NativeError, doing: str, **facts: Any) -> PrepareFailed:
     """Return what to raise for a failed call; ``doing`` says what was attempted."""
-    refusal = REFUSALS.get(failure.code, _OTHERWISE)
+    refusal = KNOWN_ERRORS.get(failure.code, _OTHERWISE)
     kind = RowsRejected if refusal.nature is Nature.ROWS else PrepareFailed
     return kind(f"{doing}: {failure.text}", hint=refusal.hint, code=failure.code, **facts)
 
@@ -114,7 +114,7 @@ def may_flap(code: int) -> bool:
 
 def stands(code: int) -> bool:
     """Whether waiting cannot help: credentials, certificates, rights or rows are refused."""
-    return code in REFUSALS and REFUSALS[code].nature is not Nature.PASSING
+    return code in KNOWN_ERRORS and KNOWN_ERRORS[code].nature is not Nature.PASSING
 
 
 def is_passing(failure: BaseException) -> bool:
@@ -134,11 +134,11 @@ def is_passing(failure: BaseException) -> bool:
 def refused(doing: str, failure: Exception) -> Refused:
     """Return what to raise for a failure of the driver's client that no waiting mends."""
     code = getattr(failure, "errno", None)
-    known = REFUSALS.get(code) if isinstance(code, int) else None
+    known = KNOWN_ERRORS.get(code) if isinstance(code, int) else None
     hint = known.hint if known else "see the broker's log; nothing is lost meanwhile"
     return Refused(f"{doing}: {type(failure).__name__}: {failure}", hint=hint, code=code)
 
 
 def hint(code: int) -> str:
     """Return what to do about an error code of the broker."""
-    return REFUSALS.get(code, _OTHERWISE).hint
+    return KNOWN_ERRORS.get(code, _OTHERWISE).hint

@@ -50,7 +50,7 @@ class Coordinator(Takeover, EpochCommit):
     # ---- step 0
 
     def recover(self) -> None:
-        """Take the ledger, compare the stories, abort what nobody recorded, and commit what is decided.
+        """Take the ledger, compare it with checkpoint and targets, abort what nobody recorded, commit what is decided.
 
         A recorded epoch that is not decided yet is watched from now on: an earlier run may still be about to write its
         commit, and then Spark goes on to the next epoch, which may be long in coming. To be called once, before the

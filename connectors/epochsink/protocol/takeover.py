@@ -17,7 +17,7 @@ class Takeover(Sweep):
     """The start of a run, as far as it changes nothing but the ledger."""
 
     def abort_leftovers(self) -> None:
-        """Take the ledger, compare the stories, and abort what nobody recorded; commits nothing.
+        """Take the ledger, compare checkpoint, ledger and targets, and abort what nobody recorded; commits nothing.
 
         For an operator, in place of `recover`. Raises `WentBack`, `Fenced`.
         """

@@ -1,4 +1,5 @@
 """What a sink has to be: configuration, writer and committer, and the rows that they are handed."""
+# ruff: noqa: ARG002 - the defaults take what those who override them need
 
 from __future__ import annotations
 
@@ -62,6 +63,9 @@ class SinkCommitter(Protocol):
 
     A prepared epoch of a sink is a list of *parts* (committables), each committed on its own; a part is
     the unit of atomicity that the target offers. Every method may be repeated, by another process too.
+
+    Who derives from it inherits `check` that finds nothing, an empty `initial_state`, and `await_visible`, `finish` and
+    `close` that have nothing to do.
     """
 
     def check(self, schema: pa.Schema) -> list[str]:
@@ -70,9 +74,11 @@ class SinkCommitter(Protocol):
         Return the findings, each one sentence that names the value, the rule and the hint; none if all
         is well. Creates what the configuration allows to create (marker table, topic, index).
         """
+        return []
 
     def initial_state(self) -> dict[str, Any]:
         """Return what to fix for good as this sink joins a ledger for the first time (`Identity.origin`)."""
+        return {}
 
     def open(self, identity: Identity) -> None:
         """Learn who this sink is. Called before any method below, and again after each `take`."""
@@ -135,32 +141,42 @@ class SinkCommitter(Protocol):
         will be. Where a commit could not be made conditional, raises `WentBack` unless the target now holds this epoch
         and ``after``.
         """
+        return
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Clear away what a committed epoch has left (staging rows). Best effort; `abort_orphans` finds the rest."""
+        return
 
     def close(self) -> None:
         """Release connections. The committer is not used afterwards."""
+        return
 
 
 class Sink(Protocol):
-    """A destination's configuration: immutable, picklable, validated without I/O when constructed."""
+    """A destination's configuration: immutable, picklable, validated without I/O when constructed.
+
+    Who derives from it inherits a `select` of all columns, no `where`, a spool, and rows spread as they come.
+    """
 
     @property
     def select(self) -> Sequence[str]:
         """SQL expressions over the stream's columns that make the row; ``("*",)`` for all of them."""
+        return ("*",)
 
     @property
     def where(self) -> str | None:
         """SQL predicate over the stream's columns: which rows go to this sink. None for all."""
+        return None
 
     @property
     def spool(self) -> bool:
         """Whether a durable copy of the rows is kept until the epoch is done."""
+        return True
 
     @property
     def distribute_by(self) -> Sequence[str]:
         """SQL expressions by which rows must be spread over tasks; empty where it does not matter."""
+        return ()
 
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         """Return the SQL expressions (with ``AS`` names) that make the writer's input.

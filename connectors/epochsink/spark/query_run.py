@@ -224,7 +224,7 @@ class Run:
             answers = passed.mapInArrow(job.write_partition, ANSWER).collect()
         written: dict[str, list[tuple[str, Committable]]] = {}
         spooled: dict[str, dict[str, SpoolFile]] = {}
-        for answer in sorted(answers, key=lambda row: row["slot"]):
+        for answer in sorted(answers, key=lambda row: row["partition"]):
             self._byte_limit.learn(answer["row_bytes"])
             accepted = (answer["task"], json.loads(answer["committable"]))
             written.setdefault(answer["sink"], []).append(accepted)

@@ -33,7 +33,7 @@ ANSWER: Final = StructType(
     [
         StructField("sink", StringType()),
         StructField("task", StringType()),
-        StructField("slot", IntegerType()),
+        StructField("partition", IntegerType()),
         StructField("committable", StringType()),
         StructField("spooled", StringType()),
         StructField("row_bytes", DoubleType()),
