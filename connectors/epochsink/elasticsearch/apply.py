@@ -170,7 +170,7 @@ class Application:
         tasks = self._prepared.tasks
         survives = None
         if self._prepared.replaced:
-            survives = deduplicate.survivors(rows, tasks)
+            survives = deduplicate.survivors(rows, tasks, self._prepared.rows)
         start = 0
         for partition, task in enumerate(tasks):
             prefix = f"{document_id_prefix(identity_key(self._identity), self._epoch.number)}{partition}-"

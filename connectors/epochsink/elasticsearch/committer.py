@@ -113,11 +113,9 @@ class ElasticsearchCommitter:
         """Return how many rows give way to a later one of their id. Raises `RowsRejected` if that is uncertain."""
         if not self._config.key:
             return 0
-        counted, replaced = deduplicate.count(rows, tasks)
+        counted, replaced = deduplicate.count(rows, tasks, total)
         if counted != total:
             raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, the tasks wrote {total}")
-        if replaced:
-            deduplicate.survivors(rows, tasks)
         return replaced
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:

@@ -1,0 +1,133 @@
+"""The ids and ranks of an epoch, in tables that hold all rows of an id: in memory if they are few, else by files.
+
+A driver that held the ids of a backfill at once would need some 200 bytes for each, 10 GB for 50 million rows. So
+larger epochs are spread by the hash of their ids over files in the temporary folder, and one file at a time is read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import numpy.typing as npt
+
+    from epochsink.sink import Rows
+
+ROWS_IN_MEMORY: Final = 100_000
+"""Rows of one table, about."""
+
+_MOST_FILES: Final = 256
+"""Open at the same time; a process may often have 1024. Beyond 25 million rows the tables grow."""
+
+_ROWS_GATHERED: Final = 50_000
+"""So many rows are spread at once: each file gets some hundreds of them, not a few."""
+
+
+class RowsById:
+    """The columns "id", "rank", "rank_2", ... of some tasks, with "task" and "number", a row's place in the epoch.
+
+    ``total`` is how many rows are expected; ``count`` how many there were, known from the first table on.
+    """
+
+    def __init__(self, rows: Rows, tasks: Sequence[str], total: int) -> None:
+        self._rows = rows
+        self._tasks = tasks
+        self._total = total
+        self.count = 0
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the rows, all those of an id in one table; of a task's rows of one id at least the last.
+
+        Which one that is, `last` says.
+        """
+        if self._total <= ROWS_IN_MEMORY:
+            yield pa.Table.from_batches(self._batches())
+            return
+        with tempfile.TemporaryDirectory(prefix="epochsink-") as folder:
+            files = [Path(folder) / str(number) for number in range(min(_MOST_FILES, self._files_wanted()))]
+            self._spread(files)
+            for path in files:
+                if path.exists():
+                    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+                        yield _without_most_repetitions(stream)
+                    path.unlink()
+
+    def _files_wanted(self) -> int:
+        return -(-self._total // ROWS_IN_MEMORY)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for partition, task in enumerate(self._tasks):
+            for batch in self._rows.read(task):
+                size = batch.num_rows
+                told = batch.select(["id", *ranks(batch.schema)])
+                told = told.append_column("task", pa.array(np.full(size, partition, np.int32)))
+                yield told.append_column("number", pa.array(np.arange(self.count, self.count + size)))
+                self.count += size
+
+    def _spread(self, files: Sequence[Path]) -> None:
+        writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+        with ExitStack() as stack:
+            for rows, places in self._gathered(len(files)):
+                order = np.argsort(places, kind="stable")
+                table = rows.take(pa.array(order))
+                found, starts = np.unique(places[order], return_index=True)
+                for place, start, end in zip(found.tolist(), starts, [*starts[1:], len(order)], strict=True):
+                    if place not in writers:
+                        writers[place] = stack.enter_context(pa.ipc.new_stream(str(files[place]), table.schema))
+                    writers[place].write_table(table.slice(start, end - start))
+
+    def _gathered(self, files: int) -> Iterator[tuple[pa.Table, npt.NDArray[np.int64]]]:
+        """Yield rows, and for each of them the file that it belongs to."""
+        batches: list[pa.RecordBatch] = []
+        places: list[npt.NDArray[np.int64]] = []
+        for batch in self._batches():
+            batches.append(batch)
+            # Python's hash of a text is no slower here than one made of numpy's steps, and nobody can foresee it: the
+            # ids of an epoch, whatever they look like, do not all meet in one file
+            ids = batch.column("id").to_pylist()
+            places.append(np.fromiter(map(hash, ids), np.int64, len(ids)) % files)
+            if sum(map(len, places)) >= _ROWS_GATHERED:
+                yield pa.Table.from_batches(batches), np.concatenate(places)
+                batches, places = [], []
+        if batches:
+            yield pa.Table.from_batches(batches), np.concatenate(places)
+
+
+def _without_most_repetitions(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """Return the rows of a file; if they are many because ids repeat, the last ones only."""
+    kept: list[pa.RecordBatch] = []
+    size, limit = 0, 2 * ROWS_IN_MEMORY
+    for batch in batches:
+        kept.append(batch)
+        size += batch.num_rows
+        if size >= limit:
+            kept = last(pa.Table.from_batches(kept), "id", "task").to_batches()
+            size = sum(map(len, kept))
+            limit = max(limit, 2 * size)  # where most ids are different, it must not be tried with each batch
+    return pa.Table.from_batches(kept)
+
+
+def last(table: pa.Table, *group: str) -> pa.Table:
+    """Return the last row of each group: that of the highest "rank", then "rank_2", ..., then "number"."""
+    keys = [(name, "descending") for name in (*ranks(table.schema), "number")]
+    # Best first: nulls are sorted to the end, whatever the direction.
+    order = pc.sort_indices(table, sort_keys=keys).to_numpy()
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    placed = table.append_column("place", pa.array(place))
+    best = placed.group_by(list(group)).aggregate([("place", "min")])["place_min"].to_numpy()
+    return table.take(pa.array(order[best]))
+
+
+def ranks(schema: pa.Schema) -> list[str]:
+    """Return the names of the spooled columns that say which row of an id is the newest, the weightiest first."""
+    return [name for name in schema.names if name == "rank" or name.startswith("rank_")]
