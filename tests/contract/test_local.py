@@ -15,9 +15,10 @@ from epochsink.testing.sink_contract import SinkContract
 from epochsink.testing.sink_rig import damage
 from simulation.invariants import newest_rows
 from simulation.ports import PORTS
+from simulation.readers import Row
 from simulation.steps import at_once
 from simulation.storage import MemorySpool, spool_name
-from simulation.world import Row, World
+from simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

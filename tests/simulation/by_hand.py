@@ -11,9 +11,9 @@ from epochsink.sink import Task
 from epochsink.spark.checkpoint import Checkpoint
 from simulation.driver import offsets_file
 from simulation.kafka_port import KafkaPort
+from simulation.readers import Row
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, MemorySpool, spool_name
-from simulation.world import Row
 
 if TYPE_CHECKING:
     from epochsink.sink import Epoch

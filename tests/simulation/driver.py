@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import json
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from epochsink.errors import EpochsinkError, Fenced, PrepareFailed
+from epochsink.errors import ConfigurationError, EpochsinkError, Fenced, PrepareFailed
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.sink import Epoch, Task
 from epochsink.spark.checkpoint import Checkpoint
 from simulation.ports import PORTS
+from simulation.readers import Row
 from simulation.scheduler import Condition, Process, Thread, wait
 from simulation.storage import MemoryFiles, MemorySpool, QuickLedger, spool_name
-from simulation.world import Row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from epochsink.sink import Committable
+    from epochsink.sink import Committable, SpoolFile
     from simulation.port import PortBase
     from simulation.simulation import Simulation
+    from simulation.world import Folders, Spooled
 
 SLOTS = 2
 PASSING = (OSError, PrepareFailed, Fenced)
@@ -38,6 +39,7 @@ class Variant:
 
     ``in_batch`` recovers in the first foreachBatch, as without `ExactlyOnce.start` (None: as the schedule is);
     ``later_sinks`` are those of every driver but the first; ``purges`` lets Spark keep only its last two commits.
+    ``refuses_second_calls`` is the guard of `epochsink.spark.query_run`.
     """
 
     coordinator: type[Coordinator] = Coordinator
@@ -48,6 +50,7 @@ class Variant:
     in_batch: bool | None = None
     later_sinks: str | None = None
     purges: bool = False
+    refuses_second_calls: bool = True
 
     def port(self, letter: str) -> type[PortBase]:
         """Return the class of a sink's port."""
@@ -57,21 +60,33 @@ class Variant:
 PRODUCTION = Variant()
 
 
-class Driver(Process):
-    """One run of the query: a process with a stream thread and a commit thread."""
+@dataclass(slots=True)
+class Written:
+    """What the accepted tasks of an epoch have prepared, and what they have spooled, by sink."""
 
-    def __init__(self, simulation: Simulation, number: int) -> None:
+    parts: dict[str, list[tuple[str, Committable]]] = field(default_factory=dict)
+    files: dict[str, dict[str, SpoolFile]] = field(default_factory=dict)
+
+
+class Driver(Process):
+    """One run of the query: a process with a stream thread and a commit thread, on one copy of the checkpoint."""
+
+    def __init__(self, simulation: Simulation, number: int, folders: Folders, spool: Spooled) -> None:
         self.simulation = simulation
         self.number = number
+        self.folders = folders
         self.variant = simulation.variant
         self.failure: BaseException | None = None
         self.stream_ended = False
         self.running: int | None = None
         self.attempts: dict[int, Epoch] = {}
         self.recovered = False
+        self.skips = False
+        self.called = -1
+        self.swallowed = False
         world, step = simulation.world, simulation.step
-        self.files = MemoryFiles(world.files, step)
-        self.spool = MemorySpool(world, step)
+        self.files = MemoryFiles(folders, step)
+        self.spool = MemorySpool(world, step, spool)
         self.ports = {
             letter: self.variant.port(letter)(world, step, spool=self.variant.spool)
             for letter in (simulation.sinks if number == 0 else self.variant.later_sinks or simulation.sinks)
@@ -82,12 +97,18 @@ class Driver(Process):
             checkpoint=self.variant.checkpoint(self.files),
             spool=self.spool,
             sinks={letter: port.committer for letter, port in self.ports.items()},
+            join_running=simulation.joins,
             monitor=Condition(),  # type: ignore[arg-type]
         )
         self.threads = [
             Thread("stream", self._stream, self._stream_ended),
             Thread("commit thread", self._watch, self._thread_ended),
         ]
+
+    def skip_next(self) -> bool:
+        """Let the user's function not call us for the next epoch."""
+        self.skips = True
+        return True
 
     # ---- threads
 
@@ -110,8 +131,8 @@ class Driver(Process):
             return "error"
         if not isinstance(self.failure, EpochsinkError):
             self.simulation.flag(f"DEFECT {type(self.failure).__name__}: {self.failure}")
-        if self is self.simulation.active:
-            self.simulation.loud = self.failure
+        if self.simulation.leads(self):
+            self.simulation.stopped(self, self.failure)
         elif self.simulation.blames_zombies:
             self.simulation.flag(f"ZOMBIE CONCLUDES {type(self.failure).__name__}: {self.failure}")
         return "loud"
@@ -130,7 +151,10 @@ class Driver(Process):
                 if offsets is None:
                     return
             planned[number] = offsets
-            self._foreach_batch(number, *offsets)
+            self._users_function(number, list(range(*offsets)))
+            if self.swallowed and self.failure is not None:
+                # the commit thread has ended, and has made Spark end the query
+                raise self.failure
             self._commit(number)
             number += 1
 
@@ -139,7 +163,7 @@ class Driver(Process):
         self.recovered = True
 
     def _read_logs(self) -> tuple[int, dict[int, tuple[int, int]]]:
-        folders = self.simulation.world.files
+        folders = self.folders
 
         def apply() -> tuple[int, dict[int, tuple[int, int]]]:
             newest = max(map(int, folders.get("commits", {})), default=-1)
@@ -162,14 +186,14 @@ class Driver(Process):
         return start, end
 
     def _commit(self, number: int) -> None:
-        folders = self.simulation.world.files
+        folders = self.folders
         commits = folders.setdefault("commits", {})
 
         def apply() -> bool:
             if str(number) in commits or folders.get("commits") is not commits:
                 return False
             commits[str(number)] = b'v1\n{"nextBatchWatermarkMs":0}'
-            self.simulation.decided(number)
+            self.simulation.decided(number, folders)
             if self.variant.purges:
                 commits.pop(str(number - 2), None)
             return True
@@ -177,7 +201,36 @@ class Driver(Process):
         if not self.simulation.step(f"SPARK commits/{number}", apply):
             raise OSError(f"concurrent update of commits/{number}")
 
-    def _foreach_batch(self, number: int, start: int, end: int) -> None:
+    def _users_function(self, number: int, source: list[int]) -> None:
+        """Be the function given to foreachBatch: call us once and let errors pass, or as a fault wants it."""
+        if self.skips:
+            self.skips = False
+            return self.simulation.left_out(number, source)
+        calls = [source[:1], source[1:]] if self.simulation.doubling else [source]
+        try:
+            for rows in calls:
+                self._called(number, rows)
+        except Exception as error:
+            if not self.simulation.swallows:
+                raise
+            self.simulation.note(f"        the user's function swallows {type(error).__name__} {error}")
+            self.swallowed = True
+            self.simulation.left_out(number, source)
+        return None
+
+    def _called(self, number: int, source: list[int]) -> None:
+        """Guard against a second call, as `epochsink.spark.query_run` does, then prepare."""
+        if number == self.called:
+            if not self.variant.refuses_second_calls:
+                return
+            mistake = ConfigurationError(f"called twice in epoch {number}")
+            self.simulation.left_out(number, source)
+            self.coordinator.fail(mistake)
+            raise mistake
+        self._foreach_batch(number, source)
+        self.called = number
+
+    def _foreach_batch(self, number: int, source: list[int]) -> None:
         if not self.recovered:
             self._recover()
         if self.coordinator.settle(number) is Plan.RUN_FOR_STATE:
@@ -185,34 +238,27 @@ class Driver(Process):
         epoch = self.coordinator.begin(number)
         self.running, self.attempts[number] = number, epoch
         try:
-            written = self._write(epoch, list(range(start, end)))
+            written = self._write(epoch, source)
         except BaseException:
             self.coordinator.abandon(epoch)
             raise
-        self.coordinator.record(epoch, written)
+        self.coordinator.record(epoch, written.parts, written.files)
         self.running = None
 
-    def _write(self, epoch: Epoch, source: list[int]) -> dict[str, list[tuple[str, Committable]]]:
+    def _write(self, epoch: Epoch, source: list[int]) -> Written:
         if self.simulation.attempts % 2:
             # a re-run need not keep the order of rows, nor their partitions
             source.reverse()
         self.simulation.attempts += 1
         rows = [Row(self.simulation.query, epoch.number, at, epoch.attempt) for at in source]
-        written: dict[str, list[tuple[str, Committable]]] = {}
+        written = Written()
         for partition in range(SLOTS):
             part = rows[partition::SLOTS]
             if part:
                 self.run_task(epoch, partition, part, 0, written)
         return written
 
-    def run_task(
-        self,
-        epoch: Epoch,
-        partition: int,
-        rows: list[Row],
-        attempt_number: int,
-        written: dict[str, list[tuple[str, Committable]]],
-    ) -> None:
+    def run_task(self, epoch: Epoch, partition: int, rows: list[Row], attempt_number: int, written: Written) -> None:
         """Write, spool and prepare one task's rows in every sink, as `epochsink.spark.write_task` does."""
         identifier = uuid.uuid4().hex
         writers = {}
@@ -222,10 +268,11 @@ class Driver(Process):
             writer.write(rows)
         for letter in self.ports:
             if self.variant.spool or letter in "EF":
-                query_id = self.simulation.query
-                self.spool.write(query_id, epoch, spool_name(letter, identifier), rows)
+                query_id, name = self.simulation.query, spool_name(letter, identifier)
+                files = written.files.setdefault(letter, {})
+                files[identifier] = self.spool.write(query_id, epoch, name, rows)
         for letter, writer in writers.items():
-            written.setdefault(letter, []).append((identifier, writer.prepare()))
+            written.parts.setdefault(letter, []).append((identifier, writer.prepare()))
 
     def _begin(self, port: Any, task: Task, attempt_number: int) -> Any:
         return port.begin(task, attempt_number)
@@ -237,7 +284,7 @@ class Driver(Process):
         epoch = self.attempts[self.running - back]
         row = Row(self.simulation.query, epoch.number, epoch.number * SLOTS, f"loser{self.simulation.now}")
         try:
-            self.run_task(epoch, 0, [row], number, {})
+            self.run_task(epoch, 0, [row], number, Written())
         except FileNotFoundError:
             self.simulation.note("        the losing task found no folder in the spool")
         return True

@@ -8,13 +8,13 @@ from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, PortBase, twice
-from simulation.world import Marked
+from simulation.targets import Marked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epochsink.sink import Committable
-    from simulation.world import Row
+    from simulation.readers import Row
 
 
 class KafkaPort(PortBase):
@@ -91,7 +91,7 @@ class KafkaPort(PortBase):
         for part, state in zip(written, states, strict=True):
             if state != (part["epoch"], "Ongoing"):
                 raise PrepareFailed(f"{part['id']} is {state}")
-        return list(written)
+        return [{**part, **self.prepared_with(epoch)} for part in written]
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """End the transaction; where its producer epoch has moved on, the marker tells."""
@@ -110,6 +110,7 @@ class KafkaPort(PortBase):
     ) -> Committable:
         """Produce the partition's rows again in a new transaction."""
         spooled: list[Any] = list(rows.read(part["task"]))
+        self.apply_with(epoch, part)
         generation = self._identity.generation
         name = str(TransactionalId(self._key, generation, part["slot"], epoch.number % 2, 0, attempt))
         replayed = {**part, "id": name, "epoch": self.initialise(name)}

@@ -16,8 +16,18 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
                              alone or offsets too; the ledger kept (0), as in the copy (1), without later epochs (2)
     ledger k                 all drivers die; the ledger alone is restored to the copy made after commits/k (-1: lost)
     newck                    all drivers die; a new checkpoint on the same targets
-    back sink k              a target is set back to before its last k commits, by a restore or a failover
+    back sink k              a target is set back to before its last k commits, by a restore
+    failover sink k          a target loses the last k requests that changed it, by a failover
     unmark sink              somebody deletes a target's markers
+    remark sink how          somebody changes a target's newest marker: to a "newer" epoch, or to an "other" attempt
+    outside sink             somebody else writes to every document of an index
+    spool how                the newest attempt's files in the spool are "changed", "cut" or "gone"
+    copy                     the checkpoint is copied, and a second query runs on the copy beside the first
+    options                  all drivers die; the next one starts with other options
+    rejoin                   all drivers die; epochsink/ is lost, and join_running=True was left in the code
+    skip                     the user's function does not call us for the next epoch
+    double                   the user's function calls us twice from now on, each time with some of an epoch's rows
+    swallow                  the step raises, and from now on the user's function catches every error and returns
 """
 
 from __future__ import annotations
@@ -50,9 +60,31 @@ def kinds(
     return (*SIMPLE, *LOSERS, *RESTORES, *timed)
 
 
+MISUSE: tuple[Fault, ...] = (("skip",), ("double",), ("swallow",))
+SPOOL: tuple[Fault, ...] = (("spool", "changed"), ("spool", "cut"), ("spool", "gone"))
+
+
+def outside(sinks: str) -> tuple[Fault, ...]:
+    """Return what users, operators and other programs do to a query and to its sinks."""
+    remarks = tuple(("remark", sink, how) for sink in sinks for how in ("newer", "other"))
+    return (
+        *MISUSE,
+        *SPOOL,
+        ("options",),
+        ("copy",),
+        ("rejoin",),
+        *remarks,
+        *((("outside", "F"),) if "F" in sinks else ()),
+    )
+
+
 def backwards(sinks: str) -> tuple[Fault, ...]:
     """Return the faults that set one of the sinks' targets back, or take its markers away."""
-    return (*(("back", sink, k) for sink in sinks for k in (1, 2, 3)), *(("unmark", sink) for sink in sinks))
+    return (
+        *(("back", sink, k) for sink in sinks for k in (1, 2, 3)),
+        *(("failover", sink, k) for sink in sinks for k in (1, 2, 3, 5, 8)),
+        *(("unmark", sink) for sink in sinks),
+    )
 
 
 QUICK = kinds(pauses=(9, 20, 36, 60, 999), resumes=(2, 6, 999), delays=(2, 12, 50), stalls=(6, 25))
@@ -80,21 +112,26 @@ def one_fault(steps: int, faults: Sequence[Fault]) -> Iterator[Plan]:
             yield ((step, fault),)
 
 
-def backwards_and_another(seed: int, steps: int, sinks: str, faults: Sequence[Fault]) -> Iterator[Plan]:
-    """Yield plans for ever in which a target is set back and one other fault strikes."""
+def another_too(seed: int, steps: int, some: Sequence[Fault], faults: Sequence[Fault]) -> Iterator[Plan]:
+    """Yield plans for ever in which one of some faults strikes, and one of all faults and of those."""
     choose = random.Random(seed)
-    ahead, back = at_random(seed, steps, 1, faults), backwards(sinks)
+    ahead, behind = at_random(seed, steps, 1, [*faults, *some]), by_kind(some)
     for other in ahead:
-        if other[0][1][0] not in ("restore", "ledger", "newck"):
-            yield tuple(sorted([*other, (choose.randint(1, steps), choose.choice(back))]))
+        yield tuple(sorted([*other, (choose.randint(1, steps), choose.choice(behind[choose.choice(sorted(behind))]))]))
+
+
+def by_kind(faults: Sequence[Fault]) -> dict[str, list[Fault]]:
+    """Return faults by their names."""
+    found: dict[str, list[Fault]] = {}
+    for fault in faults:
+        found.setdefault(fault[0], []).append(fault)
+    return found
 
 
 def at_random(seed: int, steps: int, depth: int, faults: Sequence[Fault]) -> Iterator[Plan]:
     """Yield plans with ``depth`` faults for ever, each kind of fault as likely as any other."""
     choose = random.Random(seed)
-    by_name: dict[str, list[Fault]] = {}
-    for fault in faults:
-        by_name.setdefault(fault[0], []).append(fault)
+    by_name = by_kind(faults)
     names = sorted(by_name)
     while True:
         plan = [(choose.randint(1, steps), choose.choice(by_name[choose.choice(names)])) for _ in range(depth)]

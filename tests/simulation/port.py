@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from epochsink.sink import Committable, LastDone, SinkCommitter
+    from simulation.readers import Row
     from simulation.steps import Stepper
-    from simulation.world import Row, World
+    from simulation.world import World
 
 Answer = TypeVar("Answer")
 
@@ -58,10 +59,25 @@ class PortBase:
 
     letter = "?"
 
+    def prepared_with(self, epoch: Epoch) -> dict[str, int]:
+        """Return the options that a later commit of this epoch needs: they go into its committables."""
+        self._world.write_with(epoch.attempt, self.options)
+        return {"options": self.options}
+
+    def options_of(self, part: Committable) -> int:
+        """Return the options under which a part is to be applied: those that it was prepared with."""
+        found: int = part["options"]
+        return found
+
+    def apply_with(self, epoch: Epoch, part: Committable) -> None:
+        """Apply a part under its options."""
+        self._world.apply_with(self.letter, epoch.attempt, self.options_of(part))
+
     def __init__(self, world: World, step: Stepper, *, spool: bool = True) -> None:
         self._world = world
-        self._step = step
+        self._step = world.copying(self.letter, step)
         self._spool = spool
+        self.options = world.options
         self._key = ""
         self._identity = Identity("", "")
 

@@ -9,12 +9,14 @@ from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import PreparedName, identity_key
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, UNKNOWN, PortBase, read_rows, twice
-from simulation.world import PreparedRows, Row, Staged
+from simulation.targets import PreparedRows, Staged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epochsink.sink import Committable
+    from simulation.readers import Row
+    from simulation.targets import Postgres
 
 
 class PostgresPort(PortBase):
@@ -117,6 +119,7 @@ class StagedPort(PostgresPort):
         """Verify that every accepted task's rows are staged."""
         tasks = [part["task"] for part in written]
         part = {"attempt": epoch.attempt, "generation": self._identity.generation, "tasks": tasks}
+        part |= self.prepared_with(epoch)
         table = self.table(part)
         if self._step("S count", lambda: self.target.staged_rows(table, tasks), reads=True) is None:
             raise PrepareFailed("staged rows are gone")
@@ -124,17 +127,24 @@ class StagedPort(PostgresPort):
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """Merge, with the marker row in the same transaction."""
-        table, marker = self.table(part), (self._key, epoch.number)
-        answer = twice(
-            lambda: self._step("S merge", lambda: self.target.merge(table, part["tasks"], marker, part["attempt"]))
-        )
+        self.apply_with(epoch, part)
+        answer = twice(lambda: self.merge(epoch, part, mark_of(after)))
+        if answer == "BEHIND":
+            raise WentBack(f"the marker of the epoch before {epoch.number} is gone since it was looked for")
         return COMMITTED if answer == "OK" else self.judge(epoch, part, answer)
+
+    def merge(self, epoch: Epoch, part: Committable, after: Mark | None) -> str:
+        """Merge staged rows and the marker, and see the marker of the epoch before, in one transaction."""
+        table, marker = self.table(part), (self._key, epoch.number)
+        target: Postgres = self.target
+        return self._step("S merge", lambda: target.merge(table, part["tasks"], marker, part["attempt"], after))
 
     def replay(
         self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
     ) -> Committable:
         """Stage the rows again."""
-        return self.restage(rows, attempt)
+        self.apply_with(epoch, part)
+        return self.restage(rows, attempt) | {"options": self.options_of(part)}
 
 
 class PreparedPort(PostgresPort):
@@ -148,7 +158,7 @@ class PreparedPort(PostgresPort):
         """Merge and prepare."""
         tasks = [part["task"] for part in written]
         part = {"attempt": epoch.attempt, "generation": self._identity.generation, "tasks": tasks}
-        return [self.prepare(epoch, part, after)]
+        return [self.prepare(epoch, part | self.prepared_with(epoch), after)]
 
     def prepare(self, epoch: Epoch, part: Committable, after: LastDone | None = None) -> Committable:
         """PREPARE TRANSACTION of the merge of staged rows and the marker row."""
@@ -181,7 +191,8 @@ class PreparedPort(PostgresPort):
         self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
     ) -> Committable:
         """Stage and prepare the rows again."""
-        return self.prepare(epoch, self.restage(rows, attempt), after)
+        self.apply_with(epoch, part)
+        return self.prepare(epoch, self.restage(rows, attempt) | {"options": self.options_of(part)}, after)
 
     def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Roll back the prepared transactions, then drop the staging tables, that ``keep`` does not name."""

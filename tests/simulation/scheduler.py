@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 MOST_TURNS = 6000
 MOST_DRIVERS = 9
-AT_STEP = ("before", "after", "err", "lost", "delay", "twice")
+AT_STEP = ("before", "after", "err", "lost", "delay", "twice", "swallow")
 
 
 class Killed(BaseException):
@@ -155,6 +155,13 @@ class Scheduler:
         """Start a fresh process and make it the active one."""
         raise NotImplementedError
 
+    def start_others(self) -> bool:
+        """Start again whatever else has to run; return whether anything had to."""
+        return False
+
+    def strike_step(self, kind: str) -> None:
+        """Take note of a fault that strikes one step."""
+
     def strike(self, process: Any, fault: Fault) -> bool:
         """Apply a world-wide fault; return whether it had an effect. Killing processes ends the turn."""
         raise NotImplementedError
@@ -198,6 +205,8 @@ class Scheduler:
                 if len(self.processes) > MOST_DRIVERS:
                     return self.stuck("restarts")
                 self.start_driver()
+                continue
+            if self.start_others():
                 continue
             chosen = self._choose()
             if chosen is None:
@@ -306,11 +315,12 @@ class Scheduler:
 
     def _strike_step(self, process: Any, thread: Thread, operation: Operation, fault: Fault) -> None:
         kind = fault[0]
-        if operation.reads and kind not in ("before", "err"):
+        if operation.reads and kind not in ("before", "err", "swallow"):
             # nothing changes by reading: these are covered by "before" and "err" at this or the next step
             thread.resume(operation.apply())
             return
         self.struck += 1
+        self.strike_step(kind)
         if kind in ("after", "lost", "twice"):
             answer = operation.apply()
             self._note_step(process, thread, operation, f"{str(answer)[:60]} and then {fault}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from epochsink.errors import SpoolMissing, WentBack
+from epochsink.errors import RowsRejected, SpoolDamaged, SpoolMissing, WentBack
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import UNKNOWN, PortBase, read_rows, twice
 
@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epochsink.sink import Committable
-    from simulation.world import Row
+    from simulation.readers import Row
+    from simulation.targets import Elasticsearch
+
+
+WRITERS = 4
+"""How often a document may be changed by others while one epoch is applied."""
 
 
 class SearchPort(PortBase):
@@ -60,7 +65,7 @@ class SearchPort(PortBase):
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
     ) -> list[Committable]:
         """Name the epoch; its rows are in the spool."""
-        return [{"attempt": epoch.attempt}]
+        return [{"attempt": epoch.attempt, **self.prepared_with(epoch)}]
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """Apply the spool in two bulk requests, the marker document last."""
@@ -77,11 +82,16 @@ class SearchPort(PortBase):
         except SpoolMissing as gone:
             newest = self.newest()
             done = newest is not None and newest >= epoch.number
+            if not done and isinstance(gone, SpoolDamaged):
+                raise
             return COMMITTED if done else Verdict(UNKNOWN, f"{gone}, and no marker")
+        self.apply_with(epoch, part)
         version = self._identity.origin["base"] + epoch.number
         documents = self.documents(epoch, spooled)
         for some in (documents[:1], documents[1:]):
-            twice(partial(self._bulk, version, some))
+            conflicts = twice(partial(self._bulk, version, some))
+            if conflicts and not self._overwrite(epoch, version, [one for one in some if one[0] in conflicts]):
+                break
         mark = Mark(epoch.number, epoch.attempt)
         answer = twice(lambda: self.write_mark(mark, incarnation, seen))
         if answer == "409":
@@ -98,9 +108,29 @@ class SearchPort(PortBase):
         answer: str = self._step(f"{self.letter} mark", lambda: self.target.mark(key, mark, incarnation, seen))
         return answer
 
-    def _bulk(self, version: int, some: list[tuple[str, Row]]) -> str:
-        answer: str = self._step(f"{self.letter} bulk", lambda: self.target.bulk(version, some))
+    def _bulk(self, version: int, some: list[tuple[str, Row]]) -> list[str]:
+        answer: list[str] = self._step(f"{self.letter} bulk", lambda: self.target.bulk(version, some))
         return answer
+
+    def _overwrite(self, epoch: Epoch, version: int, refused: list[tuple[str, Row]]) -> bool:
+        """Write over documents that somebody else has changed since; False if a later driver has applied the epoch."""
+        target: Elasticsearch = self.target
+        for name, row in refused:
+            for _ in range(WRITERS):
+                stored = self._step(f"{self.letter} stored", partial(target.version, name), reads=True)
+                if stored // 100 != version // 100:
+                    raise RowsRejected(f"{name} was written by another sink", hint="")
+                # after the look: what a later epoch has written in between would be taken for a stranger's
+                if self._is_overtaken(epoch):
+                    return False
+                newer = partial(target.write_newer, max(stored, version) + 1, name, row)
+                if twice(partial(self._step, f"{self.letter} newer", newer)):
+                    break
+        return True
+
+    def _is_overtaken(self, epoch: Epoch) -> bool:
+        newest = self.newest()
+        return newest is not None and newest >= epoch.number
 
     def documents(self, epoch: Epoch, rows: list[Row]) -> list[tuple[str, Row]]:
         """Return documents under ids that no other query or epoch uses."""

@@ -5,24 +5,44 @@ from __future__ import annotations
 import json
 import uuid
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from epochsink.protocol.ledger import FOLDER
+from epochsink.cli.accept import Acceptance
+from epochsink.errors import ConfigurationError, WentBack
+from epochsink.protocol.ledger import FOLDER, Ledger
+from epochsink.spark.checkpoint import Checkpoint
 from simulation import invariants
 from simulation.driver import PRODUCTION, SLOTS, Driver, Variant, parse_offsets
 from simulation.scheduler import Scheduler
+from simulation.steps import at_once
+from simulation.storage import MemoryFiles, altered
 from simulation.world import World
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from simulation.plans import Fault, Plan
+    from simulation.world import Folders, Spooled
 
 EPOCHS = 3
 HEALTHY_FROM = 10**6
 
-Folders = dict[str, dict[str, bytes]]
+
+@dataclass(slots=True)
+class Twin:
+    """The query on a copy of the checkpoint, beside the one on the original; ``loud`` is what stopped it."""
+
+    driver: Driver | None = None
+    files: Folders = field(default_factory=dict)
+    spool: Spooled = field(default_factory=dict)
+    loud: BaseException | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it has written everything, and nothing has stopped it."""
+        return self.driver is not None and self.driver.dead == "done"
 
 
 class Simulation(Scheduler):
@@ -33,7 +53,7 @@ class Simulation(Scheduler):
         self.sinks = sinks
         self.variant = variant
         self.world = World(sinks + (variant.later_sinks or ""))
-        self.world.keeps_copies = any(fault[0] == "back" for _, fault in plan)
+        self.world.keeps_copies = any(fault[0] in ("back", "failover") for _, fault in plan)
         self.query = "query-1"
         self.source_rows = EPOCHS * SLOTS
         self.catching_up = 0
@@ -42,6 +62,19 @@ class Simulation(Scheduler):
         self.blames_zombies = True
         self.steps_before_healing = 0
         self.copies: dict[int, Folders] = {}
+        self.faults: set[str] = set()
+        """The kinds of fault that have struck."""
+        self.swallows = False
+        """Whether the user's function catches every error and returns."""
+        self.doubling = False
+        """Whether the user's function calls us twice, each time with a part of the rows."""
+        self.said: list[BaseException] = []
+        """The errors after which an operator has taken the way on that they name."""
+        self.joins = False
+        """Whether ``join_running=True`` was left in the code."""
+        self.omitted: dict[int, list[int]] = {}
+        """Source rows of epochs that the user's function has kept from us."""
+        self.twin = Twin()
         self._restored_to = HEALTHY_FROM
 
     @property
@@ -59,15 +92,50 @@ class Simulation(Scheduler):
 
     def start_driver(self) -> None:
         """Start a fresh process."""
-        self.note(f"        --- driver {len(self.processes)} starts")
-        self.active = Driver(self, len(self.processes))
-        self.processes.append(self.active)
+        self.active = self._new_driver(self.world.files, self.world.spool)
 
-    def decided(self, number: int) -> None:
+    def start_others(self) -> bool:
+        """Start the driver on the copied checkpoint again if it has died; return whether it had."""
+        twin = self.twin
+        if twin.driver is None or twin.driver.dead not in ("crash", "error") or self.healthy:
+            return False
+        twin.driver = self._new_driver(twin.files, twin.spool)
+        return True
+
+    def _new_driver(self, files: Folders, spool: Spooled) -> Driver:
+        self.note(f"        --- driver {len(self.processes)} starts")
+        driver = Driver(self, len(self.processes), files, spool)
+        self.processes.append(driver)
+        return driver
+
+    def leads(self, driver: Driver) -> bool:
+        """Whether a driver is the newest one on its copy of the checkpoint."""
+        return driver is self.active or driver is self.twin.driver
+
+    def stopped(self, driver: Driver, why: BaseException) -> None:
+        """Take note that a query has stopped for its operator."""
+        if driver is self.active:
+            self.loud = why
+        else:
+            self.twin.loud = why
+
+    def decided(self, number: int, files: Folders) -> None:
         """Take note of a commits file: readers may see the epoch from now on."""
         self.commits_made += 1
         self.world.readers.decided.add((self.query, number))
-        self.copies[number] = copied(self.world.files)
+        if files is self.world.files:
+            self.copies[number] = copied(files)
+
+    def left_out(self, number: int, source: list[int]) -> None:
+        """Take note of rows that the user's function keeps from us, or whose error it swallows."""
+        self.omitted[number] = source
+
+    def excepted_rows(self) -> set[tuple[str, int]]:
+        """Return the rows that need not be visible: the user's function has kept them back, and we have said so."""
+        ledger = self.world.files.get(FOLDER, {}).values()
+        recorded = {json.loads(data).get("epoch") for data in ledger if json.loads(data)["entry"] == "prepared"}
+        kept_back = {number for number in self.omitted if number not in recorded or "double" in self.faults}
+        return {(self.query, at) for number in kept_back for at in self.omitted[number]} if self.said else set()
 
     def decided_rows(self) -> int:
         """Return how many source rows the checkpoint's newest decided epoch reaches to."""
@@ -75,7 +143,13 @@ class Simulation(Scheduler):
         newest = max(map(int, files.get("commits", {})), default=-1)
         return parse_offsets(files["offsets"][str(newest)])[1] if newest >= 0 else 0
 
-    # ---- world-wide faults
+    # ---- faults
+
+    def strike_step(self, kind: str) -> None:
+        """Take note of a fault that strikes one step."""
+        self.faults.add(kind)
+        if kind == "swallow":
+            self.swallows = True
 
     def strike(self, process: Driver, fault: Fault) -> bool:
         """Apply a fault."""
@@ -84,13 +158,24 @@ class Simulation(Scheduler):
             "timeout": self._time_out,
             "rollback": self._roll_back,
             "loser": process.lose_a_task,
-            "back": self._set_back,
+            "back": self.world.set_back,
             "unmark": self._forget_markers,
             "newck": self._new_checkpoint,
             "ledger": self._restore_ledger,
             "restore": self._restore,
+            "failover": self.world.fail_over,
+            "remark": self._alter_marker,
+            "outside": self.world.write_from_outside,
+            "spool": self._damage_spool,
+            "copy": self._copy_checkpoint,
+            "options": self._change_options,
+            "rejoin": self._join_again,
+            "skip": process.skip_next,
+            "double": self._call_twice,
         }
         struck = faults[kind](*numbers)
+        if struck:
+            self.faults.add(kind)
         self.note(f"        {fault}: {'strikes' if struck else 'has no effect'}")
         return struck
 
@@ -101,13 +186,52 @@ class Simulation(Scheduler):
         struck = [target.roll_back_all() for target in self.world.postgres.values()]
         return any(struck)
 
-    def _set_back(self, sink: str, commits: int) -> bool:
-        return self.world.set_back(sink, commits)
-
     def _forget_markers(self, sink: str) -> bool:
         # until an epoch is done, nothing says that there ever was a marker: the protocol's page names that limit
-        done = any(json.loads(data)["entry"] == "done" for data in self.world.files.get(FOLDER, {}).values())
-        return done and sink in self.world.copies and self.world.forget_markers(sink)
+        return self._is_any_done() and sink in self.world.copies and self.world.forget_markers(sink)
+
+    def _alter_marker(self, sink: str, how: str) -> bool:
+        # likewise
+        return self._is_any_done() and sink in self.world.copies and self.world.alter_marker(sink, how)
+
+    def _is_any_done(self) -> bool:
+        return any(json.loads(data)["entry"] == "done" for data in self.world.files.get(FOLDER, {}).values())
+
+    def _damage_spool(self, how: str) -> bool:
+        newest = [key for key in self.world.spool if key[0] == self.query and self.world.spool[key]][-1:]
+        for key in newest:
+            folder = self.world.spool[key]
+            self.world.spool[key] = {} if how == "gone" else {name: altered(folder[name], how) for name in folder}
+        return bool(newest)
+
+    def _call_twice(self) -> bool:
+        self.doubling = True
+        return True
+
+    def _change_options(self) -> bool:
+        self.note("        all drivers die; the next one starts with other options")
+        self._kill_all()
+        self.world.options += 1
+        return True
+
+    def _join_again(self) -> bool:
+        if not self.copies or not any(map(self.world.knows, self.sinks)):
+            return False
+        self.note("        all drivers die; epochsink/ is lost, and join_running=True was left in the code")
+        self._kill_all()
+        self.joins = True
+        self.world.files.pop(FOLDER, None)
+        self.world.spool.clear()
+        return True
+
+    def _copy_checkpoint(self) -> bool:
+        if self.twin.driver is not None or not self.world.files.get("commits"):
+            return False
+        twin = self.twin
+        twin.files, twin.spool = copied(self.world.files), {key: dict(kept) for key, kept in self.world.spool.items()}
+        self.note("        the checkpoint is copied, and a second query starts on the copy")
+        twin.driver = self._new_driver(twin.files, twin.spool)
+        return True
 
     def _kill_all(self) -> None:
         """Kill every driver, and wait until the file system has carried out what they asked of it."""
@@ -165,16 +289,39 @@ class Simulation(Scheduler):
             self.start_driver()
             self.run()
             self.steps_before_healing = self.now
+            self._take_the_way_on()
             if self.loud is None and not self.anomalies:
                 self._recover_healthily()
+                if self.loud is not None and self._take_the_way_on():
+                    self._recover_healthily()
             for process in self.processes:
                 process.kill()
         invariants.check(self)
+
+    def _take_the_way_on(self) -> bool:
+        """Do what an error tells the operator, where that is known to be right; return whether it was."""
+        if isinstance(self.loud, ConfigurationError) and "double" in self.faults:
+            self.note("        the operator takes the second call out of the user's function")
+        elif isinstance(self.loud, WentBack) and self.omitted:
+            files = MemoryFiles(self.world.files, at_once)
+            place: Any = SimpleNamespace(files=files, checkpoint=Checkpoint(files), query_id=self.query)
+            newest = place.checkpoint.newest_decided()
+            history = Ledger(files, "operator").read()
+            if history.owner is None or history.newest >= newest:
+                return False
+            self.note(f"        the operator types: epochsink accept CHECKPOINT {newest}")
+            Acceptance(place, newest, None).carry_out()
+        else:
+            return False
+        self.said.append(self.loud)
+        self.loud = None
+        return True
 
     def _recover_healthily(self) -> None:
         self.deliver(everything=True)
         self.now += HEALTHY_FROM
         self.healthy = True
+        self.swallows = self.doubling = False
         # one more batch, so that foreachBatch runs, whatever the faults have left
         self.source_rows += SLOTS
         self.note("        --- healthy run")

@@ -11,12 +11,12 @@ from simulation.kafka_port import KafkaPort, KafkaTask
 from simulation.port import ABORTED, twice
 from simulation.postgres_port import PreparedPort, StagedPort
 from simulation.search_port import KeyedSearchPort, SearchPort
-from simulation.world import Marked, PreparedRows
+from simulation.targets import Marked, PreparedRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from simulation.world import Row
+    from simulation.readers import Row
 
 # ---- Kafka
 
@@ -220,11 +220,13 @@ class SearchWithoutQuery(SearchPort):
 class SearchAutomaticIds(SearchPort):
     """Lets the server choose the ids."""
 
-    def _bulk(self, version: int, some: list[tuple[str, Row]]) -> str:
-        def apply() -> str:
+    def _bulk(self, version: int, some: list[tuple[str, Row]]) -> list[str]:
+        def apply() -> list[str]:
             first = len(self.target.documents)
-            answer: str = self.target.bulk(version, [(f"auto-{first + i}", row) for i, (_, row) in enumerate(some)])
-            return answer
+            conflicts: list[str] = self.target.bulk(
+                version, [(f"auto-{first + i}", row) for i, (_, row) in enumerate(some)]
+            )
+            return conflicts
 
         return self._step("E bulk", apply)
 
@@ -239,6 +241,10 @@ class SearchWithoutBase(KeyedSearchPort):
 class SearchWithoutVersion(KeyedSearchPort):
     """Writes whatever comes last."""
 
-    def _bulk(self, version: int, some: list[tuple[str, Row]]) -> str:
-        highest = max((known for known, _ in self.target.documents.values()), default=version)
-        return super()._bulk(max(version, highest), some)
+    def _bulk(self, version: int, some: list[tuple[str, Row]]) -> list[str]:
+        def apply() -> list[str]:
+            highest = max((known for known, _ in self.target.documents.values()), default=version)
+            conflicts: list[str] = self.target.bulk(max(version, highest), some)
+            return conflicts
+
+        return self._step("F bulk", apply)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from zlib import crc32
 
-from epochsink.errors import SpoolMissing
+from epochsink.errors import SpoolDamaged, SpoolMissing
 from epochsink.protocol.ledger import FOLDER, History, Ledger
-from epochsink.sink import Epoch, Identity
+from epochsink.sink import Epoch, Identity, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from epochsink.sink import SpoolFile
+    from simulation.readers import Row
     from simulation.steps import Stepper
-    from simulation.world import Row, World
+    from simulation.world import Folders, Spooled, World
 
-Folders = dict[str, dict[str, bytes]]
+
+ALTERED = "altered"
+"""The attempt in rows that somebody has changed in the spool."""
 
 
 class MemoryFiles:
@@ -101,30 +104,31 @@ class TrimmingLedger(QuickLedger):
 
 
 class MemorySpool:
-    """`epochsink.sink.SpoolKeeper` in memory, and the tasks' side of it."""
+    """`epochsink.sink.SpoolKeeper` in memory, and the tasks' side of it. ``folders`` are those of one checkpoint."""
 
-    def __init__(self, world: World, step: Stepper) -> None:
-        self._world = world
-        self._step = step
+    def __init__(self, world: World, step: Stepper, folders: Spooled | None = None) -> None:
+        self.folders = world.spool if folders is None else folders
+        self.step = step
 
     def make(self, query_id: str, epoch: Epoch) -> None:
         """Make an attempt's folder."""
         key = (query_id, epoch.number, epoch.attempt)
-        self._step(f"spool make {epoch.number}", lambda: self._world.spool.setdefault(key, {}))
+        self.step(f"spool make {epoch.number}", lambda: self.folders.setdefault(key, {}))
 
-    def write(self, query_id: str, epoch: Epoch, name: str, rows: list[Row]) -> None:
+    def write(self, query_id: str, epoch: Epoch, name: str, rows: list[Row]) -> SpoolFile:
         """Spool one task's rows of one sink; OSError if the folder is gone."""
         key = (query_id, epoch.number, epoch.attempt)
 
         def apply() -> bool:
-            folder = self._world.spool.get(key)
+            folder = self.folders.get(key)
             if folder is None:
                 return False
             folder[name] = rows
             return True
 
-        if not self._step(f"spool write {epoch.number} {name}", apply):
+        if not self.step(f"spool write {epoch.number} {name}", apply):
             raise FileNotFoundError(f"the spool's folder of epoch {epoch.number} is gone")
+        return summed_up(rows)
 
     def rows(
         self,
@@ -134,19 +138,18 @@ class MemorySpool:
         files: Mapping[str, SpoolFile] = MappingProxyType({}),
     ) -> MemoryRows:
         """Return what accepted tasks have spooled."""
-        del files  # nothing here damages a file that stands
-        return MemoryRows(self._world, self._step, identity, epoch, tuple(tasks))
+        return MemoryRows(self, identity, epoch, tuple(tasks), files)
 
     def drop(self, query_id: str, epoch: Epoch) -> None:
         """Remove an attempt's folder."""
         key = (query_id, epoch.number, epoch.attempt)
-        self._step(f"spool drop {epoch.number}", lambda: self._world.spool.pop(key, None))
+        self.step(f"spool drop {epoch.number}", lambda: self.folders.pop(key, None))
 
     def attempts(self, query_id: str) -> list[Epoch]:
         """List the folders."""
-        return self._step(
+        return self.step(
             "spool list",
-            lambda: [Epoch(number, attempt) for owner, number, attempt in self._world.spool if owner == query_id],
+            lambda: [Epoch(number, attempt) for owner, number, attempt in self.folders if owner == query_id],
             reads=True,
         )
 
@@ -155,29 +158,48 @@ class MemoryRows:
     """`epochsink.sink.Rows`, of `Row` tuples instead of record batches."""
 
     def __init__(
-        self, world: World, step: Stepper, identity: Identity, epoch: Epoch, accepted: tuple[str, ...]
+        self,
+        spool: MemorySpool,
+        identity: Identity,
+        epoch: Epoch,
+        accepted: tuple[str, ...],
+        files: Mapping[str, SpoolFile],
     ) -> None:
-        self._world = world
-        self._step = step
+        self._folders, self._step = spool.folders, spool.step
         self._identity = identity
         self._key = (identity.query_id, epoch.number, epoch.attempt)
         self._accepted = accepted
+        self._files = files
 
     def tasks(self) -> Sequence[str]:
         """Return the accepted tasks."""
         return self._accepted
 
     def read(self, task: str) -> Iterator[Any]:
-        """Yield a task's rows."""
+        """Yield a task's rows, if they are those that it wrote."""
         name = spool_name(self._identity.sink, task)
         key = self._key
-        rows = self._step(f"spool read {key[1]}", lambda: self._world.spool.get(key, {}).get(name), reads=True)
+        rows = self._step(f"spool read {key[1]}", lambda: self._folders.get(key, {}).get(name), reads=True)
         if rows is None:
             raise SpoolMissing(f"no spool of epoch {key[1]}")
+        recorded = self._files.get(task)
+        if recorded is not None and recorded != summed_up(rows):
+            raise SpoolDamaged(f"the spool of epoch {key[1]} is not what was written")
         yield from rows
 
     def verify(self) -> None:
         """Find every file as it was written."""
+
+
+def summed_up(rows: list[Row]) -> SpoolFile:
+    """Return what is recorded of a file."""
+    data = repr(rows).encode()
+    return SpoolFile(len(rows), len(data), crc32(data))
+
+
+def altered(rows: list[Row], how: str) -> list[Row]:
+    """Return a file's rows as they are after somebody has cut it or changed it."""
+    return rows[:-1] if how == "cut" else [row._replace(attempt=ALTERED) for row in rows]
 
 
 def spool_name(sink: str, task: str) -> str:

@@ -1,0 +1,359 @@
+"""The three targets with the semantics that matter for exactly-once.
+
+No I/O steps and no faults here: `simulation.ports` turns each method into a step, `simulation.scheduler` applies
+faults to the steps. Every method returns its answer and never raises: a delayed request has nobody to raise to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from epochsink.identity import PreparedName, TransactionalId
+from epochsink.sink import Mark
+
+if TYPE_CHECKING:
+    from simulation.readers import Readers, Row
+
+
+@dataclass(slots=True)
+class Transaction:
+    """A Kafka transactional id's state: producer epoch, transaction state, rows, and the marker it carries.
+
+    ``place`` is where its first row stands in the log.
+    """
+
+    epoch: int = 0
+    state: str = "Empty"
+    place: int = 0
+    rows: list[Row] = field(default_factory=list)
+    marker: Marked | None = None
+
+
+class Marked(NamedTuple):
+    """The marker that a Kafka transaction carries."""
+
+    key: str
+    partition: int
+    number: int
+    attempt: str
+
+
+@dataclass(slots=True)
+class Kafka:
+    """Transactional ids with producer epochs; marks by (identity key, partition, parity of the epoch).
+
+    ``log`` has, by query, the place and the epoch of each committed transaction.
+    """
+
+    readers: Readers
+    transactions: dict[str, Transaction] = field(default_factory=dict)
+    markers: dict[tuple[str, int, int], Mark] = field(default_factory=dict)
+    bumps_on_commit: bool = True
+    log: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    _end: int = 0
+
+    def initialise(self, name: str) -> int:
+        """Fence every earlier producer of an id, aborting what it left open; return the new producer epoch."""
+        transaction = self.transactions.setdefault(name, Transaction())
+        transaction.epoch += 1
+        transaction.state, transaction.rows, transaction.marker = "Empty", [], None
+        return transaction.epoch
+
+    def send(self, name: str, epoch: int, rows: list[Row], marker: Marked | None) -> str:
+        """Add rows, and a marker, to the open transaction."""
+        transaction = self.transactions.get(name)
+        if transaction is None or transaction.epoch != epoch:
+            return "FENCED"
+        if transaction.state != "Ongoing":
+            self._end += 1
+            transaction.state, transaction.place = "Ongoing", self._end
+        # sequence numbers: a produce request that arrives twice is one
+        transaction.rows += [row for row in rows if row not in transaction.rows]
+        transaction.marker = marker
+        return "OK"
+
+    def end(self, name: str, epoch: int, *, commit: bool) -> str:
+        """End a transaction: OK, FENCED (the producer epoch moved on) or INVALID (it is in another state)."""
+        transaction = self.transactions.get(name)
+        if transaction is None or transaction.epoch != epoch:
+            return "FENCED"
+        if transaction.state != "Ongoing":
+            return "INVALID"
+        if commit:
+            self.readers.before_commit("K")
+        self._complete(transaction, commit=commit)
+        return "OK"
+
+    def _complete(self, transaction: Transaction, *, commit: bool) -> None:
+        # a commit and a time-out both bump the producer epoch, so that the epoch alone does not tell them apart
+        transaction.epoch += 1 if self.bumps_on_commit or not commit else 0
+        transaction.state = "CompleteCommit" if commit else "CompleteAbort"
+        if not commit:
+            return
+        self.readers.publish("K", transaction.rows)
+        self._keep_order(transaction)
+        if transaction.marker is not None:
+            self.mark(transaction.marker)
+
+    def mark(self, marked: Marked) -> None:
+        """Overwrite the offset of a marker's group."""
+        self.markers[marked.key, marked.partition, marked.number % 2] = Mark(marked.number, marked.attempt)
+
+    def _keep_order(self, transaction: Transaction) -> None:
+        """Flag rows that stand behind those of a later epoch: a key's older value would be the last one."""
+        for row in transaction.rows[:1]:
+            others = self.log.setdefault(row.query, [])
+            turned = any((at < transaction.place) == (epoch > row.epoch) for at, epoch in others if epoch != row.epoch)
+            if turned and not self.readers.went_back:
+                self.readers.flag("OUT OF ORDER K")
+            others.append((transaction.place, row.epoch))
+
+    def describe(self, name: str) -> tuple[int, str]:
+        """Return producer epoch and state of an id."""
+        transaction = self.transactions.get(name) or Transaction()
+        return transaction.epoch, transaction.state
+
+    def ongoing(self, key: str, generation: int) -> list[tuple[str, int]]:
+        """Return (id, producer epoch) of the open transactions of an identity, up to a generation."""
+        found = []
+        for name, transaction in self.transactions.items():
+            parsed = TransactionalId.parse(name)
+            if transaction.state == "Ongoing" and parsed and parsed.key == key and parsed.generation <= generation:
+                found.append((name, transaction.epoch))
+        return found
+
+    def marker(self, key: str, partition: int) -> int:
+        """Return the newest epoch committed for a partition, -1 if none."""
+        return max(
+            (self.markers[key, partition, side].epoch for side in (0, 1) if (key, partition, side) in self.markers),
+            default=-1,
+        )
+
+    def alter_marker(self, by: Mark) -> bool:
+        """Overwrite the newest marker, its epoch counted on; return whether there was one."""
+        for key, partition, _ in list(self.markers)[-1:]:
+            self.mark(Marked(key, partition, self.marker(key, partition) + by.epoch, by.attempt))
+        return bool(self.markers)
+
+    def marks(self, key: str) -> dict[tuple[int, int], Mark]:
+        """Return the marks by (partition, parity)."""
+        return {(at, parity): mark for (owner, at, parity), mark in self.markers.items() if owner == key}
+
+    def newest(self, key: str) -> int:
+        """Return the newest epoch committed for any partition, -1 if none."""
+        return max((mark.epoch for (owner, _, _), mark in self.markers.items() if owner == key), default=-1)
+
+    def time_out(self) -> bool:
+        """Abort every open transaction, as the coordinator does at transaction.timeout.ms; return whether any was."""
+        expired = [one for one in self.transactions.values() if one.state == "Ongoing"]
+        for transaction in expired:
+            self._complete(transaction, commit=False)
+        return bool(expired)
+
+
+class PreparedRows(NamedTuple):
+    """A prepared PostgreSQL transaction: the marker row that it inserts, with its attempt, and its rows."""
+
+    marker: tuple[str, int]
+    attempt: str
+    rows: list[Row]
+
+
+class Staged(NamedTuple):
+    """Names a staging table: identity key, generation that made it, attempt."""
+
+    key: str
+    generation: int
+    attempt: str
+
+
+@dataclass(slots=True)
+class Postgres:
+    """Staging tables, prepared transactions by gid, and marker rows: (identity key, epoch) -> attempt."""
+
+    readers: Readers
+    sink: str
+    staging: dict[Staged, dict[str, list[Row]]] = field(default_factory=dict)
+    prepared: dict[str, PreparedRows] = field(default_factory=dict)
+    markers: dict[tuple[str, int], str] = field(default_factory=dict)
+
+    def stage(self, table: Staged, task: str, rows: list[Row]) -> str:
+        """COPY a task's rows into a staging table, making it if it does not exist."""
+        self.staging.setdefault(table, {})[task] = rows
+        return "OK"
+
+    def staged_rows(self, table: Staged, tasks: list[str]) -> list[Row] | None:
+        """Return the rows of some tasks, None if the table or a task's rows are gone."""
+        stored = self.staging.get(table, {})
+        if any(task not in stored for task in tasks):
+            return None
+        return [row for task in tasks for row in stored[task]]
+
+    def mark(self, key: str) -> Mark | None:
+        """Return the newest marker row."""
+        newest = self.newest(key)
+        return None if newest < 0 else Mark(newest, self.markers[key, newest])
+
+    def prepare(self, gid: str, prepared: PreparedRows, after: Mark | None = None) -> str:
+        """PREPARE TRANSACTION: OK, BEHIND, or the SQLSTATE of what stands in the way."""
+        if after is not None and self.mark(prepared.marker[0]) != after:
+            return "23505" if prepared.marker in self.markers else "BEHIND"
+        if gid in self.prepared:
+            return "42710"
+        if prepared.marker in self.markers:
+            return "23505"
+        if any(other.marker == prepared.marker for other in self.prepared.values()):
+            return "55P03"
+        self.prepared[gid] = prepared
+        return "OK"
+
+    def commit_prepared(self, gid: str) -> str:
+        """COMMIT PREPARED: OK or 42704 (no such gid, for whatever reason)."""
+        if gid not in self.prepared:
+            return "42704"
+        self.readers.before_commit(self.sink)
+        transaction = self.prepared.pop(gid)
+        self.readers.publish(self.sink, transaction.rows)
+        self.markers[transaction.marker] = transaction.attempt
+        return "OK"
+
+    def rollback_prepared(self, gid: str) -> str:
+        """ROLLBACK PREPARED: OK or 42704."""
+        return "42704" if self.prepared.pop(gid, None) is None else "OK"
+
+    def merge(
+        self, table: Staged, tasks: list[str], marker: tuple[str, int], attempt: str, after: Mark | None = None
+    ) -> str:
+        """Merge staged rows and the marker in one transaction: OK, 23505 (marker exists), BEHIND or NOROWS."""
+        if marker in self.markers:
+            return "23505"
+        if after is not None and self.mark(marker[0]) != after:
+            return "BEHIND"
+        rows = self.staged_rows(table, tasks)
+        if rows is None:
+            return "NOROWS"
+        self.readers.before_commit(self.sink)
+        self.readers.publish(self.sink, rows)
+        self.markers[marker] = attempt
+        return "OK"
+
+    def drop_staging(self, table: Staged) -> str:
+        """DROP TABLE IF EXISTS."""
+        self.staging.pop(table, None)
+        return "OK"
+
+    def staging_of(self, key: str, generation: int) -> list[Staged]:
+        """Return the staging tables of an identity, up to a generation."""
+        return [table for table in self.staging if table.key == key and table.generation <= generation]
+
+    def prepared_of(self, key: str, generation: int) -> list[str]:
+        """Return the gids of an identity, up to a generation."""
+        names = {gid: PreparedName.parse(gid) for gid in self.prepared}
+        return [gid for gid, name in names.items() if name and name.key == key and name.generation <= generation]
+
+    def alter_marker(self, by: Mark) -> bool:
+        """Write a marker row at the newest or above; return whether it was possible.
+
+        One of an epoch that is prepared waits for that, as any insert of the same key does.
+        """
+        for key, number in sorted(self.markers)[-1:]:
+            marker = key, number + by.epoch
+            if any(one.marker == marker for one in self.prepared.values()):
+                return False
+            self.markers[marker] = by.attempt
+        return bool(self.markers)
+
+    def marker(self, key: str, number: int) -> str | None:
+        """Return the attempt in an epoch's marker row, None if there is no such row."""
+        return self.markers.get((key, number))
+
+    def newest(self, key: str) -> int:
+        """Return the newest epoch with a marker row, -1 if none."""
+        return max((number for owner, number in self.markers if owner == key), default=-1)
+
+    def roll_back_all(self) -> bool:
+        """Roll back every prepared transaction, as a DBA might; return whether there was any."""
+        found = bool(self.prepared)
+        self.prepared.clear()
+        return found
+
+
+@dataclass(slots=True)
+class Elasticsearch:
+    """Documents by ``_id`` with external versions (external_gte), and marker documents by identity key.
+
+    ``incarnation`` stands for the index' history uuid, which every restore changes.
+    """
+
+    readers: Readers
+    sink: str
+    keyed: bool
+    documents: dict[str, tuple[int, Row]] = field(default_factory=dict)
+    markers: dict[str, tuple[Mark, int]] = field(default_factory=dict)
+    bases: int = 0
+    incarnation: int = 0
+
+    def bulk(self, version: int, documents: list[tuple[str, Row]]) -> list[str]:
+        """Index whole documents; return those whose stored version is newer, which stay as they are (409)."""
+        self.readers.before_commit(self.sink)
+        conflicts = []
+        for name, row in documents:
+            if (row.query, row.epoch) not in self.readers.decided:
+                self.readers.flag(f"EARLY {self.sink}")
+            old = self.documents.get(name)
+            if old and not self.keyed and old[1].query != row.query:
+                self.readers.flag(f"OVERWRITTEN {self.sink}")
+            if old is None or version >= old[0]:
+                if old and self.keyed and old[1].query == row.query and row.source < old[1].source:
+                    self.readers.flag(f"STALE {self.sink}")
+                self.documents[name] = (version, row)
+                continue
+            conflicts.append(name)
+            if row.query > old[1].query:
+                # the queries are numbered: a newer one's row stands behind an older one's
+                self.readers.flag(f"SWALLOWED {self.sink}")
+        return conflicts
+
+    def version(self, name: str) -> int:
+        """Return the stored version of a document."""
+        return self.documents[name][0]
+
+    def write_newer(self, version: int, name: str, row: Row) -> bool:
+        """Write over a document of an older version (version type "external"); return whether it was one."""
+        stored, old = self.documents[name]
+        if version <= stored:
+            return False
+        self.readers.before_commit(self.sink)
+        if old.query == row.query and row.source < old.source:
+            self.readers.flag(f"STALE {self.sink}")
+        self.documents[name] = version, row
+        return True
+
+    def mark(self, key: str, mark: Mark, incarnation: int, seen: Mark | None) -> str:
+        """Write the marker document, which names the index' incarnation, on the condition of the one that was read."""
+        if self.marker(key) != seen:
+            return "409"
+        self.markers[key] = mark, incarnation
+        return "OK"
+
+    def marker(self, key: str) -> Mark | None:
+        """Return the marker document."""
+        return self.markers[key][0] if key in self.markers else None
+
+    def alter_marker(self, by: Mark) -> bool:
+        """Overwrite a marker document, its epoch counted on; return whether there was one."""
+        for key, (mark, incarnation) in list(self.markers.items())[-1:]:
+            self.markers[key] = Mark(mark.epoch + by.epoch, by.attempt), incarnation
+        return bool(self.markers)
+
+    def newest(self, key: str) -> int:
+        """Return the epoch in the marker document, -1 if there is none."""
+        mark = self.marker(key)
+        return -1 if mark is None else mark.epoch
+
+    def new_base(self) -> int:
+        """Return a base for versions above whatever the index holds, like a clock: each one above all before it."""
+        highest = max((version for version, _ in self.documents.values()), default=0)
+        self.bases = max(self.bases, highest // 100) + 1
+        return 100 * self.bases

@@ -1,0 +1,76 @@
+"""What users, operators, other programs and a second copy do: exact, or a stop that names it; the way on is exact."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from simulation import plans
+from simulation.explorer import Findings, explore, steps_of
+
+if TYPE_CHECKING:
+    from simulation.plans import Fault
+
+EACH = ("K", "P", "S", "E", "F")
+
+
+def every_step(sinks: str, *faults: Fault) -> Findings:
+    """Play each fault at every step; fail with the first case of each violation, and if hardly any has struck."""
+    findings = explore(plans.one_fault(steps_of(sinks, 0) + 10, faults), sinks, 0)
+    assert not findings.violations, findings.report()
+    assert findings.struck >= 40 * len(faults), findings.report()
+    return findings
+
+
+@pytest.mark.parametrize("sinks", [*EACH, "KPE"])
+def test_a_copy_of_the_checkpoint_runs_beside_the_original(sinks: str) -> None:
+    """Each row once; or one of the two queries stops, and says that another one writes."""
+    every_step(sinks, ("copy",))
+
+
+@pytest.mark.parametrize("sinks", EACH)
+def test_the_users_function_swallows_our_errors(sinks: str) -> None:
+    """An epoch that Spark decides without us is named; once accepted, all others are exact."""
+    every_step(sinks, ("swallow",))
+
+
+@pytest.mark.parametrize("sinks", EACH)
+def test_the_users_function_skips_an_epoch(sinks: str) -> None:
+    """Likewise."""
+    every_step(sinks, ("skip",))
+
+
+@pytest.mark.parametrize("sinks", EACH)
+def test_the_users_function_calls_twice_in_an_epoch(sinks: str) -> None:
+    """The second call is refused, also by the next driver, which finds the first call's rows recorded."""
+    every_step(sinks, ("double",))
+
+
+@pytest.mark.parametrize("sinks", [*EACH, "KSE"])
+def test_options_change_under_a_pending_epoch(sinks: str) -> None:
+    """It is applied with the options that it was prepared with."""
+    every_step(sinks, ("options",))
+
+
+@pytest.mark.parametrize("sinks", EACH)
+def test_the_spool_is_altered(sinks: str) -> None:
+    """No row of it is applied; what is prepared in the target is committed all the same."""
+    every_step(sinks, *plans.SPOOL)
+
+
+@pytest.mark.parametrize("sinks", EACH)
+def test_a_marker_is_altered(sinks: str) -> None:
+    """Found before anything is concluded from it."""
+    every_step(sinks, *(("remark", sinks, how) for how in ("newer", "other")))
+
+
+def test_somebody_else_writes_to_the_index() -> None:
+    """The next epoch's rows are written over it, whatever its version is."""
+    every_step("F", ("outside", "F"))
+
+
+@pytest.mark.parametrize("sinks", [*EACH, "KPE"])
+def test_join_running_is_left_in_the_code_and_the_ledger_is_lost(sinks: str) -> None:
+    """Joining is refused wherever a target holds anything of the query."""
+    every_step(sinks, ("rejoin",))
