@@ -354,7 +354,7 @@ def test_a_session_that_died_while_idle_is_replaced(table: str, pg_driver: MakeD
 def test_markers_are_not_looked_for_in_another_schema(table: str, pg_driver: MakeDriver, pg_schema: str) -> None:
     """There an applied epoch would seem lost, and be applied again."""
     driver = pg_driver(table, orders(1))
-    assert driver.committer.initial_state() == {"schema": pg_schema}
+    assert driver.committer.initial_state()["schema"] == pg_schema
     moved = Postgres("host=127.0.0.1", table=table, schema_for_markers="other")
     with pytest.raises(ConfigurationError, match="markers are in"):
         moved.committer().open(replace(driver.identity, origin=driver.committer.initial_state()))

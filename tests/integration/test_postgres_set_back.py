@@ -6,12 +6,25 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from checkpoint_kit import CheckpointKit
+from fix_postgres import Truth
+from typer.testing import CliRunner
 
+from epochsink.cli.app import app
 from epochsink.errors import WentBack
-from epochsink.sink import LastDone
+from epochsink.postgres import Postgres
+from epochsink.protocol.coordinator import Plan
+from epochsink.sink import Epoch, LastDone, Outcome
 
 if TYPE_CHECKING:
-    from fix_postgres import MakeDriver, Truth
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from fix_postgres import MakeDriver
+
+    from epochsink.devkit.services import PostgresService
+
+    MakeQuery = Callable[..., "Query"]
 
 MODES = [
     pytest.param({"commit": "prepared"}, id="prepared"),
@@ -76,3 +89,157 @@ def test_a_commit_that_a_failover_has_lost_is_made_again_and_never_rolled_back(
     driver.committer.verify_applied(LastDone(1, written.epoch.attempt, tuple(parts)), None)
     assert pg_truth.prepared() == []
     assert pg_truth.rows(table) == [(0,), (1,)]
+
+
+class Query:
+    """A query with one PostgreSQL sink, driven by hand over the production coordinator."""
+
+    def __init__(self, root: Path, sink: Postgres, truth: Truth, table: str) -> None:
+        self.kit = CheckpointKit(root, {"table": sink})
+        self.truth, self.table = truth, table
+
+    def record(self, number: int) -> None:
+        """Play foreachBatch for an epoch with one row."""
+        assert self.kit.coordinator.settle(number) is Plan.WRITE
+        self.kit.record(number, {"table": orders(number)})
+
+    def run(self, number: int) -> None:
+        self.record(number)
+        self.kit.decide(number)
+        assert self.kit.coordinator.commit_decided()
+
+    def commit_and_die(self, number: int) -> None:
+        """Commit an epoch as a driver that is killed before the ledger says that it is done."""
+        self.kit.decide(number)
+        prepared = self.kit.history().epochs[number]
+        epoch, share = Epoch(number, prepared.attempt), prepared.shares["table"]
+        rows = self.kit.spool.rows(self.kit.coordinator.identity("table"), epoch, share.tasks, share.files)
+        for part in share.parts:
+            verdict = self.kit._committers["table"].commit(epoch, part, rows)
+            assert verdict.outcome is Outcome.COMMITTED
+
+    def start(self) -> None:
+        self.kit.coordinator = self.kit.start()
+
+    def accept(self, epoch: str) -> None:
+        told = CliRunner().invoke(app, ["accept", str(self.kit.root), epoch, "--sink", "table", "--yes"])
+        assert told.exit_code == 0, told.output
+
+    def ids(self) -> list[int]:
+        return [number for (number,) in self.truth.rows(self.table)]
+
+
+@pytest.fixture
+def make_query(postgres: PostgresService, pg_schema: str, pg_truth: Truth, tmp_path: Path) -> Iterator[MakeQuery]:
+    made = []
+
+    def make(table: str, **options: Any) -> Query:
+        sink = Postgres(options.pop("dsn", postgres.dsn), table=table, schema_for_markers=pg_schema, **options)
+        made.append(Query(tmp_path / "checkpoint", sink, pg_truth, table))
+        return made[-1]
+
+    yield make
+    for query in made:
+        query.kit.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_markers_lost_before_the_first_epoch_is_done_double_no_row(
+    mode: dict[str, Any], table: str, pg_schema: str, pg_truth: Truth, make_query: MakeQuery
+) -> None:
+    query = make_query(table, **mode)
+    query.record(0)
+    query.commit_and_die(0)
+    pg_truth.execute(f"DROP TABLE {pg_schema}.marker")
+    with pytest.raises(WentBack, match=r"sink 'table': .* has no marker of this query any more") as told:
+        query.start()
+    assert "epochsink accept CHECKPOINT 0 --sink table" in told.value.hint
+    assert query.ids() == [0]
+    query.accept("0")
+    assert query.kit._committers["table"].check(orders(0).schema) == []  # makes the marker table again
+    query.start()
+    query.run(1)
+    assert query.ids() == [0, 1]
+
+
+def test_a_target_without_the_first_epoch_gets_it_once_that_is_said(
+    table: str, pg_schema: str, pg_truth: Truth, make_query: MakeQuery
+) -> None:
+    """Restored from a backup that was made before the query began."""
+    query = make_query(table)
+    query.record(0)
+    query.commit_and_die(0)
+    pg_truth.execute(f"DELETE FROM {pg_schema}.marker")  # noqa: S608 - our own names
+    pg_truth.execute(f"DELETE FROM {table}")  # noqa: S608 - our own names
+    with pytest.raises(WentBack, match="no marker of this query any more") as told:
+        query.start()
+    assert "epochsink accept CHECKPOINT none --sink table" in told.value.hint
+    query.accept("none")
+    query.start()
+    assert query.ids() == [0]
+    query.run(1)
+    assert query.ids() == [0, 1]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_markers_lost_while_an_epoch_is_applied_and_not_done_double_no_row(
+    mode: dict[str, Any], table: str, pg_schema: str, pg_truth: Truth, make_query: MakeQuery
+) -> None:
+    query = make_query(table, **mode)
+    query.run(0)
+    query.record(1)
+    query.commit_and_die(1)
+    pg_truth.execute(f"DELETE FROM {pg_schema}.marker")  # noqa: S608 - our own names
+    with pytest.raises(WentBack, match="no marker of this query any more"):
+        query.start()
+    query.accept("1")
+    query.start()
+    query.run(2)
+    assert query.ids() == [0, 1, 2]
+
+
+def test_a_mark_of_joining_that_is_lost_before_anything_was_committed_is_left_again(
+    table: str, pg_schema: str, pg_truth: Truth, make_query: MakeQuery
+) -> None:
+    query = make_query(table)
+    pg_truth.execute(f"DELETE FROM {pg_schema}.marker")  # noqa: S608 - our own names
+    query.start()
+    query.record(0)
+    query.commit_and_die(0)
+    pg_truth.execute(f"DELETE FROM {pg_schema}.marker")  # noqa: S608 - our own names
+    with pytest.raises(WentBack, match="no marker of this query any more"):
+        query.start()
+    assert query.ids() == [0]
+
+
+def test_a_database_restored_from_a_dump_is_another_one_until_it_is_accepted(
+    postgres: PostgresService, pg_schema: str, pg_truth: Truth, make_query: MakeQuery
+) -> None:
+    """Its markers came along, and agree: only what the server says of itself tells the copy from the original."""
+    old, new = f"{pg_schema}_old", f"{pg_schema}_new"
+    pg_truth.execute(f"CREATE DATABASE {old}")
+    dsn = postgres.dsn.rpartition("/")[0] + f"/{new}"
+    pg_truth.execute(f"ALTER DATABASE {old} RENAME TO {new}")
+    own = Truth(dsn)
+    own.execute("CREATE TABLE orders (id bigint)")
+    query = make_query("orders", dsn=dsn)
+    query.truth = own
+    query.run(0)
+    own.close()
+    query.kit.close()
+    pg_truth.execute(f"ALTER DATABASE {new} RENAME TO {old}")
+    pg_truth.execute(f"CREATE DATABASE {new} TEMPLATE {old}")
+    try:
+        with pytest.raises(WentBack, match="restored from a dump or upgraded by pg_upgrade") as told:
+            query.start()
+        assert "epochsink accept CHECKPOINT 0 --sink table" in told.value.hint
+        query.accept("0")
+        query.start()
+        query.run(1)
+        query.start()
+        assert query.ids() == [0, 1]
+    finally:
+        own.close()
+        query.kit.close()
+        for database in (old, new):
+            pg_truth.execute(f"DROP DATABASE {database} WITH (FORCE)")

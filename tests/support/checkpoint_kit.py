@@ -56,10 +56,14 @@ class CheckpointKit:
         self, number: int, rows: Mapping[str, pa.RecordBatch]
     ) -> tuple[Epoch, dict[str, list[tuple[str, dict[str, object]]]]]:
         """Write an epoch by one task for each sink; an attempt that nobody records."""
-        (self.root / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{number}}}}}')
+        self.plan(number)
         epoch = self.coordinator.begin(number)
         self._spooled = {}
         return epoch, {name: [self._run_task(name, epoch, batch)] for name, batch in rows.items()}
+
+    def plan(self, number: int) -> None:
+        """Write offsets/N, as Spark does first."""
+        (self.root / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{number}}}}}')
 
     def record(self, number: int, rows: Mapping[str, pa.RecordBatch]) -> None:
         """Write and record an epoch."""

@@ -62,7 +62,7 @@ def test_a_target_restored_from_a_backup_stops_the_next_start_until_that_is_acce
     sink.set_back(0)
     with pytest.raises(WentBack, match="epoch 2 is done: the target is the older copy") as stopped:
         kit.start()
-    assert "epochsink accept CHECKPOINT 2 --sink NAME" in str(stopped.value)
+    assert "epochsink accept CHECKPOINT 2 --sink out" in str(stopped.value)
     accept(kit, "2", "--sink", "out")
     kit.coordinator = kit.start()
     run(kit, 3)
@@ -203,3 +203,19 @@ def test_the_decision_is_durable_before_it_becomes_visible(
         "commits/0",
         "commits",
     ]
+
+
+def test_accept_takes_the_epoch_after_the_newest_done_one_only_where_it_is_decided(kit: CheckpointKit) -> None:
+    def said(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["accept", str(kit.root), *arguments, "--sink", "out", "--yes"])
+        return result.exit_code, " ".join(result.output.split())
+
+    kit.record(0, rows(0))
+    code, text = said("0")
+    assert (code, "nothing has ever committed it" in text, "name none" in text) == (1, True, True)
+    kit.decide(0)
+    assert said("7")[0] == 1
+    assert "for this sink, name none or 0" in said("7")[1]
+    assert said("-x")[0] == 2
+    assert said("0")[0] == 0
+    assert "out" not in kit.history().epochs[0].shares

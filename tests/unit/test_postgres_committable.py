@@ -8,6 +8,7 @@ import pytest
 
 from epochsink.errors import LedgerCorrupt
 from epochsink.postgres.committable import Merge, PreparedPart, StagedEpoch, StagedTask, read_part, read_written
+from epochsink.postgres.place import Place
 from epochsink.postgres.relation import Relation
 
 MERGE = Merge(
@@ -26,13 +27,14 @@ OLD_STAGED = """{"attempt": "a", "tasks": ["t"], "rows": 3, "table": "s_k_a", "m
     "part",
     [
         PreparedPart("gid", "attempt", TASKS, 5, "s_x"),
-        PreparedPart("gid", "attempt", TASKS, 5),
+        PreparedPart("gid", "attempt", TASKS, 5, "s_x", Place("orders", 16384, "7412", 2)),
+        StagedEpoch("attempt", TASKS, 5, "s_x", MERGE, Place("orders", 16384, "7412", 2)),
         StagedEpoch("attempt", TASKS, 5, "s_x", MERGE),
     ],
 )
 def test_a_part_is_read_as_it_was_written(part: PreparedPart | StagedEpoch) -> None:
     assert read_part(json.loads(json.dumps(part.to_json()))) == part
-    assert part.to_json()["version"] == 2
+    assert part.to_json()["version"] == 3
 
 
 def test_what_a_task_answers_is_read_as_it_was_written() -> None:
@@ -48,5 +50,5 @@ def test_the_first_version_is_read() -> None:
 
 
 def test_a_version_of_the_future_is_refused() -> None:
-    with pytest.raises(LedgerCorrupt, match="version 3"):
-        read_part({**PreparedPart("gid", "attempt", TASKS, 5).to_json(), "version": 3})
+    with pytest.raises(LedgerCorrupt, match="version 4"):
+        read_part({**PreparedPart("gid", "attempt", TASKS, 5).to_json(), "version": 4})

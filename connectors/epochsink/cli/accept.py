@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.ledger import Ledger
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from epochsink.protocol.ledger import History
 
 _log = logging.getLogger("epochsink")
+
+NO_EPOCH: Final = -1
+"""What "none" on the command line stands for: a target that holds nothing of the query."""
+
+
+def accepted_epoch(text: str) -> int:
+    """Return the epoch that a user names, -1 for "none". Raises `ValueError`."""
+    return NO_EPOCH if text == "none" else _natural(text)
 
 
 class Acceptance:
@@ -35,6 +43,8 @@ class Acceptance:
         lines = ["take the ledger: a driver that runs on this checkpoint now stops with Fenced"]
         if self._sink is None:
             return [*lines, f"record that the epochs up to {self._number}, decided without ExactlyOnce, are settled"]
+        if self._number == NO_EPOCH:
+            return [*lines, f"record that sink '{self._sink}' holds no epoch of this query"]
         holds = f"record that sink '{self._sink}' holds what it should up to epoch {self._number}"
         return [*lines, f"{holds}: whatever of it the target lacks, it will never get"]
 
@@ -59,10 +69,31 @@ class Acceptance:
                     hint=f"name epoch {newest}" if newest > history.newest else "add --sink NAME to accept a target",
                 )
             return
-        last = history.applied.get(self._sink)
-        if last is None or last.epoch != self._number:
-            known = ", ".join(f"'{name}' (epoch {one.epoch})" for name, one in history.applied.items()) or "none"
+        known = _acceptable(history, self._sink)
+        if self._number not in known:
+            names = " or ".join("none" if one == NO_EPOCH else str(one) for one in known)
             raise ConfigurationError(
-                f"epoch {self._number} is not the newest done epoch with rows in sink '{self._sink}'",
-                hint=f"the ledger has: {known}",
+                f"epoch {self._number} is neither the newest done epoch with rows in sink '{self._sink}' nor the one "
+                "recorded after it",
+                hint=f"for this sink, name {names}",
             )
+        if self._number == known[-1] and len(known) > 1 and not self._place.checkpoint.is_decided(self._number):
+            raise ConfigurationError(
+                f"epoch {self._number} is recorded and not decided, so nothing has ever committed it",
+                hint=f"name {'none' if known[0] == NO_EPOCH else known[0]}: it is committed once Spark has decided it",
+            )
+
+
+def _natural(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(text)
+    return int(text)
+
+
+def _acceptable(history: History, sink: str) -> list[int]:
+    """Return what can be said of a sink: up to its newest done epoch, or up to the one recorded after that."""
+    if history.owner is None or sink not in history.owner.origins:
+        names = ", ".join(f"'{name}'" for name in history.owner.origins) if history.owner else "none"
+        raise ConfigurationError(f"sink '{sink}' has never been part of this query", hint=f"its sinks are: {names}")
+    done, pending = history.applied.get(sink), history.pending_of(sink)
+    return [done.epoch if done else NO_EPOCH, *([pending.epoch] if pending else [])]

@@ -16,7 +16,7 @@ from rich.console import Console
 from epochsink.cli import orphans, status_table
 from epochsink.cli import recover as operations
 from epochsink.cli.abandon import Abandonment
-from epochsink.cli.accept import Acceptance
+from epochsink.cli.accept import Acceptance, accepted_epoch
 from epochsink.cli.checkpoint_folder import open_place
 from epochsink.cli.demo import demo
 from epochsink.cli.error_output import errors_in_one_block
@@ -160,7 +160,10 @@ def resolve(
 @app.command()
 def accept(
     checkpoint: Checkpoint,
-    epoch: Annotated[int, typer.Argument(metavar="EPOCH", min=0, help="The newest epoch that it is about.")],
+    epoch: Annotated[
+        int,
+        typer.Argument(metavar="EPOCH", parser=accepted_epoch, help="The newest epoch in question, or 'none'."),
+    ],
     *,
     sink: Annotated[
         str | None, typer.Option("--sink", metavar="NAME", help="The sink whose target it is about.")
@@ -169,9 +172,9 @@ def accept(
 ) -> None:
     """Say that the past is right as it is, where the query stops because it cannot know.
 
-    With --sink: the target holds what it should up to EPOCH, although its marker is gone or older (it was restored, and
-    what was missing has been loaded). Without: the epochs up to EPOCH that Spark decided without ExactlyOnce were
-    empty, or have been loaded by hand.
+    With --sink: the target holds what it should up to EPOCH, although its marker is gone or older, or it is another
+    server (it was restored or moved, and what was missing has been loaded). Without: the epochs up to EPOCH that Spark
+    decided without ExactlyOnce were empty, or have been loaded by hand.
     """
     with errors_in_one_block(), _log_on_console(), _place_of(checkpoint, None, None) as place:
         acceptance = Acceptance(place, epoch, sink)

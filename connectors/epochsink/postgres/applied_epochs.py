@@ -2,15 +2,19 @@
 
 Its primary key makes a second application of the same epoch fail, so it is only ever inserted, never updated. A
 part is "all" for an epoch that is committed as a whole, else the uuid of the task whose rows it covers.
+
+A query that joins leaves a row before it writes any: of epoch -1, with a uuid that the ledger holds (its origin). So
+from its first epoch on, a marker that is missing was removed, and never means that nothing was applied.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from contextlib import suppress
+from typing import TYPE_CHECKING, Final, Self
 
 from psycopg import errors, sql
 
-from epochsink.identity import PreparedName
+from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres.committable import PreparedPart, read_part
 from epochsink.sink import Mark, verify_marks
 
@@ -25,6 +29,8 @@ TABLE: Final = "marker"
 KEY: Final = ("key", "epoch", "part")
 KEPT_EPOCHS: Final = 1000
 WHOLE: Final = "all"
+JOINED: Final = -1
+"""The epoch of the row that a query leaves as it joins."""
 
 _CREATE: Final = """
 CREATE TABLE IF NOT EXISTS {marker} (
@@ -39,9 +45,20 @@ CREATE TABLE IF NOT EXISTS {marker} (
 class Marker:
     """The marker rows of one identity, in the schema ``schema``. Raises `psycopg.Error`."""
 
-    def __init__(self, schema: str, key: str) -> None:
+    def __init__(self, schema: str, key: str, base: str | None = None) -> None:
         self._table = sql.Identifier(schema, TABLE)
         self._key = key
+        self.base = base
+
+    @classmethod
+    def of(cls, schema: str, identity: Identity) -> Self:
+        """Return an identity's marker rows; ``base`` is None if an earlier version of this package let it join."""
+        return cls(schema, identity_key(identity), identity.origin.get("base"))
+
+    def join(self, connection: Connection, identity: Identity, base: str) -> None:
+        """Leave the row that stands before the first epoch; right to repeat."""
+        with suppress(errors.UniqueViolation):
+            self.insert(connection, identity, JOINED, base, base)
 
     def insert(self, connection: Connection, identity: Identity, epoch: int, part: str, attempt: str) -> None:
         """Mark a part as applied by the transaction under way; `errors.UniqueViolation` if it has been before."""
@@ -67,13 +84,14 @@ class Marker:
 
     def newest(self, connection: Connection) -> int | None:
         """Return the newest epoch that is applied, or None."""
-        found = self._fetch(connection, "SELECT max(epoch) FROM {} WHERE key = %s")
+        found = self._fetch(connection, "SELECT max(epoch) FROM {} WHERE key = %s AND epoch >= 0")
         return None if found is None else int(str(found))
 
     def verify(self, connection: Connection, table: Relation, done: LastDone | None, pending: LastDone | None) -> None:
         """Raise `WentBack` unless the marker rows say what the ledger does."""
         found = self._newest_of(connection, done.epoch if done else None, marks_of(done) if done else {})
-        verify_marks(f"table {table}", found, done, pending, marks_of)
+        base = {} if self.base is None else {self.base: Mark(JOINED, self.base)}
+        verify_marks(f"table {table}", found, done, pending, marks_of, base=base)
 
     def _newest_of(self, connection: Connection, epoch: int | None, parts: Iterable[str]) -> dict[str, Mark]:
         """Return the newest mark of each part applied at ``epoch`` (None: whatever is newest) or later.
@@ -82,14 +100,16 @@ class Marker:
         """
         query = (
             "SELECT part, epoch, attempt FROM {0} WHERE key = %s "
-            "AND epoch >= least(%s, (SELECT max(epoch) FROM {0} WHERE key = %s)) ORDER BY epoch"
+            "AND (epoch >= least(%s, (SELECT max(epoch) FROM {0} WHERE key = %s)) OR part = %s) ORDER BY epoch"
         )
         try:
             statement = sql.SQL(query).format(self._table)
-            rows = connection.execute(statement, [self._key, epoch, self._key]).fetchall()
+            rows = connection.execute(statement, [self._key, epoch, self._key, self.base]).fetchall()
         except (errors.UndefinedTable, errors.InvalidSchemaName):
             return {}
-        found = {part: Mark(int(number), attempt) for part, number, attempt in rows}
+        # a start that went no further than its row of joining has left one that means nothing
+        marks = {part: Mark(int(number), attempt) for part, number, attempt in rows}
+        found = {part: mark for part, mark in marks.items() if mark.epoch > JOINED or part == self.base}
         newest = max(found.values(), key=lambda mark: mark.epoch, default=None)
         if newest is not None and epoch is not None and newest.epoch < epoch:
             found |= dict.fromkeys(parts, newest)
@@ -97,8 +117,8 @@ class Marker:
 
     def purge(self, connection: Connection, epoch: int) -> None:
         """Forget epochs too old to be asked for again."""
-        statement = sql.SQL("DELETE FROM {} WHERE key = %s AND epoch < %s").format(self._table)
-        connection.execute(statement, [self._key, epoch - KEPT_EPOCHS])
+        statement = sql.SQL("DELETE FROM {} WHERE key = %s AND epoch BETWEEN 0 AND %s").format(self._table)
+        connection.execute(statement, [self._key, epoch - KEPT_EPOCHS - 1])
 
     def _fetch(self, connection: Connection, query: str, *values: object) -> object:
         """Return the one value asked for; None if there is no row, or no marker table yet."""

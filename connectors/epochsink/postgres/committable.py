@@ -4,6 +4,7 @@
 |---|---|
 | 1 | no ``version`` key; ``order_by`` of a merge is SQL over the table's columns, evaluated by the server |
 | 2 | ``ranks`` of a merge: so many staged columns, computed by Spark, decide between rows of a key |
+| 3 | ``place`` of a part: the database that it was prepared in |
 
 A version is read for as long as an epoch that it describes may be pending: an upgrade between prepare and commit.
 """
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from epochsink.errors import LedgerCorrupt
+from epochsink.postgres.place import Place
 from epochsink.postgres.relation import Relation
 
 if TYPE_CHECKING:
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Committable
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class StagedEpoch:
     rows: int
     table: str
     merge: Merge
+    place: Place | None = None
 
     def to_json(self) -> Committable:
         """Return it as JSON values."""
@@ -99,6 +102,7 @@ class PreparedPart:
     tasks: tuple[str, ...]
     rows: int
     table: str | None = None
+    place: Place | None = None
 
     def to_json(self) -> Committable:
         """Return it as JSON values."""
@@ -120,17 +124,21 @@ def read_part(values: Committable) -> Part:
     fields = _fields(values)
     if "gid" in fields:
         return _prepared(fields)
-    return StagedEpoch(**fields | {"tasks": tuple(fields["tasks"]), "merge": Merge.from_json(fields["merge"])})
+    return StagedEpoch(**fields | {"merge": Merge.from_json(fields["merge"]), **_tasks_and_place(fields)})
 
 
 def _prepared(fields: dict[str, Any]) -> PreparedPart:
-    return PreparedPart(**fields | {"tasks": tuple(fields["tasks"])})
+    return PreparedPart(**fields | _tasks_and_place(fields))
+
+
+def _tasks_and_place(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {"tasks": tuple(fields["tasks"]), "place": Place.from_json(fields.get("place"))}
 
 
 def _fields(values: Committable) -> dict[str, Any]:
     fields = dict(values)
     version = fields.pop("version", 1)
-    if version not in (1, VERSION):
+    if not 1 <= version <= VERSION:
         raise LedgerCorrupt(
             f"a committable of PostgreSQL has version {version}, and this epochsink reads 1 to {VERSION}",
             hint="a newer epochsink prepared this epoch: start the query with that one",

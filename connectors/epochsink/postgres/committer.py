@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -19,6 +20,7 @@ from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.committable import PreparedPart, StagedEpoch, StagedTask, read_part, read_written
 from epochsink.postgres.errors import describe, failure, is_contended, is_disconnected, is_passing, translated
 from epochsink.postgres.merge import merge
+from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
 from epochsink.postgres.relation import Relation
@@ -78,8 +80,18 @@ class PostgresCommitter:
         return findings
 
     def initial_state(self) -> dict[str, Any]:
-        """Return where the markers are: looked for elsewhere, an applied epoch would be taken for a lost one."""
-        return {"schema": self._config.schema_for_markers}
+        """Leave the mark of joining; return it, and where markers and table are.
+
+        Looked for elsewhere, an applied epoch would be taken for a lost one.
+        """
+        base = uuid.uuid4().hex
+        with translated(f"joining {self._relation}"):
+            connection = self._voting.connection(self._patience)
+            marker_table.create(connection, self._config.schema_for_markers)
+            # before the ledger names it, so that a mark which the ledger names and nobody finds was removed
+            self._marker.join(connection, self._identity, base)
+            place = Place.of(connection).to_json()
+        return {"schema": self._config.schema_for_markers, "base": base, "place": place}
 
     def open(self, identity: Identity) -> None:
         """Learn who this sink is. Raises `ConfigurationError` if its markers are in another schema."""
@@ -94,7 +106,7 @@ class PostgresCommitter:
         self._identity = identity
         self._key = identity_key(identity)
         self._vote = Vote(self._config, identity)
-        self._marker = Marker(self._config.schema_for_markers, self._key)
+        self._marker = Marker.of(self._config.schema_for_markers, identity)
         name = str(SessionName(self._key, identity.generation))
         self._voting = Session(self._server, name)
         self._settling = Session(self._server, name)
@@ -122,11 +134,28 @@ class PostgresCommitter:
             connection = self._checking.connection(self._patience)
             try:
                 with deadline(connection, self._patience):
+                    self._require_place(connection, done)
                     self._marker.verify(connection, self._relation, done, pending)
             except WentBack:
-                if done is None or not self._finish_again(connection, done):
+                if not (self._finish_again(connection, done) if done else self._join_again(connection, pending)):
                     raise
                 self._marker.verify(connection, self._relation, done, pending)
+
+    def _require_place(self, connection: Connection, done: LastDone | None) -> None:
+        """Raise `WentBack` if this is not where the newest epoch was prepared; an operator's word may have moved it."""
+        if done is None:
+            recorded = Place.from_json(self._identity.origin.get("place"))
+        else:
+            recorded = next((part.place for part in map(read_part, done.parts)), None)
+        if recorded is not None:
+            Place.of(connection).require(recorded, self._relation, done.epoch if done else -1)
+
+    def _join_again(self, connection: Connection, pending: LastDone | None) -> bool:
+        """Leave the mark of joining again while nothing was ever committed: its loss hides no epoch."""
+        if pending is not None or self._marker.base is None:
+            return False
+        self._marker.join(connection, self._identity, self._marker.base)
+        return True
 
     def _finish_again(self, connection: Connection, done: LastDone) -> bool:
         """Commit parts of a done epoch that are prepared again: the server has lost the end of its log.

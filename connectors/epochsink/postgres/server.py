@@ -36,11 +36,13 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A session whose search path is pg_catalog's alone, so that no function or operator of others is called.
 
     ``search_path`` is what it was before: transactions that touch the target go back to it (see `begin`), for the sake
-    of its triggers. ``schemas`` are those on it.
+    of its triggers. ``schemas`` are those on it. ``place`` is which
+    database it is (see `epochsink.postgres.place`), once that was asked.
     """
 
     search_path: str = ""
     schemas: Sequence[str] = ()
+    place: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, repr=False)

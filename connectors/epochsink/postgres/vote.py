@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from psycopg import errors
@@ -15,6 +15,7 @@ from epochsink.postgres.applied_epochs import WHOLE, Marker
 from epochsink.postgres.catalog import read_target
 from epochsink.postgres.committable import PreparedPart, StagedEpoch
 from epochsink.postgres.merge import merge, verify, verify_casts
+from epochsink.postgres.place import Place
 from epochsink.postgres.prepared_transaction import prepare, transaction
 from epochsink.postgres.relation import Relation
 
@@ -47,7 +48,8 @@ class Vote:
                 f"prepared transaction(s) {', '.join(missing)} are not in pg_prepared_xacts",
                 hint="somebody rolled them back; Spark runs the epoch again when the query restarts",
             )
-        return written
+        place = Place.of(connection)
+        return [replace(part, place=place) for part in written]
 
     def whole(
         self, connection: Connection, epoch: Epoch, written: Sequence[StagedTask], after: LastDone | None
@@ -73,11 +75,11 @@ class Vote:
                     merge(connection, first.merge, staging, tasks, rows)
                     connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
                     connection.rollback()
-            return StagedEpoch(epoch.attempt, tasks, rows, first.table, first.merge)
+            return StagedEpoch(epoch.attempt, tasks, rows, first.table, first.merge, Place.of(connection))
         gid = PreparedName(
             self._key, self.identity.generation, epoch.number, epoch.attempt, WHOLE, identity_label(self.identity)
         )
-        part = PreparedPart(str(gid), epoch.attempt, tasks, rows, first.table)
+        part = PreparedPart(str(gid), epoch.attempt, tasks, rows, first.table, Place.of(connection))
         if part.gid in orphans.prepared_gids(connection, self._key):
             return part
         with transaction(connection):
@@ -109,7 +111,7 @@ class Vote:
 
     @property
     def _marker(self) -> Marker:
-        return Marker(self.config.schema_for_markers, self._key)
+        return Marker.of(self.config.schema_for_markers, self.identity)
 
     def _expect(self, connection: Connection, after: LastDone | None) -> None:
         """Raise `WentBack` unless the newest epoch that is done is there, and nothing newer."""

@@ -61,10 +61,10 @@ class AppliedCheck:
             done, pending = history.applied.get(name), history.pending_of(name)
             try:
                 self._sinks[name].verify_applied(done, pending)
-            except WentBack:
+            except WentBack as disagreement:
                 # the other thread, or a newer driver, may have recorded a replay or finished the epoch meanwhile
                 history = self._ledger.verify()
                 if (done, pending) == (history.applied.get(name), history.pending_of(name)):
-                    raise
+                    raise consistency.named(disagreement, name) from disagreement
             else:
                 return

@@ -6,7 +6,22 @@ after the ledger, read again, has shown that the question is still its own.
 
 from __future__ import annotations
 
+import shlex
+from typing import TYPE_CHECKING
+
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
+
+if TYPE_CHECKING:
+    from epochsink.errors import EpochsinkError
+
+
+def named(conclusion: EpochsinkError, sink: str) -> EpochsinkError:
+    """Return a sink's `WentBack` with the sink's own name, which the command in its hint needs; others as they are."""
+    begin = f"sink '{sink}': "
+    if not isinstance(conclusion, WentBack) or conclusion.message.startswith(begin):
+        return conclusion
+    hint = conclusion.hint.replace("--sink NAME", f"--sink {shlex.quote(sink)}")
+    return WentBack(f"{begin}{conclusion.message}", hint=hint, **conclusion.facts)
 
 
 def no_ledger(decided: int) -> WentBack:
@@ -98,7 +113,7 @@ def overtaken(epoch: int) -> PrepareFailed:
     return PrepareFailed(
         f"epoch {epoch} was being written when the epoch before it, which its target had lost, was prepared again: in "
         "a log, its rows would stand before those of the earlier epoch",
-        hint="nothing is lost: start the query again, and Spark runs the epoch again",
+        hint="nothing is lost: the epoch is written again, and if the query ends all the same, at the next start",
     )
 
 

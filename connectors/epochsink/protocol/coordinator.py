@@ -152,7 +152,7 @@ class Coordinator(Takeover, EpochCommit):
             tasks = tuple(task for task, _ in accepted)
             files = spooled.get(name, {})
             rows = self._spool.rows(self._identities[name], epoch, tasks, files)
-            with self._if_ours():
+            with self._if_ours(name):
                 parts = self._sinks[name].vote(
                     epoch, [committable for _, committable in accepted], rows, applied.get(name)
                 )

@@ -56,7 +56,7 @@ class EpochCommit(Sweep):
                 reach("coordinator.commit.between")
         prepared = self._ledger.verify().epochs[number]  # a replay has put parts in the place of others
         for name, share in prepared.shares.items():
-            with self._if_ours():
+            with self._if_ours(name):
                 after = history.applied.get(name)
                 self._sinks[name].await_visible(Epoch(number, prepared.attempt), share.parts, after)
         reach("coordinator.done.before")
@@ -71,7 +71,7 @@ class EpochCommit(Sweep):
             prepared = self._ledger.known().epochs[number]
             epoch, share = Epoch(number, prepared.attempt), prepared.shares[name]
             rows = self._spool.rows(self._identities[name], epoch, share.tasks, share.files)
-            with self._if_ours():
+            with self._if_ours(name):
                 verdict = self._sinks[name].commit(epoch, share.parts[index], rows, after)
             if verdict.outcome is Outcome.COMMITTED:
                 return True
@@ -82,7 +82,7 @@ class EpochCommit(Sweep):
                 raise consistency.unknown_outcome(number, name, verdict.evidence)
             # a marker that is missing proves nothing where those of earlier epochs are missing too
             self._check.verify_before_commit(number, name)
-            with self._queue.replaying(), self._if_ours():
+            with self._queue.replaying(), self._if_ours(name):
                 reach("coordinator.replay.before")
                 parts = self._ledger.verify().epochs[number].shares[name].parts
                 replayed = self._sinks[name].replay(epoch, parts[index], rows, uuid.uuid4().hex, after)

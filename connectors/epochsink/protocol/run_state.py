@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError, Fenced
+from epochsink.protocol import consistency
 from epochsink.protocol.applied_check import AppliedCheck
 from epochsink.protocol.commit_queue import CommitQueue
 from epochsink.protocol.two_threads import TwoThreads
@@ -45,14 +46,14 @@ class RunState(TwoThreads):
         self._identities: dict[str, Identity] = {}
 
     @contextmanager
-    def _if_ours(self) -> Iterator[None]:
-        """Let a sink's conclusion pass if the ledger is still ours; raises `Fenced` if it is not."""
+    def _if_ours(self, sink: str) -> Iterator[None]:
+        """Let a sink's conclusion pass, with the sink's name, if the ledger is still ours; else raise `Fenced`."""
         try:
             yield
         except Fenced:
             raise
         except EpochsinkError as conclusion:
-            raise self._conclude(conclusion) from conclusion
+            raise self._conclude(consistency.named(conclusion, sink)) from conclusion
 
     def _conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
         """Return a conclusion if the ledger is still ours; raises `Fenced` if it is not."""

@@ -43,7 +43,7 @@ class Sweep(RunState):
         for name, sink in self._sinks.items():
             history = self._ledger.verify()
             keep = [part for prepared in history.pending for part in prepared.parts_of(name)]
-            with self._if_ours():
+            with self._if_ours(name):
                 ended = sink.abort_orphans(keep, history.done_parts(name))
             for line in ended:
                 _log.info("sink '%s': aborted what no recorded epoch names: %s", name, line)

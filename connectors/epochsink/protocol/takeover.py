@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
@@ -43,7 +43,7 @@ class Takeover(Sweep):
             self._check.refuse_known_targets(self._query_id)
             joined = newest_decided
         known = before.owner.origins if before.owner else {}
-        new = {name: sink.initial_state() for name, sink in self._sinks.items() if name not in known}
+        new = {name: self._join(name) for name in self._sinks if name not in known}
         # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
         origins = {**known, **new}
         take = self._ledger.take(self._query_id, origins, joined)
@@ -51,6 +51,11 @@ class Takeover(Sweep):
             who = Identity(self._query_id, name, take.generation, take.origins[name], self._pipeline)
             self._identities[name] = who
             sink.open(who)
+
+    def _join(self, name: str) -> dict[str, Any]:
+        # before the take, which tells it to the ledger: what the ledger knows of a sink's beginning is in its target
+        self._sinks[name].open(Identity(self._query_id, name, pipeline=self._pipeline))
+        return self._sinks[name].initial_state()
 
     def _refuse_other_stories(self, history: History) -> None:
         self._refuse_undocumented(history)

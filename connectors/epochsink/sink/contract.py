@@ -77,7 +77,11 @@ class SinkCommitter(Protocol):
         return []
 
     def initial_state(self) -> dict[str, Any]:
-        """Return what to fix for good as this sink joins a ledger for the first time (`Identity.origin`)."""
+        """Return what to fix for good as this sink joins a ledger for the first time (`Identity.origin`).
+
+        `open` was called, with generation 0 and an empty origin. What this leaves in the target may stay there
+        unrecorded: a start that ends here is followed by another one.
+        """
         return {}
 
     def open(self, identity: Identity) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import WentBack
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from epochsink.sink.values import LastDone
+
+_NONE: Final[Mapping[str, Mark]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +41,21 @@ def verify_marks(
     done: LastDone | None,
     pending: LastDone | None,
     marks_of: Callable[[LastDone], Mapping[str, Mark]],
+    *,
+    base: Mapping[str, Mark] = _NONE,
 ) -> None:
     """Raise `WentBack` unless a target's marks say what the ledger does: for `SinkCommitter.verify_applied`.
 
-    ``found`` has the marks by part, ``marks_of`` gives those that an epoch leaves. ``target`` is for the message.
+    ``found`` has the marks by part, ``marks_of`` gives those that an epoch leaves. ``base`` has what the sink
+    left as it joined, before its first epoch. ``target`` is for the message.
     """
-    must = marks_of(done) if done and done.parts else {}
+    must = base if done is None else marks_of(done) if done.parts else {}
     may = marks_of(pending) if pending else {}
     newest = max((last.epoch for last in (done, pending) if last), default=-1)
     for part in found.keys() | must.keys():
         mark, wanted = found.get(part), must.get(part)
         if mark is None:
-            raise _marker_is_gone(target, wanted)
+            raise _marker_is_gone(target, must[part], pending)
         # an operator's word: the target may hold anything up to that epoch
         if done and not done.parts and mark.epoch <= done.epoch:
             continue
@@ -74,8 +80,9 @@ def _target_is_newer(target: str, mark: Mark, newest: int) -> WentBack:
 
 
 def _target_is_older(target: str, mark: Mark, wanted: Mark) -> WentBack:
+    holds = f"epoch {mark.epoch} as the newest" if mark.epoch >= 0 else "no epoch"
     return WentBack(
-        f"{target} holds epoch {mark.epoch} as the newest of this query, and the ledger says that epoch {wanted.epoch} "
+        f"{target} holds {holds} of this query, and the ledger says that epoch {wanted.epoch} "
         "is done: the target is the older copy (restored from a backup, or failed over to a standby that lacked "
         f"the last commits), and the rows of epochs {mark.epoch + 1} to {wanted.epoch} are missing in it",
         hint="put the newer state back; or load those epochs' input with a query of its own, then say so: "
@@ -83,13 +90,20 @@ def _target_is_older(target: str, mark: Mark, wanted: Mark) -> WentBack:
     )
 
 
-def _marker_is_gone(target: str, wanted: Mark | None) -> WentBack:
-    number = wanted.epoch if wanted else -1
+def _marker_is_gone(target: str, wanted: Mark, pending: LastDone | None) -> WentBack:
+    done = f"epoch {wanted.epoch} is done" if wanted.epoch >= 0 else "it had joined"
+    which = str(wanted.epoch) if wanted.epoch >= 0 else "none"
+    if pending is None:
+        hint = f"look whether the rows up to epoch {which} are there; when they are, say so: "
+    else:
+        hint = (
+            f"look whether the rows of epoch {pending.epoch}, which is recorded, are there. If so: epochsink accept "
+            f"CHECKPOINT {pending.epoch} --sink NAME. If they are not, and those of all earlier epochs are: "
+        )
     return WentBack(
-        f"{target} has no marker of this query any more, and the ledger says that epoch {number} is done: the target "
+        f"{target} has no marker of this query any more, and the ledger says that {done}: the target "
         "was restored from a backup, or somebody deleted the marker; which epochs it holds is unknown",
-        hint=f"look whether the rows up to epoch {number} are there; when they are, say so: epochsink accept "
-        f"CHECKPOINT {number} --sink NAME",
+        hint=f"{hint}epochsink accept CHECKPOINT {which} --sink NAME",
     )
 
 

@@ -87,6 +87,7 @@ class SinkRig:
             committer = self.sink.committer()
             with contextlib.closing(committer):
                 assert committer.check(self.schema()) == []
+                committer.open(Identity(query, self.name))
                 self._origins[query] = committer.initial_state()
         return Identity(query, self.name, generation, self._origins[query])
 

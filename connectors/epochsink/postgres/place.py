@@ -1,0 +1,90 @@
+"""Which database a sink's epochs are in: cluster, database and timeline, compared with what was recorded.
+
+Markers go along with a copy of the data, so they cannot tell a copy from the original. The system identifier can: it
+is made by initdb, and stays through crashes, physical backups and failovers. A timeline begins whenever a standby is
+promoted or a backup is recovered, and has a larger number than the one that it branched off. So a larger timeline is
+what a failover looks like, and whether that lost commits is for the markers to say; a smaller one is a server that was
+failed over from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from psycopg import errors
+
+from epochsink.errors import WentBack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.postgres.server import Connection
+
+_DATABASE: Final = "SELECT oid, datname FROM pg_database WHERE datname = current_database()"
+_CLUSTER: Final = (
+    "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int "
+    "FROM pg_control_system()"
+)
+_UNTOLD: Final = (
+    errors.InsufficientPrivilege,
+    errors.UndefinedFunction,
+    errors.FeatureNotSupported,
+    errors.ObjectNotInPrerequisiteState,
+)
+"""Some hosted servers do not let everybody ask, and a standby has no timeline of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One database of one cluster. ``cluster`` is None, and ``timeline`` 0, where the server does not say."""
+
+    database: str
+    oid: int
+    cluster: str | None = None
+    timeline: int = 0
+
+    @classmethod
+    def of(cls, connection: Connection) -> Self:
+        """Return where a session is; asked once a session. Raises `psycopg.Error`."""
+        if connection.place is None:
+            oid, name = connection.execute(_DATABASE).fetchone() or (0, "")
+            try:
+                cluster, timeline = connection.execute(_CLUSTER).fetchone() or (None, 0)
+            except _UNTOLD:
+                cluster, timeline = None, 0
+            connection.place = {"database": name, "oid": oid, "cluster": cluster, "timeline": timeline}
+        return cls(**connection.place)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any] | None) -> Self | None:
+        """Return what was recorded; None where an earlier version of this package recorded nothing."""
+        return None if values is None else cls(**values)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        return asdict(self)
+
+    def require(self, recorded: Place | None, table: object, epoch: int) -> None:
+        """Raise `WentBack` unless this is where ``recorded``, of the newest epoch ``epoch`` (-1: none), was."""
+        if recorded is None:
+            return
+        if (self.cluster or recorded.cluster) != (recorded.cluster or self.cluster) or self.oid != recorded.oid:
+            holds = f"every row of this query up to epoch {epoch}" if epoch >= 0 else "no row of this query"
+            raise WentBack(
+                f"table {table} is in {self}, and the ledger says that this query writes to {recorded}: dsn= names "
+                "another server, or the database was restored from a dump or upgraded by pg_upgrade",
+                hint=f"name the right server in dsn=; or if the new one is to go on, and holds {holds}, say so: "
+                f"epochsink accept CHECKPOINT {epoch if epoch >= 0 else 'none'} --sink NAME",
+            )
+        if 0 < self.timeline < recorded.timeline:
+            raise WentBack(
+                f"table {table} is on timeline {self.timeline} of its cluster, and epoch {epoch} was prepared on "
+                f"timeline {recorded.timeline}: this server was failed over from, and another one has gone on",
+                hint="name the present primary in dsn= (several hosts with target_session_attrs=read-write); "
+                "stop this server",
+            )
+
+    def __str__(self) -> str:
+        where = f" of cluster {self.cluster}" if self.cluster else ""
+        return f"database '{self.database}' (oid {self.oid}){where}"
