@@ -1,6 +1,8 @@
 """Builds the stand-ins for the official images, on a machine that can pull none: see README.md beside this file.
 
-    python docker/stand-ins/build.py [--engine podman] [--again]
+    python docker/stand-ins/build.py [--engine podman] [--again] [--pipeline]
+
+With --pipeline also the images of docker/Dockerfile and docker/Dockerfile.tests, on the same base.
 
 Needs root, debootstrap, an engine, and an environment with epochsink[services,elasticsearch].
 """
@@ -27,6 +29,7 @@ PACKAGES = "ca-certificates,curl,iproute2,openjdk-17-jre-headless,postgresql-cli
 MIRROR = "http://deb.debian.org/debian"
 ENGINE_PACKAGES = "podman runc netavark aardvark-dns iptables debootstrap"
 BASE = "localhost/epochsink/base:bookworm"
+CERTIFICATES = "/etc/ssl/certs"
 
 
 def main() -> int:
@@ -34,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engine", default="podman", help="podman or docker")
     parser.add_argument("--again", action="store_true", help="build the three images although they exist")
+    parser.add_argument("--pipeline", action="store_true", help="build the images of a pipeline and of the tests, too")
     chosen = parser.parse_args()
     for program in (chosen.engine, "debootstrap"):
         if shutil.which(program) is None:
@@ -56,7 +60,26 @@ def main() -> int:
             stage(context)
             print(f"building {image}")
             subprocess.run([chosen.engine, "build", "--quiet", "--tag", image, str(context)], check=True)
+    if chosen.pipeline:
+        for name, file, base in (
+            ("pipeline", "Dockerfile", BASE),
+            ("tests", "Dockerfile.tests", "localhost/epochsink/pipeline"),
+        ):
+            _build_from_sources(chosen.engine, name, file, base)
     return 0
+
+
+def _build_from_sources(engine: str, name: str, file: str, base: str) -> None:
+    """Build an image of this project, which installs packages: with this machine's network and its certificates."""
+    print(f"building localhost/epochsink/{name}: a few minutes")
+    machine = ["--network", "host"]
+    if engine == "podman":
+        # docker has no such option: there the base has to trust a proxy that packs HTTPS anew
+        machine += ["--volume", f"{CERTIFICATES}:{CERTIFICATES}:ro"]
+    project = HERE.parents[1]
+    options = ["--quiet", "--file", str(project / "docker" / file), "--build-arg", f"BASE={base}"]
+    command = [engine, "build", *machine, *options, "--tag", f"localhost/epochsink/{name}", str(project)]
+    subprocess.run(command, check=True)
 
 
 def _exists(engine: str, image: str) -> bool:

@@ -24,6 +24,8 @@ from epochsink.devkit.demo.pipeline_process import DemoFailed, PipelineProcess
 from epochsink.devkit.demo.progress import decided_offsets
 from epochsink.devkit.demo.row_count import RowCount, divergent
 from epochsink.devkit.demo.scenario import BACKLOG_EPOCHS, RESERVED_EPOCHS, orders_per_epoch
+from epochsink.devkit.demo.servers import Addresses, RunningServers
+from epochsink.devkit.demo.session import on_cluster
 from epochsink.devkit.demo.settings import PipelineSettings
 from epochsink.devkit.demo.successive_runs import SuccessiveRuns
 from epochsink.devkit.demo.table import PostgresTable
@@ -153,6 +155,7 @@ def test_settings_cross_to_another_process(tmp_path: Path) -> None:
         orders_per_epoch=7,
         plain=True,
         jvm_options="-Xmx1g",
+        master="local[2]",
         destinations={
             "table": PostgresTable("dsn", "url", "driver", "orders"),
             "index": ElasticsearchIndex("http://127.0.0.1:2", "orders"),
@@ -298,3 +301,26 @@ def test_what_ends_a_background_thread_is_raised() -> None:
     thread.end()
     with pytest.raises(ValueError, match="broken"):
         thread.raise_failure()
+
+
+# ---- servers and a cluster that run already
+
+
+def test_a_running_server_is_named_to_java_as_it_is_to_python_and_shown_without_its_password() -> None:
+    where = Addresses("kafka:19092", "postgresql://app:p%40ss@db:6543/shop?sslmode=disable", "http://search:9200")
+    assert where.jdbc_url == "jdbc:postgresql://db:6543/shop?user=app&password=p%40ss"
+    assert "ss" not in str(where).replace("postgres", "")
+
+
+def test_two_demos_on_the_same_servers_do_not_meet() -> None:
+    where = Addresses("kafka:19092", "postgresql://app@db/shop", "http://search:9200")
+    tables = {RunningServers(where).destinations()["table"] for _ in range(2)}
+    assert len(tables) == 2
+
+
+def test_tasks_on_other_hosts_die_at_the_same_failpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EPOCHSINK_FAILPOINT", "postgres.copied:2")
+    settings = on_cluster("spark://master:7077")
+    assert settings["spark.executorEnv.EPOCHSINK_FAILPOINT"] == "postgres.copied:2"
+    assert settings["spark.driver.host"] != "127.0.0.1"
+    assert on_cluster("local[2]") == {"spark.master": "local[2]"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import signal
 from pathlib import Path  # noqa: TC003 - typer reads the annotation
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -16,6 +16,8 @@ from epochsink.errors import ConfigurationError
 if TYPE_CHECKING:
     from types import FrameType
 
+_GIVEN: Final = "EPOCHSINK_DEMO_"
+
 
 def demo(
     *,
@@ -23,21 +25,40 @@ def demo(
     kills: Annotated[int, typer.Option(help="How often each pipeline is killed -9.", min=1)] = 7,
     seed: Annotated[int | None, typer.Option(help="Repeat the order of kills that a run has named.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep services and files until Ctrl-C.")] = False,
+    kafka: Annotated[str, typer.Option(help="Bootstrap servers of a Kafka that runs.", envvar=f"{_GIVEN}KAFKA")] = "",
+    postgres: Annotated[
+        str, typer.Option(help="DSN, a URL, of a PostgreSQL that runs.", envvar=f"{_GIVEN}POSTGRES")
+    ] = "",
+    elasticsearch: Annotated[
+        str, typer.Option(help="URL of an Elasticsearch that runs.", envvar=f"{_GIVEN}ELASTICSEARCH")
+    ] = "",
+    master: Annotated[
+        str, typer.Option(help="Spark's master; all workers must see the folder that TMPDIR names.")
+    ] = "local[2]",
     svg: Annotated[Path | None, typer.Option(help="Write the closing table as a picture, too.")] = None,
 ) -> None:
     """Kill a real pipeline -9 again and again, with and without epochsink, and count the rows.
 
-    Starts its own Kafka, PostgreSQL and Elasticsearch. Ends with status 0 only if every order went through epochsink
-    exactly once.
+    Starts its own Kafka, PostgreSQL and Elasticsearch, unless it is told of three that run. Ends with status 0 only if
+    every order went through epochsink exactly once.
     """
     with errors_in_one_block():
-        exact = _show(orders, kills, secrets.randbelow(10_000) if seed is None else seed, keep=keep, svg=svg)
+        where = (kafka, postgres, elasticsearch)
+        if any(where) and not all(where):
+            raise ConfigurationError(
+                "--kafka, --postgres and --elasticsearch go together: the demo starts all three servers, or none",
+                hint="give all three, or none of them",
+            )
+        given = where if all(where) else None
+        seed = secrets.randbelow(10_000) if seed is None else seed
+        exact = _show(given, orders=orders, kills=kills, seed=seed, keep=keep, svg=svg, master=master)
     raise typer.Exit(0 if exact else 1)
 
 
-def _show(orders: int, kills: int, seed: int, *, keep: bool, svg: Path | None) -> bool:
+def _show(given: tuple[str, str, str] | None, **options: Any) -> bool:
     try:
         from epochsink.devkit.demo.display import Display  # noqa: PLC0415 - imports clients that only the demo needs
+        from epochsink.devkit.demo.servers import Addresses  # noqa: PLC0415 - likewise
         from epochsink.devkit.demo.show import DemoOptions, show  # noqa: PLC0415 - likewise
     except ModuleNotFoundError as missing:
         raise ConfigurationError(
@@ -45,7 +66,7 @@ def _show(orders: int, kills: int, seed: int, *, keep: bool, svg: Path | None) -
         ) from missing
     # so that everything is ended in order
     signal.signal(signal.SIGTERM, _interrupt)
-    return show(DemoOptions(orders, kills, seed, keep, svg), Display(Console()))
+    return show(DemoOptions(**options, addresses=Addresses(*given) if given else None), Display(Console()))
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from epochsink import ExactlyOnce
-from epochsink.devkit.demo.session import session, warm_up
+from epochsink.devkit.demo.session import on_cluster, session, warm_up
 from epochsink.devkit.demo.settings import PipelineSettings
 from epochsink.failpoints import reach
 
@@ -36,7 +36,7 @@ def main() -> None:
     settings = PipelineSettings.load(Path(sys.argv[1]))
     told = {what: threading.Event() for what in ("start", "stop")}
     threading.Thread(target=_listen, args=[told], daemon=True).start()
-    spark = session(settings.jvm_options)
+    spark = session(settings.jvm_options, **on_cluster(settings.master))
     if not settings.plain:
         # the plain pipeline has no Python in its tasks
         warm_up(spark)

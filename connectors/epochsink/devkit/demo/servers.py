@@ -1,40 +1,71 @@
-"""The servers of one demo."""
+"""The servers of one demo: started for it, or running already."""
 
 from __future__ import annotations
 
+import secrets
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlencode, urlsplit
 
 from epochsink.devkit.demo.index import ElasticsearchIndex
 from epochsink.devkit.demo.table import PostgresTable
 from epochsink.devkit.demo.topic import KafkaTopic
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
+from epochsink.devkit.services.kinds import Kind, prefetch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epochsink.devkit.demo.destination import Appendable, Destination
 
+JDBC_DRIVER = "org.postgresql.Driver"
 
-class Servers:
-    """A Kafka, a PostgreSQL and an Elasticsearch. `close` ends those that were started."""
 
-    def __init__(self) -> None:
-        self.kafka = LocalKafka(short_lived=True)
-        self._postgres = LocalPostgres()
-        self._elasticsearch = LocalElasticsearch(short_lived=True)
-        self._all = (self.kafka, self._postgres, self._elasticsearch)
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where a Kafka, a PostgreSQL and an Elasticsearch are."""
 
+    kafka: str
+    dsn: str
+    elasticsearch: str
+
+    def __str__(self) -> str:
+        # without the password
+        postgres = urlsplit(self.dsn).hostname
+        return f"kafka on {self.kafka}, postgres on {postgres}, elasticsearch on {self.elasticsearch}"
+
+    @property
+    def jdbc_url(self) -> str:
+        """The DSN, which is a URL, as Java's drivers take it."""
+        parts = urlsplit(self.dsn)
+        account = urlencode({"user": unquote(parts.username or ""), "password": unquote(parts.password or "")})
+        return f"jdbc:postgresql://{parts.hostname}:{parts.port or 5432}{parts.path}?{account}"
+
+
+class Servers(ABC):
+    """What the demo's pipelines write to, in tables, topics and indices whose names end with ``mark``."""
+
+    mark = ""
+
+    @abstractmethod
     def start(self) -> str:
-        """Start them all at once; return where they are."""
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda service: service.start(), self._all))
-        return ", ".join(f"{service.name} {service.version} on {service.address}" for service in self._all)
+        """Make them ready; return where they are."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End those that were started, and remove their data."""
+
+    @property
+    @abstractmethod
+    def addresses(self) -> Addresses:
+        """Where they are, once they are ready."""
 
     def destinations(self) -> Mapping[str, Destination]:
         """Return where the pipeline with epochsink writes to, in the order of its commits."""
-        index = ElasticsearchIndex(self._elasticsearch.url, "orders")
+        index = ElasticsearchIndex(self.addresses.elasticsearch, f"orders{self.mark}")
         return {"table": self._table("orders"), "index": index, "topic": self._topic("orders.out")}
 
     def plain_destinations(self) -> Mapping[str, Appendable]:
@@ -42,13 +73,57 @@ class Servers:
         return {"table": self._table("orders_plain"), "topic": self._topic("orders.plain.out")}
 
     def _table(self, name: str) -> PostgresTable:
-        return PostgresTable(self._postgres.dsn, self._postgres.jdbc_url, self._postgres.jdbc_driver, name)
+        where = self.addresses
+        return PostgresTable(where.dsn, where.jdbc_url, JDBC_DRIVER, f"{name}{self.mark}")
 
     def _topic(self, name: str) -> KafkaTopic:
-        return KafkaTopic(self.kafka.bootstrap_servers, name)
+        return KafkaTopic(self.addresses.kafka, f"{name}{self.mark}")
+
+
+class OwnServers(Servers):
+    """Servers of the demo's own, as plain processes."""
+
+    def __init__(self) -> None:
+        prefetch(list(Kind))
+        self._kafka = LocalKafka(short_lived=True)
+        self._postgres = LocalPostgres()
+        self._elasticsearch = LocalElasticsearch(short_lived=True)
+        self._all = (self._kafka, self._postgres, self._elasticsearch)
+
+    def start(self) -> str:
+        """Start them all at once; return where they are."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda service: service.start(), self._all))
+        return ", ".join(f"{service.name} {service.version} on {service.address}" for service in self._all)
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where they are, once they are ready."""
+        return Addresses(self._kafka.bootstrap_servers, self._postgres.dsn, self._elasticsearch.url)
 
     def close(self) -> None:
         """Stop them, and remove their data."""
         with ExitStack() as stack:
             for service in self._all:
                 stack.callback(service.close)
+
+
+class RunningServers(Servers):
+    """Servers that somebody else has started, as docker/compose.yaml does; what the demo makes in them stays."""
+
+    def __init__(self, addresses: Addresses) -> None:
+        self._addresses = addresses
+        # a second demo on the same servers must not find the first one's table, index and topics
+        self.mark = f"_{secrets.token_hex(3)}"
+
+    def start(self) -> str:
+        """Return where they are."""
+        return str(self._addresses)
+
+    @property
+    def addresses(self) -> Addresses:
+        """Where they are."""
+        return self._addresses
+
+    def close(self) -> None:
+        """Leave them as they are."""

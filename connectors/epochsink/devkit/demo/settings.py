@@ -30,6 +30,7 @@ class PipelineSettings:
     orders_per_epoch: int
     plain: bool
     jvm_options: str
+    master: str
     destinations: Mapping[str, Destination]
 
     def save(self, path: Path) -> None:

@@ -15,28 +15,33 @@ from epochsink.devkit.demo import archive
 from epochsink.devkit.demo.display import save_svg
 from epochsink.devkit.demo.kill_plan import EXACTLY_ONCE, PLAIN, plan
 from epochsink.devkit.demo.scenario import Scenario, orders_per_epoch
-from epochsink.devkit.demo.servers import Servers
-from epochsink.devkit.demo.session import JVM_OPTIONS
+from epochsink.devkit.demo.servers import OwnServers, RunningServers
+from epochsink.devkit.demo.session import JVM_OPTIONS, LOCAL
 from epochsink.devkit.demo.settings import PipelineSettings
 from epochsink.devkit.services import spark_packages
-from epochsink.devkit.services.kinds import Kind, prefetch
 from epochsink.errors import ServiceError
 
 if TYPE_CHECKING:
     from epochsink.devkit.demo.display import Display
+    from epochsink.devkit.demo.servers import Addresses, Servers
 
 EPOCHSINK: Final = "epochsink"
 
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the user asked for. ``keep`` leaves services and files until Ctrl-C."""
+    """What the user asked for. ``keep`` leaves services and files until Ctrl-C; ``master`` is Spark's.
+
+    Without ``addresses`` the demo starts servers of its own.
+    """
 
     orders: int
     kills: int
     seed: int
     keep: bool
     svg: Path | None
+    master: str = LOCAL
+    addresses: Addresses | None = None
 
 
 def show(options: DemoOptions, display: Display) -> bool:
@@ -44,13 +49,12 @@ def show(options: DemoOptions, display: Display) -> bool:
     display.say(
         f"{options.orders:,} orders and {options.kills} kills for each pipeline; the same again: --seed {options.seed}"
     )
-    prefetch(list(Kind))
     spark_packages()
     with ExitStack() as stack:
-        servers = Servers()
+        servers = OwnServers() if options.addresses is None else RunningServers(options.addresses)
         stack.callback(servers.close)
         with ThreadPoolExecutor(1) as pool:
-            jvm_options = pool.submit(_jvm_options, display)
+            jvm_options = pool.submit(_jvm_options, display, options)
             display.say(servers.start())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epochsink-demo-")))
         results = []
@@ -65,7 +69,10 @@ def show(options: DemoOptions, display: Display) -> bool:
     return all(result.is_exact for result in results if result.pipeline == EPOCHSINK)
 
 
-def _jvm_options(display: Display) -> str:
+def _jvm_options(display: Display, options: DemoOptions) -> str:
+    if options.addresses is not None:
+        # the archive is made with a broker of the demo's own
+        return JVM_OPTIONS
     try:
         if not archive.is_made():
             display.say("archiving Spark's classes, once for all runs: every start of it is then twice as fast")
@@ -85,12 +92,13 @@ def _scenario(
     kills = plan(steps, options.kills, Random(options.seed))  # noqa: S311 - which step comes next is no secret
     folder.mkdir()
     settings = PipelineSettings(
-        bootstrap_servers=servers.kafka.bootstrap_servers,
-        topic=f"orders.{title}",
+        bootstrap_servers=servers.addresses.kafka,
+        topic=f"orders.{title}{servers.mark}",
         checkpoint=str(folder / "checkpoint"),
         orders_per_epoch=orders_per_epoch(options.orders, kills),
         plain=plain,
         jvm_options=jvm_options,
+        master=options.master,
         destinations=destinations,
     )
     return Scenario(title, settings, orders=options.orders, kills=kills, folder=folder, seed=options.seed)
