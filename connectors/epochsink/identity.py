@@ -112,9 +112,19 @@ class TransactionalId:
         return f"{PREFIX}.{key}."
 
 
-def marker_group(key: str, partition: int) -> str:
-    """Return the Kafka consumer group whose committed offset is the newest epoch of a partition."""
+def marker_group(key: str, partition: int, parity: int) -> str:
+    """Return the Kafka consumer group whose committed offset is a partition's newest epoch, of the even or the odd."""
+    return f"{PREFIX}.{key}.marker.{partition}.p{parity}"
+
+
+def joint_marker_group(key: str, partition: int) -> str:
+    """Return the group that earlier versions kept for even and odd epochs alike."""
     return f"{PREFIX}.{key}.marker.{partition}"
+
+
+def marker_group_prefix(key: str) -> str:
+    """Return how the names of all these groups of one identity begin."""
+    return f"{PREFIX}.{key}.marker."
 
 
 def marker_document(key: str) -> str:

@@ -246,7 +246,7 @@ def test_a_marker_that_may_have_expired_proves_nothing(kafka: KafkaService, conf
         later = prepare(config, task(who, epoch(6), name=name), rows("b"))
         abort(committer, later)
         with admin(kafka.bootstrap_servers) as client:
-            client.delete_groups([marker_group(identity_key(who), 0)])
+            client.delete_groups([marker_group(identity_key(who), 0, 0)])
         verdict = commit(committer, at, part | {"prepared_at": part["prepared_at"] - 8 * 86_400})
         assert verdict.outcome is Outcome.UNKNOWN
         assert "offsets.retention.minutes" in verdict.evidence

@@ -57,12 +57,8 @@ class KafkaPort(PortBase):
         return [name for name, _ in self._world.kafka.ongoing(self._key, 10**9)]
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare each partition's newest mark with the ledger."""
-        partitions = {part["slot"] for last in (done, pending) if last for part in last.parts}
-        found: dict[str, Mark] = {}
-        for (partition, _), mark in self.marks().items():
-            if partition in partitions and (str(partition) not in found or found[str(partition)].epoch < mark.epoch):
-                found[str(partition)] = mark
+        """Compare each partition's marks, of even and of odd epochs, with the ledger."""
+        found = {group(partition, parity): mark for (partition, parity), mark in self.marks().items()}
         verify_marks("Kafka", found, done, pending, marks_of)
 
     def marks(self) -> dict[tuple[int, int], Mark]:
@@ -75,12 +71,10 @@ class KafkaPort(PortBase):
 
     def expect_both(self, this: LastDone, after: LastDone | None) -> None:
         """Raise `WentBack` unless the marks of both epochs are there."""
-        found = self.marks()
-        for last in (this, after) if after is not None and after.epoch % 2 != this.epoch % 2 else (this,):
-            for part in last.parts if last else ():
-                mark = found.get((part["slot"], last.epoch % 2)) if last else None
-                if last and mark != Mark(last.epoch, last.attempt):
-                    raise WentBack(f"Kafka: partition {part['slot']} shows {mark} in place of epoch {last.epoch}")
+        found = {group(partition, parity): mark for (partition, parity), mark in self.marks().items()}
+        wanted = (marks_of(after) if after else {}) | marks_of(this)
+        if wrong := {name: found.get(name) for name, mark in wanted.items() if found.get(name) != mark}:
+            raise WentBack(f"Kafka shows {wrong} in place of {wanted}")
 
     def vote(
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
@@ -163,6 +157,11 @@ class KafkaTask:
         return self._part
 
 
+def group(partition: int, parity: int) -> str:
+    """Return the name of the group that keeps a partition's marks."""
+    return f"{partition}.{parity}"
+
+
 def marks_of(last: LastDone) -> dict[str, Mark]:
     """Return the marks that an epoch leaves."""
-    return {str(part["slot"]): Mark(last.epoch, last.attempt) for part in last.parts}
+    return {group(part["slot"], last.epoch % 2): Mark(last.epoch, last.attempt) for part in last.parts}

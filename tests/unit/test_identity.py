@@ -14,8 +14,10 @@ from epochsink.identity import (
     document_id_prefix,
     identity_key,
     identity_label,
+    joint_marker_group,
     marker_document,
     marker_group,
+    marker_group_prefix,
     pipeline_name,
     staging_owner,
     staging_table,
@@ -102,8 +104,12 @@ def test_nothing_may_stand_around_a_name(name: PreparedName, more: str) -> None:
 @given(KEYS, KEYS, NUMBERS, NUMBERS)
 def test_names_of_different_things_differ(key: str, other: str, epoch: int, later: int) -> None:
     if key != other:
-        assert marker_group(key, 0) != marker_group(other, 0)
+        assert marker_group(key, 0, 0) != marker_group(other, 0, 0)
+        assert not marker_group(key, 0, 0).startswith(marker_group_prefix(other))
         assert marker_document(key) != marker_document(other)
         assert not document_id_prefix(key, epoch).startswith(document_id_prefix(other, epoch))
+    groups = {marker_group(key, 0, 0), marker_group(key, 0, 1), joint_marker_group(key, 0), joint_marker_group(key, 1)}
+    assert len(groups) == 4
+    assert all(group.startswith(marker_group_prefix(key)) for group in groups)
     if epoch != later:
         assert not document_id_prefix(key, epoch).startswith(document_id_prefix(key, later))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
 
 from epochsink.errors import LedgerCorrupt
-from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.committable import VERSION, KafkaCommittable
 from epochsink.kafka.transactional_id import Transaction
 
 FIRST = {
@@ -23,7 +24,7 @@ FIRST = {
 
 
 def test_a_committable_survives_the_ledger() -> None:
-    part = KafkaCommittable.from_json(FIRST)
+    part = dataclasses.replace(KafkaCommittable.from_json(FIRST), version=VERSION)
     assert KafkaCommittable.from_json(json.loads(json.dumps(part.to_json()))) == part
 
 
@@ -31,6 +32,13 @@ def test_a_committable_of_the_first_version_is_read() -> None:
     part = KafkaCommittable.from_json(FIRST)
     assert part.transaction == Transaction("epochsink.a.g1.s3.p0.a7", 7, 3)
     assert (part.partition, part.task, part.rows, part.prepared_at) == (3, "f" * 32, 9, 1_700_000_000)
+
+
+@pytest.mark.parametrize(("version", "joint"), [(1, True), (2, True), (3, False)])
+def test_a_committable_says_where_its_marker_stands_whoever_records_it_again(*, version: int, joint: bool) -> None:
+    part = KafkaCommittable.from_json(FIRST | {"version": version, "partition": 3})
+    assert part.has_joint_marker is joint
+    assert KafkaCommittable.from_json(part.to_json()).has_joint_marker is joint
 
 
 @pytest.mark.parametrize("damage", [{"version": 99}, {"version": "x"}, {"producer_id": None}, {"slot": "first"}])

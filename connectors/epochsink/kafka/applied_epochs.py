@@ -1,55 +1,84 @@
-"""The newest epoch applied, as each transaction itself has recorded it: one consumer group for each Spark partition.
+"""The newest epochs applied, as each transaction itself has recorded it: two consumer groups for each Spark partition.
 
-The offset that a transaction commits into its partition's group is its epoch. It becomes visible with the rows or not
-at all. Offsets may lie on any topic that the Spark partition has written to; the largest one counts.
+The offset that a transaction commits into its partition's group is its epoch, its metadata the attempt. It becomes
+visible with the rows or not at all. Offsets may lie on any topic that the Spark partition has written to; the largest
+one counts. Even and odd epochs have groups of their own, so that an epoch's marker does not hide that the one before it
+is gone: a cluster that is set back just before EndTxn, which takes no condition, is seen before the epoch is done.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.identity import marker_group
-from epochsink.sink import Mark
+from kafka.protocol.consumer import OffsetFetchRequest
+from kafka.protocol.metadata import CoordinatorType
+
+from epochsink.identity import joint_marker_group, marker_group, marker_group_prefix
+from epochsink.kafka.cluster import raise_for
+from epochsink.kafka.committable import KafkaCommittable
+from epochsink.sink import LastDone, Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Mapping
 
     from epochsink.kafka.cluster import Cluster
 
 DAY_SECONDS = 86_400
+_SEVERAL_GROUPS: Final = 8
+"""The version of OffsetFetch that asks for many groups at once, in brokers since 3.0."""
 
 
 class Markers:
-    """The markers of one identity; ``key`` is its `identity_key`. Every method raises `Unreachable`, `Refused`."""
+    """The markers of one identity; ``key`` is its `identity_key`. Every method may raise what `Cluster` raises."""
 
     def __init__(self, cluster: Cluster, key: str) -> None:
         self._cluster = cluster
         self._key = key
         self._retention: float | None = None
 
-    def of_partition(self, partition: int, deadline: float) -> int | None:
-        """Return the newest epoch applied in a Spark partition; None if no offset is kept."""
-        return self._newest_of([marker_group(self._key, partition)], deadline)
+    def marks_of(self, last: LastDone) -> dict[str, Mark]:
+        """Return the marks that an epoch leaves, by group."""
+        return {self._group(last.epoch, part): Mark(last.epoch, last.attempt) for part in committables(last)}
 
-    def of_partitions(self, partitions: Iterable[int], deadline: float) -> dict[str, Mark]:
-        """Return the newest epoch applied in each of some Spark partitions; none where no offset is kept."""
-        groups = {marker_group(self._key, partition): str(partition) for partition in partitions}
+    def read_around(self, *epochs: LastDone | None, deadline: float) -> dict[str, Mark]:
+        """Return the marks, even and odd, of all Spark partitions that some epochs had, by group: in one request."""
+        parts = [part for last in epochs if last for part in committables(last)]
+        groups = {marker_group(self._key, part.partition, parity) for part in parts for parity in (0, 1)}
+        joint = {joint_marker_group(self._key, part.partition) for part in parts if part.has_joint_marker}
+        return self.read(groups | joint, deadline)
+
+    def read(self, groups: Collection[str], deadline: float) -> dict[str, Mark]:
+        """Return the marks of some groups; none where no offset is kept."""
         if not groups:
             return {}
-        found = self._cluster.until(deadline, lambda: self._cluster.admin().list_group_offsets(list(groups)))
-        marks = {}
-        for group, kept in found.items():
-            newest = max((one for one in kept.values() if one.offset >= 0), key=lambda one: one.offset, default=None)
-            if newest is not None:
-                marks[groups[group]] = Mark(newest.offset, newest.metadata or "")
-        return marks
+        # the offsets of open transactions are left out, and do not block: the next epoch's is often open now
+        found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups)))
+        return found
+
+    def of_partition(self, partition: int, deadline: float) -> int | None:
+        """Return the newest epoch applied in a Spark partition; None if no offset is kept."""
+        groups = [marker_group(self._key, partition, parity) for parity in (0, 1)]
+        return _newest(self.read([*groups, joint_marker_group(self._key, partition)], deadline))
+
+    def read_all(self, deadline: float) -> dict[str, Mark]:
+        """Return the marks of all Spark partitions, also of those that later runs no longer have."""
+        prefix = marker_group_prefix(self._key)
+        groups = self._cluster.until(deadline, lambda: self._cluster.admin().list_groups())
+        return self.read({group["group_id"] for group in groups if group["group_id"].startswith(prefix)}, deadline)
 
     def newest(self, deadline: float) -> int | None:
-        """Return the newest epoch applied in any Spark partition, also in those that later runs no longer have."""
-        prefix = marker_group(self._key, 0).removesuffix("0")
-        groups = self._cluster.until(deadline, lambda: self._cluster.admin().list_groups())
-        mine = sorted({group["group_id"] for group in groups if group["group_id"].startswith(prefix)})
-        return self._newest_of(mine, deadline) if mine else None
+        """Return the newest epoch applied in any Spark partition."""
+        return _newest(self.read_all(deadline))
+
+    def unexpired(self, done: LastDone, found: Mapping[str, Mark]) -> LastDone:
+        """Leave out parts whose marker the brokers have forgotten by age (offsets.retention.minutes)."""
+        known = list(zip(committables(done), done.parts, strict=True))
+        if all(self._group(done.epoch, part) in found for part, _ in known):
+            return done
+        oldest = time.time() - self.retention()
+        kept = [raw for part, raw in known if self._group(done.epoch, part) in found or part.prepared_at > oldest]
+        return LastDone(done.epoch, done.attempt, tuple(kept))
 
     def retention(self) -> float:
         """Return for how long (seconds) the broker keeps offsets of groups without members."""
@@ -62,8 +91,40 @@ class Markers:
         # not allowed to ask: believe in no more than a day, so that "expired" is never taken for "absent"
         return DAY_SECONDS if found is None else 60.0 * int(found)
 
-    def _newest_of(self, groups: list[str], deadline: float) -> int | None:
-        # the offsets of open transactions are left out, and do not block: the next epoch's is often open now
-        found = self._cluster.until(deadline, lambda: self._cluster.admin().list_group_offsets(groups))
-        offsets = [kept.offset for partitions in found.values() for kept in partitions.values()]
-        return max((offset for offset in offsets if offset >= 0), default=None)
+    def _group(self, epoch: int, part: KafkaCommittable) -> str:
+        if part.has_joint_marker:
+            return joint_marker_group(self._key, part.partition)
+        return marker_group(self._key, part.partition, epoch % 2)
+
+    def _read_once(self, groups: list[str]) -> dict[str, Mark]:
+        answers = self._cluster.ask_coordinators(CoordinatorType.GROUP, groups, _offsets_of)
+        told = [group for answer in answers for group in answer.groups]
+        for group in told:
+            if group.error_code:
+                # the coordinator may have moved to another broker
+                self._cluster.forget(CoordinatorType.GROUP, [group.group_id])
+            raise_for(group.error_code, f"the offsets of group {group.group_id}")
+        found = {group.group_id: _newest_mark(group) for group in told}
+        return {name: mark for name, mark in found.items() if mark is not None}
+
+
+def committables(last: LastDone) -> list[KafkaCommittable]:
+    """Return the parts of an epoch."""
+    return [KafkaCommittable.from_json(part) for part in last.parts]
+
+
+def _offsets_of(groups: list[str]) -> OffsetFetchRequest:
+    every_topic = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None) for group in groups]
+    return OffsetFetchRequest(groups=every_topic, min_version=_SEVERAL_GROUPS, max_version=_SEVERAL_GROUPS)
+
+
+def _newest_mark(group: Any) -> Mark | None:
+    kept = [offset for topic in group.topics for offset in topic.partitions]
+    for offset in kept:
+        raise_for(offset.error_code, f"an offset of group {group.group_id}")
+    marks = [Mark(one.committed_offset, one.metadata or "") for one in kept if one.committed_offset >= 0]
+    return max(marks, key=lambda mark: mark.epoch, default=None)
+
+
+def _newest(marks: Mapping[str, Mark]) -> int | None:
+    return max((mark.epoch for mark in marks.values()), default=None)

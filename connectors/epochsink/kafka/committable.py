@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Committable
 
-VERSION: Final = 2
+VERSION: Final = 3
+"""2 said "slot" no more and named the topics' ids; 3 keeps the markers of even and odd epochs apart."""
+_PARITY_SINCE: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,8 @@ class KafkaCommittable:
 
     ``task`` is the uuid under which the rows are spooled, ``prepared_at`` the time in seconds since 1970. ``topics``
     holds the id of each topic written to, as it was before the first row: a topic that has another one now is another
-    topic. It is empty where nobody asked, as in the first version.
+    topic. It is empty where nobody asked, as in the first version. ``version`` is that of the task which wrote it, and
+    says where the marker stands.
     """
 
     transaction: Transaction
@@ -32,11 +35,18 @@ class KafkaCommittable:
     rows: int
     prepared_at: int
     topics: Mapping[str, str] = field(default_factory=dict, hash=False)
+    version: int = VERSION
+
+    @property
+    def has_joint_marker(self) -> bool:
+        """Whether the marker is in the group that earlier versions kept for even and odd epochs alike."""
+        return self.version < _PARITY_SINCE
 
     def to_json(self) -> Committable:
         """Return the committable as the ledger keeps it."""
         return {
-            "version": VERSION,
+            # as it was, too, where an older one is taken over: its marker does not move
+            "version": max(self.version, 2),
             "transactional_id": self.transaction.transactional_id,
             "producer_id": self.transaction.producer_id,
             "producer_epoch": self.transaction.producer_epoch,
@@ -59,7 +69,7 @@ class KafkaCommittable:
         The first version bore no number and said "slot" for the partition.
         """
         version = part.get("version", 1)
-        if version not in (1, VERSION):
+        if version not in range(1, VERSION + 1):
             raise LedgerCorrupt(
                 f"a Kafka committable of version {version!r} is recorded; this epochsink reads versions 1 to {VERSION}",
                 hint="finish the epoch with the newer epochsink that has written it",
@@ -74,6 +84,7 @@ class KafkaCommittable:
                 rows=int(part["rows"]),
                 prepared_at=int(part["prepared_at"]),
                 topics=dict(part.get("topics", {})),
+                version=version,
             )
         except (KeyError, TypeError, ValueError) as failure:
             raise LedgerCorrupt(

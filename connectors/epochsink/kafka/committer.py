@@ -19,10 +19,10 @@ from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
 from epochsink.kafka.vote import Polls, vote
 from epochsink.kafka.write_again import write_again
-from epochsink.sink import COMMITTED, LastDone, Mark, Outcome, Task, Verdict, verify_marks
+from epochsink.sink import COMMITTED, LastDone, Outcome, Task, Verdict, verify_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
 
@@ -64,6 +64,7 @@ class KafkaCommitter:
         self._identity = identity
         self._key = identity_key(identity)
         self._markers = Markers(self._cluster, self._key)
+        self._seen_all = False
 
     def newest(self) -> int | None:
         """Return the newest epoch that the partitions' groups say is applied."""
@@ -74,21 +75,18 @@ class KafkaCommitter:
         return self._transactions.open_ids(TransactionalId.prefix(self._key), self._cluster.deadline())
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the marker of each Spark partition that the newest epochs had with the ledger: in one request."""
-        deadline = self._cluster.deadline()
-        partitions = {part.partition for last in (done, pending) if last for part in _committables(last)}
-        found = self._markers.of_partitions(partitions, deadline)
-        must = None if done is None else LastDone(done.epoch, done.attempt, self._unexpired(done, found))
-        verify_marks(f"Kafka at {self._config.bootstrap_servers}", found, must, pending, _marks_of)
+        """Compare the markers of the Spark partitions that the newest epochs had with the ledger: in one request.
 
-    def _unexpired(self, done: LastDone, found: Mapping[str, Mark]) -> tuple[Committable, ...]:
-        """Leave out parts whose marker the broker has forgotten by age (offsets.retention.minutes)."""
-        missing = {str(part.partition) for part in _committables(done)} - found.keys()
-        if not missing:
-            return done.parts
-        oldest = time.time() - self._markers.retention()
-        known = zip(_committables(done), done.parts, strict=True)
-        return tuple(raw for part, raw in known if str(part.partition) not in missing or part.prepared_at > oldest)
+        At a start, those of all others too: where the checkpoint is the older copy, the ledger does not know in which
+        partitions the later epochs had rows.
+        """
+        deadline = self._cluster.deadline()
+        found = self._markers.read_around(done, pending, deadline=deadline)
+        if not self._seen_all:
+            found |= self._markers.read_all(deadline)
+        must = None if done is None else self._markers.unexpired(done, found)
+        verify_marks(f"Kafka at {self._config.bootstrap_servers}", found, must, pending, self._markers.marks_of)
+        self._seen_all = True
 
     def vote(
         self,
@@ -169,11 +167,12 @@ class KafkaCommitter:
                 hint="put the newer state of the cluster back; the transaction is left as it is",
             )
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:  # noqa: ARG002 - seen before the commit
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Wait until the coordinators have written their decisions to the partitions: of all parts in one question.
 
         One after another, each part would wait for that by itself, which takes far longer than to decide it. Then each
-        partition must show this epoch's marker: EndTxn takes no condition, so what came between is seen only now.
+        partition must show the markers of this epoch and of the one before it: EndTxn takes no condition, so what came
+        between is seen only now.
         """
         deadline = self._cluster.deadline()
         ending = [KafkaCommittable.from_json(part).transaction.transactional_id for part in parts]
@@ -184,31 +183,34 @@ class KafkaCommitter:
                 if ending:
                     time.sleep(_LOOK_AGAIN_SECONDS)
             if not ending:
-                self._expect_marked(LastDone(epoch.number, epoch.attempt, tuple(parts)), deadline)
+                self._expect_marked(LastDone(epoch.number, epoch.attempt, tuple(parts)), after, deadline)
         except (Unreachable, Refused) as failure:
             log.warning("epoch %d is committed, and whether readers see it yet is unknown: %s", epoch.number, failure)
             return
         if ending:
             log.warning("epoch %d is committed, and not yet written to the partitions: %s", epoch.number, ending)
 
-    def _expect_marked(self, this: LastDone, deadline: float) -> None:
-        """Raise `WentBack` if a partition shows another attempt at this epoch, or an older epoch to the end."""
-        wanted = _marks_of(this)
+    def _expect_marked(self, this: LastDone, after: LastDone | None, deadline: float) -> None:
+        """Raise `WentBack` unless there is the marker of each part, of those of the epoch before too."""
+        ours = self._markers.marks_of(this)
+        groups = ours | (self._markers.marks_of(after) if after else {})
         while True:
-            found = self._markers.of_partitions([part.partition for part in _committables(this)], deadline)
-            late = [name for name in wanted if name not in found or found[name].epoch < this.epoch]
+            found = self._markers.read(groups, deadline)
+            late = [name for name in ours if name not in found or found[name].epoch < this.epoch]
             if not late or time.monotonic() >= deadline:
                 break
             time.sleep(_LOOK_AGAIN_SECONDS)
-        # a newer driver may have gone on: its epoch is newer, and this one's record says that it is superseded
-        other = [name for name in found if found[name].epoch == this.epoch and not found[name].agrees(wanted[name])]
-        wrong = late + other
-        if wrong:
+        # in the same group (no rows in between) this epoch's marker has replaced that of the one before
+        before = self._markers.marks_of(self._markers.unexpired(after, found)) if after else {}
+        wanted = before | ours
+        wrong = next((name for name, mark in wanted.items() if not mark.agrees(found.get(name))), None)
+        if wrong is not None:
             raise WentBack(
-                f"epoch {this.epoch} was committed by attempt {this.attempt}, and Spark partition {wrong[0]} of "
-                f"Kafka at {self._config.bootstrap_servers} shows {found.get(wrong[0])}: the cluster was set back, or "
-                "a driver on another copy of this checkpoint writes for the same query",
-                hint="stop the other driver; look in the topic whether the epoch's rows are there, and once only",
+                f"epoch {this.epoch} was committed by attempt {this.attempt}, and group {wrong} of Kafka at "
+                f"{self._config.bootstrap_servers} shows {found.get(wrong)} in place of {wanted[wrong]}: the cluster "
+                "was set back, or a driver on another copy of this checkpoint writes for the same query",
+                hint="stop the other driver; look in the topic whether the rows of the last epochs are there, and once "
+                "only; start again: the message then says how to go on",
             )
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
@@ -301,11 +303,3 @@ class KafkaCommitter:
     def _ours(self, name: str) -> bool:
         parsed = TransactionalId.parse(name)
         return parsed is not None and parsed.generation <= self._identity.generation
-
-
-def _committables(last: LastDone) -> list[KafkaCommittable]:
-    return [KafkaCommittable.from_json(part) for part in last.parts]
-
-
-def _marks_of(last: LastDone) -> dict[str, Mark]:
-    return {str(part.partition): Mark(last.epoch, last.attempt) for part in _committables(last)}

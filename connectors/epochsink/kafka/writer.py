@@ -88,7 +88,7 @@ class KafkaWriter:
             )
         try:
             self._producer.flush()
-            group = marker_group(self._key, self._partition)
+            group = marker_group(self._key, self._partition, self._epoch.number % 2)
             # the attempt, too: a driver on another copy of the checkpoint writes the same epochs
             self._producer.mark(group, marker_topic, self._epoch.number, self._epoch.attempt)
             producer_id, producer_epoch = self._producer.identity()

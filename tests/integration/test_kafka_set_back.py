@@ -1,0 +1,122 @@
+"""A cluster that is an older state of itself, or that an older version of this package has written to."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+from kafka_kit import NO_ROWS, admin, commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task
+
+from epochsink.devkit.services import LocalKafka
+from epochsink.errors import WentBack
+from epochsink.identity import identity_key, joint_marker_group, marker_group
+from epochsink.kafka import Kafka, writer
+from epochsink.sink import COMMITTED, LastDone
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fix_services import FreshName
+
+    from epochsink.devkit.services import KafkaService
+
+
+@pytest.fixture
+def config(kafka: KafkaService, fresh_topic: FreshName) -> Kafka:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
+
+
+def test_a_cluster_that_is_set_back_between_check_and_commit_is_noticed_before_the_epoch_is_done(
+    tmp_path: Path,
+) -> None:
+    """And what it holds open again of the done epoch is evidence: nothing aborts it, and it can be finished."""
+    with LocalKafka(short_lived=True) as broker:
+        topic = create_topic(broker.bootstrap_servers, "orders")
+        config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=600, timeout=20)
+        who, first, second = identity(), epoch(0), epoch(1)
+        parts = [prepare(config, task(who, at), rows(str(at.number))) for at in (first, second)]
+        broker.stop()
+        shutil.copytree(broker.data, tmp_path / "older")
+        broker.start()
+        done, pending = (
+            LastDone(at.number, at.attempt, (part,)) for at, part in zip((first, second), parts, strict=True)
+        )
+        with committing(config, who) as committer:
+            assert commit(committer, first, parts[0]) == COMMITTED
+            committer.verify_applied(done, pending)
+
+        broker.stop()
+        shutil.rmtree(broker.data)
+        shutil.copytree(tmp_path / "older", broker.data)
+        broker.start()
+        with committing(config, who) as committer:
+            assert committer.commit(second, parts[1], NO_ROWS, done) == COMMITTED, "EndTxn takes no condition"
+            with pytest.raises(WentBack, match=r"shows None in place of Mark\(epoch=0"):
+                committer.await_visible(second, [parts[1]], done)
+            with pytest.raises(WentBack, match="no marker of this query"):
+                committer.verify_applied(done, pending)
+            with pytest.raises(WentBack, match="is open, and the ledger says that its epoch is done"):
+                committer.abort_orphans([parts[1]], [parts[0]])
+            assert commit(committer, first, parts[0]) == COMMITTED
+            committer.verify_applied(done, pending)
+            committer.await_visible(second, [parts[1]], done)
+        assert read_all(broker.bootstrap_servers, topic, 2) == ["0", "1"]
+
+
+def test_each_epochs_marker_shows_its_loss_though_the_next_epoch_is_there(kafka: KafkaService, config: Kafka) -> None:
+    who, first, second = identity(), epoch(0), epoch(1)
+    parts = [prepare(config, task(who, at), rows("a")) for at in (first, second)]
+    done = LastDone(0, first.attempt, (parts[0],))
+    with committing(config, who) as committer:
+        assert commit(committer, first, parts[0]) == COMMITTED
+        assert committer.commit(second, parts[1], NO_ROWS, done) == COMMITTED
+        committer.await_visible(second, [parts[1]], done)
+        with admin(kafka.bootstrap_servers) as client:
+            client.delete_groups([marker_group(identity_key(who), 0, 0)])
+        with pytest.raises(WentBack, match="shows None in place of"):
+            committer.await_visible(second, [parts[1]], done)
+        with pytest.raises(WentBack, match="no marker of this query"):
+            committer.verify_applied(done, LastDone(1, second.attempt, (parts[1],)))
+
+
+def test_markers_of_the_version_before_are_read_until_those_of_this_one_take_their_place(
+    config: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That version kept one marker for even and odd epochs alike; its epoch 1 is pending at the upgrade."""
+    who, last = identity(), None
+    with committing(config, who) as committer:
+        for number in range(5):
+            at = epoch(number)
+            with monkeypatch.context() as before:
+                if number < 2:
+                    before.setattr(writer, "marker_group", lambda key, partition, _: joint_marker_group(key, partition))
+                part = prepare(config, task(who, at), rows("a"))
+            part |= {"version": 2} if number < 2 else {}
+            pending = LastDone(number, at.attempt, (part,))
+            committer.verify_applied(last, pending)
+            assert committer.commit(at, part, NO_ROWS, last) == COMMITTED
+            committer.await_visible(at, [part], last)
+            with (
+                committing(config, who) as next_driver,
+                pytest.raises(WentBack, match=f"already holds epoch {number}"),
+            ):
+                next_driver.verify_applied(last, None)
+            last = pending
+            committer.verify_applied(last, None)
+            assert committer.newest() == number
+
+
+def test_a_start_sees_newer_epochs_in_partitions_that_the_ledger_does_not_know(config: Kafka) -> None:
+    """The checkpoint is the older copy, and the epochs since then had rows in other Spark partitions."""
+    who, at, later = identity(), epoch(0), epoch(1)
+    part = prepare(config, task(who, at), rows("a"))
+    done = LastDone(0, at.attempt, (part,))
+    with committing(config, who) as committer:
+        assert commit(committer, at, part) == COMMITTED
+        committer.verify_applied(done, None)
+        assert commit(committer, later, prepare(config, task(who, later, partition=7), rows("b"))) == COMMITTED
+    for last in (done, None):
+        with committing(config, who) as restored, pytest.raises(WentBack, match="already holds epoch 1"):
+            restored.verify_applied(last, None)
