@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from folder_sink import FolderSink
 from pyspark import inheritable_thread_target
 from pyspark.errors import StreamingQueryException
 
-from epochsink.errors import ConfigurationError
+from epochsink.errors import ConfigurationError, WentBack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -95,3 +96,20 @@ def test_a_call_may_be_repeated_where_it_failed(stream: Stream) -> None:
     stream.by_hand(batch).awaitTermination(60)
     once.await_committed()
     assert stream.sink.values() == list(range(10))
+
+
+def test_an_error_that_every_call_swallows_ends_the_query(stream: Stream) -> None:
+    """Raised in the next epoch it would be swallowed again: the commit thread ends the query, idle or not."""
+    stream.sink.faults.arm("write-rejects")
+    stream.put(range(10))
+    once = stream.exactly_once()
+
+    def batch(frame: DataFrame, epoch: int) -> None:
+        with contextlib.suppress(Exception):
+            once(frame, epoch)
+
+    query = stream.by_hand(batch, endless=True)
+    with pytest.raises(StreamingQueryException, match="epoch 0 was decided without ExactlyOnce: the function given"):
+        query.awaitTermination(60)
+    with pytest.raises(WentBack, match="epochsink accept CHECKPOINT 0"):
+        once.await_committed()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from epochsink.errors import ConfigurationError, EpochsinkError, Fenced, PrepareFailed
@@ -126,6 +127,8 @@ class Driver(Process):
 
     def _verdict(self) -> str:
         if self.failure is None:
+            if self.swallowed and self.simulation.is_undocumented(self.folders):
+                self.simulation.flag("UNHEARD: a run ends well that has not prepared what Spark has decided")
             return "done"
         if isinstance(self.failure, PASSING):
             return "error"
@@ -298,7 +301,7 @@ class Driver(Process):
                 seen = self.simulation.commits_made
                 if coordinator.commit_decided():
                     self._tidy()
-                    wait(lambda: bool(coordinator.pending) or self.stream_ended)
+                    wait(partial(self._has_work, seen))
                 else:
                     self._wait_for_commit_after(seen)
             coordinator.raise_failure()
@@ -308,8 +311,17 @@ class Driver(Process):
             coordinator.fail(failure)
             raise
 
+    def _has_work(self, seen: int) -> bool:
+        """Whether an epoch is pending, or one has been decided whose error was swallowed."""
+        news = self.swallowed and self.simulation.commits_made != seen
+        return bool(self.coordinator.pending) or news or self.stream_ended
+
     def _wait_for_commit_after(self, seen: int) -> None:
-        wait(lambda: self.simulation.commits_made != seen or self.stream_ended)
+        wait(lambda: self.simulation.commits_made != seen or self._is_decided() or self.stream_ended)
+
+    def _is_decided(self) -> bool:
+        """Whether an epoch that has become pending since the last look is decided already."""
+        return any(str(number) in self.folders.get("commits", {}) for number in self.coordinator.pending[:1])
 
     def _tidy(self) -> None:
         if self.recovered:

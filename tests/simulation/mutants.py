@@ -139,7 +139,7 @@ MUTANTS = (
         "staging sweep takes newer generations",
         Variant(ports={"S": sink.StagedSweepsNewer}, spool=False),
         "S",
-        ((59, ("pause", 36, 2)),),
+        ((11, ("pause", 30, 2)),),
         NO_SPOOL,
     ),
     Mutant("no marker document", Variant(ports={"E": sink.SearchWithoutMarker}), "E", ((51, ("restore", 0, 1, 1)),)),

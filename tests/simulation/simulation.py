@@ -38,6 +38,7 @@ class Twin:
     files: Folders = field(default_factory=dict)
     spool: Spooled = field(default_factory=dict)
     loud: BaseException | None = None
+    starts: int = 2
 
     @property
     def is_whole(self) -> bool:
@@ -97,8 +98,10 @@ class Simulation(Scheduler):
     def start_others(self) -> bool:
         """Start the driver on the copied checkpoint again if it has died; return whether it had."""
         twin = self.twin
-        if twin.driver is None or twin.driver.dead not in ("crash", "error") or self.healthy:
+        if twin.driver is None or twin.driver.dead not in ("crash", "error") or self.healthy or not twin.starts:
             return False
+        # two that are started again and again in step would go on ending each other's attempts
+        twin.starts -= 1
         twin.driver = self._new_driver(twin.files, twin.spool)
         return True
 
@@ -132,10 +135,14 @@ class Simulation(Scheduler):
 
     def excepted_rows(self) -> set[tuple[str, int]]:
         """Return the rows that need not be visible: the user's function has kept them back, and we have said so."""
-        ledger = self.world.files.get(FOLDER, {}).values()
-        recorded = {json.loads(data).get("epoch") for data in ledger if json.loads(data)["entry"] == "prepared"}
+        recorded = recorded_epochs(self.world.files)
         kept_back = {number for number in self.omitted if number not in recorded or "double" in self.faults}
         return {(self.query, at) for number in kept_back for at in self.omitted[number]} if self.said else set()
+
+    def is_undocumented(self, files: Folders) -> bool:
+        """Whether Spark has decided an epoch that is not in the ledger, and nobody has accepted that."""
+        decided = set(map(int, files.get("commits", {})))
+        return not self.said and bool(decided & self.omitted.keys() - recorded_epochs(files))
 
     def decided_rows(self) -> int:
         """Return how many source rows the checkpoint's newest decided epoch reaches to."""
@@ -334,6 +341,12 @@ class Simulation(Scheduler):
 def copied(files: Folders) -> Folders:
     """Return a copy of a checkpoint folder."""
     return {folder: dict(content) for folder, content in files.items()}
+
+
+def recorded_epochs(files: Folders) -> set[int]:
+    """Return the epochs that a ledger has a record of."""
+    entries = map(json.loads, files.get(FOLDER, {}).values())
+    return {entry["epoch"] for entry in entries if entry["entry"] == "prepared"}
 
 
 def without_later_epochs(ledger: dict[str, bytes], newest: int) -> dict[str, bytes]:

@@ -132,14 +132,31 @@ def test_an_epoch_decided_without_us_is_named_and_can_be_accepted(kit: Checkpoin
     assert ids(sink) == [0, 2]
 
 
-def test_an_error_that_the_users_function_swallowed_is_named(kit: CheckpointKit) -> None:
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_error_that_the_users_function_swallowed_is_named(kit: CheckpointKit, *, begun: bool) -> None:
+    """By the commit thread, which ends the query: what the next epoch raises would be swallowed too."""
     run(kit, 0)
     plan_offsets(kit, 1)
     assert kit.coordinator.settle(1) is Plan.WRITE
-    kit.coordinator.abandon(kit.coordinator.begin(1))
+    if begun:
+        kit.coordinator.abandon(kit.coordinator.begin(1))
+    assert kit.coordinator.commit_decided()
     kit.decide(1)
     with pytest.raises(WentBack, match="caught the error with which epoch 1 failed"):
+        kit.coordinator.commit_decided()
+    with pytest.raises(WentBack, match="caught the error with which epoch 1 failed"):
         kit.coordinator.settle(2)
+
+
+def test_an_epoch_under_way_is_not_taken_for_one_that_was_swallowed(kit: CheckpointKit, sink: LocalSink) -> None:
+    """Nor is one that an attempt has failed at, and the next one has recorded."""
+    plan_offsets(kit, 0)
+    assert kit.coordinator.settle(0) is Plan.WRITE
+    kit.coordinator.abandon(kit.coordinator.begin(0))
+    assert kit.coordinator.settle(0) is Plan.WRITE
+    kit.run(0, rows(0))
+    assert kit.coordinator.commit_decided()
+    assert ids(sink) == [0]
 
 
 def test_joining_is_refused_where_the_target_knows_the_query(kit: CheckpointKit, sink: LocalSink) -> None:

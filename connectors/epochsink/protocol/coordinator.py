@@ -74,6 +74,8 @@ class Coordinator(Takeover, EpochCommit):
         Raises `WentBack` if the epoch's input differs from what is recorded of it, and whatever made the
         commit thread fail.
         """
+        # until it is prepared: whatever is raised from here on, the user's function may swallow
+        self._owed = number if self._owed < 0 else self._owed
         self.raise_failure()
         reach("coordinator.settle.before")
         history = self._ledger.verify()
@@ -95,6 +97,7 @@ class Coordinator(Takeover, EpochCommit):
         if number not in history.done and number not in self.pending:
             self.wait_settled()
             self._queue.add(number)
+        self._owed = -1
         return Plan.RUN_FOR_STATE
 
     def _expect_decided(self, epoch: int, running: int) -> None:
@@ -112,7 +115,8 @@ class Coordinator(Takeover, EpochCommit):
             self.wait_settled()
             self._begun = True
         self._queue.begin_attempt()
-        self._attempted = number
+        # while it is being written, Spark cannot decide it, and nobody has to look
+        self._owed, self._attempted = -1, number
         epoch = Epoch(number, uuid.uuid4().hex)
         self._spool.make(self._query_id, epoch)
         reach("coordinator.write.before")
@@ -136,8 +140,10 @@ class Coordinator(Takeover, EpochCommit):
             raise
         reach("coordinator.record.before")
         # an error from here on leaves the attempt under way for good: it may be recorded, so nothing may end it
+        self._owed = epoch.number
         self._ledger.append(Prepared(epoch.number, epoch.attempt, offsets, shares))
         reach("coordinator.record.after")
+        self._owed = -1
         self._queue.add(epoch.number)
         self._queue.end_attempt()
 
@@ -166,6 +172,7 @@ class Coordinator(Takeover, EpochCommit):
         Best effort, so that the first error is the one that the user sees: what stays, `settle` or the
         next driver's `recover` sweeps.
         """
+        self._owed = epoch.number
         try:
             self._abort_orphans()
             self._queue.end_attempt()

@@ -28,15 +28,27 @@ class EpochCommit(Sweep):
         """Commit pending epochs that Spark has decided, oldest first; return whether none is left pending.
 
         Called by the commit thread, as often as it likes. An error is kept, and raised in the stream thread too.
+        Raises `WentBack` if Spark has decided an epoch that this run was given and could not prepare.
         """
         try:
             while self.pending and self._checkpoint.has_commit(self.pending[0]):
                 self._commit(self.pending[0])
                 self._queue.remove_first()
+            self._refuse_swallowed()
         except BaseException as failure:
             self.fail(failure)
             raise
         return not self.pending
+
+    def _refuse_swallowed(self) -> None:
+        """Refuse an error that did not reach Spark: raised in the next epoch, it would meet the same ``except``."""
+        number = self._owed
+        if number < 0 or not self._checkpoint.has_commit(number):
+            return
+        self.raise_failure()
+        # read again: the append that raised may have recorded it after all
+        if number > self._ledger.verify().newest:
+            raise consistency.decided_without_us(number, number, attempted=number)
 
     def _commit(self, number: int) -> None:
         """Commit one decided epoch in every sink, as the newest ledger entry says, and record that it is done."""
@@ -105,9 +117,13 @@ class EpochCommit(Sweep):
     def drain(self) -> None:
         """Commit what is decided, once the stream thread has ended; never aborts.
 
-        An epoch that is recorded and not decided stays for the next start, which adopts it.
+        An epoch that is recorded and not decided stays for the next start, which adopts it. Raises `WentBack` if Spark
+        has decided an epoch that is not in the ledger.
         """
         reach("coordinator.drain.before")
-        for prepared in self._ledger.verify().pending:
+        history = self._ledger.verify()
+        for prepared in history.pending:
             if self._checkpoint.is_decided(prepared.epoch):
                 self._commit(prepared.epoch)
+        # no next epoch may come that would say so
+        self._refuse_undocumented(history)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Iterator, Mapping
 
-    from epochsink.protocol.ledger import Ledger
+    from epochsink.protocol.ledger import History, Ledger
     from epochsink.sink import CheckpointReader, Identity, SinkCommitter, SpoolKeeper
 
 
@@ -43,7 +43,15 @@ class RunState(TwoThreads):
         self._queue = CommitQueue(monitor)
         self._begun = False
         self._attempted = -1
+        self._owed = -1
+        """The epoch that Spark has given to this run and that could not be prepared so far, -1 if there is none."""
         self._identities: dict[str, Identity] = {}
+
+    def _refuse_undocumented(self, history: History) -> None:
+        """Everything that is decided is in the ledger."""
+        decided = self._checkpoint.newest_decided()
+        if decided > history.newest:
+            raise self._conclude(self._check.why_undocumented(history.newest, decided, self._attempted))
 
     @contextmanager
     def _if_ours(self, sink: str) -> Iterator[None]:

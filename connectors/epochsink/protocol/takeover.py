@@ -63,9 +63,3 @@ class Takeover(Sweep):
         for prepared in history.pending:
             for name in prepared.shares.keys() - self._sinks.keys():
                 raise self._conclude(consistency.sink_is_gone(prepared.epoch, name))
-
-    def _refuse_undocumented(self, history: History) -> None:
-        """Everything that is decided is in the ledger."""
-        decided = self._checkpoint.newest_decided()
-        if decided > history.newest:
-            raise self._conclude(self._check.why_undocumented(history.newest, decided, self._attempted))
