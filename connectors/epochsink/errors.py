@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from typing import Any, Self
 
 
@@ -40,6 +41,11 @@ class EpochsinkError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  Hint: {self.hint}" if self.hint else self.message
+
+    def address(self, checkpoint: str) -> None:
+        """Put the checkpoint's place into the commands of the hint, where CHECKPOINT stands for it."""
+        if checkpoint:
+            self.hint = re.sub(r"(epochsink \w+) CHECKPOINT\b", rf"\1 {shlex.quote(checkpoint)}", self.hint)
 
     def to_line(self) -> str:
         """Return the error as one line of text that `from_text` finds again: for crossing into a JVM's message."""

@@ -65,3 +65,11 @@ def test_a_failed_check_lists_every_finding() -> None:
     assert str(error) == "2 check(s) failed before any row moved:\n  - first\n  - second"
     assert error.facts["findings"] == ["first", "second"]
     assert isinstance(error, ValueError)
+
+
+def test_the_commands_of_a_hint_can_be_typed_as_they_stand() -> None:
+    error = EpochsinkError("gone", hint="say so: epochsink accept CHECKPOINT 4 --sink table; see CHECKPOINT")
+    error.address("")
+    error.address("/lake/my orders")
+    error.address("/elsewhere")
+    assert error.hint == "say so: epochsink accept '/lake/my orders' 4 --sink table; see CHECKPOINT"

@@ -87,4 +87,5 @@ def coordinator_of(place: Place, ledger: Ledger, committers: Mapping[str, SinkCo
         spool=place.spool,
         sinks=committers,
         pipeline=pipeline_name(place.location),
+        location=place.location,
     )

@@ -8,7 +8,7 @@ from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, er
 from epochsink.elasticsearch.apply import Application, Overtaken
 from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.connection import connect
-from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolDamaged, SpoolMissing, WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.retry import retrying
 from epochsink.sink import COMMITTED, Mark, Outcome, Verdict, verify_marks
 
@@ -121,7 +121,7 @@ class ElasticsearchCommitter:
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """Apply the epoch's operations, then write its marker.
 
-        Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`, `SpoolDamaged`.
+        Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`, `SpoolMissing`.
         """
         prepared = PreparedEpoch.from_json(part)
         try:
@@ -150,18 +150,12 @@ class ElasticsearchCommitter:
                 f"epoch {epoch.number} is applied, but its marker in {applied_epochs.INDEX!r} cannot be written: "
                 "somebody has deleted or changed that document",
             )
-        except SpoolMissing as error:
-            kept = applied_epochs.read(self._client, self._me)
-            newest = "none" if kept is None else kept.epoch
-            told = _told(kept, epoch)
-            if told is None and isinstance(error, SpoolDamaged):
+        except SpoolMissing:
+            # read again: another driver that has applied the epoch drops its spool
+            told = _told(applied_epochs.read(self._client, self._me), epoch)
+            if told is None:
                 raise
-            return told or Verdict(
-                Outcome.UNKNOWN,
-                f"the spool of epoch {epoch.number} is gone ({error.message}) and the marker in "
-                f"{applied_epochs.INDEX!r} says that epoch {newest} is the newest applied to index "
-                f"{self._config.index!r}",
-            )
+            return told
         except errors.GaveUp as error:
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
         if self._config.dead_letter_index is not None:

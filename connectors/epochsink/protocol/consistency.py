@@ -77,8 +77,8 @@ def sink_is_gone(epoch: int, sink: str) -> ConfigurationError:
     """Say that a recorded epoch has rows in a sink that the query no longer has."""
     return ConfigurationError(
         f"epoch {epoch} is recorded and not yet committed in sink '{sink}', which this query no longer has",
-        hint=f"start once more with the sink '{sink}', let it commit, then remove it; or close the epoch by hand "
-        "with 'epochsink resolve'",
+        hint=f"start once more with the sink '{sink}', let it commit, then remove it; or, if its target is gone for "
+        f"good, keep these rows in a file: epochsink resolve CHECKPOINT {epoch} --sink {sink} --as discard",
     )
 
 
@@ -121,8 +121,9 @@ def unknown_outcome(epoch: int, sink: str, evidence: str) -> OutcomeUnknown:
     """Say that a target cannot tell whether a decided epoch is committed."""
     return OutcomeUnknown(
         f"epoch {epoch} is decided, and whether sink '{sink}' committed it is unknown: {evidence}",
-        hint="nothing is lost: the epoch stays in the ledger and is committed at the next start. If the target "
-        "cannot answer any more, 'epochsink status' shows the evidence and 'epochsink resolve' closes it",
+        hint="nothing is lost: the epoch stays in the ledger, and the next start asks again. If the target still "
+        "cannot say, look whether these rows are there, and say what you found: "
+        f"epochsink resolve CHECKPOINT {epoch} --sink {sink} --as committed --sinks MODULE:ATTRIBUTE, or --as replay",
         epoch=epoch,
         sink=sink,
     )

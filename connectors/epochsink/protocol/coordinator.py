@@ -24,6 +24,7 @@ from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.epoch_commit import EpochCommit
 from epochsink.protocol.ledger_entries import Prepared, Share
+from epochsink.protocol.run_state import addressed
 from epochsink.protocol.takeover import Takeover
 from epochsink.sink import NOTHING_SPOOLED, Epoch
 
@@ -49,6 +50,7 @@ class Coordinator(Takeover, EpochCommit):
 
     # ---- step 0
 
+    @addressed
     def recover(self) -> None:
         """Take the ledger, compare it with checkpoint and targets, abort what nobody recorded, commit what is decided.
 
@@ -68,6 +70,7 @@ class Coordinator(Takeover, EpochCommit):
 
     # ---- step 1
 
+    @addressed
     def settle(self, number: int) -> Plan:
         """Decide what to do with epoch ``number``, inside foreachBatch, before any row moves.
 
@@ -126,6 +129,7 @@ class Coordinator(Takeover, EpochCommit):
         """Return who a sink is in this generation."""
         return self._identities[sink]
 
+    @addressed
     def record(self, epoch: Epoch, written: Written, spooled: Spooled = NOTHING_SPOOLED) -> None:
         """Let each sink vote, then record the epoch. When this returns, foreachBatch may return.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.ledger_entries import Done, Prepared, Replay
+from epochsink.protocol.run_state import addressed
 from epochsink.protocol.sweep import Sweep
 from epochsink.sink import Epoch, Outcome
 
@@ -24,6 +25,7 @@ REPLAY_TURNS: Final = 4
 class EpochCommit(Sweep):
     """The commits of a run: in the commit thread, and at its start for what an earlier run has left."""
 
+    @addressed
     def commit_decided(self) -> bool:
         """Commit pending epochs that Spark has decided, oldest first; return whether none is left pending.
 
@@ -114,6 +116,7 @@ class EpochCommit(Sweep):
         except OSError as failure:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", prepared.epoch, failure)
 
+    @addressed
     def drain(self) -> None:
         """Commit what is decided, once the stream thread has ended; never aborts.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.protocol import consistency
@@ -13,10 +14,29 @@ from epochsink.protocol.two_threads import TwoThreads
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
+    from typing import Concatenate, ParamSpec, TypeVar
 
     from epochsink.protocol.ledger import History, Ledger
     from epochsink.sink import CheckpointReader, Identity, SinkCommitter, SpoolKeeper
+
+    Of = TypeVar("Of", bound="RunState")
+    Given = ParamSpec("Given")
+    Answer = TypeVar("Answer")
+
+
+def addressed(step: Callable[Concatenate[Of, Given], Answer]) -> Callable[Concatenate[Of, Given], Answer]:
+    """Let the commands in a step's errors name the checkpoint: who raises them does not know where it is."""
+
+    @functools.wraps(step)
+    def told(run: Of, *given: Given.args, **named: Given.kwargs) -> Answer:
+        try:
+            return step(run, *given, **named)
+        except EpochsinkError as failure:
+            failure.address(run._location)  # noqa: SLF001 - a method's wrapper
+            raise
+
+    return cast("Callable[Concatenate[Of, Given], Answer]", told)
 
 
 class RunState(TwoThreads):
@@ -33,8 +53,9 @@ class RunState(TwoThreads):
         join_running: bool = False,
         monitor: threading.Condition | None = None,
         pipeline: str = "",
+        location: str = "",
     ) -> None:
-        self._query_id, self._pipeline = query_id, pipeline
+        self._query_id, self._pipeline, self._location = query_id, pipeline, location
         self._ledger, self._checkpoint = ledger, checkpoint
         self._spool = spool
         self._sinks = dict(sinks)
@@ -52,6 +73,12 @@ class RunState(TwoThreads):
         decided = self._checkpoint.newest_decided()
         if decided > history.newest:
             raise self._conclude(self._check.why_undocumented(history.newest, decided, self._attempted))
+
+    def fail(self, failure: BaseException) -> None:
+        """Remember the commit thread's failure for the stream thread."""
+        if isinstance(failure, EpochsinkError):
+            failure.address(self._location)
+        super().fail(failure)
 
     @contextmanager
     def _if_ours(self, sink: str) -> Iterator[None]:

@@ -260,16 +260,23 @@ class SpooledRows:
         return SpoolDamaged(
             f"the spool file {self._path(task)[1]} of epoch {self.epoch.number}, sink '{self.identity.sink}', was cut "
             f"or changed: it was written with {expected}, and holds {found}; none of its rows is applied",
-            hint="restore the file from a copy and start again; without one see 'epochsink status', then "
-            "'epochsink resolve'",
+            hint=_way_on(self.identity, self.epoch),
         )
 
 
 def _missing(identity: Identity, epoch: Epoch, task: str, why: object) -> SpoolMissing:
     return SpoolMissing(
         f"the spool of epoch {epoch.number}, sink '{identity.sink}', task {task} cannot be read: {why}",
-        hint="if spool=False was set, or the folder was cleaned, this copy is gone: see "
-        "'epochsink status', then 'epochsink resolve'",
+        hint=_way_on(identity, epoch),
+    )
+
+
+def _way_on(identity: Identity, epoch: Epoch) -> str:
+    return (
+        "put the spool folder back as it was, and start again. If there is no copy (or spool=False was set), these "
+        "rows are only in the source. To close the epoch without them: "
+        f"epochsink resolve CHECKPOINT {epoch.number} --sink {identity.sink} --as discard; its input "
+        f"(offsets/{epoch.number} in the checkpoint) can then be loaded by a query of its own"
     )
 
 

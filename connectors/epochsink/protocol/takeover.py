@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
+from epochsink.protocol.run_state import addressed
 from epochsink.protocol.sweep import Sweep
 from epochsink.sink import Identity
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 class Takeover(Sweep):
     """The start of a run, as far as it changes nothing but the ledger."""
 
+    @addressed
     def abort_leftovers(self) -> None:
         """Take the ledger, compare checkpoint, ledger and targets, and abort what nobody recorded; commits nothing.
 

@@ -112,5 +112,6 @@ def _written_by_another(target: str, mark: Mark, wanted: Mark | None) -> WentBac
     return WentBack(
         f"epoch {mark.epoch} was applied to {target} by attempt {mark.attempt or 'unknown'}, and the ledger records "
         f"{ours}: a driver on another copy of this checkpoint writes for the same query",
-        hint="stop the other driver; keep the copy whose ledger names that attempt (see 'epochsink status --json')",
+        hint="stop the other driver, and keep the copy of the checkpoint whose ledger names that attempt "
+        "(epochsink status CHECKPOINT --json)",
     )

@@ -11,7 +11,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError
-from epochsink.identity import pipeline_name
 from epochsink.protocol.spool import NoSpool, Spool
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.spark import argument_checks
@@ -211,7 +210,7 @@ class ExactlyOnce:
             files=files,
             spool=self._spool_of(session, location),
             query_id=query_id,
-            pipeline=pipeline_name(location),
+            location=location,
             join_running=self.join_running,
         )
 

@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected
+from epochsink.identity import pipeline_name
 from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
@@ -67,7 +68,7 @@ class Run:
         files: Storage,
         spool: Spool | NoSpool,
         query_id: str,
-        pipeline: str,
+        location: str,
         join_running: bool,
     ) -> None:
         self._sinks = sinks
@@ -91,9 +92,15 @@ class Run:
             spool=self._spool,
             sinks=self._committers,
             join_running=join_running,
-            pipeline=pipeline,
+            pipeline=pipeline_name(location),
+            location=location,
         )
-        self._coordinator.recover()
+        try:
+            self._coordinator.recover()
+        except BaseException:
+            # nobody will join this run: its sessions would look like those of a driver that lives
+            self._close()
+            raise
 
     def serves(self, execution: StreamExecution) -> bool:
         """Whether this run is bound to an execution."""
@@ -121,10 +128,13 @@ class Run:
         """Wait for the last commits; raises what stopped them."""
         if self._commit_thread is not None:
             self._commit_thread.join()
-            for committer in self._committers.values():
-                committer.close()
+            self._close()
             if self._commit_thread.failure is not None:
                 raise self._commit_thread.failure
+
+    def _close(self) -> None:
+        for committer in self._committers.values():
+            committer.close()
 
     def settled(self) -> None:
         """Wait until no epoch is pending."""

@@ -50,6 +50,10 @@ class KafkaReader:
         table = table.append_column("log_part", pa.array([part for part, _, _ in records], pa.int32()))
         return table.append_column("log_off", pa.array([offset for _, offset, _ in records], pa.int64()))
 
+    def values(self) -> list[bytes]:
+        """Return the values of every record up to the last stable offset of each partition."""
+        return [value for _, _, value in self._records()]
+
     def leftovers(self) -> list[tuple[str, str]]:
         """Return partitions whose readers are held back, and transactions of ours that are open."""
         return [*self._pins(), *self._open_transactions()]
