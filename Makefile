@@ -8,12 +8,14 @@ ELASTICSEARCH9 := $(VENV)/elasticsearch9
 CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
 	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py examples/test_pipeline.py
 VERSIONS ?= oldest newest
+EXPERIMENTS ?= windowed_counts_kafka late_rows output_commit rescale back_pressure inspect_state
+KEEP ?= experiments
 WHEEL = $(firstword $(wildcard $(CURDIR)/dist/epochsink-*.whl))
 PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch wheel lock clean
+.PHONY: help venv demo test test-containers test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -75,6 +77,9 @@ bench-kafka: $(STAMP) ## Kafka against Spark's own sink
 
 bench-elasticsearch: $(STAMP) ## Elasticsearch against parallel_bulk and the server's limit
 	$(RUN)/python tests/benchmarks/bench_elasticsearch.py
+
+experiments: $(STAMP) ## the founding experiments, run exactly once; tables and pictures go to ./experiments (SIZE=--full: as in the original)
+	@for name in $(EXPERIMENTS); do $(RUN)/python examples/$$name.py --keep $(KEEP) $(SIZE) || exit 1; done
 
 wheel: $(STAMP) ## build the wheel
 	$(RUN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 from kafka_rig import ROWS_FED, pipeline_into_kafka
-from spark_cluster import SparkCluster
+
+from epochsink.devkit.services.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,12 @@ import pyspark
 from epochsink.devkit.services import spark_packages
 from epochsink.devkit.services.ports import LOOPBACK, answers, free_port
 from epochsink.devkit.services.process import Launch, SupervisedProcess
+from epochsink.errors import ServiceError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    import psutil
 
 HOSTS: Final = (LOOPBACK, "127.0.0.2")
 """Spark runs the copy of a task on another host only, and a host is what calls itself so."""
@@ -24,6 +27,7 @@ HOSTS: Final = (LOOPBACK, "127.0.0.2")
 START_SECONDS: Final = 60.0
 _HOME: Final = Path(pyspark.__file__).parent
 _DEPLOY: Final = "org.apache.spark.deploy"
+_EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 
 
 class SparkCluster:
@@ -33,6 +37,7 @@ class SparkCluster:
         self._folder = folder
         self._port = free_port()
         self._stack = ExitStack()
+        self._workers: list[SupervisedProcess] = []
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -49,19 +54,27 @@ class SparkCluster:
             self._start(starting, "master", f"{_DEPLOY}.master.Master", LOOPBACK, self._port)
             deadline = time.monotonic() + START_SECONDS
             while not answers(self._port):
-                assert time.monotonic() < deadline, f"Spark's master did not start: see {self._folder}"
+                if time.monotonic() > deadline:
+                    raise ServiceError(f"Spark's master did not start within {START_SECONDS:.0f} s: see {self._folder}")
                 time.sleep(0.05)
             for host in HOSTS:
                 size = ("--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / "work"))
                 main = f"{_DEPLOY}.worker.Worker"
-                self._start(starting, f"worker-{host}", main, host, free_port(), *size, self.settings["spark.master"])
+                worker = f"worker-{host}"
+                started = self._start(starting, worker, main, host, free_port(), *size, self.settings["spark.master"])
+                self._workers.append(started)
             self._stack = starting.pop_all()
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._stack.close()
 
-    def _start(self, starting: ExitStack, name: str, main: str, host: str, port: int, *more: str) -> None:
+    def executors(self) -> list[psutil.Process]:
+        """Return the executors' processes that live now."""
+        below = (process for worker in self._workers for process in worker.tree())
+        return [process for process in below if _EXECUTOR in " ".join(process.cmdline())]
+
+    def _start(self, starting: ExitStack, name: str, main: str, host: str, port: int, *more: str) -> SupervisedProcess:
         where = ("--host", host, "--port", str(port), "--webui-port", "0")
         environment = {"SPARK_HOME": str(_HOME), "SPARK_LOCAL_IP": host, "PYSPARK_PYTHON": sys.executable}
         launch = Launch(
@@ -70,4 +83,6 @@ class SparkCluster:
             cwd=self._folder,
             env={**os.environ, **environment, "SPARK_DAEMON_MEMORY": "256m"},
         )
-        starting.callback(SupervisedProcess(launch).kill)
+        process = SupervisedProcess(launch)
+        starting.callback(process.kill)
+        return process

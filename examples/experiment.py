@@ -1,0 +1,275 @@
+"""What the experiments share: services, a pipeline in a process of its own that can be killed, tables and pictures.
+
+An experiment is a script of two functions. ``pipeline`` runs in a process of its own, gets a JSON object, and holds the
+Spark session; ``experiment`` starts it, kills it, and compares. `main` tells them apart.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import matplotlib as mpl
+import psutil
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from matplotlib.figure import Figure
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from epochsink.devkit.demo.archive import jvm_options
+from epochsink.devkit.demo.session import session
+from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
+from epochsink.devkit.services.process import Launch, SupervisedProcess
+from epochsink.testing.readers.kafka import KafkaReader
+
+SECONDS: Final = 3600.0
+KILLED: Final = 128 + 9
+_PARTIAL_FLUSH: Final = 10_000
+_TAIL: Final = 40
+Row = Sequence[object]
+
+console = Console()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, printed on the terminal and kept as Markdown."""
+
+    title: str
+    headings: Sequence[str]
+    rows: Sequence[Row]
+
+    def print(self) -> None:
+        """Print it."""
+        table = RichTable(title=self.title, title_justify="left")
+        for number, heading in enumerate(self.headings):
+            table.add_column(heading, justify="right" if number else "left")
+        for row in self.rows:
+            table.add_row(*map(_text, row))
+        console.print(table)
+
+    def markdown(self) -> str:
+        """Return it as Markdown."""
+        lines = [self.headings, ["---", *("---:" for _ in self.headings[1:])], *(map(_text, row) for row in self.rows)]
+        return f"{self.title}\n\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What an experiment found: tables, a picture, and whether every comparison was equal."""
+
+    tables: Sequence[Table]
+    exact: bool
+    picture: Figure | None = None
+
+
+def _text(value: object) -> str:
+    match value:
+        case bool():
+            return "yes" if value else "NO"
+        case int():
+            return f"{value:,}"
+        case float():
+            return f"{value:,.2f}" if abs(value) < 100 else f"{value:,.0f}"  # noqa: PLR2004 - digits that say something
+        case _:
+            return str(value)
+
+
+@dataclass
+class Run:
+    """One run of an experiment: how large, where its files are, and the services that it asked for."""
+
+    script: Path
+    folder: Path
+    full: bool
+    small: bool
+    stack: ExitStack = field(default_factory=ExitStack)
+
+    def size(self, *, small: int, usual: int, full: int) -> int:
+        """Return the number for this run: in the project's tests, by default, with ``--full``."""
+        return full if self.full else small if self.small else usual
+
+    def kafka(self) -> str:
+        """Return the bootstrap servers of a Kafka: the one that KAFKA names, else one that is started."""
+        return os.environ.get("KAFKA") or self.stack.enter_context(LocalKafka(short_lived=True)).bootstrap_servers
+
+    def postgres(self) -> str:
+        """Return the DSN of a PostgreSQL: the one that DSN names, else one that is started."""
+        return os.environ.get("DSN") or self.stack.enter_context(LocalPostgres()).dsn
+
+    def elasticsearch(self) -> str:
+        """Return the URL of an Elasticsearch: the one that ELASTICSEARCH names, else one that is started."""
+        return os.environ.get("ELASTICSEARCH") or self.stack.enter_context(LocalElasticsearch(short_lived=True)).url
+
+    def start(self, spec: Mapping[str, Any], failpoint: str = "") -> "Pipeline":
+        """Start the script's pipeline in a process of its own, and let it kill itself at a failpoint."""
+        armed = {"EPOCHSINK_FAILPOINT": failpoint} if failpoint else {}
+        return Pipeline(self, spec, armed)
+
+    def run(self, spec: Mapping[str, Any], failpoint: str = "") -> list[dict[str, Any]]:
+        """Run the pipeline to its end, or to the failpoint at which it has to die; return its progress."""
+        return self.start(spec, failpoint).wait(KILLED if failpoint else 0)
+
+
+class Pipeline:
+    """One life of a pipeline, which ends with this process at the latest."""
+
+    def __init__(self, run: Run, spec: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        self._progress = run.folder / "progress.json"
+        self._progress.unlink(missing_ok=True)
+        self._log = run.folder / "pipeline.log"
+        file = run.folder / "spec.json"
+        file.write_text(json.dumps({"settings": {}, **spec, "progress": str(self._progress)}))
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("EPOCHSINK_FAILPOINT")}
+        self.process = SupervisedProcess(
+            Launch(
+                command=[sys.executable, str(run.script), "--pipeline", str(file)],
+                log=self._log,
+                cwd=run.folder,
+                env={**inherited, "PYSPARK_PYTHON": sys.executable, **environment},
+            )
+        )
+        run.stack.callback(self._end)
+
+    def _end(self) -> None:
+        if self.process.running:
+            self.process.kill()
+
+    def peak_bytes(self) -> int:
+        """Return the memory that all its processes hold now."""
+        return sum(_resident(process) for process in self.process.tree())
+
+    def wait(self, status: int = 0) -> list[dict[str, Any]]:
+        """Wait for its end; return the progress of its epochs, if it came so far. RuntimeError at another status."""
+        ended = self.process.wait(SECONDS)
+        if ended != status:
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL:])
+            raise RuntimeError(f"the pipeline ended with status {ended} in place of {status}:\n{tail}")
+        progress: list[dict[str, Any]] = json.loads(self._progress.read_text()) if self._progress.exists() else []
+        return progress
+
+
+def _resident(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return 0
+
+
+def spark_session(spec: Mapping[str, Any]) -> SparkSession:
+    """Return the session of a pipeline: two local cores if its settings say nothing else."""
+    spark = session(jvm_options(), **{"spark.sql.streaming.numRecentProgressUpdates": "100000", **spec["settings"]})
+    spark.sparkContext.setLogLevel("WARN")
+    return spark
+
+
+def finish(query: StreamingQuery, spec: Mapping[str, Any]) -> None:
+    """Wait until a query ends, and leave its progress behind."""
+    query.awaitTermination()
+    progress = [json.loads(one.json) for one in query.recentProgress if one.numInputRows]
+    Path(spec["progress"]).write_text(json.dumps(progress))
+
+
+def make_topic(servers: str, topic: str, partitions: int) -> None:
+    """Make a topic."""
+    admin = AdminClient({"bootstrap.servers": servers})  # a name: without one it is gone before the answer comes
+    forever = {"retention.ms": "-1"}  # the messages' times are made up: older ones would be deleted at once
+    admin.create_topics([NewTopic(topic, partitions, 1, config=forever)])[topic].result(30)
+
+
+def produce(servers: str, topic: str, messages: Iterable[tuple[str, str | bytes, int]]) -> None:
+    """Produce messages: key, value, timestamp in milliseconds."""
+    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True, "linger.ms": 20})
+    for number, (key, value, timestamp) in enumerate(messages):
+        producer.produce(topic, value, key, timestamp=timestamp)
+        if number % _PARTIAL_FLUSH == 0:
+            producer.flush(60)
+    if producer.flush(60):
+        raise RuntimeError(f"Kafka did not take all messages of {topic}")
+
+
+def read_topic(servers: str, topic: str) -> list[Any]:
+    """Return the values of a topic, JSON each, as a reader with read_committed sees them."""
+    return [json.loads(value) for _, _, value in KafkaReader(servers, topic)._records()]  # noqa: SLF001 - ours
+
+
+def seconds_of(progress: Iterable[Mapping[str, Any]]) -> float:
+    """Return how long epochs took, all steps of a trigger included."""
+    milliseconds: int = sum(one["durationMs"]["triggerExecution"] for one in progress)
+    return milliseconds / 1000
+
+
+def lines(title: str, unit: str, across: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
+    """Return a picture of lines."""
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for name, points in series.items():
+        axes.plot(*zip(*points, strict=True), marker="o", label=name)
+    axes.set(title=title, xlabel=across, ylabel=unit)
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return figure
+
+
+def bars(title: str, unit: str, values: Mapping[str, float]) -> Figure:
+    """Return a picture of horizontal bars."""
+    figure = Figure(figsize=(7, 0.6 + 0.5 * len(values)), layout="constrained")
+    axes = figure.subplots()
+    drawn = axes.barh(list(values), list(values.values()))
+    axes.bar_label(drawn, labels=[_text(value) for value in values.values()], padding=3)
+    axes.set(title=title, xlabel=unit)
+    axes.margins(x=0.15)
+    axes.invert_yaxis()
+    return figure
+
+
+def _machine() -> str:
+    memory = psutil.virtual_memory().total / 2**30
+    return f"{date.today().isoformat()}, {psutil.cpu_count()} cores ({platform.machine()}), {memory:.0f} GiB"  # noqa: DTZ011 - of here
+
+
+def _keep(name: str, findings: Findings, kept: Path) -> None:
+    kept.mkdir(parents=True, exist_ok=True)
+    mpl.rcParams["svg.hashsalt"] = name
+    parts = [table.markdown() for table in findings.tables]
+    if findings.picture is not None:
+        findings.picture.savefig(kept / f"{name}.svg", metadata={"Date": None})
+        parts.append(f"![{findings.tables[0].title}]({name}.svg)")
+    (kept / f"{name}.md").write_text("\n\n".join([*parts, f"Measured: {_machine()}."]) + "\n")
+
+
+def main(
+    document: str | None, pipeline: Callable[[dict[str, Any]], None], experiment: Callable[[Run], Findings]
+) -> None:
+    """Run the experiment, or the pipeline in the process that it started; end with status 1 if not exact."""
+    script = Path(sys.argv[0]).absolute()
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    size = parser.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="at the size of the original")
+    size.add_argument("--small", action="store_true", help="in a few seconds: does it still work?")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave tables and picture there")
+    parser.add_argument("--pipeline", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.pipeline is not None:
+        pipeline(json.loads(asked.pipeline.read_text()))
+        return
+    with TemporaryDirectory(prefix=f"{script.stem}-") as folder, ExitStack() as stack:
+        findings = experiment(Run(script, Path(folder), asked.full, asked.small, stack))
+    for table in findings.tables:
+        table.print()
+    if asked.keep is not None:
+        _keep(script.stem, findings, asked.keep)
+    console.print("every comparison is equal" if findings.exact else "[bold red]NOT EXACT")
+    sys.exit(0 if findings.exact else 1)

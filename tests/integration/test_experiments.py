@@ -1,0 +1,46 @@
+"""Each experiment of examples/ runs, at its smallest, and finds every comparison equal."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+EXPERIMENTS = [
+    "windowed_counts_kafka",
+    "late_rows",
+    "output_commit",
+    "rescale",
+    "back_pressure",
+    "inspect_state",
+]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_is_exact(
+    name: str,
+    kafka: KafkaService,
+    postgres: PostgresService,
+    elasticsearch: ElasticsearchService,
+    tmp_path: Path,
+) -> None:
+    servers = {"KAFKA": kafka.bootstrap_servers, "DSN": postgres.dsn, "ELASTICSEARCH": elasticsearch.url}
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py", "--small", "--keep", tmp_path],
+        env={**os.environ, **servers},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
+    assert "every comparison is equal" in done.stdout
+    assert (tmp_path / f"{name}.md").read_text().count("|") > 0
