@@ -8,6 +8,7 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest as Quotas
 from kafka_kit import (
     NO_ROWS,
     ListRows,
@@ -42,8 +43,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def breakable(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]:
-    """Start a broker to kill and pause; it looks often for transactions that are over time."""
-    with make_kafka({"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500}) as service:
+    """Start a broker to kill and pause; it looks often for transactions over time, and minds quotas at once."""
+    settings = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500, "quota.window.num": 2}
+    with make_kafka(settings) as service:
         yield service
 
 
@@ -179,6 +181,44 @@ def test_without_a_spool_an_epoch_that_takes_longer_than_its_transactions_is_tol
     writer.abort()
     with committing(config, who) as committer, pytest.raises(PrepareFailed, match="longer than transaction_timeout="):
         committer.vote(at, [part], NO_ROWS)
+
+
+def hold_to(servers: str, client_id: str, bytes_a_second: float) -> None:
+    """Set a quota for producers of this name."""
+    entity = Quotas.EntryData.EntityData(entity_type="client-id", entity_name=client_id)
+    change = Quotas.EntryData.OpData(key="producer_byte_rate", value=bytes_a_second, remove=False)
+    request = Quotas(entries=[Quotas.EntryData(entity=[entity], ops=[change])], validate_only=False)
+    with admin(servers) as client:
+        answer = client._manager.run(client._manager.send, request, None)
+    assert [entry.error_code for entry in answer.entries] == [0]
+
+
+def test_an_epoch_that_a_quota_holds_up_for_longer_than_its_transaction_is_delivered_once(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    """The task's delivery time runs out with its transaction; the vote gives the rows all the time that there is."""
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    hold_to(broker.bootstrap_servers, "held", 500_000)
+    config = short_lived(broker, topic, options={"client.id": "held"})
+    who, at, name = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0), uuid.uuid4().hex
+    values = [str(number).zfill(1_000) for number in range(2_500)]
+    spool = ListRows({name: [rows(*values[start : start + 500]) for start in range(0, len(values), 500)]})
+    part = prepare(config, task(who, at, 0, name), *spool.read(name))
+    with committing(config, who) as committer:
+        voted = committer.vote(at, [part], spool)
+        assert voted != [part], "it has taken longer than a second"
+        assert [commit(committer, at, each, spool) for each in voted] == [COMMITTED]
+    assert read_all(broker.bootstrap_servers, topic, len(values)) == values
+
+
+def test_without_a_spool_an_epoch_that_a_quota_holds_up_fails_and_spark_runs_it_again(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    hold_to(broker.bootstrap_servers, "held", 500_000)
+    config = short_lived(broker, topic, spool=False, options={"client.id": "held"})
+    with pytest.raises(PrepareFailed, match=r"delivery\.timeout\.ms(.|\n)*runs the epoch again"):
+        prepare(config, task(identity(), epoch(0)), rows(*["x" * 1_000] * 2_500))
 
 
 def opened(client: KafkaAdminClient) -> list[Any]:
