@@ -225,6 +225,18 @@ def test_a_document_above_the_indexing_pressure_is_judged_at_the_vote(client: ve
         preflight.refuse_too_large(client, limit + 1)
 
 
+def test_requests_above_the_indexing_pressure_are_a_finding(
+    client: vendor.Elasticsearch, options: dict[str, Any]
+) -> None:
+    stats = client.nodes.stats(metric="indexing_pressure")["nodes"].values()
+    limit = min(each["indexing_pressure"]["memory"]["limit_in_bytes"] for each in stats)
+    with closing(Elasticsearch(**{**options, "bulk_bytes": limit + 1}).committer()) as committer:
+        [finding] = committer.check(SCHEMA)
+        assert "lower bulk_bytes=" in finding
+    with closing(Elasticsearch(**{**options, "bulk_bytes": limit}).committer()) as committer:
+        assert committer.check(SCHEMA) == []
+
+
 def test_a_term_too_long_for_a_keyword_is_set_aside_with_its_whole_source(options: dict[str, Any]) -> None:
     with closing(Rig.joining(dead_lettered(options))) as rig:
         rig.apply(0, [rendered([*GOOD, ("long", {"id": "x" * 40_000})])])

@@ -1,11 +1,14 @@
-"""Two brokers: the coordinators of prepared transactions move from one to the other, or die."""
+"""Two brokers: the coordinators of prepared transactions move from one to the other, or die, or both are restarted."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
+from fix_kafka import KEY_PASSWORD
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
@@ -13,19 +16,23 @@ from kafka.protocol.metadata import CoordinatorType
 from kafka_kit import NO_ROWS, committing, create_topic, epoch, identity, prepare, read_all, rows, task, wait_for
 
 from epochsink.devkit.services import LocalKafka
-from epochsink.devkit.services.ports import LOOPBACK
+from epochsink.devkit.services.kafka import PROTOCOLS
+from epochsink.devkit.services.ports import LOOPBACK, free_port
 from epochsink.kafka import Kafka
 from epochsink.sink import COMMITTED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from fix_services import FreshName
 
     from epochsink.kafka.committer import KafkaCommitter
     from epochsink.sink import Committable
 
-REPLICATED: Final[dict[str, str | int | bool]] = {
+Settings = dict[str, str | int | bool]
+
+REPLICATED: Final[Settings] = {
     "offsets.topic.replication.factor": 2,
     "transaction.state.log.replication.factor": 2,
 }
@@ -38,6 +45,7 @@ class Cluster(NamedTuple):
 
     first: LocalKafka
     second: LocalKafka
+    over_tls: str
 
     @property
     def servers(self) -> str:
@@ -45,12 +53,25 @@ class Cluster(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
-    with LocalKafka(REPLICATED, short_lived=True) as first:
+def cluster(certificates: Path) -> Iterator[Cluster]:
+    common: Settings = REPLICATED | {
+        "listener.security.protocol.map": f"{PROTOCOLS},SSL:SSL",
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(certificates / "keystore.pem"),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(certificates / "authority.pem"),
+        "ssl.client.auth": "required",
+    }
+    guarded = [f"{LOOPBACK}:{free_port()}" for _ in range(2)]
+    listeners = [f"PLAINTEXT://{LOOPBACK}:{{port}},SSL://{address}" for address in guarded]
+    controller = f"CONTROLLER://{LOOPBACK}:{{controller_port}}"
+    voting = {"listeners": f"{listeners[0]},{controller}", "advertised.listeners": listeners[0]}
+    with LocalKafka({**common, **voting}, short_lived=True) as first:
         voters = first.properties()["controller.quorum.voters"]
-        joining = REPLICATED | {"process.roles": "broker", "node.id": 2, "controller.quorum.voters": voters}
-        with LocalKafka({**joining, "listeners": f"PLAINTEXT://{LOOPBACK}:{{port}}"}, short_lived=True) as second:
-            yield Cluster(first, second)
+        joining: Settings = {"process.roles": "broker", "node.id": 2, "controller.quorum.voters": voters}
+        reached = {"listeners": listeners[1], "advertised.listeners": listeners[1]}
+        with LocalKafka({**common, **joining, **reached}, short_lived=True) as second:
+            yield Cluster(first, second, ",".join(guarded))
 
 
 @pytest.fixture
@@ -113,6 +134,43 @@ def test_transactions_whose_coordinators_have_moved_since_the_vote_are_committed
     with voted(cluster, config) as commit:
         coordinators_move_to(1, cluster)
         commit()
+
+
+def test_epochs_go_on_over_tls_while_each_broker_is_restarted(
+    cluster: Cluster, certificates: Path, fresh_topic: FreshName
+) -> None:
+    """In order, as an upgrade does it: handshakes are cut short, leaders and coordinators move twice."""
+    topic = create_topic(cluster.servers, fresh_topic(), replicas=2)
+    tls = {
+        "security.protocol": "SSL",
+        "ssl.ca.location": str(certificates / "authority.pem"),
+        "ssl.certificate.location": str(certificates / "client.pem"),
+        "ssl.key.location": str(certificates / "client.encrypted.key"),
+        "ssl.key.password": KEY_PASSWORD,
+    }
+    config = Kafka(bootstrap_servers=cluster.over_tls, topic=topic, timeout=60, options=tls)
+    who, written = identity(), list[str]()
+
+    def restart_each() -> None:
+        for broker in (cluster.second, cluster.first):
+            broker.stop()
+            broker.start()
+
+    with committing(config, who) as committer, ThreadPoolExecutor(1) as operator:
+        restarts = operator.submit(restart_each)
+        for number in count():
+            last = restarts.done()
+            at, values = epoch(number), [f"{number:05}-{slot}" for slot in range(SLOTS)]
+            parts = [prepare(config, task(who, at, slot), rows(value)) for slot, value in enumerate(values)]
+            assert committer.vote(at, parts, NO_ROWS) == parts
+            assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
+            committer.await_visible(at, parts)
+            written += values
+            if last:
+                break
+        restarts.result()
+        assert committer.newest() == number
+    assert read_all(cluster.servers, topic, len(written)) == written
 
 
 def test_transactions_whose_coordinators_have_died_since_the_vote_are_committed_by_their_successors(

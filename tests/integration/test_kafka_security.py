@@ -6,13 +6,13 @@ import contextlib
 import logging
 import pickle
 import socket
-import subprocess
 import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fix_kafka import KEY_PASSWORD
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, KafkaAdminClient, ResourcePattern
 from kafka.admin import ResourceType as Kind
 from kafka_kit import NO_ROWS, Reader, abort, commit, epoch, identity, prepare, rows, task
@@ -30,32 +30,9 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import KafkaService
 
 SECRETS = {user: f"canary-{user}-s3cr3t" for user in ("admin", "writer", "stranger")}
-KEY_PASSWORD = "canary-key-s3cr3t"
 MECHANISM = "PLAIN"
 TOPIC = "guarded"
 HANDSHAKE_FAILURE = bytes.fromhex("15030300020228")
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make an authority, the broker's certificate, a client's with an encrypted key, and a stranger's authority."""
-    folder = tmp_path_factory.mktemp("certificates")
-
-    def openssl(*arguments: str) -> None:
-        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)  # noqa: S607 - the PATH's
-
-    for name in ("authority", "stranger"):
-        openssl("req", "-x509", "-newkey", "rsa:2048", "-noenc", "-days", "2", "-subj", f"/CN={name}",
-                "-keyout", f"{name}.key", "-out", f"{name}.pem")  # fmt: skip
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    for name in ("broker", "client"):
-        openssl("req", "-newkey", "rsa:2048", "-noenc", "-subj", f"/CN={name}",
-                "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
-        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "authority.pem", "-CAkey", "authority.key", "-days", "2",
-                "-CAcreateserial", "-extfile", "names", "-out", f"{name}.pem")  # fmt: skip
-    openssl("pkcs8", "-topk8", "-in", "client.key", "-passout", f"pass:{KEY_PASSWORD}", "-out", "client.encrypted.key")
-    (folder / "keystore.pem").write_text((folder / "broker.key").read_text() + (folder / "broker.pem").read_text())
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,8 @@
-"""The session's Kafka broker, at the level of transaction.version that a file of tests asks for."""
+"""The session's Kafka broker, at the level of transaction.version that a file of tests asks for, and certificates."""
 
 from __future__ import annotations
 
+import subprocess
 from typing import TYPE_CHECKING, Final
 
 import pytest
@@ -10,8 +11,12 @@ from kafka_kit import admin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from epochsink.devkit.services import KafkaService
+
+KEY_PASSWORD: Final = "canary-key-s3cr3t"
+"""Of the client's key."""
 
 TRANSACTION_VERSION: Final = "transaction.version"
 NEWEST_LEVEL: Final = 2
@@ -39,3 +44,25 @@ def lower(servers: str, level: int) -> None:
         if level < client.describe_features()[TRANSACTION_VERSION].get("finalized", (0, 0))[1]:
             answer = client.update_features({TRANSACTION_VERSION: (UpdateFeatureType.SAFE_DOWNGRADE, level)})
             assert answer == {TRANSACTION_VERSION: "OK"}
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an authority, the broker's certificate, a client's with an encrypted key, and a stranger's authority."""
+    folder = tmp_path_factory.mktemp("certificates")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)  # noqa: S607 - the PATH's
+
+    for name in ("authority", "stranger"):
+        openssl("req", "-x509", "-newkey", "rsa:2048", "-noenc", "-days", "2", "-subj", f"/CN={name}",
+                "-keyout", f"{name}.key", "-out", f"{name}.pem")  # fmt: skip
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    for name in ("broker", "client"):
+        openssl("req", "-newkey", "rsa:2048", "-noenc", "-subj", f"/CN={name}",
+                "-keyout", f"{name}.key", "-out", f"{name}.csr")  # fmt: skip
+        openssl("x509", "-req", "-in", f"{name}.csr", "-CA", "authority.pem", "-CAkey", "authority.key", "-days", "2",
+                "-CAcreateserial", "-extfile", "names", "-out", f"{name}.pem")  # fmt: skip
+    openssl("pkcs8", "-topk8", "-in", "client.key", "-passout", f"pass:{KEY_PASSWORD}", "-out", "client.encrypted.key")
+    (folder / "keystore.pem").write_text((folder / "broker.key").read_text() + (folder / "broker.pem").read_text())
+    return folder

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _SUPPORTED: Final = (8, 9)
 _ASK_ABOUT_SIZE: Final = 1_000_000
 _ACTION_LINE: Final = 1_000
+_ASK_ABOUT_REQUESTS: Final = 5_000_000
+_MEMORY: Final = "indexing_pressure.memory.limit"
 _NOT_TO_BE_KNOWN: Final = frozenset({400, 403, 404, 410})
 """Statuses of questions about nodes where the user has no such right, or the server (serverless) no such API."""
 
@@ -33,7 +35,7 @@ def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, s
         if wrong := _server(client):
             return [wrong]
         applied_epochs.ensure(client)
-        found = _index(client, config, schema)
+        found = _requests(client, config) + _index(client, config, schema)
         if config.dead_letter_index is not None:
             dead_letter.ensure(client, config.dead_letter_index)
             found += _writable(client, config.dead_letter_index)
@@ -48,24 +50,39 @@ def refuse_too_large(client: elasticsearch.Elasticsearch, largest: int) -> None:
     if largest < _ASK_ABOUT_SIZE:
         return
     # Where nobody may ask, the server itself says so when the epoch is applied.
-    asking = client.options(ignore_status=tuple(_NOT_TO_BE_KNOWN))
-    http = asking.nodes.info(metric="http", filter_path="nodes.*.http.max_content_length_in_bytes").body
-    memory = asking.nodes.stats(
-        metric="indexing_pressure", filter_path="nodes.*.indexing_pressure.memory.limit_in_bytes"
-    ).body
-    limits = {
-        "http.max_content_length": [node["http"]["max_content_length_in_bytes"] for node in _nodes(http)],
-        # Above this, the server answers 429 however often it is asked.
-        "indexing_pressure.memory.limit": [
-            node["indexing_pressure"]["memory"]["limit_in_bytes"] for node in _nodes(memory)
-        ],
-    }
-    for setting, found in limits.items():
-        if found and largest + _ACTION_LINE > min(found):
+    for setting, limit in [("http.max_content_length", _longest_request(client)), (_MEMORY, _indexing_memory(client))]:
+        if limit is not None and largest + _ACTION_LINE > limit:
             raise RowsRejected(
-                f"a document has {largest} bytes, more than the server's {setting} of {min(found)}",
+                f"a document has {largest} bytes, more than the server's {setting} of {limit}",
                 hint="leave it out with where=, cut the column in select=, or raise that setting on every node",
             )
+
+
+def _longest_request(client: elasticsearch.Elasticsearch) -> int | None:
+    told = _asking(client).nodes.info(metric="http", filter_path="nodes.*.http.max_content_length_in_bytes").body
+    return min((node["http"]["max_content_length_in_bytes"] for node in _nodes(told)), default=None)
+
+
+def _indexing_memory(client: elasticsearch.Elasticsearch) -> int | None:
+    """Return the most bytes of operations that every node takes at once: above, it answers 429, however often asked."""
+    path = "nodes.*.indexing_pressure.memory.limit_in_bytes"
+    told = _asking(client).nodes.stats(metric="indexing_pressure", filter_path=path).body
+    return min((node["indexing_pressure"]["memory"]["limit_in_bytes"] for node in _nodes(told)), default=None)
+
+
+def _asking(client: elasticsearch.Elasticsearch) -> elasticsearch.Elasticsearch:
+    return client.options(ignore_status=tuple(_NOT_TO_BE_KNOWN))
+
+
+def _requests(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig) -> list[str]:
+    limit = _indexing_memory(client) if config.bulk_bytes > _ASK_ABOUT_REQUESTS else None
+    if limit is None or config.bulk_bytes <= limit:
+        return []
+    finding = (
+        f"bulk_bytes={config.bulk_bytes} is more than the server's {_MEMORY} of {limit}: it would answer 429 to every "
+        "such request, however often asked; lower bulk_bytes="
+    )
+    return [finding]
 
 
 def _nodes(answer: Mapping[str, Any]) -> list[Any]:
