@@ -132,6 +132,25 @@ def test_an_epoch_decided_without_us_is_named_and_can_be_accepted(kit: Checkpoin
     assert ids(sink) == [0, 2]
 
 
+def test_a_ledger_that_has_lost_a_decided_epoch_is_not_taken_for_a_function_that_left_it_out(
+    kit: CheckpointKit, sink: LocalSink
+) -> None:
+    """What is prepared of that epoch would be swept by whoever believes that it had no rows."""
+    run(kit, 0)
+    kit.record(1, rows(1))
+    kit.decide(1)
+    lost = max((kit.root / "epochsink" / "ledger").iterdir())
+    kept = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(WentBack, match="but the spool has rows of epoch 1: the ledger is the older copy"):
+        kit.start()
+    for take in sorted((kit.root / "epochsink" / "ledger").iterdir())[-1:]:
+        take.unlink()
+    lost.write_bytes(kept)
+    kit.coordinator = kit.start()
+    assert ids(sink) == [0, 1]
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_an_error_that_the_users_function_swallowed_is_named(kit: CheckpointKit, *, begun: bool) -> None:
     """By the commit thread, which ends the query: what the next epoch raises would be swallowed too."""

@@ -19,7 +19,7 @@ from folder_sink import FolderSink
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
-from epochsink.errors import ConfigurationError, Fenced
+from epochsink.errors import ConfigurationError, Fenced, WentBack
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Abandoned
 from epochsink.protocol.storage import LocalStorage
@@ -654,6 +654,36 @@ def test_an_abandonment_that_was_interrupted_goes_on(
     assert result.exit_code == 0, result.output
     assert all(sink.prepared() == [] for sink in sinks.values())
     assert kit.spool.attempts(kit.query_id) == []
+
+
+def test_abandon_ends_a_checkpoint_whose_ledger_is_an_older_copy(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    """No start can go on with it, so nobody but this command can end what it has prepared."""
+    kit.run(0, both(1))
+    kit.record(1, both(2))
+    kit.decide(1)
+    max((kit.root / "epochsink" / "ledger").iterdir()).unlink()
+    with pytest.raises(WentBack, match="but the spool has rows of epoch 1: the ledger is the older copy"):
+        kit.start()
+    result = run("abandon", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert "closing it all the same, though the checkpoint has decided epochs up to 1" in said(result)
+    assert "look what the targets hold before a successor starts" in said(run("status"))
+    for sink in sinks.values():
+        assert (sink.values(), sink.prepared()) == ([1], [])
+
+
+def test_abandon_gives_up_no_decided_epoch_of_a_checkpoint_that_disagrees(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    for number in (0, 1):
+        kit.decide(number)
+    result = run("abandon", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 1
+    assert "the ledger knows only those up to 0" in said(result)
+    assert all(sink.prepared() for sink in sinks.values())
 
 
 def test_abandon_asks_first_and_needs_every_target(

@@ -9,7 +9,12 @@ from epochsink.protocol import consistency
 
 CASES: list[tuple[EpochsinkError, type[EpochsinkError], list[str]]] = [
     (consistency.no_ledger(41), WentBack, ["41", "join_running=True"]),
-    (consistency.ledger_is_older(41, 37), WentBack, ["41", "37", "restore"]),
+    (consistency.ledger_is_older(41, 37), WentBack, ["41", "37", "restore", "epochsink abandon CHECKPOINT"]),
+    (
+        consistency.ledger_lost_prepared(41, 37, "sink 'table' has x"),
+        WentBack,
+        ["41", "37", "sink 'table' has x", "restore", "epochsink accept CHECKPOINT 41"],
+    ),
     (
         consistency.decided_without_us(41, 41, attempted=40),
         WentBack,

@@ -12,7 +12,7 @@ import uuid
 from typing import TYPE_CHECKING
 
 from epochsink.cli.recover import coordinator_of, refuse_unreachable
-from epochsink.errors import ConfigurationError
+from epochsink.errors import ConfigurationError, WentBack
 from epochsink.identity import pipeline_name
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Abandoned, Resolved
@@ -54,7 +54,8 @@ class Abandonment:
         lines += [f"commit epoch {prepared.epoch}, which Spark has decided" for prepared in decided]
         lines += [line for prepared in self._undecided() for line in _described(prepared, self._gone)]
         lines.append("close the ledger: no query ever starts on this checkpoint again")
-        return [*lines, *(f"abort all else of this query in sink '{name}'" for name in self._sinks)]
+        also = "; what a query on another copy of this checkpoint has prepared, too"
+        return [*lines, *(f"abort all else of this query in sink '{name}'{also}" for name in self._sinks)]
 
     def carry_out(self) -> None:
         """Do it; each thing done is logged, a line each. May be repeated if it was interrupted.
@@ -75,12 +76,21 @@ class Abandonment:
     def _close(self, committers: Mapping[str, SinkCommitter]) -> None:
         self._give_up_gone()
         coordinator = coordinator_of(self._place, self._ledger, committers)
-        coordinator.recover()
-        # what a driver that still ran let Spark decide meanwhile: from the take on it can record nothing more
-        coordinator.drain()
+        uncertain = ""
+        try:
+            coordinator.recover()
+            # what a driver that still ran let Spark decide meanwhile: from the take on it can record nothing more
+            coordinator.drain()
+        except WentBack as disagreement:
+            pending = self._ledger.verify().pending
+            if any(self._place.checkpoint.is_decided(prepared.epoch) for prepared in pending):
+                raise
+            # the checkpoint is given up because of it, perhaps: nothing is left to commit, and what it holds must end
+            uncertain = disagreement.message
+            _log.info("closing it all the same, though %s", uncertain)
         ended = tuple(prepared.epoch for prepared in self._ledger.verify().pending)
         # first the entry, then the end: a query that started between the two would adopt what is about to go
-        self._ledger.append(Abandoned(ended))
+        self._ledger.append(Abandoned(ended, uncertain))
 
     def _give_up_gone(self) -> None:
         """Close the shares of sinks whose targets are gone: recovering asks for the sink of every pending share."""
@@ -120,6 +130,8 @@ class Abandonment:
 
 def successor(history: History) -> str:
     """Return from where a query that takes over has to read."""
+    if history.abandoned is not None and history.abandoned.uncertain:
+        return f"look what the targets hold before a successor starts: {history.abandoned.uncertain}"
     first = min((prepared.epoch for prepared in history.pending), default=history.newest + 1)
     if first == 0:
         return "no epoch is in the targets; a successor reads the source from the beginning"

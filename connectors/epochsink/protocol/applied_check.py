@@ -13,7 +13,7 @@ from epochsink.protocol import consistency
 from epochsink.sink import Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from epochsink.protocol.ledger import Ledger
     from epochsink.sink import SinkCommitter
@@ -39,12 +39,21 @@ class AppliedCheck:
             if applied is not None or left:
                 raise consistency.ledger_is_lost(name, applied, left)
 
-    def why_undocumented(self, newest: int, decided: int, attempted: int) -> WentBack:
-        """Say why decided epochs are not in the ledger: the targets know whether it is an older copy."""
+    def why_undocumented(self, newest: int, decided: int, attempted: int, spooled: Iterable[int]) -> WentBack:
+        """Say why decided epochs are not in the ledger: the targets, or what is prepared, tell if it is an older copy.
+
+        ``attempted`` is the newest epoch that this run has begun, ``spooled`` those that the spool has rows of.
+        """
         try:
             self.verify_all()
         except WentBack:
             return consistency.ledger_is_older(decided, newest)
+        if attempted <= newest:
+            # not this run's, then: what is prepared of decided epochs may be all that is left of them
+            traces = [f"the spool has rows of epoch {epoch}" for epoch in spooled if newest < epoch <= decided]
+            traces += [f"sink '{name}' has {left}" for name, sink in self._sinks.items() for left in sink.leftovers()]
+            if traces:
+                return consistency.ledger_lost_prepared(decided, newest, traces[0])
         return consistency.decided_without_us(newest + 1, decided, attempted=attempted)
 
     def verify_before_commit(self, number: int, name: str) -> None:

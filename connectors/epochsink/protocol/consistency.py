@@ -7,7 +7,7 @@ after the ledger, read again, has shown that the question is still its own.
 from __future__ import annotations
 
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
 
@@ -34,12 +34,27 @@ def no_ledger(decided: int) -> WentBack:
     )
 
 
+_ONE_COPY: Final = "restore the checkpoint folder and its epochsink/ folder from one and the same copy"
+
+
 def ledger_is_older(decided: int, newest: int) -> WentBack:
-    """Say that Spark has decided epochs that the ledger does not know."""
+    """Say that Spark has decided epochs that the ledger does not know, and a target does."""
     return WentBack(
         f"the checkpoint has decided epochs up to {decided} and the ledger knows only those up to {newest}: the "
         "ledger is the older copy",
-        hint="restore the checkpoint folder and its epochsink/ folder from one and the same copy",
+        hint=f"{_ONE_COPY}. If there is none, look which epochs each target holds, and start with a new checkpoint "
+        "folder; first end what this one has left: epochsink abandon CHECKPOINT --sinks MODULE:ATTRIBUTE",
+    )
+
+
+def ledger_lost_prepared(decided: int, newest: int, trace: str) -> WentBack:
+    """Say that Spark has decided epochs that the ledger does not know, and of which something is prepared."""
+    return WentBack(
+        f"the checkpoint has decided epochs up to {decided} and the ledger knows only those up to {newest}, but "
+        f"{trace}: the ledger is the older copy, or the function given to foreachBatch caught an error and returned",
+        hint=f"{_ONE_COPY}: what is prepared is then committed. If there is none, load the input of these epochs "
+        "(offsets/ in the checkpoint) by a query of its own, and say so, which ends what is prepared: "
+        f"epochsink accept CHECKPOINT {decided}",
     )
 
 

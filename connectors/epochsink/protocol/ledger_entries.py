@@ -136,9 +136,13 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """An operator has closed the ledger: this checkpoint never runs again. ``ended`` are recorded epochs given up."""
+    """An operator has closed the ledger: this checkpoint never runs again. ``ended`` are recorded epochs given up.
+
+    ``uncertain`` says how ledger, checkpoint and targets disagreed then, "" if they did not.
+    """
 
     ended: tuple[int, ...]
+    uncertain: str = ""
     stamp: Stamp | None = field(default=None, compare=False)
 
 

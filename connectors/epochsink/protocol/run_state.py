@@ -72,7 +72,8 @@ class RunState(TwoThreads):
         """Everything that is decided is in the ledger."""
         decided = self._checkpoint.newest_decided()
         if decided > history.newest:
-            raise self._conclude(self._check.why_undocumented(history.newest, decided, self._attempted))
+            spooled = [attempt.number for attempt in self._spool.attempts(self._query_id)]
+            raise self._conclude(self._check.why_undocumented(history.newest, decided, self._attempted, spooled))
 
     def fail(self, failure: BaseException) -> None:
         """Remember the commit thread's failure for the stream thread."""
