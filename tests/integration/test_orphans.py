@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
     from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
+    from epochsink.sink import Sink
 
 
 def orphans(*arguments: str) -> Result:
@@ -88,6 +89,28 @@ def test_an_open_transaction_is_found_and_ended_without_its_checkpoint(
     ended = orphans("--bootstrap-servers", kafka.bootstrap_servers, "--end", left, "--yes")
     assert ended.exit_code == 0, ended.output
     assert left not in orphans("--bootstrap-servers", kafka.bootstrap_servers).output
+
+
+def test_what_a_lost_ledger_has_left_is_ended_by_the_next_start(
+    tmp_path: Path, kafka: KafkaService, fresh_topic: FreshName, pg_schema: str, pg_truth: Truth
+) -> None:
+    """Left by a generation above the first: a ledger that began with 1 took it for a newer driver's, for ever."""
+    topic = fresh_topic()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(30)
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.orders (id bigint)")
+    sinks: dict[str, Sink] = {
+        "topic": Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic),
+        "table": Postgres(pg_truth.dsn, table=f"{pg_schema}.orders", schema_for_markers=pg_schema, commit="prepared"),
+    }
+    kit = CheckpointKit(tmp_path / "orders", sinks)
+    kit.coordinator = kit.start()
+    kit.record(0, {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})})
+    assert all(committer.leftovers() for committer in kit._committers.values())
+    shutil.rmtree(kit.root / "epochsink")
+    kit.coordinator = kit.start()
+    assert {name: committer.leftovers() for name, committer in kit._committers.items()} == {"topic": [], "table": []}
+    kit.close()
 
 
 def test_elasticsearch_shows_who_has_written(elasticsearch: ElasticsearchService) -> None:

@@ -37,6 +37,7 @@ class CheckpointKit:
         self._spooled: dict[str, dict[str, SpoolFile]] = {}
         self._committers = {name: sink.committer() for name, sink in self.sinks.items()}
         self.coordinator = self.start()
+        self._first = self.history().owner.generation  # type: ignore[union-attr] # it has just been taken
 
     def start(self) -> Coordinator:
         """Return a driver of this checkpoint that has recovered."""
@@ -87,7 +88,7 @@ class CheckpointKit:
     def generation(self) -> int:
         """Return how often the ledger has been taken."""
         owner = self.history().owner
-        return owner.generation if owner else 0
+        return owner.generation - self._first + 1 if owner else 0
 
     def close(self) -> None:
         for committer in self._committers.values():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochsink.errors import Fenced, LedgerCorrupt, WentBack
+from epochsink.protocol import ledger as ledger_module
 from epochsink.protocol.ledger import FOLDER, Ledger
 from epochsink.protocol.ledger_entries import (
     Done,
@@ -126,6 +128,7 @@ def test_a_replay_keeps_what_is_recorded_of_the_spool(files: Interrupted) -> Non
     assert ledger.read().epochs[7].shares["sink"].files == {"task": SpoolFile(3, 99, 7)}
 
 
+@pytest.mark.usefixtures("begins_with_1")
 def test_history_is_what_was_appended(files: Interrupted) -> None:
     ledger = Ledger(files, "one")
     take = ledger.take(QUERY, {"sink": {"base": 7}}, -1)
@@ -141,8 +144,21 @@ def test_history_is_what_was_appended(files: Interrupted) -> None:
     assert history.epochs[1].parts_of("other") == ()
 
 
+@pytest.fixture
+def begins_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "_first_generation", lambda: 1)
+
+
 def test_generations_rise(files: Interrupted) -> None:
-    assert [Ledger(files, name).take(QUERY, {}, -1).generation for name in "abc"] == [1, 2, 3]
+    first, *later = [Ledger(files, name).take(QUERY, {}, -1).generation for name in "abc"]
+    assert later == [first + 1, first + 2]
+
+
+def test_a_ledger_begins_above_every_generation_of_one_that_was_lost(tmp_path: Path) -> None:
+    before = int(time.time())
+    lost = [Ledger(LocalStorage(tmp_path / "lost"), name).take(QUERY, {}, -1).generation for name in "abc"]
+    assert lost[0] >= before
+    assert Ledger(LocalStorage(tmp_path / "new"), "d").take(QUERY, {}, -1).generation >= lost[0]
 
 
 def test_a_superseded_driver_records_nothing(files: Interrupted) -> None:
@@ -156,6 +172,7 @@ def test_a_superseded_driver_records_nothing(files: Interrupted) -> None:
         old.verify()
 
 
+@pytest.mark.usefixtures("begins_with_1")
 def test_two_take_at_once(files: Interrupted) -> None:
     """Both read the same end; the one whose file comes second reads on and takes after it."""
     files.before("create", 1, lambda: taken(files, "second"))
@@ -350,7 +367,7 @@ def test_a_driver_that_slept_across_a_trim_writes_nothing(files: Interrupted, kn
             old.append(prepared(99, "stale"))
     else:
         # it has never read anything: its take goes to the end, not to number 0
-        assert old.take(QUERY, {}, -1).generation == 2
+        assert old.take(QUERY, {}, -1).generation == newer.known().owner.generation + 1  # type: ignore[union-attr]
     assert min(files.numbers()) > known
     assert Ledger(files, "reader").read().epochs == before.epochs
 

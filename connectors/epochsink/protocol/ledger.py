@@ -8,6 +8,7 @@ gap between checking and writing. Nothing is overwritten. Files are removed only
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -189,7 +190,7 @@ class Ledger:
         return history
 
     def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int) -> Take:
-        """Become the owner; return the take, its generation one above the last.
+        """Become the owner; return the take, its generation one above the last, or `_first_generation`.
 
         Raises `WentBack` if the ledger belongs to another query id, `ConfigurationError` if an operator has closed it.
         """
@@ -207,7 +208,7 @@ class Ledger:
             if history.abandoned is not None and not self._even_abandoned:
                 raise _closed(history.abandoned)
             entry = Take(
-                generation=owner.generation + 1 if owner else 1,
+                generation=owner.generation + 1 if owner else _first_generation(),
                 driver=self._driver,
                 query_id=query_id,
                 # what an earlier take says wins: another driver may have come in between
@@ -296,6 +297,15 @@ class Ledger:
         self._end = max(self._end, number + 1)
 
 
+def _first_generation() -> int:
+    """Return the generation that a ledger begins with: in seconds since 1970, so above those of any ledger before it.
+
+    A ledger that was lost leaves transactions behind in the targets. With 1, they would be those of newer drivers,
+    which no sweep touches, and would hold locks and readers for ever.
+    """
+    return int(time.time())
+
+
 def _name(number: int) -> str:
     return f"{FOLDER}/{number:020d}"
 
@@ -304,7 +314,7 @@ def _described(take: Take | None) -> str:
     if take is None:
         return "its take is gone"
     since = f", since {take.stamp}" if take.stamp else ""
-    return f"its take is number {take.generation}{since}"
+    return f"its generation is {take.generation}{since}"
 
 
 def _closed(abandoned: Abandoned) -> ConfigurationError:
