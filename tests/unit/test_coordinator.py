@@ -50,6 +50,34 @@ def test_a_superseded_driver_records_nothing(query: Query) -> None:
     assert query.visible() == []
 
 
+def test_a_disputed_record_is_withdrawn_when_spark_runs_the_epoch_again(query: Query) -> None:
+    driver = query.driver()
+    query.prepare(driver, 0, 1)
+    driver.dispute(0)
+    driver.dispute(7)
+    later = query.driver()
+    assert list(later.pending) == []
+    assert len(query.sink.prepared()) == 1  # until Spark runs the epoch again, it may still be decided
+    query.prepare(later, 0, 1, 2)
+    query.decide(0)
+    assert later.commit_decided()
+    assert query.visible() == [1, 2]
+
+
+def test_a_disputed_record_that_is_decided_stands(query: Query) -> None:
+    driver = query.driver()
+    query.prepare(driver, 0, 1)
+    driver.dispute(0)
+    later = query.driver()
+    query.decide(0)
+    query.plan(1)
+    assert later.settle(1) is Plan.WRITE
+    assert later.commit_decided()
+    assert query.visible() == [1]
+    driver = query.driver()
+    assert query.visible() == [1]
+
+
 def test_an_epoch_that_was_decided_without_a_call_is_named(query: Query) -> None:
     driver = query.driver()
     query.prepare(driver, 0, 1)

@@ -23,12 +23,13 @@ from epochsink.errors import EpochsinkError
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.epoch_commit import EpochCommit
-from epochsink.protocol.ledger_entries import Prepared, Share
+from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Withdrawn
 from epochsink.protocol.run_state import addressed
 from epochsink.protocol.takeover import Takeover
 from epochsink.sink import NOTHING_SPOOLED, Epoch
 
 if TYPE_CHECKING:
+    from epochsink.protocol.ledger import History
     from epochsink.sink import Identity, Spooled, Written
 
 _log = logging.getLogger("epochsink")
@@ -64,7 +65,7 @@ class Coordinator(Takeover, EpochCommit):
         for prepared in history.pending:
             if self._checkpoint.is_decided(prepared.epoch):
                 self._commit(prepared.epoch)
-            else:
+            elif prepared.epoch not in history.disputed:
                 self._queue.add(prepared.epoch)
         reach("coordinator.recover.after")
 
@@ -87,6 +88,8 @@ class Coordinator(Takeover, EpochCommit):
         for prepared in history.pending:
             if prepared.epoch < number:
                 self._expect_decided(prepared.epoch, number)
+        if number in history.disputed:
+            history = self._withdraw(number)
         recorded = history.epochs.get(number)
         if recorded is None:
             if number <= history.newest:
@@ -102,6 +105,29 @@ class Coordinator(Takeover, EpochCommit):
             self._queue.add(number)
         self._owed = -1
         return Plan.RUN_FOR_STATE
+
+    def dispute(self, number: int) -> None:
+        """Say that the record of an epoch has only some of its rows: the query was called again in it.
+
+        Where nothing of it is recorded, there is nothing to say. Best effort: the error that the user sees is another.
+        """
+        try:
+            history = self._ledger.verify()
+            if number in history.epochs and number not in history.done:
+                self._ledger.append(Disputed(number))
+        except (EpochsinkError, OSError) as failure:
+            _log.warning("that the record of epoch %d lacks rows is not recorded: %s", number, failure)
+
+    def _withdraw(self, number: int) -> History:
+        """Take back a disputed record: Spark has not decided the epoch, and runs it again.
+
+        Not earlier: whoever caught the error in foreachBatch has let Spark decide the epoch, and then it must stand.
+        """
+        # its commits are not looked for: nothing in this run has put it on the queue
+        if self._checkpoint.is_decided(number) or number in self.pending:
+            return self._ledger.known()
+        self._ledger.append(Withdrawn(number))
+        return self._ledger.verify()
 
     def _expect_decided(self, epoch: int, running: int) -> None:
         if not self._checkpoint.is_decided(epoch):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from epochsink.errors import ConfigurationError, Fenced, LedgerCorrupt, WentBack
 from epochsink.protocol.ledger_entries import (
     Abandoned,
+    Disputed,
     Done,
     Entry,
     Prepared,
@@ -22,6 +23,7 @@ from epochsink.protocol.ledger_entries import (
     Resolved,
     Skipped,
     Take,
+    Withdrawn,
     decode,
     encode,
     epoch_of,
@@ -55,6 +57,7 @@ class History:
     done: set[int] = field(default_factory=set)
     applied: dict[str, LastDone] = field(default_factory=dict)
     skipped: int = -1
+    disputed: set[int] = field(default_factory=set)
     abandoned: Abandoned | None = None
 
     @property
@@ -89,6 +92,7 @@ class History:
                 return
             case Prepared():
                 self.epochs[entry.epoch] = entry
+                self.disputed.discard(entry.epoch)
             case Replay():
                 self._replace(entry)
             case Resolved():
@@ -96,8 +100,19 @@ class History:
             case Done():
                 self.done.add(entry.epoch)
                 self._finish(entry.epoch)
+            case _:
+                self._add_exception(entry)
+
+    def _add_exception(self, entry: Entry) -> None:
+        """Take into account what is not a step of an epoch: a mistake of the query's user, an operator's word."""
+        match entry:
             case Skipped():
                 self.skipped = max(self.skipped, entry.epoch)
+            case Disputed():
+                self.disputed.add(entry.epoch)
+            case Withdrawn():
+                self.epochs.pop(entry.epoch, None)
+                self.disputed.discard(entry.epoch)
             case Abandoned():
                 self.abandoned = entry
 

@@ -135,6 +135,25 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True)
+class Disputed:
+    """The query was called again in a recorded epoch, so that its record has only some of the rows.
+
+    It stands if Spark decides the epoch all the same; if Spark runs the epoch again, it is withdrawn.
+    """
+
+    epoch: int
+    stamp: Stamp | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """Spark runs a disputed epoch again: what was recorded of it counts no more."""
+
+    epoch: int
+    stamp: Stamp | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Abandoned:
     """An operator has closed the ledger: this checkpoint never runs again. ``ended`` are recorded epochs given up.
 
@@ -146,7 +165,7 @@ class Abandoned:
     stamp: Stamp | None = field(default=None, compare=False)
 
 
-Entry = Take | Prepared | Replay | Resolved | Done | Skipped | Abandoned
+Entry = Take | Prepared | Replay | Resolved | Done | Skipped | Disputed | Withdrawn | Abandoned
 _KINDS: Final[dict[str, type[Entry]]] = {
     "take": Take,
     "prepared": Prepared,
@@ -154,6 +173,8 @@ _KINDS: Final[dict[str, type[Entry]]] = {
     "resolved": Resolved,
     "done": Done,
     "skipped": Skipped,
+    "disputed": Disputed,
+    "withdrawn": Withdrawn,
     "abandoned": Abandoned,
 }
 

@@ -192,8 +192,8 @@ class ExactlyOnce:
                     "it, and the rows of the other would be in no sink",
                     hint="make one object, once, outside of the function, with all the sinks: "
                     "ExactlyOnce(checkpoint=..., sinks={'table': Postgres(...), 'topic': Kafka(...)}); where= says "
-                    f"which rows go where. If epoch {epoch} is recorded already, it has the rows of the first object "
-                    "alone: to have them all, start with a new checkpoint folder",
+                    f"which rows go where. The next start runs epoch {epoch} again, and writes it whole; only if the "
+                    "function caught this error does the epoch stand with the rows of the first object alone",
                 ),
             )
 

@@ -179,6 +179,7 @@ class Run:
         """Refuse another call in an epoch, also if the caller goes on: nothing that follows is prepared."""
         with self._call:
             _log.error("epoch %d: %s", number, mistake)
+            self._coordinator.dispute(number)
             self._coordinator.fail(mistake)
         raise mistake
 
@@ -255,8 +256,8 @@ def _called_twice(number: int) -> ConfigurationError:
         "would be in no sink",
         hint="call it once in each epoch; for several targets, give one object several sinks, each with its where=: "
         "sinks={'paid': Postgres(..., where=\"state = 'paid'\"), 'all': Kafka(...)}. "
-        f"Epoch {number} itself is recorded with the rows of the first call alone, and the next start goes on there: "
-        "to have them all, start with a new checkpoint folder",
+        f"The next start runs epoch {number} again, and writes it whole; only if the function caught this error "
+        "does the epoch stand with the rows of the first call alone",
     )
 
 
