@@ -106,9 +106,19 @@ class PrepareFailed(EpochsinkError):
     next start commits it.
     """
 
+    @property
+    def may_pass(self) -> bool:
+        """Whether another attempt may succeed: unless the sink's fact ``may_pass`` says that somebody has to act."""
+        return str(self.facts.get("may_pass", True)) == "True"  # a task's facts come as text
+
 
 class RowsRejected(PrepareFailed):
     """The target refuses rows for good (constraint, type, mapping). The epoch stays pending."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Never: the rows of an epoch are fixed."""
+        return False
 
 
 class Fenced(EpochsinkError):

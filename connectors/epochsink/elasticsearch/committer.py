@@ -216,6 +216,7 @@ class ElasticsearchCommitter:
             raise PrepareFailed(
                 f"epoch {epoch.number} is beyond the {applied_epochs.EPOCHS} that a version base has room for",
                 hint="start with a new checkpoint",
+                may_pass=False,
             )
 
 

@@ -153,10 +153,10 @@ def explained(kind: type[EpochsinkError], doing: str) -> Iterator[None]:
     try:
         yield
     except TakesNoWrites as error:
-        raise kind(error.message, hint=error.hint) from error
+        raise kind(error.message, hint=error.hint, may_pass=False) from error
     except CLIENT_ERRORS as error:
         said, hint = describe(error)
-        raise kind(f"{doing} failed: {said}", hint=hint) from error
+        raise kind(f"{doing} failed: {said}", hint=hint, may_pass=is_passing(error)) from error
 
 
 def documents_rejected(refused: Sequence[Refusal], state: str) -> RowsRejected:

@@ -43,7 +43,7 @@ class Validator:
         except GaveUp as error:
             raise PrepareFailed(f"the server could not validate the rows: {error}") from error
         except TakesNoWrites as error:
-            raise PrepareFailed(error.message, hint=error.hint) from error
+            raise PrepareFailed(error.message, hint=error.hint, may_pass=False) from error
 
 
 def refused_by_server(poster: Poster, request: bulk_body.Request) -> list[Refusal]:

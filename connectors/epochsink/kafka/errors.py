@@ -104,7 +104,8 @@ def error(failure: NativeError, doing: str, **facts: Any) -> PrepareFailed:
     """Return what to raise for a failed call; ``doing`` says what was attempted."""
     refusal = KNOWN_ERRORS.get(failure.code, _OTHERWISE)
     kind = RowsRejected if refusal.nature is Nature.ROWS else PrepareFailed
-    return kind(f"{doing}: {failure.text}", hint=refusal.hint, code=failure.code, **facts)
+    may_pass = refusal.nature is Nature.PASSING
+    return kind(f"{doing}: {failure.text}", hint=refusal.hint, code=failure.code, may_pass=may_pass, **facts)
 
 
 def may_flap(code: int) -> bool:
@@ -136,7 +137,7 @@ def refused(doing: str, failure: Exception) -> Refused:
     code = getattr(failure, "errno", None)
     known = KNOWN_ERRORS.get(code) if isinstance(code, int) else None
     hint = known.hint if known else "see the broker's log; nothing is lost meanwhile"
-    return Refused(f"{doing}: {type(failure).__name__}: {failure}", hint=hint, code=code)
+    return Refused(f"{doing}: {type(failure).__name__}: {failure}", hint=hint, code=code, may_pass=False)
 
 
 def hint(code: int) -> str:

@@ -25,11 +25,12 @@ class Refused(psycopg.OperationalError):
 
 
 class Retry(enum.Enum):
-    """Whether doing it again may help: never; as soon as the server lets us in; in a new transaction."""
+    """Whether doing it again may help: never; as soon as the server lets us in; in a new transaction; or attempt."""
 
     NEVER = enum.auto()
     CONNECTION = enum.auto()
     TRANSACTION = enum.auto()
+    ATTEMPT = enum.auto()
 
 
 class Rule(NamedTuple):
@@ -161,7 +162,7 @@ RULES: Final = (  # the first that fits
     Rule(
         errors.ReadOnlySqlTransaction,
         PrepareFailed,
-        Retry.NEVER,
+        Retry.ATTEMPT,  # in a failover, it is a standby for a moment
         "connect to the primary; with several hosts, set target_session_attrs=read-write in dsn= or options=",
     ),
     Rule(errors.CannotConnectNow, PrepareFailed, Retry.CONNECTION, _UNREACHABLE),
@@ -171,7 +172,7 @@ RULES: Final = (  # the first that fits
     Rule(errors.IdleSessionTimeout, PrepareFailed, Retry.CONNECTION, _UNREACHABLE),
 )
 _LOST: Final = Rule(psycopg.OperationalError, PrepareFailed, Retry.CONNECTION, _UNREACHABLE)
-_OTHER: Final = Rule(psycopg.Error, PrepareFailed, Retry.NEVER)
+_OTHER: Final = Rule(psycopg.Error, PrepareFailed, Retry.ATTEMPT)
 
 
 def rule_of(error: psycopg.Error) -> Rule:
@@ -223,6 +224,7 @@ def failure(error: psycopg.Error, doing: str) -> PrepareFailed:
     return rule.raises(
         f"{doing}: {describe(error)}",
         hint=rule.hint,
+        may_pass=rule.retry is not Retry.NEVER,
         sqlstate=error.sqlstate,
         constraint=diagnosis.constraint_name,
         column=diagnosis.column_name,

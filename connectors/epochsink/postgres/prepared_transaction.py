@@ -100,6 +100,7 @@ def _no_room(connection: Connection) -> PrepareFailed:
         return PrepareFailed(
             "the server has max_prepared_transactions = 0, so it prepares none",
             hint="set it to at least 10 and restart the server, or use commit='staged' or 'auto' with atomic=True",
+            may_pass=False,
         )
     return PrepareFailed(
         f"all of the server's max_prepared_transactions = {limit} are used: {ours} by epochsink, {used - ours} by "

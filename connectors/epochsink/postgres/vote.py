@@ -99,6 +99,7 @@ class Vote:
             raise PrepareFailed(
                 f"table {merge.target} is gone",
                 hint="create it again, then restart the query, which runs the epoch again",
+                may_pass=False,
             )
         types = {name: column.definition for name, column in target.columns.items()}
         with transaction(connection):

@@ -108,10 +108,13 @@ class CopyWriter:
             raise PrepareFailed(
                 f"table {self._relation} does not exist or is not visible to this user",
                 hint="it was dropped or renamed while the query ran: create it again, then restart the query",
+                may_pass=False,
             )
         encodings, findings = fit(schema, target, direct=direct)
         if findings:
-            raise PrepareFailed("; ".join(findings), hint="restart the query, which checks the table anew")
+            raise PrepareFailed(
+                "; ".join(findings), hint="restart the query, which checks the table anew", may_pass=False
+            )
         return target, encodings
 
     def _doing(self, verb: str) -> str:

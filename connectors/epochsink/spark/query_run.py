@@ -10,7 +10,7 @@ import uuid
 import weakref
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
-from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected
+from epochsink.errors import ConfigurationError, PrepareFailed
 from epochsink.identity import pipeline_name
 from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.coordinator import Coordinator, Plan
@@ -209,10 +209,11 @@ class Run:
     def _may_pass(self, failure: BaseException) -> bool:
         """Whether another attempt may succeed: a target was away, or an earlier epoch has overtaken this one.
 
-        Not if the rows are refused, and not if the epoch may be recorded already: the next driver reads whether it is.
+        Not if the sink says that somebody has to act first (rows or a missing right are refused), and not if the epoch
+        may be recorded already: the next driver reads whether it is.
         """
         ours = sinks_error(failure) or failure
-        passing = isinstance(ours, PrepareFailed) and not isinstance(ours, RowsRejected)
+        passing = isinstance(ours, PrepareFailed) and ours.may_pass
         unread = isinstance(ours, OSError) and not self._recording
         if not (passing or unread) or self._has_failed() or not self._is_active():
             return False
