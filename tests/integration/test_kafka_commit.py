@@ -319,6 +319,22 @@ def test_the_sweep_leaves_a_replay_alone_that_is_not_recorded_yet(config: Kafka)
         assert commit(another, at, replayed, spool) == COMMITTED
 
 
+def test_a_replay_goes_to_the_topic_that_the_rows_were_written_to(
+    kafka: KafkaService, topic: str, config: Kafka, fresh_topic: FreshName
+) -> None:
+    """The start that prepares them again has another ``topic=``: theirs is recorded."""
+    elsewhere = create_topic(kafka.bootstrap_servers, fresh_topic())
+    who, at = identity(), epoch(0)
+    part = prepare(config, task(who, at), rows("a"))
+    moved = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=elsewhere, timeout=20)
+    with committing(moved, who) as committer:
+        abort(committer, part)
+        spool = ListRows({part["task"]: [rows("a")]})
+        replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
+        assert commit(committer, at, replayed, spool) == COMMITTED
+    assert read_all(kafka.bootstrap_servers, topic, 1) == ["a"]
+
+
 def test_a_replay_needs_all_rows_in_the_spool(config: Kafka) -> None:
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at), rows("a", "b"))

@@ -148,7 +148,7 @@ def test_an_epoch_that_takes_longer_than_its_transactions_is_prepared_again_in_t
     names = [uuid.uuid4().hex, uuid.uuid4().hex]
     spool = ListRows({names[0]: [rows("a")], names[1]: [rows("b"), rows("c"), rows("d")]})
     early = prepare(config, task(who, at, 0, names[0]), *spool.read(names[0]))
-    slow = KafkaWriter(config, task(who, at, 1, names[1]), names[1])
+    slow = KafkaWriter(config, task(who, at, 1, names[1]), names[1], config.topic)
     b, c, d = spool.read(names[1])
     slow.write(b)
     with admin(broker.bootstrap_servers) as client:
@@ -171,7 +171,7 @@ def test_without_a_spool_an_epoch_that_takes_longer_than_its_transactions_is_tol
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at, 0), rows("a"))
     unspooled = task(who, at, 1)
-    writer = KafkaWriter(config, unspooled, unspooled.uuid)
+    writer = KafkaWriter(config, unspooled, unspooled.uuid, config.topic)
     writer.write(rows("b"))
     writer._producer.flush()
     with admin(broker.bootstrap_servers) as client:

@@ -140,5 +140,5 @@ def test_an_error_that_every_call_swallows_ends_the_query(stream: Stream) -> Non
     query = stream.by_hand(batch, endless=True)
     with pytest.raises(StreamingQueryException, match="epoch 0 was decided without ExactlyOnce: the function given"):
         query.awaitTermination(60)
-    with pytest.raises(WentBack, match="epochsink accept CHECKPOINT 0"):
+    with pytest.raises(WentBack, match=r"epochsink accept .* 0$"):
         once.await_committed()

@@ -86,7 +86,7 @@ class Kafka(KafkaConfig):
         """Open the task's transaction. Raises `PrepareFailed`."""
         from epochsink.kafka.writer import KafkaWriter  # noqa: PLC0415 - the clients are an extra
 
-        return KafkaWriter(self, task, task.uuid)
+        return KafkaWriter(self, task, task.uuid, self.topic)
 
     def committer(self) -> SinkCommitter:
         """Return the driver's side. Does not connect."""

@@ -24,7 +24,9 @@ def write_again(config: KafkaConfig, task: Task, lost: KafkaCommittable, rows: R
     first = next(batches, None)  # a spool that is gone says so before a transaction is begun
     if first is None:
         raise SpoolMissing(f"the spool of epoch {task.epoch.number}, task {lost.task} is empty", hint=_RESOLVE)
-    writer = KafkaWriter(config, task, lost.task)
+    # as it was then, whatever topic= says now
+    topic = None if "topic" in first.schema.names else next(iter(lost.topics), config.topic)
+    writer = KafkaWriter(config, task, lost.task, topic)
     written = first.num_rows
     try:
         writer.write(first)

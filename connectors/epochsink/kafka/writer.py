@@ -35,13 +35,14 @@ class KafkaWriter:
     """Produces one attempt at one Spark partition of an epoch.
 
     ``spooled_as`` is the uuid under which the rows are spooled: the task's own, unless the driver writes the rows of
-    an earlier task again. A task whose transaction the broker gives up under its hands, because it takes longer than
-    the timeout, goes on without one if there is a spool: its committable names no transaction that is open, so the vote
-    has the rows written again.
+    an earlier task again. ``topic`` is that of all rows, None if each has its own. A task whose transaction the broker
+    gives up under its hands, because it takes longer than the timeout, goes on without one if there is a spool: its
+    committable names no transaction that is open, so the vote has the rows written again.
     """
 
-    def __init__(self, config: KafkaConfig, task: Task, spooled_as: str) -> None:
+    def __init__(self, config: KafkaConfig, task: Task, spooled_as: str, topic: str | None) -> None:
         self._config = config
+        self._topic = topic
         self._epoch = task.epoch
         self._partition = task.partition
         self._spooled_as = spooled_as
@@ -66,8 +67,8 @@ class KafkaWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Hand a batch over to the client. Raises `PrepareFailed`, `RowsRejected`."""
-        if self._config.topic is not None:
-            return self._produce(self._config.topic, batch)
+        if self._topic is not None:
+            return self._produce(self._topic, batch)
         for topic, rows in message_batch.by_topic(batch):
             if topic is None:
                 raise RowsRejected(
