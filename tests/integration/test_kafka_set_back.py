@@ -118,5 +118,5 @@ def test_a_start_sees_newer_epochs_in_partitions_that_the_ledger_does_not_know(c
         committer.verify_applied(done, None)
         assert commit(committer, later, prepare(config, task(who, later, partition=7), rows("b"))) == COMMITTED
     for last in (done, None):
-        with committing(config, who) as restored, pytest.raises(WentBack, match="already holds epoch 1"):
+        with committing(config, who) as restored, pytest.raises(WentBack, match=r"already holds epoch [01]"):
             restored.verify_applied(last, None)

@@ -22,7 +22,7 @@ from kafka_kit import (
 
 from epochsink.errors import PrepareFailed, WentBack
 from epochsink.kafka import Kafka
-from epochsink.sink import COMMITTED, Outcome
+from epochsink.sink import COMMITTED, LastDone, Outcome
 
 if TYPE_CHECKING:
     from fix_services import FreshName
@@ -96,3 +96,32 @@ def test_without_a_spool_a_topic_that_was_recreated_stops_the_query(kafka: Kafka
         with pytest.raises(PrepareFailed, match=f"topic.*{config.topic}.*deleted"):
             committer.vote(at, [part], NO_ROWS)
         assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN
+
+
+def test_a_topic_recreated_since_the_newest_epoch_stops_the_query_until_that_is_accepted(config: Kafka) -> None:
+    """What it held is gone: that is for an operator to see. A pending epoch is then written to the new topic."""
+    who, first, second = identity(), epoch(0), epoch(1)
+    done = prepare(config, task(who, first), rows("gone with the topic"))
+    of, batch = task(who, second), rows("a")
+    pending = prepare(config, of, batch)
+    last, following = LastDone(0, first.attempt, (done,)), LastDone(1, second.attempt, (pending,))
+    with committing(config, who) as committer:
+        assert commit(committer, first, done) == COMMITTED
+        recreate_topic(config.bootstrap_servers, str(config.topic))
+        another = f"{config.topic} of Kafka.* are not those that epoch 0 was written to"
+        with pytest.raises(WentBack, match=another):
+            committer.verify_applied(last, following)
+        with pytest.raises(WentBack, match=another):
+            committer.commit(second, pending, NO_ROWS, last)
+        with pytest.raises(WentBack, match=another):
+            committer.vote(second, [prepare(config, task(who, second, partition=1), rows("b"))], NO_ROWS, last)
+    by_word = LastDone(0, "", ())
+    with committing(config, who) as committer:
+        committer.verify_applied(by_word, following)
+        assert committer.commit(second, pending, NO_ROWS, by_word).outcome is Outcome.ABORTED
+        spooled = ListRows({of.uuid: [batch]})
+        replayed = committer.replay(second, pending, spooled, "e" * 32, by_word)
+        assert committer.commit(second, replayed, spooled, by_word) == COMMITTED
+        committer.await_visible(second, [replayed], by_word)
+        committer.abort_orphans([])
+    assert read_all(config.bootstrap_servers, str(config.topic), 1) == ["a"]

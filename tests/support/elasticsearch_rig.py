@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from epochsink.elasticsearch import Elasticsearch
     from epochsink.elasticsearch.committer import ElasticsearchCommitter
-    from epochsink.sink import Committable
+    from epochsink.sink import Committable, LastDone
 
 Document = tuple[str, dict[str, Any] | None]
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64()), ("at", pa.timestamp("us", tz="UTC"))])
@@ -102,7 +102,7 @@ class Rig:
         """Return the same sink of the same query, as the next driver opens it."""
         return Rig(self.sink, self.identity)
 
-    def prepare(self, number: int, *tasks: Sequence[pa.RecordBatch]) -> Prepared:
+    def prepare(self, number: int, *tasks: Sequence[pa.RecordBatch], after: LastDone | None = None) -> Prepared:
         """Write tasks of record batches as one epoch, and vote."""
         epoch = Epoch(number, uuid.uuid4().hex)
         rows = ListedRows({uuid.uuid4().hex: batches for batches in tasks})
@@ -112,11 +112,11 @@ class Rig:
             for batch in rows.read(task):
                 writer.write(batch)
             written.append(writer.prepare())
-        (part,) = self.committer.vote(epoch, written, rows)
+        (part,) = self.committer.vote(epoch, written, rows, after)
         return Prepared(epoch, json.loads(json.dumps(part)), rows)
 
-    def commit(self, prepared: Prepared) -> Verdict:
-        return self.committer.commit(prepared.epoch, prepared.part, prepared.rows)
+    def commit(self, prepared: Prepared, after: LastDone | None = None) -> Verdict:
+        return self.committer.commit(prepared.epoch, prepared.part, prepared.rows, after)
 
     def apply(self, number: int, *tasks: Sequence[pa.RecordBatch]) -> Prepared:
         """Prepare and commit an epoch."""

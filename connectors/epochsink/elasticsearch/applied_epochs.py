@@ -34,9 +34,10 @@ _MAPPING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The newest epoch applied, by which attempt and which run at it, and the uuid of the index then.
+    """The newest epoch applied, by which attempt and which run at it, and the uuid and history of the index then.
 
-    ``place`` is the document's sequence number and primary term: what the next write of the marker depends on.
+    ``history`` is None where an earlier build has written the marker. ``place`` is the document's sequence number and
+    primary term: what the next write of the marker depends on.
     """
 
     epoch: int
@@ -45,6 +46,7 @@ class Marker:
     index_uuid: str
     run: str = ""
     place: tuple[int, int] = (0, 0)
+    history: str | None = None
 
 
 def ensure(client: elasticsearch.Elasticsearch) -> None:
@@ -79,7 +81,15 @@ def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | No
         return None
     kept: dict[str, Any] = answer["_source"]
     place = (answer["_seq_no"], answer["_primary_term"])
-    return Marker(kept["epoch"], kept["attempt"], kept["index"], kept["index_uuid"], kept.get("run", ""), place)
+    return Marker(
+        kept["epoch"],
+        kept["attempt"],
+        kept["index"],
+        kept["index_uuid"],
+        kept.get("run", ""),
+        place,
+        kept.get("history"),
+    )
 
 
 def write(
@@ -87,8 +97,8 @@ def write(
 ) -> bool:
     """Say that an epoch is applied; False if the marker is not ``after`` any more, the one that was read before.
 
-    ``applied`` is the run that has applied it, and the index with its uuid. Of two drivers at one epoch only one is
-    told True, and clears away what the other's run has left.
+    ``applied`` is the run that has applied it, and the index with its uuid and history. Of two drivers at one epoch
+    only one is told True, and clears away what the other's run has left.
     """
     condition: dict[str, Any] = {"op_type": "create"}
     if after is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -41,7 +42,10 @@ class Overtaken(Exception):
 
 
 class Application:
-    """One run at applying one part of an epoch. A further run does the same again."""
+    """One run at applying one part of an epoch. A further run does the same again.
+
+    ``kept`` is the marker as read before; ``trusted`` is it too, unless an operator vouches for the index as it is.
+    """
 
     def __init__(
         self,
@@ -52,6 +56,7 @@ class Application:
         epoch: Epoch,
         prepared: PreparedEpoch,
         kept: applied_epochs.Marker | None,
+        trusted: applied_epochs.Marker | None,
     ) -> None:
         self._client = client
         self._config = config
@@ -60,6 +65,7 @@ class Application:
         self._prepared = prepared
         self._index = prepared.index or config.index
         self._kept = kept
+        self._trusted = trusted
         self._run = uuid.uuid4().hex
         self._looked_at = time.monotonic()
         self._version = identity.origin["base"] + epoch.number
@@ -102,22 +108,35 @@ class Application:
             # Before the marker: once that is written, nobody would come back to refresh.
             self._client.indices.refresh(index=self._index)
         failpoints.reach("elasticsearch.marker.before")
-        applied = {"run": self._run, "index": reached.index, "index_uuid": reached.uuid}
+        applied = {
+            "run": self._run,
+            "index": reached.index,
+            "index_uuid": reached.uuid,
+            "history": reached.history,
+        }
         if not applied_epochs.write(self._client, self._identity, self._epoch, after=self._kept, **applied):
             raise Overtaken
 
     def _apply_to_one_index(self, rows: Rows) -> target_index.Target:
-        """Apply all to the index that the name stands for, again if an alias has moved meanwhile."""
+        """Apply all to the index that the name stands for; where no epoch was before, again if that has changed."""
+        before = target_index.require_same(self._client, self._index, self._trusted, self._config.accept_index)
         for _ in range(_TURNS):
-            before = target_index.require_same(self._client, self._index, self._kept, self._config.accept_index)
             self._apply(rows)
-            after = target_index.require(self._client, self._index)
-            if (before.index, before.uuid) == (after.index, after.uuid):
+            # asked again: what was restored, or moved to, while this ran may lack any of it, and of the epochs before
+            after = target_index.require_same(self._client, self._index, self._at(before), self._config.accept_index)
+            if (before.index, before.incarnation) == (after.index, after.incarnation):
                 return after
+            before = after
         raise OutcomeUnknown(
             f"{self._index!r} stood for another index after each of {_TURNS} runs at epoch {self._epoch.number}",
             hint="keep the alias still and start the query again: the epoch is then applied",
         )
+
+    def _at(self, index: target_index.Target) -> applied_epochs.Marker | None:
+        """Return the marker as it would be, had its epoch been applied to what the index is now."""
+        if self._kept is None:
+            return None
+        return replace(self._kept, index=index.index, index_uuid=index.uuid, history=index.history)
 
     def _apply(self, rows: Rows) -> None:
         with ThreadPoolExecutor(self._config.threads, thread_name_prefix="epochsink-bulk") as pool:

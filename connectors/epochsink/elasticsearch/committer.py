@@ -10,7 +10,7 @@ from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.retry import retrying
-from epochsink.sink import COMMITTED, Mark, Outcome, Verdict, verify_marks
+from epochsink.sink import COMMITTED, LastDone, Mark, Outcome, Verdict, verify_marks
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tenacity import Retrying
 
     from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import Committable, Epoch, Identity, LastDone, Rows
+    from epochsink.sink import Committable, Epoch, Identity, Rows
 
 _WHOLE: Final = "all"
 
@@ -32,6 +32,7 @@ class ElasticsearchCommitter:
         self._config = config
         self._identity: Identity | None = None
         self._connected: elasticsearch.Elasticsearch | None = None
+        self._seen_index = False
 
     @property
     def _client(self) -> elasticsearch.Elasticsearch:
@@ -58,6 +59,7 @@ class ElasticsearchCommitter:
     def open(self, identity: Identity) -> None:
         """Learn who this sink is."""
         self._identity = identity
+        self._seen_index = False
 
     def newest(self) -> int | None:
         """Return the newest epoch that the marker says is applied."""
@@ -69,8 +71,19 @@ class ElasticsearchCommitter:
         return []
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the marker with the ledger."""
-        self._verify(self._kept(), done, pending)
+        """Compare the marker with the ledger, and at a start also the index with the one that the marker names.
+
+        Each vote and each commit compare the index themselves.
+        """
+        kept = self._kept()
+        self._verify(kept, done, pending)
+        if not self._seen_index and _trusted(kept, done) is not None:
+            with errors.explained(OutcomeUnknown, f"looking at index {self._config.index!r}"):
+                self._patiently(self._require_same, kept)
+        self._seen_index = True
+
+    def _require_same(self, kept: applied_epochs.Marker | None) -> target_index.Target:
+        return target_index.require_same(self._client, self._config.index, kept, self._config.accept_index)
 
     def _kept(self) -> applied_epochs.Marker | None:
         with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
@@ -90,7 +103,7 @@ class ElasticsearchCommitter:
         epoch: Epoch,
         written: Sequence[Committable],
         rows: Rows,
-        after: LastDone | None = None,  # noqa: ARG002 - a vote is no transaction here
+        after: LastDone | None = None,
     ) -> list[Committable]:
         """Verify spool, target and ids. Raises `PrepareFailed`, `RowsRejected` or `WentBack`."""
         shares = [WrittenTask.from_json(share) for share in written]
@@ -103,7 +116,7 @@ class ElasticsearchCommitter:
         with errors.explained(PrepareFailed, f"looking at index {self._config.index!r} and its marker"):
             kept = applied_epochs.read(self._client, self._me)
             self._refuse_epoch(epoch, kept)
-            found = target_index.require_same(self._client, self._config.index, kept, self._config.accept_index)
+            found = self._require_same(_trusted(kept, after))
             preflight.refuse_too_large(self._client, max(share.largest for share in shares))
         total = sum(expected.values())
         replaced = self._replaced(epoch, rows, tasks, total)
@@ -137,19 +150,20 @@ class ElasticsearchCommitter:
 
     def _commit(self, epoch: Epoch, prepared: PreparedEpoch, rows: Rows, after: LastDone | None) -> Verdict:
         kept = applied_epochs.read(self._client, self._me)
+        trusted = _trusted(kept, after)
         if (verdict := _told(kept, epoch)) is not None:
+            # it was applied, but perhaps to an index that has been set back since
+            self._require_same(trusted)
             self._forget_other_runs(kept, epoch)
             return verdict
         if after is not None:
             self._verify(kept, after, None)
         try:
-            Application(self._client, self._config, self._me, epoch=epoch, prepared=prepared, kept=kept).run(rows)
+            Application(
+                self._client, self._config, self._me, epoch=epoch, prepared=prepared, kept=kept, trusted=trusted
+            ).run(rows)
         except Overtaken:
-            return _told(applied_epochs.read(self._client, self._me), epoch) or Verdict(
-                Outcome.UNKNOWN,
-                f"epoch {epoch.number} is applied, but its marker in {applied_epochs.INDEX!r} cannot be written: "
-                "somebody has deleted or changed that document",
-            )
+            return self._overtaken(epoch, kept)
         except SpoolMissing:
             # read again: another driver that has applied the epoch drops its spool
             told = _told(applied_epochs.read(self._client, self._me), epoch)
@@ -161,6 +175,20 @@ class ElasticsearchCommitter:
         if self._config.dead_letter_index is not None:
             self._forget_other_runs(applied_epochs.read(self._client, self._me), epoch)
         return COMMITTED
+
+    def _overtaken(self, epoch: Epoch, kept: applied_epochs.Marker | None) -> Verdict:
+        """Say what it means that the marker is not the one that was read before."""
+        now = applied_epochs.read(self._client, self._me)
+        if (verdict := _told(now, epoch)) is not None:
+            return verdict
+        if kept is not None:
+            # one that is older than it was, or gone, was set back while this epoch was applied
+            self._verify(now, LastDone(kept.epoch, kept.attempt, ({},)), None)
+        return Verdict(
+            Outcome.UNKNOWN,
+            f"epoch {epoch.number} is applied, but its marker in {applied_epochs.INDEX!r} cannot be written: "
+            "somebody has deleted or changed that document",
+        )
 
     def _forget_other_runs(self, kept: applied_epochs.Marker | None, epoch: Epoch) -> None:
         """Delete dead letters of runs that broke off: after the marker, which says whose letters count."""
@@ -231,6 +259,12 @@ def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
             f"{kept.index!r}; recorded is attempt {epoch.attempt}",
         )
     return COMMITTED
+
+
+def _trusted(kept: applied_epochs.Marker | None, last: LastDone | None) -> applied_epochs.Marker | None:
+    """Return the marker if the index must be the one that it names; None if an operator vouches for what is there."""
+    vouched = kept is not None and last is not None and not last.parts and kept.epoch <= last.epoch
+    return None if vouched else kept
 
 
 def _marks_of(last: LastDone) -> dict[str, Mark]:

@@ -45,8 +45,8 @@ class Elasticsearch(ElasticsearchConfig):
             see an epoch all at once, but for the moment between the refreshes of two shards. Reads by ``_id`` see each
             document at once.
         create: whether `check` creates a missing index from the row's schema; a dict gives its settings.
-        accept_index: the uuid of an index that was created anew, restored or moved to by an alias, and that is
-            nevertheless the right one to go on with.
+        accept_index: the uuid of an index that was created anew or moved to by an alias, or ``uuid/history`` of one
+            that was restored, and that is nevertheless the right one to go on with: as the error names it.
         gc_deletes: for how long the index has to remember the versions of deleted documents; after a longer pause a
             driver's delayed write could bring one back.
         bulk_bytes: the size of a bulk request.

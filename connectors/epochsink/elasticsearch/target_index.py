@@ -20,13 +20,26 @@ _PER_INDEX: Final = "an _id is unique within one index only"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An existing index, as the configured name or alias resolves now. ``settings`` are flat."""
+    """An existing index, as the configured name or alias resolves now. ``settings`` are flat.
+
+    A restore over a closed index leaves its uuid and gives it another ``history``, which is "" before the first one.
+    """
 
     name: str
     index: str
     uuid: str
     settings: Mapping[str, str]
     mapping: Mapping[str, Any]
+
+    @property
+    def history(self) -> str:
+        """The uuid of the history that the documents have, "" for that which began with the index."""
+        return self.settings.get("index.history.uuid", "")
+
+    @property
+    def incarnation(self) -> str:
+        """What ``accept_index=`` names: this index with this history."""
+        return f"{self.uuid}/{self.history}" if self.history else self.uuid
 
     @property
     def is_alias(self) -> bool:
@@ -95,21 +108,40 @@ def require_same(
 ) -> Target:
     """Return the index that ``name`` stands for.
 
-    Raises `WentBack` if it is not the one that the marker names: it was made anew, or an alias has moved.
+    Raises `WentBack` if it is not the one that the marker names: it was made anew or restored, or an alias has moved.
     """
     found = require(client, name)
-    if kept is not None and found.uuid not in (kept.index_uuid, accept_index):
-        same_name = kept.index == found.index
+    if kept is not None and not _is_same(found, kept) and not _is_accepted(found, kept, accept_index):
         raise WentBack(
-            f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to (uuid {found.uuid}, "
-            f"formerly {kept.index_uuid}): "
-            + (
-                "it was deleted and created again, or restored from a snapshot"
-                if same_name
-                else f"{name!r} stood for the index {kept.index!r} then"
-            ),
-            hint="if it holds everything up to that epoch, or need not, say so with "
-            f"accept_index={found.uuid!r}; else fill it from the source with a new checkpoint",
+            f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to "
+            f"({_difference(found, kept)}), and may lack what was applied before: {_reason(found, kept)}",
+            hint="if it holds everything up to that epoch, or need not, say so: epochsink accept CHECKPOINT "
+            f"{kept.epoch} --sink NAME, or accept_index={found.incarnation!r} in the code; else fill it from the "
+            "source with a new checkpoint",
             index=found.index,
         )
     return found
+
+
+def _is_same(found: Target, kept: Marker) -> bool:
+    # markers of earlier builds do not say which history the index had
+    return found.uuid == kept.index_uuid and kept.history in (None, found.history)
+
+
+def _is_accepted(found: Target, kept: Marker, accept_index: str | None) -> bool:
+    # the bare uuid of the index that is in use says nothing about a restore over it that came later
+    return accept_index == found.incarnation or (accept_index == found.uuid and found.uuid != kept.index_uuid)
+
+
+def _difference(found: Target, kept: Marker) -> str:
+    if found.uuid != kept.index_uuid:
+        return f"uuid {found.uuid}, formerly {kept.index_uuid}"
+    return f"history {found.history or 'of its own'}, formerly {kept.history or 'of its own'}"
+
+
+def _reason(found: Target, kept: Marker) -> str:
+    if found.uuid == kept.index_uuid:
+        return "a snapshot was restored over it"
+    if found.index == kept.index:
+        return "it was deleted and created again, or restored from a snapshot"
+    return f"{found.name!r} stood for the index {kept.index!r} then"

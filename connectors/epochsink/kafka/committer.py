@@ -10,7 +10,7 @@ from epochsink.errors import WentBack
 from epochsink.failpoints import reach
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import end_txn, preflight
-from epochsink.kafka.applied_epochs import Markers
+from epochsink.kafka.applied_epochs import Markers, committables
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.end_txn import Answer, State
@@ -22,7 +22,7 @@ from epochsink.kafka.write_again import write_again
 from epochsink.sink import COMMITTED, LastDone, Outcome, Task, Verdict, verify_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -84,6 +84,9 @@ class KafkaCommitter:
         found = self._markers.read_around(done, pending, deadline=deadline)
         if not self._seen_all:
             found |= self._markers.read_all(deadline)
+        if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= found.keys()):
+            # before the markers are judged: offsets go with their topic, and this says what has become of it
+            self._refuse_other_topics(done, self._cluster.topic_ids(_topics(done), deadline))
         must = None if done is None else self._markers.unexpired(done, found)
         verify_marks(f"Kafka at {self._config.bootstrap_servers}", found, must, pending, self._markers.marks_of)
         self._seen_all = True
@@ -93,10 +96,13 @@ class KafkaCommitter:
         epoch: Epoch,
         written: Sequence[Committable],
         rows: Rows,
-        after: LastDone | None = None,  # noqa: ARG002 - a vote is no transaction here
+        after: LastDone | None = None,
     ) -> list[Committable]:
         """Verify that each accepted task's transaction is open, or write its rows again; see `epochsink.kafka.vote`."""
         parts = [KafkaCommittable.from_json(part) for part in written]
+        if after is not None:
+            written_to = {topic: known for part in parts for topic, known in part.topics.items()}
+            self._refuse_other_topics(after, _topics(after) | written_to)
         polls = Polls(self._config, self._cluster, self._transactions, self._identity)
         return [part.to_json() for part in vote(polls, epoch, parts, rows)]
 
@@ -105,13 +111,14 @@ class KafkaCommitter:
         epoch: Epoch,
         part: Committable,
         rows: Rows,  # noqa: ARG002 - the contract's
-        after: LastDone | None = None,  # noqa: ARG002 - EndTxn takes no condition
+        after: LastDone | None = None,
     ) -> Verdict:
         """End the transaction of a part with "commit", however often; the coordinator's answer is the decision."""
         deadline = self._cluster.deadline()
         prepared = KafkaCommittable.from_json(part)
         transaction = prepared.transaction
         try:
+            self._see_topics(epoch, prepared, after, deadline)
             verdict = self._commit(epoch, prepared, deadline)
         except (Unreachable, Refused) as failure:
             verdict = Verdict(Outcome.UNKNOWN, f"{transaction.transactional_id}: {failure.message}; {failure.hint}")
@@ -224,7 +231,7 @@ class KafkaCommitter:
 
     def _commit(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict:
         transaction = part.transaction
-        if recreated := self._recreated_before(epoch, part, deadline):
+        if recreated := part.recreated(self._topics_at_commit[1]):
             return self._without_topic(epoch, part, recreated, deadline)
         while True:
             answer, name = self._transactions.end(transaction, deadline, commit=True)
@@ -247,12 +254,27 @@ class KafkaCommitter:
                 )
             time.sleep(_LOOK_AGAIN_SECONDS)
 
-    def _recreated_before(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> list[str]:
-        """Return the topics of a part that are not those that its rows were written to; asked once for an epoch."""
+    def _see_topics(self, epoch: Epoch, part: KafkaCommittable, after: LastDone | None, deadline: float) -> None:
+        """Ask which topics there are now, once for an epoch; they must be those of the epoch before."""
         attempt, topics = self._topics_at_commit
-        if attempt != epoch.attempt or not topics.keys() >= part.topics.keys():
-            self._topics_at_commit = (epoch.attempt, self._cluster.topic_ids(part.topics, deadline))
-        return part.recreated(self._topics_at_commit[1])
+        if attempt == epoch.attempt and topics.keys() >= part.topics.keys():
+            return
+        before = _topics(after) if after else {}
+        topics = self._cluster.topic_ids(part.topics.keys() | before.keys(), deadline)
+        self._topics_at_commit = (epoch.attempt, topics)
+        if after is not None:
+            self._refuse_other_topics(after, topics)
+
+    def _refuse_other_topics(self, last: LastDone, now: Mapping[str, str]) -> None:
+        """Raise `WentBack` if a topic is not the one that an epoch was written to; ``now`` has the ids by name."""
+        if others := sorted({topic for part in committables(last) for topic in part.recreated(now)}):
+            raise WentBack(
+                f"topic(s) {', '.join(others)} of Kafka at {self._config.bootstrap_servers} are not those that epoch "
+                f"{last.epoch} was written to: they were deleted, and perhaps created again, or this is another "
+                f"cluster; the rows up to epoch {last.epoch} are not in them",
+                hint="if that is meant, say so, and later epochs go there: epochsink accept CHECKPOINT "
+                f"{last.epoch} --sink NAME; to fill them from the source, start with a new checkpoint folder",
+            )
 
     def _without_topic(self, epoch: Epoch, part: KafkaCommittable, recreated: list[str], deadline: float) -> Verdict:
         """Say what became of a transaction whose topic is another one now: if not committed, it is written again."""
@@ -303,3 +325,8 @@ class KafkaCommitter:
     def _ours(self, name: str) -> bool:
         parsed = TransactionalId.parse(name)
         return parsed is not None and parsed.generation <= self._identity.generation
+
+
+def _topics(last: LastDone) -> dict[str, str]:
+    """Return the ids of the topics that an epoch was written to, by name."""
+    return {topic: known for part in committables(last) for topic, known in part.topics.items()}
