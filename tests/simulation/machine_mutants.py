@@ -160,8 +160,8 @@ class IgnoresMarkersInCommit(Coordinator):
         super().__init__(**options)
         self._check.verify_before_commit = lambda number, name: None  # type: ignore[method-assign] # noqa: ARG005
 
-    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
-        return super()._commit_part(number, name, index, None)
+    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
+        return super()._commit_part(number, name, index, {})
 
 
 class IgnoresOlderLedger(Coordinator):
@@ -189,7 +189,7 @@ class ConcludesFromMemory(Coordinator):
 class ConcludesBeforeReading(Coordinator):
     """Takes a target's answer about an epoch for the last word, whoever has finished the epoch meanwhile."""
 
-    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
+    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
         known = self._ledger.verify()
         ledger: Any = self._ledger
 
@@ -206,7 +206,7 @@ class ConcludesBeforeReading(Coordinator):
 
         self._ledger = Stale()  # type: ignore[assignment]
         try:
-            return super()._commit_part(number, name, index, after)
+            return super()._commit_part(number, name, index, applied)
         finally:
             self._ledger = ledger
 
@@ -214,7 +214,7 @@ class ConcludesBeforeReading(Coordinator):
 class CommitsUnrecordedReplays(Coordinator):
     """Commits what it has prepared again without a record of it."""
 
-    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
+    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
         prepared = self._ledger.known().epochs[number]
         epoch = Epoch(prepared.epoch, prepared.attempt)
         rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks, {})
@@ -324,8 +324,8 @@ class AbandonsTheUnknown(Coordinator):
 class DropsFirst(Coordinator):
     """Drops the spool before the ledger says done."""
 
-    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
-        committed = super()._commit_part(number, name, index, after)
+    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
+        committed = super()._commit_part(number, name, index, applied)
         prepared = self._ledger.known().epochs[number]
         self._spool.drop(self._query_id, Epoch(prepared.epoch, prepared.attempt))
         return committed

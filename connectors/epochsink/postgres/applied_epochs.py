@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self
 from psycopg import errors, sql
 
 from epochsink.identity import PreparedName, identity_key
-from epochsink.postgres.committable import PreparedPart, read_part
+from epochsink.postgres.committable import read_part
 from epochsink.sink import Mark, verify_marks
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def marks_of(last: LastDone) -> dict[str, Mark]:
     """Return the mark that each part of an epoch leaves."""
     marks = {}
     for part in map(read_part, last.parts):
-        name = PreparedName.parse(part.gid) if isinstance(part, PreparedPart) else None
+        name = PreparedName.parse(part.gid) if part.gid else None
         marks[name.part if name else WHOLE] = Mark(last.epoch, part.attempt)
     return marks
 

@@ -5,6 +5,7 @@
 | 1 | no ``version`` key; ``order_by`` of a merge is SQL over the table's columns, evaluated by the server |
 | 2 | ``ranks`` of a merge: so many staged columns, computed by Spark, decide between rows of a key |
 | 3 | ``place`` of a part: the database that it was prepared in |
+| 4 | ``members``: one transaction of several sinks, each of which records the same value. Only these have version 4 |
 
 A version is read for as long as an epoch that it describes may be pending: an upgrade between prepare and commit.
 """
@@ -12,11 +13,12 @@ A version is read for as long as an epoch that it describes may be pending: an u
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from epochsink.errors import LedgerCorrupt
 from epochsink.postgres.place import Place
 from epochsink.postgres.relation import Relation
+from epochsink.sink import MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Committable
 
 VERSION: Final = 3
+SHARED_VERSION: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,23 @@ class StagedTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Member:
+    """One sink's rows of an epoch, staged: what a transaction merges. ``schema`` holds its staging and its markers."""
+
+    key: str
+    schema: str
+    table: str
+    tasks: tuple[str, ...]
+    rows: int
+    merge: Merge
+
+    @property
+    def staging(self) -> Relation:
+        """The staging table."""
+        return Relation(self.schema, self.table)
+
+
+@dataclass(frozen=True, slots=True)
 class StagedEpoch:
     """An epoch's rows in a logged staging table, merged after the decision."""
 
@@ -87,6 +107,13 @@ class StagedEpoch:
     table: str
     merge: Merge
     place: Place | None = None
+
+    gid: ClassVar[None] = None
+
+    @property
+    def tables(self) -> set[str]:
+        """The staging table."""
+        return {self.table}
 
     def to_json(self) -> Committable:
         """Return it as JSON values."""
@@ -104,13 +131,45 @@ class PreparedPart:
     table: str | None = None
     place: Place | None = None
 
+    @property
+    def tables(self) -> set[str]:
+        """The staging table, if it has one."""
+        return {self.table} if self.table is not None else set()
+
     def to_json(self) -> Committable:
         """Return it as JSON values."""
         fields = {name: value for name, value in asdict(self).items() if value is not None}
         return fields | {"tasks": list(self.tasks), "version": VERSION}
 
 
-Part = PreparedPart | StagedEpoch
+@dataclass(frozen=True, slots=True)
+class SharedPart:
+    """One transaction of several sinks, by their names, in the order in which they are merged.
+
+    Prepared as ``gid``, or (None) merged after the decision out of logged staging tables.
+    """
+
+    attempt: str
+    members: Mapping[str, Member] = field(hash=False)
+    gid: str | None = None
+    place: Place | None = None
+
+    @property
+    def tables(self) -> set[str]:
+        """The staging tables."""
+        return {member.table for member in self.members.values()}
+
+    def to_json(self) -> Committable:
+        """Return it as JSON values."""
+        members = {
+            name: asdict(member) | {"tasks": list(member.tasks), "merge": member.merge.to_json()}
+            for name, member in self.members.items()
+        }
+        place = self.place.to_json() if self.place is not None else None
+        return {"gid": self.gid, "attempt": self.attempt, MEMBERS: members, "place": place, "version": SHARED_VERSION}
+
+
+Part = PreparedPart | StagedEpoch | SharedPart
 
 
 def read_written(values: Committable) -> PreparedPart | StagedTask:
@@ -122,25 +181,28 @@ def read_written(values: Committable) -> PreparedPart | StagedTask:
 def read_part(values: Committable) -> Part:
     """Return a part of a recorded epoch. Raises `LedgerCorrupt`."""
     fields = _fields(values)
+    if MEMBERS in fields:
+        members = {name: Member(**_merged(member)) for name, member in fields[MEMBERS].items()}
+        return SharedPart(**fields | {MEMBERS: members, "place": Place.from_json(fields["place"])})
     if "gid" in fields:
         return _prepared(fields)
-    return StagedEpoch(**fields | {"merge": Merge.from_json(fields["merge"]), **_tasks_and_place(fields)})
+    return StagedEpoch(**_merged(fields) | {"place": Place.from_json(fields.get("place"))})
+
+
+def _merged(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {**fields, "tasks": tuple(fields["tasks"]), "merge": Merge.from_json(fields["merge"])}
 
 
 def _prepared(fields: dict[str, Any]) -> PreparedPart:
-    return PreparedPart(**fields | _tasks_and_place(fields))
-
-
-def _tasks_and_place(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {"tasks": tuple(fields["tasks"]), "place": Place.from_json(fields.get("place"))}
+    return PreparedPart(**fields | {"tasks": tuple(fields["tasks"]), "place": Place.from_json(fields.get("place"))})
 
 
 def _fields(values: Committable) -> dict[str, Any]:
     fields = dict(values)
     version = fields.pop("version", 1)
-    if not 1 <= version <= VERSION:
+    if not 1 <= version <= SHARED_VERSION:
         raise LedgerCorrupt(
-            f"a committable of PostgreSQL has version {version}, and this epochsink reads 1 to {VERSION}",
+            f"a committable of PostgreSQL has version {version}, and this epochsink reads 1 to {SHARED_VERSION}",
             hint="a newer epochsink prepared this epoch: start the query with that one",
         )
     return fields

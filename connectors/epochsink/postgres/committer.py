@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import psycopg
 from psycopg import errors
@@ -17,7 +18,15 @@ from epochsink.postgres import applied_epochs as marker_table
 from epochsink.postgres import orphans
 from epochsink.postgres.applied_epochs import WHOLE, Marker
 from epochsink.postgres.catalog import max_prepared_transactions
-from epochsink.postgres.committable import PreparedPart, StagedEpoch, StagedTask, read_part, read_written
+from epochsink.postgres.committable import (
+    Member,
+    PreparedPart,
+    SharedPart,
+    StagedEpoch,
+    StagedTask,
+    read_part,
+    read_written,
+)
 from epochsink.postgres.errors import describe, failure, is_contended, is_disconnected, is_passing, translated
 from epochsink.postgres.merge import merge
 from epochsink.postgres.place import Place
@@ -26,13 +35,13 @@ from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session, SessionName, deadline, watched
-from epochsink.postgres.vote import Vote
+from epochsink.postgres.vote import StagedRows, Voter, vote_as_one, vote_by_task
 from epochsink.postgres.writer import make_writer
 from epochsink.retry import retrying
-from epochsink.sink import COMMITTED, Epoch, LastDone, Outcome, Task, Verdict
+from epochsink.sink import COMMITTED, Ballot, Epoch, LastDone, Outcome, Task, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Hashable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -79,6 +88,12 @@ class PostgresCommitter:
         _log.info("%s: commit=%r, epochs are %s", self._relation, self._config.commit, self.commit_mode)
         return findings
 
+    @property
+    def group(self) -> Hashable | None:
+        """What sinks have in common whose rows of an epoch go into one transaction; None with ``atomic=False``."""
+        # what "auto" becomes, all sinks of one server find out alike
+        return (self._server.address, self._config.commit == "staged") if self._config.atomic else None
+
     def initial_state(self) -> dict[str, Any]:
         """Leave the mark of joining; return it, and where markers and table are.
 
@@ -105,7 +120,6 @@ class PostgresCommitter:
         self.close()
         self._identity = identity
         self._key = identity_key(identity)
-        self._vote = Vote(self._config, identity)
         self._marker = Marker.of(self._config.schema_for_markers, identity)
         name = str(SessionName(self._key, identity.generation))
         self._voting = Session(self._server, name)
@@ -163,9 +177,8 @@ class PostgresCommitter:
         The log is lost from its end, so what was committed before these were prepared is still there, and the order
         of epochs is kept. Return whether there was one.
         """
-        prepared = orphans.prepared_gids(connection, self._key)
-        parts = [part for part in map(read_part, done.parts) if isinstance(part, PreparedPart)]
-        again = [part.gid for part in parts if part.gid in prepared]
+        gids = {part.gid for part in map(read_part, done.parts) if part.gid}
+        again = orphans.still_prepared(connection, gids)
         for gid in again:
             _log.warning("%s is prepared again, and its epoch is done: a failover lost its commit. Committing it", gid)
             commit_prepared(connection, gid)
@@ -177,26 +190,43 @@ class PostgresCommitter:
         self,
         epoch: Epoch,
         written: Sequence[Committable],
-        rows: Rows,  # noqa: ARG002 - the protocol's signature
+        rows: Rows,
         after: LastDone | None = None,
     ) -> list[Committable]:
         """Verify what the tasks wrote; where the epoch is one part, merge and prepare it."""
         parts = [read_written(answer) for answer in written]
-        with translated(f"preparing epoch {epoch.number} of {self._relation}"):
-            again = retrying(_is_worth_voting_again, attempts=_VOTE_TURNS, longest_pause=1.0)
-            return [part.to_json() for part in again(self._vote_once, epoch, parts, after)]
+        prepared = [part for part in parts if isinstance(part, PreparedPart)]
+        if prepared:
+            voter = self._voter(after)
+            voted = self._repeated(epoch, lambda connection: vote_by_task(connection, voter, epoch, prepared))
+            return [part.to_json() for part in voted]
+        return [self.vote_together(epoch, {self._identity.sink: Ballot(self, written, rows, after)})]
 
-    def _vote_once(
-        self, epoch: Epoch, written: Sequence[PreparedPart | StagedTask], after: LastDone | None
-    ) -> Sequence[Part]:
-        # a new session where the last one was lost: a server that restarts in mid-vote has kept what is durable
-        connection = self._voting.connection(self._patience)
-        staged = [part for part in written if isinstance(part, StagedTask)]
-        with watched(connection, self._server):
-            if staged:
-                return [self._vote.whole(connection, epoch, staged, after)]
-            prepared = [part for part in written if isinstance(part, PreparedPart)]
-            return self._vote.tasks(connection, epoch, prepared, after)
+    def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
+        """Merge what several sinks have staged in one transaction, and prepare that."""
+        staged = {name: _committer(ballot).staged(epoch, ballot) for name, ballot in ballots.items()}
+        (part,) = self._repeated(epoch, lambda connection: [vote_as_one(connection, epoch, staged)])
+        return part.to_json()
+
+    def staged(self, epoch: Epoch, ballot: Ballot) -> StagedRows:
+        """Return what this sink's tasks have staged for an epoch. Raises `PrepareFailed`."""
+        written = [part for part in map(read_written, ballot.written) if isinstance(part, StagedTask)]
+        return StagedRows.of(self._voter(ballot.after), epoch, written)
+
+    def _voter(self, after: LastDone | None) -> Voter:
+        return Voter(self._config, self._identity, after)
+
+    def _repeated(self, epoch: Epoch, vote: Callable[[Connection], Sequence[Part]]) -> Sequence[Part]:
+        """Vote, and again where that may help."""
+
+        def once() -> Sequence[Part]:
+            # a new session where the last one was lost: a server that restarts in mid-vote has kept what is durable
+            connection = self._voting.connection(self._patience)
+            with watched(connection, self._server):
+                return vote(connection)
+
+        with translated(f"preparing epoch {epoch.number} of {self._relation}"):
+            return retrying(_is_worth_voting_again, attempts=_VOTE_TURNS, longest_pause=1.0)(once)
 
     # ---- phase 2
 
@@ -211,10 +241,14 @@ class PostgresCommitter:
         known = read_part(part)
         again = retrying(_is_worth_repeating, seconds=self._patience, first_pause=0.05, longest_pause=2.0)
         try:
-            if isinstance(known, PreparedPart):
-                # its own transaction has looked at the epoch before it, and cannot outlive that
-                return again(self._commit_prepared, epoch, known)
-            return again(self._commit_staged, epoch, known, after)
+            if isinstance(known, StagedEpoch):
+                schema = self._config.schema_for_markers
+                member = Member(self._key, schema, known.table, known.tasks, known.rows, known.merge)
+                return again(self._commit_staged, epoch, known, {self._identity.sink: member}, after)
+            if isinstance(known, SharedPart) and known.gid is None:
+                return again(self._commit_staged, epoch, known, known.members, after)
+            # its own transaction has looked at the epoch before it, and cannot outlive that
+            return again(self._commit_prepared, epoch, known, str(known.gid))
         except psycopg.Error as error:
             if is_passing(error) or is_busy(error):
                 return Verdict(Outcome.UNKNOWN, f"{self._server.database}: {describe(error)}")
@@ -223,18 +257,19 @@ class PostgresCommitter:
 
     def _refused(self, error: psycopg.Error, epoch: Epoch, part: Part) -> PrepareFailed:
         known = failure(error, f"committing epoch {epoch.number}, which is decided, into {self._relation}")
-        if isinstance(part, PreparedPart) and isinstance(error, errors.InsufficientPrivilege):
+        if part.gid is not None and isinstance(error, errors.InsufficientPrivilege):
             known.hint = "only the role that prepared it, or a superuser, may: start the query as that role once"
         known.hint = f"{known.hint}; the epoch stays recorded, and the next start commits it".removeprefix("; ")
         return known
 
-    def _commit_prepared(self, epoch: Epoch, part: PreparedPart) -> Verdict:
+    def _commit_prepared(self, epoch: Epoch, part: Part, gid: str) -> Verdict:
         connection = self._settling.connection()
         try:
             with deadline(connection, self._patience):
-                commit_prepared(connection, part.gid)
+                commit_prepared(connection, gid)
         except errors.UndefinedObject:
-            name = PreparedName.parse(part.gid)
+            # also where it was shared, and committed for another sink: each has a marker of its own in it
+            name = PreparedName.parse(gid)
             return self._ask_marker(connection, epoch, part, name.part if name else WHOLE)
         reach("postgres.committed")
         return COMMITTED
@@ -244,7 +279,7 @@ class PostgresCommitter:
         if applied_by == part.attempt:
             return COMMITTED
         if applied_by is None:
-            gone = part.gid if isinstance(part, PreparedPart) else part.table
+            gone = part.gid or ", ".join(sorted(part.tables))
             return Verdict(Outcome.ABORTED, f"{gone} is gone and the marker is absent")
         return Verdict(
             Outcome.UNKNOWN,
@@ -252,25 +287,27 @@ class PostgresCommitter:
             f"{part.attempt}",
         )
 
-    def _commit_staged(self, epoch: Epoch, part: StagedEpoch, after: LastDone | None) -> Verdict:
+    def _commit_staged(
+        self, epoch: Epoch, part: Part, members: Mapping[str, Member], after: LastDone | None
+    ) -> Verdict:
         connection = self._settling.connection()
-        table = self._staging(part)
         try:
             with watched(connection, self._server), transaction(connection):
-                self._marker.insert(connection, self._identity, epoch.number, WHOLE, part.attempt)
+                for sink, member in members.items():
+                    marker, identity = Marker(member.schema, member.key), replace(self._identity, sink=sink)
+                    marker.insert(connection, identity, epoch.number, WHOLE, part.attempt)
                 if after is not None:
                     own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
                     self._marker.verify(connection, self._relation, after, own)
-                if not orphans.exists(connection, table):
-                    raise PrepareFailed(f"staging table {table} is gone")
-                merge(connection, part.merge, table, part.tasks, part.rows)
+                for member in members.values():
+                    if not orphans.exists(connection, member.staging):
+                        raise PrepareFailed(f"staging table {member.staging} is gone")
+                merge(connection, list(members.values()))
                 reach("postgres.merged")
                 commit(connection)
         except errors.UniqueViolation as refused:
-            if (refused.diag.schema_name, refused.diag.table_name) != (
-                self._config.schema_for_markers,
-                marker_table.TABLE,
-            ):
+            markers = {(member.schema, marker_table.TABLE) for member in members.values()}
+            if (refused.diag.schema_name, refused.diag.table_name) not in markers:
                 raise
             return self._ask_marker(connection, epoch, part, WHOLE)
         except RowsRejected:
@@ -285,15 +322,29 @@ class PostgresCommitter:
     ) -> Committable:
         """Copy the spooled rows again and prepare them as ``attempt``."""
         known = read_part(part)
-        name = PreparedName.parse(known.gid) if isinstance(known, PreparedPart) else None
-        atomic = name is None or name.part == WHOLE
+        name = PreparedName.parse(known.gid) if known.gid else None
         again = Epoch(epoch.number, attempt)
-        written = [self._rewrite(task, again, rows, atomic=atomic) for task in known.tasks]
-        staged = [part for part in map(read_written, written) if isinstance(part, StagedTask)]
-        if not staged:
-            return written[0]
-        with translated(f"preparing epoch {epoch.number} of {self._relation} again"):
-            return self._vote.whole(self._settling.connection(self._patience), again, staged, after).to_json()
+        if isinstance(known, PreparedPart) and name is not None and name.part != WHOLE:
+            return self._rewrite(known.tasks[0], again, rows, atomic=False)
+        return self._prepare_again(again, part, {self._identity.sink: Ballot(self, (), rows, after)})
+
+    def replay_together(
+        self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot], attempt: str
+    ) -> Committable:
+        """Copy the spooled rows of several sinks again and prepare them as one."""
+        return self._prepare_again(Epoch(epoch.number, attempt), part, ballots)
+
+    def _prepare_again(self, again: Epoch, part: Committable, ballots: Mapping[str, Ballot]) -> Committable:
+        staged = {name: _committer(ballot).staged_again(again, part, ballot) for name, ballot in ballots.items()}
+        with translated(f"preparing epoch {again.number} of {self._relation} again"):
+            return vote_as_one(self._settling.connection(self._patience), again, staged).to_json()
+
+    def staged_again(self, again: Epoch, part: Committable, ballot: Ballot) -> StagedRows:
+        """Copy this sink's share of a lost part into staging again, from the spool."""
+        known = read_part(part)
+        tasks = known.members[self._identity.sink].tasks if isinstance(known, SharedPart) else known.tasks
+        answers = [self._rewrite(task, again, ballot.rows, atomic=True) for task in tasks]
+        return self.staged(again, Ballot(self, answers, ballot.rows, ballot.after))
 
     def _rewrite(self, uuid: str, epoch: Epoch, rows: Rows, *, atomic: bool) -> Committable:
         writer = make_writer(self._config, Task(self._identity, epoch, 0, uuid), atomic=atomic)
@@ -328,7 +379,7 @@ class PostgresCommitter:
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Drop the epoch's staging table, and now and then markers that nobody will ask for."""
-        tables = {known.table for known in map(read_part, parts) if known.table is not None}
+        tables = {table for known in map(read_part, parts) for table in known.tables if self._key in table}
         try:
             connection = self._settling.connection()
             sweeper = self._sweeper(connection)
@@ -343,8 +394,10 @@ class PostgresCommitter:
     def _sweeper(self, connection: Connection) -> orphans.Orphans:
         return orphans.Orphans(connection, self._config.schema_for_markers, self._key, self._identity.generation)
 
-    def _staging(self, part: StagedEpoch) -> Relation:
-        return Relation(self._config.schema_for_markers, part.table)
+
+def _committer(ballot: Ballot) -> PostgresCommitter:
+    """Return the committer of a sink of our group, which is one of ours."""
+    return cast("PostgresCommitter", ballot.committer)
 
 
 def _is_worth_voting_again(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The merge: an epoch's accepted rows go from staging into the target, as one set."""
+"""The merge: an epoch's accepted rows go from staging into their targets, as one set for each sink."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from epochsink.postgres.staging import DELETED, TAG, rank_column, tag
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from epochsink.postgres.committable import Merge
+    from epochsink.postgres.committable import Member, Merge
     from epochsink.postgres.relation import Relation
     from epochsink.postgres.server import Connection
 
@@ -20,59 +20,75 @@ WORK_MEM: Final = "128MB"
 """For the hash over the keys and, where a key comes twice, the sort; the server's default spills at once."""
 
 
-def merge(connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], rows: int) -> None:
-    """Apply the rows of ``tasks`` to the target within the transaction under way.
+def merge(connection: Connection, members: Sequence[Member]) -> None:
+    """Apply the staged rows of one or several sinks to their targets within the transaction under way.
 
-    Raises `PrepareFailed` if staging does not hold exactly ``rows`` rows of them, `RowsRejected` if a key comes
+    Rows are written in the order of ``members`` and deleted in the reverse order, after all are written: so one that
+    refers to another is written after it and deleted before it, and one that moves away from what is deleted has moved.
+
+    Raises `PrepareFailed` if staging does not hold exactly the rows that it should, `RowsRejected` if a key comes
     twice and nothing says which row is the last, `psycopg.Error`.
     """
     connection.execute(sql.SQL("SET LOCAL work_mem = {}").format(sql.Literal(WORK_MEM)))
-    source = _source(plan, staging, tasks)
+    if len(members) > 1:
+        # those that may be: references in a circle have no order
+        connection.execute("SET CONSTRAINTS ALL DEFERRED")
+    sources = [_write(connection, member) for member in members]
+    for member, source in reversed(list(zip(members, sources, strict=True))):
+        if member.merge.deletes:
+            connection.execute(_delete(member.merge, source))
+
+
+def _write(connection: Connection, member: Member) -> sql.Composed:
+    """Insert or update what is not to be deleted; return the rows that count, one for each key."""
+    plan, source = member.merge, _source(member)
     if not plan.key:
         merged = connection.execute(_append(plan, source)).rowcount
-        if merged != rows:  # a trigger may have swallowed or redirected rows: only staging's own count tells
-            verify_count(connection, staging, tasks, rows)
-        return
-    repeated = _verify_keys(connection, plan, staging, tasks, rows)
-    connection.execute(_upsert(plan, _latest(plan, source) if repeated else source))
+        if merged != member.rows:  # a trigger may have swallowed or redirected rows: only staging's own count tells
+            verify_count(connection, member)
+        return source
+    if _verify_keys(connection, member):
+        source = _latest(plan, source)
+    connection.execute(_upsert(plan, source))
+    return source
 
 
-def verify(connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], rows: int) -> None:
+def verify(connection: Connection, member: Member) -> None:
     """Check what can be checked of staged rows before they are merged; raises as `merge` does."""
-    if plan.key:
-        _verify_keys(connection, plan, staging, tasks, rows)
+    if member.merge.key:
+        _verify_keys(connection, member)
     else:
-        verify_count(connection, staging, tasks, rows)
+        verify_count(connection, member)
 
 
-def verify_casts(
-    connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], types: Mapping[str, str]
-) -> None:
+def verify_casts(connection: Connection, member: Member, types: Mapping[str, str]) -> None:
     """Store the values that are staged as text in columns of the target's ``types``, within a transaction to roll back.
 
     A query that only casts them would not do: the length of char(n) and the like is checked when a value is stored.
     """
-    trial = sql.Identifier(str(staging.schema), f"{staging.name}_t")
+    plan = member.merge
+    trial = sql.Identifier(member.schema, f"{member.table}_t")
     columns = sql.SQL(", ").join(
         sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(types[name])) for name in plan.casts
     )
     connection.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(trial, columns))
-    connection.execute(
-        sql.SQL("INSERT INTO {} SELECT {} FROM {}").format(trial, _names(plan.casts), _source(plan, staging, tasks))
+    connection.execute(sql.SQL("INSERT INTO {} SELECT {} FROM {}").format(trial, _names(plan.casts), _source(member)))
+
+
+def verify_count(connection: Connection, member: Member) -> None:
+    """Raise `PrepareFailed` unless staging holds exactly as many rows of the accepted tasks as they wrote."""
+    statement = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(
+        member.staging.quoted, _accepted(member.tasks)
     )
+    _expect(member.staging, _numbers(connection, statement)[0], member.rows)
 
 
-def verify_count(connection: Connection, staging: Relation, tasks: Sequence[str], rows: int) -> None:
-    """Raise `PrepareFailed` unless staging holds exactly ``rows`` rows of ``tasks``."""
-    statement = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(staging.quoted, _accepted(tasks))
-    _expect(staging, _numbers(connection, statement)[0], rows)
-
-
-def _verify_keys(connection: Connection, plan: Merge, staging: Relation, tasks: Sequence[str], rows: int) -> bool:
+def _verify_keys(connection: Connection, member: Member) -> bool:
     """Return whether a key comes more than once; counting the rows is a by-product."""
+    plan = member.merge
     many = sql.Identifier(TAG)  # a name that no column of the row has
     grouped = sql.SQL("SELECT {key}, pg_catalog.count(*) AS {many} FROM {source} GROUP BY {key}").format(
-        key=_names(plan.key), many=many, source=_source(plan, staging, tasks)
+        key=_names(plan.key), many=many, source=_source(member)
     )
     null = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in plan.key)
     statement = sql.SQL(
@@ -81,10 +97,10 @@ def _verify_keys(connection: Connection, plan: Merge, staging: Relation, tasks: 
         "FROM ({grouped}) AS keys"
     ).format(many=many, grouped=grouped, null=null)
     found, most, without_key = _numbers(connection, statement)
-    _expect(staging, found, rows)
+    _expect(member.staging, found, member.rows)
     if without_key:
         raise RowsRejected(
-            f"{without_key} rows of the epoch have null in their key ({', '.join(plan.key)}), which replaces or "
+            f"{without_key} rows for {plan.target} have null in their key ({', '.join(plan.key)}), which replaces or "
             "deletes no row",
             hint="filter them with where=, or fill the key with coalesce() in select=",
         )
@@ -92,7 +108,8 @@ def _verify_keys(connection: Connection, plan: Merge, staging: Relation, tasks: 
         example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
         raise RowsRejected(
-            f"key {key} comes {most} times in one epoch, and order_by= does not say which row is the last",
+            f"key {key} of {plan.target} comes {most} times in one epoch, and order_by= does not say which row is the "
+            "last",
             hint="set order_by= to a column or Spark SQL expression whose largest value wins, or make keys unique with "
             "dropDuplicatesWithinWatermark",
             key=key,
@@ -117,35 +134,28 @@ def _append(plan: Merge, source: sql.Composable) -> sql.Composed:
     )
 
 
-def _upsert(plan: Merge, source: sql.Composable) -> sql.Composed:
-    """Return one statement that deletes and upserts; it may, because no key is in both halves."""
+def _upsert(plan: Merge, source: sql.Composed) -> sql.Composed:
     values = [name for name in plan.columns if name not in plan.key]
     settings = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in values)
     action = sql.SQL("UPDATE SET {}").format(settings) if values else sql.SQL("NOTHING")
-    conflict = sql.SQL(" ON CONFLICT ({}) DO {}").format(_names(plan.key), action)
-    if not plan.deletes:
-        return _append(plan, source) + conflict
-    kept = sql.SQL("latest WHERE {} IS NOT TRUE").format(sql.Identifier(DELETED))
-    return (
-        sql.SQL(
-            "WITH latest AS MATERIALIZED (SELECT * FROM {source}), gone AS ("
-            "DELETE FROM {target} AS old USING latest WHERE latest.{deleted} AND {same})"
-        ).format(
-            source=source,
-            target=plan.target.quoted,
-            deleted=sql.Identifier(DELETED),
-            same=sql.SQL(" AND ").join(
-                sql.SQL("old.{0} {1} latest.{0}").format(sql.Identifier(name), sql.SQL(plan.equals.get(name, "=")))
-                for name in plan.key
-            ),
-        )
-        + _append(plan, kept)
-        + conflict
+    if plan.deletes:
+        source = sql.SQL("{} WHERE {} IS NOT TRUE").format(source, sql.Identifier(DELETED))
+    return _append(plan, source) + sql.SQL(" ON CONFLICT ({}) DO {}").format(_names(plan.key), action)
+
+
+def _delete(plan: Merge, source: sql.Composed) -> sql.Composed:
+    same = sql.SQL(" AND ").join(
+        sql.SQL("old.{0} {1} gone.{0}").format(sql.Identifier(name), sql.SQL(plan.equals.get(name, "=")))
+        for name in plan.key
+    )
+    return sql.SQL("DELETE FROM {} AS old USING (SELECT * FROM {} WHERE {}) AS gone WHERE {}").format(
+        plan.target.quoted, source, sql.Identifier(DELETED), same
     )
 
 
-def _source(plan: Merge, staging: Relation, tasks: Sequence[str]) -> sql.Composed:
+def _source(member: Member) -> sql.Composed:
     """Return the accepted rows with the target's types; flattened by the planner, so it costs nothing."""
+    plan = member.merge
     columns: list[sql.Composable] = [
         sql.SQL("{0}::{1} AS {0}").format(sql.Identifier(name), sql.SQL(plan.casts[name]))
         if name in plan.casts
@@ -156,7 +166,7 @@ def _source(plan: Merge, staging: Relation, tasks: Sequence[str]) -> sql.Compose
         columns.append(sql.Identifier(DELETED))
     columns += _ranks(plan)
     return sql.SQL("(SELECT {} FROM {} WHERE {}) AS staged").format(
-        sql.SQL(", ").join(columns), staging.quoted, _accepted(tasks)
+        sql.SQL(", ").join(columns), member.staging.quoted, _accepted(member.tasks)
     )
 
 

@@ -14,13 +14,12 @@ from psycopg import errors, sql
 
 from epochsink.errors import WentBack
 from epochsink.identity import PreparedName, staging_owner
-from epochsink.postgres.committable import PreparedPart
 from epochsink.postgres.prepared_transaction import rollback_prepared
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.sessions import DRIVER, SessionName
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from epochsink.postgres.committable import Part
     from epochsink.postgres.server import Connection
@@ -60,10 +59,10 @@ class Orphans:
 
         Raises `WentBack`, and ends nothing, if a part of ``done`` is prepared.
         """
-        self._refuse_done({part.gid for part in done if isinstance(part, PreparedPart)})
+        self._refuse_done({part.gid for part in done if part.gid})
         attempts = {part.attempt for part in keep}
-        gids = {part.gid for part in keep if isinstance(part, PreparedPart)}
-        tables = {part.table for part in keep}
+        gids = {part.gid for part in keep}
+        tables = {table for part in keep for table in part.tables}
         return [
             *self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts)),
             *self._roll_back(lambda name: str(name) not in gids),
@@ -75,7 +74,7 @@ class Orphans:
         ]
 
     def _refuse_done(self, done: set[str]) -> None:
-        again = done & prepared_gids(self._connection, self._key) if done else set()
+        again = still_prepared(self._connection, done)
         if again:
             raise WentBack(
                 f"prepared transaction {min(again)} is there, and the ledger says that its epoch is done: the server "
@@ -141,6 +140,14 @@ def prepared_gids(connection: Connection, key: str) -> set[str]:
     """Return the names of an identity's prepared transactions. Raises `psycopg.Error`."""
     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE %s"
     return {gid for (gid,) in connection.execute(query, [PreparedName.pattern(key)]).fetchall()}
+
+
+def still_prepared(connection: Connection, gids: Collection[str]) -> set[str]:
+    """Return those of ``gids`` that are prepared, whosever name they bear. Raises `psycopg.Error`."""
+    if not gids:
+        return set()
+    query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid = ANY (%s)"
+    return {gid for (gid,) in connection.execute(query, [list(gids)]).fetchall()}
 
 
 def exists(connection: Connection, relation: Relation) -> bool:

@@ -29,6 +29,7 @@ DEFAULTS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
+_ADDRESS: Final = ("host", "hostaddr", "port", "dbname", "user", "service")
 OURS: Final = ("application_name", "fallback_application_name", "client_encoding", "replication")
 
 
@@ -118,6 +119,14 @@ class Server:
         except psycopg.OperationalError as error:
             return "FATAL:" in str(error)
         return True
+
+    @property
+    def address(self) -> tuple[str | None, ...]:
+        """What two sinks have in common that can share a transaction: server, database and user, as they are written.
+
+        The user too: only who has prepared a transaction may end it.
+        """
+        return tuple(self.parameters.get(name) for name in _ADDRESS)
 
     @property
     def database(self) -> str:

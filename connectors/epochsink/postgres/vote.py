@@ -13,48 +13,78 @@ from epochsink.identity import PreparedName, identity_key, identity_label
 from epochsink.postgres import orphans
 from epochsink.postgres.applied_epochs import WHOLE, Marker
 from epochsink.postgres.catalog import read_target
-from epochsink.postgres.committable import PreparedPart, StagedEpoch
+from epochsink.postgres.committable import Member, PreparedPart, SharedPart, StagedEpoch
 from epochsink.postgres.merge import merge, verify, verify_casts
 from epochsink.postgres.place import Place
 from epochsink.postgres.prepared_transaction import prepare, transaction
 from epochsink.postgres.relation import Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from epochsink.postgres.committable import Merge, Part, StagedTask
+    from epochsink.postgres.committable import Part, StagedTask
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
     from epochsink.sink import Epoch, Identity, LastDone
 
 
 @dataclass(frozen=True, slots=True)
-class Vote:
-    """Prepares epochs of one identity. Raises `PrepareFailed`, `WentBack`, `psycopg.Error`."""
+class Voter:
+    """One sink that votes on an epoch. ``after`` is what its target must hold already (None: not known).
+
+    Raises `PrepareFailed`, `WentBack`, `psycopg.Error`.
+    """
 
     config: PostgresConfig
     identity: Identity
+    after: LastDone | None = None
 
-    def tasks(
-        self, connection: Connection, epoch: Epoch, written: Sequence[PreparedPart], after: LastDone | None
-    ) -> Sequence[PreparedPart]:
-        """Verify that each task's own transaction is prepared; each is a part."""
-        self._expect(connection, after)
-        self._refuse_applied(connection, epoch, [epoch.attempt])
-        prepared = orphans.prepared_gids(connection, self._key)
-        missing = [part.gid for part in written if part.gid not in prepared]
-        if missing:
-            raise PrepareFailed(
-                f"prepared transaction(s) {', '.join(missing)} are not in pg_prepared_xacts",
-                hint="somebody rolled them back; Spark runs the epoch again when the query restarts",
-            )
-        place = Place.of(connection)
-        return [replace(part, place=place) for part in written]
+    @property
+    def key(self) -> str:
+        """What names of ours know the sink by."""
+        return identity_key(self.identity)
 
-    def whole(
-        self, connection: Connection, epoch: Epoch, written: Sequence[StagedTask], after: LastDone | None
-    ) -> Part:
-        """Return the one part that stands for an epoch whose rows are staged; merged and prepared unless logged."""
+    def expect(self, connection: Connection) -> None:
+        """Raise `WentBack` unless the newest epoch that is done is there, and nothing newer."""
+        if self.after is not None:
+            self._marker.verify(connection, Relation.of(self.config.table), self.after, None)
+
+    def refuse_applied(self, connection: Connection, epoch: Epoch, ours: list[str]) -> None:
+        """Raise `WentBack` if another attempt has applied the epoch."""
+        applied_by = self._marker.other_attempt(connection, epoch.number, ours)
+        if applied_by is not None:
+            raise self._went_back(epoch, applied_by)
+
+    def mark(self, connection: Connection, epoch: Epoch) -> None:
+        """Mark the epoch as applied by the transaction under way."""
+        try:
+            self._marker.insert(connection, self.identity, epoch.number, WHOLE, epoch.attempt)
+        except errors.UniqueViolation as applied:
+            raise self._went_back(epoch, applied.diag.message_detail or "") from applied
+
+    @property
+    def _marker(self) -> Marker:
+        return Marker.of(self.config.schema_for_markers, self.identity)
+
+    def _went_back(self, epoch: Epoch, evidence: str) -> WentBack:
+        table = Relation.of(self.config.table)
+        return WentBack(
+            f"epoch {epoch.number} is already applied to {table}, by another attempt: {evidence}",
+            hint="an older copy of the checkpoint was restored: put the newer one back, or start a new checkpoint",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRows:
+    """What the accepted tasks of one sink have staged for an epoch."""
+
+    voter: Voter
+    member: Member
+    logged: bool
+
+    @classmethod
+    def of(cls, voter: Voter, epoch: Epoch, written: Sequence[StagedTask]) -> StagedRows:
+        """Put the tasks' answers together. Raises `PrepareFailed` if they do not agree."""
         first = written[0]
         for other in written:
             if (other.table, other.logged, other.merge) != (first.table, first.logged, first.merge):
@@ -63,76 +93,96 @@ class Vote:
                     hint="the table or the server changed meanwhile; Spark runs the epoch again",
                 )
         tasks, rows = tuple(part.task for part in written), sum(part.rows for part in written)
-        staging = Relation(self.config.schema_for_markers, first.table)
-        if first.logged:
-            self._refuse_applied(connection, epoch, [])
-            self._expect(connection, after)
-            verify(connection, first.merge, staging, tasks, rows)
-            if first.merge.casts:
-                self._verify_casts(connection, first.merge, staging, tasks)
-            if self.config.validate:
-                with transaction(connection):
-                    merge(connection, first.merge, staging, tasks, rows)
-                    connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
-                    connection.rollback()
-            return StagedEpoch(epoch.attempt, tasks, rows, first.table, first.merge, Place.of(connection))
-        gid = PreparedName(
-            self._key, self.identity.generation, epoch.number, epoch.attempt, WHOLE, identity_label(self.identity)
-        )
-        part = PreparedPart(str(gid), epoch.attempt, tasks, rows, first.table, Place.of(connection))
-        if part.gid in orphans.prepared_gids(connection, self._key):
-            return part
-        with transaction(connection):
-            # in the transaction that is prepared, which cannot outlive what it rests on
-            self._expect(connection, after)
-            # the marker first: an epoch that is applied already stops here, before any row is merged
-            self._mark_whole(connection, epoch)
-            merge(connection, first.merge, staging, tasks, rows)
-            reach("postgres.merged")
-            prepare(connection, gid)
-        reach("postgres.prepared")
-        return part
+        member = Member(voter.key, voter.config.schema_for_markers, first.table, tasks, rows, first.merge)
+        return cls(voter, member, first.logged)
 
-    def _verify_casts(self, connection: Connection, merge: Merge, staging: Relation, tasks: Sequence[str]) -> None:
-        target = read_target(connection, merge.target)
+    def verify(self, connection: Connection, epoch: Epoch) -> None:
+        """Check what can be checked before the rows are merged."""
+        self.voter.refuse_applied(connection, epoch, [])
+        self.voter.expect(connection)
+        verify(connection, self.member)
+        if self.member.merge.casts:
+            self._verify_casts(connection)
+
+    def _verify_casts(self, connection: Connection) -> None:
+        table = self.member.merge.target
+        target = read_target(connection, table)
         if target is None:
             raise PrepareFailed(
-                f"table {merge.target} is gone",
+                f"table {table} is gone",
                 hint="create it again, then restart the query, which runs the epoch again",
                 may_pass=False,
             )
         types = {name: column.definition for name, column in target.columns.items()}
         with transaction(connection):
-            verify_casts(connection, merge, staging, tasks, types)
+            verify_casts(connection, self.member, types)
             connection.rollback()
 
-    @property
-    def _key(self) -> str:
-        return identity_key(self.identity)
 
-    @property
-    def _marker(self) -> Marker:
-        return Marker.of(self.config.schema_for_markers, self.identity)
-
-    def _expect(self, connection: Connection, after: LastDone | None) -> None:
-        """Raise `WentBack` unless the newest epoch that is done is there, and nothing newer."""
-        if after is not None:
-            self._marker.verify(connection, Relation.of(self.config.table), after, None)
-
-    def _refuse_applied(self, connection: Connection, epoch: Epoch, ours: list[str]) -> None:
-        applied_by = self._marker.other_attempt(connection, epoch.number, ours)
-        if applied_by is not None:
-            raise self._went_back(epoch, applied_by)
-
-    def _mark_whole(self, connection: Connection, epoch: Epoch) -> None:
-        try:
-            self._marker.insert(connection, self.identity, epoch.number, WHOLE, epoch.attempt)
-        except errors.UniqueViolation as applied:
-            raise self._went_back(epoch, applied.diag.message_detail or "") from applied
-
-    def _went_back(self, epoch: Epoch, evidence: str) -> WentBack:
-        table = Relation.of(self.config.table)
-        return WentBack(
-            f"epoch {epoch.number} is already applied to {table}, by another attempt: {evidence}",
-            hint="an older copy of the checkpoint was restored: put the newer one back, or start a new checkpoint",
+def vote_by_task(
+    connection: Connection, voter: Voter, epoch: Epoch, written: Sequence[PreparedPart]
+) -> Sequence[PreparedPart]:
+    """Verify that each task's own transaction is prepared; each is a part."""
+    voter.expect(connection)
+    voter.refuse_applied(connection, epoch, [epoch.attempt])
+    gids = {part.gid for part in written}
+    missing = gids - orphans.still_prepared(connection, gids)
+    if missing:
+        raise PrepareFailed(
+            f"prepared transaction(s) {', '.join(sorted(missing))} are not in pg_prepared_xacts",
+            hint="somebody rolled them back; Spark runs the epoch again when the query restarts",
         )
+    place = Place.of(connection)
+    return [replace(part, place=place) for part in written]
+
+
+def vote_as_one(connection: Connection, epoch: Epoch, staged: Mapping[str, StagedRows]) -> Part:
+    """Return the one part that stands for staged rows of one or several sinks, by their names.
+
+    Merged into every target in one transaction and prepared; where the rows are logged, that waits for the decision.
+    """
+    members = [rows.member for rows in staged.values()]
+    logged = {rows.logged for rows in staged.values()}
+    if len(logged) > 1:
+        raise PrepareFailed(
+            f"the tasks of epoch {epoch.number} saw different server settings",
+            hint="max_prepared_transactions has changed meanwhile; Spark runs the epoch again",
+        )
+    if logged == {True}:
+        for rows in staged.values():
+            rows.verify(connection, epoch)
+        if any(rows.voter.config.validate for rows in staged.values()):
+            with transaction(connection):
+                merge(connection, members)
+                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+                connection.rollback()
+        return _part(staged, epoch, None, Place.of(connection))
+    first = next(iter(staged.values())).voter
+    name = PreparedName(
+        first.key, first.identity.generation, epoch.number, epoch.attempt, WHOLE, identity_label(first.identity)
+    )
+    part = _part(staged, epoch, str(name), Place.of(connection))
+    if orphans.still_prepared(connection, {str(name)}):
+        return part
+    with transaction(connection):
+        for rows in staged.values():
+            # in the transaction that is prepared, which cannot outlive what it rests on
+            rows.voter.expect(connection)
+        for rows in staged.values():
+            # the markers first: an epoch that is applied already stops here, before any row is merged
+            rows.voter.mark(connection, epoch)
+        merge(connection, members)
+        reach("postgres.merged")
+        prepare(connection, name)
+    reach("postgres.prepared")
+    return part
+
+
+def _part(staged: Mapping[str, StagedRows], epoch: Epoch, gid: str | None, place: Place) -> Part:
+    if len(staged) > 1:
+        return SharedPart(epoch.attempt, {name: rows.member for name, rows in staged.items()}, gid, place)
+    (rows,) = staged.values()
+    one = rows.member
+    if gid is None:
+        return StagedEpoch(epoch.attempt, one.tasks, one.rows, one.table, one.merge, place)
+    return PreparedPart(gid, epoch.attempt, one.tasks, one.rows, one.table, place)

@@ -15,7 +15,7 @@ from epochsink.identity import PreparedName, identity_key, identity_label, stagi
 from epochsink.postgres.applied_epochs import Marker
 from epochsink.postgres.binary_copy import CopyIn
 from epochsink.postgres.catalog import read_checks, read_target
-from epochsink.postgres.committable import Merge, PreparedPart, StagedTask
+from epochsink.postgres.committable import Member, Merge, PreparedPart, StagedTask
 from epochsink.postgres.errors import translated
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import begin, commit, prepare, transaction
@@ -183,7 +183,8 @@ class MergingWriter(StagingWriter):
         super()._prepare(rows)
         with transaction(self._connection):
             self._mark()
-            merge(self._connection, self._merge, self._staging.relation, [self._task.uuid], rows)
+            schema, table = self._config.schema_for_markers, self._staging.relation.name
+            merge(self._connection, [Member(self._key, schema, table, (self._task.uuid,), rows, self._merge)])
             reach("postgres.merged")
             prepare(self._connection, self._gid())
         reach("postgres.prepared")

@@ -17,11 +17,12 @@ from __future__ import annotations
 import enum
 import logging
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError
 from epochsink.failpoints import reach
-from epochsink.protocol import consistency
+from epochsink.protocol import consistency, transaction_groups
 from epochsink.protocol.epoch_commit import EpochCommit
 from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Withdrawn
 from epochsink.protocol.run_state import addressed
@@ -184,16 +185,17 @@ class Coordinator(Takeover, EpochCommit):
         reach("coordinator.vote.before")
         shares: dict[str, Share] = {}
         applied = self._ledger.known().applied
-        for name, accepted in written.items():
-            tasks = tuple(task for task, _ in accepted)
-            files = spooled.get(name, {})
-            rows = self._spool.rows(self._identities[name], epoch, tasks, files)
-            with self._if_ours(name):
-                parts = self._sinks[name].vote(
-                    epoch, [committable for _, committable in accepted], rows, applied.get(name)
-                )
-            shares[name] = Share(tuple(parts), tasks, files)
-            reach("coordinator.vote.between")
+        for names in transaction_groups.in_groups(self._sinks, written):
+            ballots = {}
+            for name in names:
+                tasks, answers = zip(*written[name], strict=True)
+                shares[name] = Share((), tasks, spooled.get(name, {}))
+                ballots[name] = self._ballot(name, epoch, shares[name], applied, answers)
+            with self._if_ours(", ".join(names)):
+                voted = transaction_groups.vote(epoch, ballots)
+            for name, parts in voted.items():
+                shares[name] = replace(shares[name], parts=parts)
+                reach("coordinator.vote.between")
         return shares
 
     def abandon(self, epoch: Epoch) -> None:

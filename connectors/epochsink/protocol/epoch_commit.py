@@ -7,13 +7,15 @@ import uuid
 from typing import TYPE_CHECKING, Final
 
 from epochsink.failpoints import reach
-from epochsink.protocol import consistency
+from epochsink.protocol import consistency, transaction_groups
 from epochsink.protocol.ledger_entries import Done, Prepared, Replay
 from epochsink.protocol.run_state import addressed
 from epochsink.protocol.sweep import Sweep
 from epochsink.sink import Epoch, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from epochsink.sink import LastDone
 
 _log = logging.getLogger("epochsink")
@@ -62,12 +64,16 @@ class EpochCommit(Sweep):
             raise self._conclude(consistency.other_input(number))
         # what readers are about to see must not be undone by a power cut that takes the decision back
         self._checkpoint.make_durable(number)
-        for name, share in history.epochs[number].shares.items():
-            self._check.verify_before_commit(number, name)
-            for index in range(len(share.parts)):
-                if not self._commit_part(number, name, index, history.applied.get(name)):
-                    return
-                reach("coordinator.commit.between")
+        recorded = history.epochs[number].shares
+        for names in transaction_groups.in_groups(self._sinks, recorded):
+            # each of them before the first: what they share, the first one's commit makes visible for all
+            for name in names:
+                self._check.verify_before_commit(number, name)
+            for name in names:
+                for index in range(len(recorded[name].parts)):
+                    if not self._commit_part(number, name, index, history.applied):
+                        return
+                    reach("coordinator.commit.between")
         prepared = self._ledger.verify().epochs[number]  # a replay has put parts in the place of others
         for name, share in prepared.shares.items():
             with self._if_ours(name):
@@ -78,15 +84,15 @@ class EpochCommit(Sweep):
         reach("coordinator.done.after")
         self._clear(prepared)
 
-    def _commit_part(self, number: int, name: str, index: int, after: LastDone | None) -> bool:
+    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
         """Commit one part, replaying it if the target has lost it; False if the epoch proves to be done."""
         for _ in range(REPLAY_TURNS):
             # the newest entry, not what was read before an earlier part: that part's replay is in it
             prepared = self._ledger.known().epochs[number]
             epoch, share = Epoch(number, prepared.attempt), prepared.shares[name]
-            rows = self._spool.rows(self._identities[name], epoch, share.tasks, share.files)
+            ballot = self._ballot(name, epoch, share, applied)
             with self._if_ours(name):
-                verdict = self._sinks[name].commit(epoch, share.parts[index], rows, after)
+                verdict = self._sinks[name].commit(epoch, share.parts[index], ballot.rows, ballot.after)
             if verdict.outcome is Outcome.COMMITTED:
                 return True
             # before anything is concluded from the target, the ledger says whether the question is still ours
@@ -94,16 +100,23 @@ class EpochCommit(Sweep):
                 return False
             if verdict.outcome is Outcome.UNKNOWN:
                 raise consistency.unknown_outcome(number, name, verdict.evidence)
-            # a marker that is missing proves nothing where those of earlier epochs are missing too
-            self._check.verify_before_commit(number, name)
-            with self._queue.replaying(), self._if_ours(name):
-                reach("coordinator.replay.before")
-                parts = self._ledger.verify().epochs[number].shares[name].parts
-                replayed = self._sinks[name].replay(epoch, parts[index], rows, uuid.uuid4().hex, after)
-                reach("coordinator.replay.prepared")
-                self._ledger.append(Replay(number, name, (*parts[:index], replayed, *parts[index + 1 :])))
-            reach("coordinator.replay.after")
+            self._replay(number, name, index, applied)
         raise consistency.unknown_outcome(number, name, f"prepared again {REPLAY_TURNS} times, and lost each time")
+
+    def _replay(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> None:
+        """Prepare a part again that the target has lost, and record it."""
+        # a marker that is missing proves nothing where those of earlier epochs are missing too
+        for member in transaction_groups.group(self._sinks, name):
+            self._check.verify_before_commit(number, member)
+        with self._queue.replaying(), self._if_ours(name):
+            reach("coordinator.replay.before")
+            prepared = self._ledger.verify().epochs[number]
+            epoch, parts = Epoch(number, prepared.attempt), prepared.shares[name].parts
+            ballots = {member: self._ballot(member, epoch, share, applied) for member, share in prepared.shares.items()}
+            replayed = transaction_groups.replay(epoch, parts[index], name, ballots, uuid.uuid4().hex)
+            reach("coordinator.replay.prepared")
+            self._ledger.append(Replay(number, name, (*parts[:index], replayed, *parts[index + 1 :])))
+        reach("coordinator.replay.after")
 
     def _clear(self, prepared: Prepared) -> None:
         """Drop what a done epoch has left. Failing to is no harm: the next sweep finds it."""

@@ -29,7 +29,7 @@ from epochsink.protocol.ledger_entries import (
     epoch_of,
     stamped,
 )
-from epochsink.sink import LastDone
+from epochsink.sink import LastDone, sharers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -131,10 +131,16 @@ class History:
 
     def _replace(self, replay: Replay) -> None:
         old = self.epochs.get(replay.epoch)
-        if old is not None:
-            share = replace(old.shares[replay.sink], parts=replay.parts)
-            shares = {**old.shares, replay.sink: share}
-            self.epochs[replay.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
+        if old is None:
+            return
+        shares = dict(old.shares)
+        for lost, again in zip(old.shares[replay.sink].parts, replay.parts, strict=True):
+            # a part that several sinks have recorded is one transaction: lost, and prepared again, for all of them
+            for sink in sharers(lost, replay.sink):
+                if sink in shares:
+                    parts = tuple(again if part == lost else part for part in shares[sink].parts)
+                    shares[sink] = replace(shares[sink], parts=parts)
+        self.epochs[replay.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
 
     def _close(self, resolved: Resolved) -> None:
         # from here on the operator's word counts, not what the target's marker says up to this epoch

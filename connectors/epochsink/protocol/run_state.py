@@ -11,14 +11,16 @@ from epochsink.protocol import consistency
 from epochsink.protocol.applied_check import AppliedCheck
 from epochsink.protocol.commit_queue import CommitQueue
 from epochsink.protocol.two_threads import TwoThreads
+from epochsink.sink import Ballot
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Concatenate, ParamSpec, TypeVar
 
     from epochsink.protocol.ledger import History, Ledger
-    from epochsink.sink import CheckpointReader, Identity, SinkCommitter, SpoolKeeper
+    from epochsink.protocol.ledger_entries import Share
+    from epochsink.sink import CheckpointReader, Committable, Epoch, Identity, LastDone, SinkCommitter, SpoolKeeper
 
     Of = TypeVar("Of", bound="RunState")
     Given = ParamSpec("Given")
@@ -80,6 +82,18 @@ class RunState(TwoThreads):
         if isinstance(failure, EpochsinkError):
             failure.address(self._location)
         super().fail(failure)
+
+    def _ballot(
+        self,
+        name: str,
+        epoch: Epoch,
+        share: Share,
+        applied: Mapping[str, LastDone],
+        written: Sequence[Committable] = (),
+    ) -> Ballot:
+        """Return what a sink needs to prepare its share of an epoch."""
+        rows = self._spool.rows(self._identities[name], epoch, share.tasks, share.files)
+        return Ballot(self._sinks[name], written, rows, applied.get(name))
 
     @contextmanager
     def _if_ours(self, sink: str) -> Iterator[None]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from epochsink.protocol import transaction_groups
 from epochsink.protocol.run_state import RunState
 from epochsink.sink import Epoch
 
@@ -42,7 +43,9 @@ class Sweep(RunState):
         """Abort what the ledger does not name. Only the owner may: the ledger is read again for each sink."""
         for name, sink in self._sinks.items():
             history = self._ledger.verify()
-            keep = [part for prepared in history.pending for part in prepared.parts_of(name)]
+            # those of its whole group: what several share stands for as long as one of them has yet to commit it
+            together = transaction_groups.group(self._sinks, name)
+            keep = [part for prepared in history.pending for each in together for part in prepared.parts_of(each)]
             with self._if_ours(name):
                 ended = sink.abort_orphans(keep, history.done_parts(name))
             for line in ended:

@@ -15,6 +15,7 @@ from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.nested_json import json_text
 from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
 from epochsink.sink.ports import CheckpointReader, SpoolKeeper
+from epochsink.sink.sharing import MEMBERS, Ballot, SharingCommitter, sharers
 from epochsink.sink.values import (
     NOTHING_SPOOLED,
     Committable,
@@ -29,7 +30,9 @@ from epochsink.sink.values import (
 
 __all__ = [
     "COMMITTED",
+    "MEMBERS",
     "NOTHING_SPOOLED",
+    "Ballot",
     "CheckpointReader",
     "Committable",
     "Epoch",
@@ -38,6 +41,7 @@ __all__ = [
     "Mark",
     "Outcome",
     "Rows",
+    "SharingCommitter",
     "Sink",
     "SinkCommitter",
     "SinkWriter",
@@ -48,5 +52,6 @@ __all__ = [
     "Verdict",
     "Written",
     "json_text",
+    "sharers",
     "verify_marks",
 ]
