@@ -20,7 +20,7 @@ from fix_postgres import Driver, ListedRows, Truth
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
 from epochsink.postgres import Postgres, sessions, vote
-from epochsink.postgres import committer as module
+from epochsink.postgres import commit as module
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session

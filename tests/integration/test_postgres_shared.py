@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow.parquet as pq
 import pytest
-from family_tables import FamilyTables
+from family_tables import QUERY, FamilyTables
+
+from epochsink.cli.checkpoint_folder import Place
+from epochsink.cli.resolve import Resolution, Ruling
+from epochsink.errors import ConfigurationError, RowsRejected, WentBack
+from epochsink.postgres import Postgres
+from epochsink.protocol.storage import LocalStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from family_tables import Rows
     from fix_postgres import Truth
@@ -143,3 +150,188 @@ def test_killed_between_vote_and_commit_both_tables_are_exact(
     family.play(epochs)
     assert rows(family, pg_truth) == expected(*epochs)
     assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["schema_for_markers"]) == []
+
+
+def lose(family: FamilyTables, truth: Truth) -> None:
+    """Roll back what is prepared, or drop the staging tables, as an administrator might."""
+    schema = family.sinks["parents"]["schema_for_markers"]
+    for gid in truth.prepared():
+        truth.execute(f"ROLLBACK PREPARED '{gid}'")
+    for table in truth.staging(schema):
+        truth.execute(f"DROP TABLE {schema}.{table}")
+
+
+@pytest.mark.parametrize("commit", WAYS)
+def test_what_is_lost_is_prepared_again_for_both_tables_at_once(
+    commit: str, family: FamilyTables, pg_truth: Truth
+) -> None:
+    """Also if the driver dies on the way: one entry of the ledger puts the new part wherever the old one stood."""
+    use(family, commit=commit)
+    epochs = [epoch(0), epoch(1)]
+    assert family.killed_at("coordinator.commit.before:2", epochs)
+    lose(family, pg_truth)
+    for point in ("before", "prepared", "after"):
+        assert family.killed_at(f"coordinator.replay.{point}", epochs), point
+        assert rows(family, pg_truth) == expected(epoch(0))
+    ((_, parents), (_, children)) = family.ledger()[1].items()
+    assert parents == children != ()
+    family.play(epochs)
+    assert rows(family, pg_truth) == expected(*epochs)
+    assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["schema_for_markers"]) == []
+
+
+@pytest.mark.parametrize("commit", WAYS)
+def test_rows_are_written_in_the_order_of_the_sinks_and_deleted_in_the_reverse(
+    commit: str, family: FamilyTables, pg_truth: Truth
+) -> None:
+    """A child goes with its parent, another moves to a new one; the constraint is checked after each statement."""
+    pg_truth.execute(f"ALTER TABLE {family.sinks['children']['table']} ADD PRIMARY KEY (id)")
+    use(family, commit=commit, delete_when="gone")
+    family.sinks["children"]["key"] = "id"
+    driver = family.driver()
+
+    def changes(parents: dict[int, bool], children: dict[int, tuple[int, bool]]) -> dict[str, Rows]:
+        return {
+            "parents": [{"id": one, "note": "x", "epochsink_delete": gone} for one, gone in parents.items()],
+            "children": [
+                {"id": one, "parent": parent, "epochsink_delete": gone} for one, (parent, gone) in children.items()
+            ],
+        }
+
+    family.run(driver, 0, changes({1: False, 2: False}, {10: (1, False), 11: (1, False), 12: (2, False)}))
+    family.run(driver, 1, changes({1: True, 3: False}, {10: (1, True), 11: (3, False), 13: (3, False)}))
+    assert rows(family, pg_truth) == ([(2, "x"), (3, "x")], [(11, 3), (12, 2), (13, 3)])
+
+
+@pytest.mark.parametrize("commit", WAYS)
+def test_two_sinks_may_write_the_same_rows_of_one_table(commit: str, family: FamilyTables, pg_truth: Truth) -> None:
+    family.sinks["late"] = dict(family.sinks["parents"])
+    family.types["late"] = family.types["parents"]
+    use(family, commit=commit)
+    driver = family.driver()
+    for number in (0, 1):
+        one = epoch(number)
+        family.run(driver, number, {**one, "late": epoch(number, "late")["parents"][:2]})
+    notes = [note for _, note in rows(family, pg_truth)[0]]
+    assert notes == ["late0", "late1", "x2", "late3", "late4", "x5"]
+
+
+def test_sinks_with_rows_in_different_epochs_and_new_ones_take_part(family: FamilyTables, pg_truth: Truth) -> None:
+    """What routing (``where=``) gives none to has no share; a sink that joins finds the others' epoch pending."""
+    children = family.sinks.pop("children")
+    driver = family.driver()
+    family.prepare(driver, 0, {"parents": epoch(0)["parents"]})
+    family.sinks["children"] = children
+    later = family.driver()
+    family.decide(0)
+    assert later.commit_decided()
+    family.run(later, 1, {"children": epoch(0)["children"]})
+    family.run(later, 2, epoch(2))
+    family.run(later, 3, {})
+    shares = [set(one) for one in family.ledger()]
+    assert shares == [{"parents"}, {"children"}, {"parents", "children"}, set()]
+    assert rows(family, pg_truth) == expected(epoch(0), epoch(2))
+
+
+def test_an_epoch_with_a_transaction_for_each_sink_is_committed_as_it_was_recorded(
+    family: FamilyTables, pg_truth: Truth
+) -> None:
+    """As an older version prepared it, or other options did; each part is prepared again on its own."""
+    family.run(family.driver(), 0, {"parents": epoch(1)["parents"]})
+    family.sinks["parents"]["dsn"] = pg_truth.dsn.replace("127.0.0.1", "localhost")
+    apart = family.driver()
+    family.prepare(apart, 1, {"parents": epoch(0)["parents"], "children": epoch(1)["children"]})
+    assert len(pg_truth.prepared()) == 2
+    family.sinks["parents"]["dsn"] = pg_truth.dsn
+    later = family.driver()
+    lose(family, pg_truth)
+    family.decide(1)
+    assert later.commit_decided()
+    assert rows(family, pg_truth) == (expected(epoch(0), epoch(1))[0], expected(epoch(1))[1])
+
+
+@pytest.mark.parametrize("commit", WAYS)
+def test_leftovers_of_the_group_are_ended_whatever_the_order_of_the_sinks(
+    commit: str, family: FamilyTables, pg_truth: Truth
+) -> None:
+    use(family, commit=commit)
+    assert family.killed_at("coordinator.record.before", [epoch(0)])
+    assert len(pg_truth.prepared()) == (commit == "prepared")
+    family.sinks = dict(reversed(family.sinks.items()))
+    family.driver()
+    assert pg_truth.prepared() == []
+    family.sinks = dict(reversed(family.sinks.items()))
+    driver = family.driver()
+    assert pg_truth.staging(family.sinks["parents"]["schema_for_markers"]) == []
+    family.run(driver, 0, epoch(0))
+    assert rows(family, pg_truth) == expected(epoch(0))
+
+
+def test_a_row_that_one_table_refuses_keeps_the_epoch_out_of_both(family: FamilyTables, pg_truth: Truth) -> None:
+    """In time, where the epoch is merged after the decision, with validate=True."""
+    bad = {**epoch(0), "children": [{"id": 1, "parent": 99}]}
+    for options in ({"commit": "prepared"}, {"commit": "staged", "validate": True}):
+        use(family, **options)
+        driver = family.driver()
+        with pytest.raises(RowsRejected, match=r"children_parent_fkey[\s\S]*same dsn="):
+            family.prepare(driver, 0, bad)
+        assert pg_truth.prepared() == []
+    driver = family.driver()
+    family.run(driver, 0, epoch(0))
+    assert rows(family, pg_truth) == expected(epoch(0))
+
+
+@pytest.mark.parametrize("commit", WAYS)
+def test_a_failover_that_lost_the_commit_is_repaired_whichever_sink_is_asked_first(
+    commit: str, family: FamilyTables, pg_truth: Truth
+) -> None:
+    """The ledger calls the epoch done, and the server has the transaction prepared again, or its markers no more."""
+    use(family, commit=commit)
+    driver = family.driver()
+    family.run(driver, 0, epoch(0))
+    family.prepare(driver, 1, epoch(1))
+    family.decide(1)
+    # by the ledger alone: so it looks on a standby that has PREPARE TRANSACTION, and lacks what came after
+    family.say_done(1)
+    family.sinks = dict(reversed(family.sinks.items()))
+    if commit == "staged":
+        with pytest.raises(WentBack, match="older copy"):
+            family.driver()
+        return
+    assert family.driver().pending == ()
+    assert rows(family, pg_truth) == expected(epoch(0), epoch(1))
+
+
+def test_only_sinks_that_the_server_would_let_share_are_of_one_group() -> None:
+    def group(dsn: str = "host=127.0.0.1 dbname=a user=u", **options: Any) -> object:
+        return Postgres(dsn, table="t", **options).committer().group  # type: ignore[attr-defined] # this sink's own
+
+    assert group() == group("postgresql://u@127.0.0.1/a", options={"password": "p"}, commit="prepared", timeout=5)
+    assert group() is not None
+    assert group(atomic=False) is None
+    others = ["host=127.0.0.2 dbname=a user=u", "host=127.0.0.1 dbname=b user=u", "host=127.0.0.1 dbname=a user=v"]
+    assert group() not in [*(group(dsn, allow_insecure=True) for dsn in others), group(commit="staged")]
+
+
+def test_an_operator_closes_a_shared_epoch_for_all_of_its_sinks(
+    family: FamilyTables, pg_truth: Truth, tmp_path: Path
+) -> None:
+    """What was discarded for one would come back with the other's commit."""
+    driver = family.driver()
+    family.prepare(driver, 0, epoch(0))
+    place = Place(family.folder, LocalStorage(Path(family.folder)), QUERY, family.spool)
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    family.decide(0)
+    with pytest.raises(ConfigurationError, match="one transaction for 'children', 'parents'"):
+        Resolution(place, epoch=0, sink="children", ruling=Ruling.REPLAY, sinks=family.made, folder=folder)
+    resolution = Resolution(place, epoch=0, sink="children", ruling=Ruling.DISCARD, sinks=None, folder=folder)
+    assert sum("spooled rows" in line for line in resolution.plan()) == 2
+    resolution.carry_out()
+    assert {path.name: len(pq.read_table(path)) for path in folder.iterdir()} == {
+        "epoch-0-children.parquet": 6,
+        "epoch-0-parents.parquet": 3,
+    }
+    family.driver()
+    assert rows(family, pg_truth) == ([], [])
+    assert pg_truth.prepared() == []

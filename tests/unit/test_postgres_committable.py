@@ -50,5 +50,5 @@ def test_the_first_version_is_read() -> None:
 
 
 def test_a_version_of_the_future_is_refused() -> None:
-    with pytest.raises(LedgerCorrupt, match="version 4"):
-        read_part({**PreparedPart("gid", "attempt", TASKS, 5).to_json(), "version": 4})
+    with pytest.raises(LedgerCorrupt, match="version 5"):
+        read_part({**PreparedPart("gid", "attempt", TASKS, 5).to_json(), "version": 5})

@@ -21,10 +21,10 @@ from epochsink.errors import ConfigurationError, SpoolMissing
 from epochsink.identity import pipeline_name
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Done, Replay, Resolved
-from epochsink.sink import Epoch, Identity, Outcome
+from epochsink.sink import Epoch, Identity, Outcome, sharers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     from epochsink.cli.checkpoint_folder import Place
@@ -75,22 +75,32 @@ class Resolution:
         self._sink = sink
         self._ruling = ruling
         self._sinks = sinks
-        self._file = folder / f"epoch-{epoch}-{re.sub(r'[^A-Za-z0-9_.-]', '_', sink)}.parquet"
-        if ruling is Ruling.DISCARD and self._file.exists():
-            raise ConfigurationError(
-                f"{self._file} exists already, and may hold rows that were discarded before",
-                hint="move it away, or name another folder with --keep-in",
-            )
+        self._folder = folder
         self._ledger = Ledger(place.files, uuid.uuid4().hex)
         self._prepared = self._find(self._ledger.read())
+        # what several sinks share becomes visible for all of them or for none
+        together = {name for part in self._prepared.parts_of(sink) for name in sharers(part, sink)}
+        self._together = sorted(together & self._prepared.shares.keys())
+        if ruling is Ruling.REPLAY and len(self._together) > 1:
+            raise ConfigurationError(
+                f"epoch {epoch} is one transaction for {_names(self._together)}, and would be prepared again for one",
+                hint="'epochsink recover' prepares what the target has lost again for all of them, and commits it",
+            )
+        for name in self._together if ruling is Ruling.DISCARD else ():
+            if self._file(name).exists():
+                raise ConfigurationError(
+                    f"{self._file(name)} exists already, and may hold rows that were discarded before",
+                    hint="move it away, or name another folder with --keep-in",
+                )
 
     def plan(self) -> list[str]:
         """Return what will be done, a line each."""
         share = self._prepared.shares[self._sink]
-        which = f"epoch {self._number}, sink '{self._sink}', {len(share.parts)} part(s)"
+        which = f"epoch {self._number}, sink {_names(self._together)}, {len(share.parts)} part(s)"
         lines = ["take the ledger: a driver that runs on this checkpoint now stops with Fenced"]
         if self._ruling is Ruling.DISCARD:
-            lines += [self._plan_to_keep(), f"record {which} as discarded: these rows never reach the target"]
+            lines += [self._plan_to_keep(name) for name in self._together]
+            lines.append(f"record {which} as discarded: these rows never reach the target")
             if not self._is_decided():
                 lines.append("leave the epoch's other sinks as they are: Spark has not decided it yet")
             return [*lines, "abort what is prepared of them, " + ("now" if self._sinks else "at the next start")]
@@ -108,7 +118,8 @@ class Resolution:
         Raises `Fenced` if another driver takes the ledger meanwhile, and what the sink raises.
         """
         if self._ruling is Ruling.DISCARD:
-            self._keep_rows()
+            for name in self._together:
+                self._keep_rows(name)
         take = self._ledger.take(self._place.query_id, {}, -1)
         _log.info("took the ledger as generation %d", take.generation)
         self._prepared = self._find(self._ledger.verify())
@@ -160,7 +171,7 @@ class Resolution:
 
     def _ask_part(self, committer: SinkCommitter, index: int) -> None:
         parts = self._prepared.shares[self._sink].parts
-        verdict = committer.commit(self._epoch(), parts[index], self._rows())
+        verdict = committer.commit(self._epoch(), parts[index], self._rows(self._sink))
         _log.info(
             "part %d of %d: the target says %s %s", index + 1, len(parts), verdict.outcome.value, verdict.evidence
         )
@@ -176,7 +187,7 @@ class Resolution:
             )
 
     def _replay(self, committer: SinkCommitter, parts: Sequence[Committable], index: int) -> None:
-        replayed = committer.replay(self._epoch(), parts[index], self._rows(), uuid.uuid4().hex)
+        replayed = committer.replay(self._epoch(), parts[index], self._rows(self._sink), uuid.uuid4().hex)
         self._ledger.append(Replay(self._number, self._sink, (*parts[:index], replayed, *parts[index + 1 :])))
         _log.info("part %d of %d: prepared again from the spool, and recorded", index + 1, len(parts))
         self._prepared = self._ledger.verify().epochs[self._number]
@@ -184,8 +195,9 @@ class Resolution:
     # ---- by word alone
 
     def _record_word(self) -> None:
-        self._ledger.append(Resolved(self._number, self._sink, self._ruling.value))
-        _log.info("recorded epoch %d, sink '%s' as %s, by your word", self._number, self._sink, self._ruling.value)
+        for name in self._together:
+            self._ledger.append(Resolved(self._number, name, self._ruling.value))
+            _log.info("recorded epoch %d, sink '%s' as %s, by your word", self._number, name, self._ruling.value)
         others = self._ledger.verify().epochs[self._number].shares
         if not self._is_decided():
             # only what is decided may be done: the next start runs the epoch again, and finds it recorded
@@ -198,28 +210,31 @@ class Resolution:
         self._place.spool.drop(self._place.query_id, self._epoch())
         _log.info("epoch %d is done; its spool is dropped", self._number)
 
-    def _plan_to_keep(self) -> str:
+    def _file(self, sink: str) -> Path:
+        return self._folder / f"epoch-{self._number}-{re.sub(r'[^A-Za-z0-9_.-]', '_', sink)}.parquet"
+
+    def _plan_to_keep(self, sink: str) -> str:
         try:
-            return f"write its {self._count_rows()} spooled rows to {self._file}"
+            return f"write its {self._count_rows(sink)} spooled rows to {self._file(sink)}"
         except SpoolMissing as gone:
             return f"THE ROWS CANNOT BE KEPT: {gone.message}"
 
-    def _count_rows(self) -> int:
-        rows = self._rows()
+    def _count_rows(self, sink: str) -> int:
+        rows = self._rows(sink)
         return sum(batch.num_rows for task in rows.tasks() for batch in rows.read(task))
 
-    def _keep_rows(self) -> None:
+    def _keep_rows(self, sink: str) -> None:
         with suppress(SpoolMissing):
-            self._count_rows()
-            self._write_rows()
-            _log.info("wrote the rows to %s", self._file)
+            self._count_rows(sink)
+            self._write_rows(sink)
+            _log.info("wrote the rows to %s", self._file(sink))
 
-    def _write_rows(self) -> None:
-        """Write the share's spooled rows as Parquet, into a file that must not exist."""
-        rows = self._rows()
+    def _write_rows(self, sink: str) -> None:
+        """Write a share's spooled rows as Parquet, into a file that must not exist."""
+        rows = self._rows(sink)
         batches = (batch for task in rows.tasks() for batch in rows.read(task))
         first = next(batches)
-        with self._file.open("xb") as target, pq.ParquetWriter(target, first.schema) as writer:
+        with self._file(sink).open("xb") as target, pq.ParquetWriter(target, first.schema) as writer:
             writer.write_batch(first)
             for batch in batches:
                 writer.write_batch(batch)
@@ -230,11 +245,11 @@ class Resolution:
     def _epoch(self) -> Epoch:
         return Epoch(self._number, self._prepared.attempt)
 
-    def _rows(self) -> Rows:
-        identity = Identity(self._place.query_id, self._sink)
-        share = self._prepared.shares[self._sink]
+    def _rows(self, sink: str) -> Rows:
+        identity = Identity(self._place.query_id, sink)
+        share = self._prepared.shares[sink]
         return self._place.spool.rows(identity, self._epoch(), share.tasks, share.files)
 
 
-def _names(sinks: Mapping[str, object]) -> str:
+def _names(sinks: Collection[str]) -> str:
     return ", ".join(f"'{name}'" for name in sinks)

@@ -5,40 +5,36 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import psycopg
 from psycopg import errors
 
-from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, WentBack
-from epochsink.failpoints import reach
+from epochsink.errors import ConfigurationError, WentBack
 from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres import applied_epochs as marker_table
 from epochsink.postgres import orphans
 from epochsink.postgres.applied_epochs import WHOLE, Marker
 from epochsink.postgres.catalog import max_prepared_transactions
+from epochsink.postgres.commit import Commit
 from epochsink.postgres.committable import (
-    Member,
     PreparedPart,
     SharedPart,
-    StagedEpoch,
     StagedTask,
     read_part,
     read_written,
 )
-from epochsink.postgres.errors import describe, failure, is_contended, is_disconnected, is_passing, translated
-from epochsink.postgres.merge import merge
+from epochsink.postgres.errors import describe, is_disconnected, is_passing, translated
 from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
-from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
+from epochsink.postgres.prepared_transaction import commit_prepared
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session, SessionName, deadline, watched
 from epochsink.postgres.vote import StagedRows, Voter, vote_as_one, vote_by_task
 from epochsink.postgres.writer import make_writer
 from epochsink.retry import retrying
-from epochsink.sink import COMMITTED, Ballot, Epoch, LastDone, Outcome, Task, Verdict
+from epochsink.sink import Ballot, Epoch, LastDone, Task, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -125,6 +121,9 @@ class PostgresCommitter:
         self._voting = Session(self._server, name)
         self._settling = Session(self._server, name)
         self._checking = Session(self._server, name)
+        self._commit = Commit(
+            identity, self._relation, configured, self._marker, self._server, self._settling, self._patience
+        )
 
     def close(self) -> None:
         """Release the sessions."""
@@ -238,84 +237,7 @@ class PostgresCommitter:
         after: LastDone | None = None,
     ) -> Verdict:
         """Commit a prepared transaction, or merge staged rows; repeated for `PATIENCE` seconds where that may help."""
-        known = read_part(part)
-        again = retrying(_is_worth_repeating, seconds=self._patience, first_pause=0.05, longest_pause=2.0)
-        try:
-            if isinstance(known, StagedEpoch):
-                schema = self._config.schema_for_markers
-                member = Member(self._key, schema, known.table, known.tasks, known.rows, known.merge)
-                return again(self._commit_staged, epoch, known, {self._identity.sink: member}, after)
-            if isinstance(known, SharedPart) and known.gid is None:
-                return again(self._commit_staged, epoch, known, known.members, after)
-            # its own transaction has looked at the epoch before it, and cannot outlive that
-            return again(self._commit_prepared, epoch, known, str(known.gid))
-        except psycopg.Error as error:
-            if is_passing(error) or is_busy(error):
-                return Verdict(Outcome.UNKNOWN, f"{self._server.database}: {describe(error)}")
-            # the server has answered and committed nothing: a refusal, which has a name and a remedy
-            raise self._refused(error, epoch, known) from error
-
-    def _refused(self, error: psycopg.Error, epoch: Epoch, part: Part) -> PrepareFailed:
-        known = failure(error, f"committing epoch {epoch.number}, which is decided, into {self._relation}")
-        if part.gid is not None and isinstance(error, errors.InsufficientPrivilege):
-            known.hint = "only the role that prepared it, or a superuser, may: start the query as that role once"
-        known.hint = f"{known.hint}; the epoch stays recorded, and the next start commits it".removeprefix("; ")
-        return known
-
-    def _commit_prepared(self, epoch: Epoch, part: Part, gid: str) -> Verdict:
-        connection = self._settling.connection()
-        try:
-            with deadline(connection, self._patience):
-                commit_prepared(connection, gid)
-        except errors.UndefinedObject:
-            # also where it was shared, and committed for another sink: each has a marker of its own in it
-            name = PreparedName.parse(gid)
-            return self._ask_marker(connection, epoch, part, name.part if name else WHOLE)
-        reach("postgres.committed")
-        return COMMITTED
-
-    def _ask_marker(self, connection: Connection, epoch: Epoch, part: Part, name: str) -> Verdict:
-        applied_by = self._marker.attempt(connection, epoch.number, name)
-        if applied_by == part.attempt:
-            return COMMITTED
-        if applied_by is None:
-            gone = part.gid or ", ".join(sorted(part.tables))
-            return Verdict(Outcome.ABORTED, f"{gone} is gone and the marker is absent")
-        return Verdict(
-            Outcome.UNKNOWN,
-            f"the marker says that attempt {applied_by} applied epoch {epoch.number}, and the ledger records attempt "
-            f"{part.attempt}",
-        )
-
-    def _commit_staged(
-        self, epoch: Epoch, part: Part, members: Mapping[str, Member], after: LastDone | None
-    ) -> Verdict:
-        connection = self._settling.connection()
-        try:
-            with watched(connection, self._server), transaction(connection):
-                for sink, member in members.items():
-                    marker, identity = Marker(member.schema, member.key), replace(self._identity, sink=sink)
-                    marker.insert(connection, identity, epoch.number, WHOLE, part.attempt)
-                if after is not None:
-                    own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
-                    self._marker.verify(connection, self._relation, after, own)
-                for member in members.values():
-                    if not orphans.exists(connection, member.staging):
-                        raise PrepareFailed(f"staging table {member.staging} is gone")
-                merge(connection, list(members.values()))
-                reach("postgres.merged")
-                commit(connection)
-        except errors.UniqueViolation as refused:
-            markers = {(member.schema, marker_table.TABLE) for member in members.values()}
-            if (refused.diag.schema_name, refused.diag.table_name) not in markers:
-                raise
-            return self._ask_marker(connection, epoch, part, WHOLE)
-        except RowsRejected:
-            raise
-        except PrepareFailed as gone:
-            return Verdict(Outcome.ABORTED, f"{gone.message}, and the marker is absent")
-        reach("postgres.committed")
-        return COMMITTED
+        return self._commit(epoch, read_part(part), after)
 
     def replay(
         self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
@@ -403,7 +325,3 @@ def _committer(ballot: Ballot) -> PostgresCommitter:
 def _is_worth_voting_again(error: BaseException) -> bool:
     # a lock that others hold has been waited for already, for as long as ``timeout`` says
     return is_passing(error) or isinstance(error, (errors.DeadlockDetected, errors.SerializationFailure))
-
-
-def _is_worth_repeating(error: BaseException) -> bool:
-    return is_busy(error) or is_contended(error) or is_passing(error)

@@ -60,8 +60,8 @@ RULES: Final = (  # the first that fits
         errors.ForeignKeyViolation,
         RowsRejected,
         Retry.NEVER,
-        "load the referenced table first; where another sink of this query feeds it, use commit='staged' for both and "
-        "name that sink first; or drop the constraint",
+        "load the referenced table first; where another sink of this query feeds it, give both the same dsn= and "
+        "atomic=True, and name that sink first: they share a transaction; or filter such rows with where=",
     ),
     Rule(
         errors.CharacterNotInRepertoire,

@@ -1,0 +1,128 @@
+"""Phase 2: what Spark has decided becomes visible, and what the server refuses or cannot tell has a name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import psycopg
+from psycopg import errors
+
+from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.failpoints import reach
+from epochsink.identity import PreparedName, identity_key
+from epochsink.postgres import applied_epochs, orphans
+from epochsink.postgres.applied_epochs import WHOLE, Marker
+from epochsink.postgres.committable import Member, SharedPart, StagedEpoch
+from epochsink.postgres.errors import describe, failure, is_contended, is_passing
+from epochsink.postgres.merge import merge
+from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
+from epochsink.postgres.sessions import deadline, watched
+from epochsink.retry import retrying
+from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.postgres.committable import Part
+    from epochsink.postgres.relation import Relation
+    from epochsink.postgres.server import Connection, Server
+    from epochsink.postgres.sessions import Session
+    from epochsink.sink import Epoch, Identity
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Commits parts of one sink's epochs, in ``session``; ``schema`` holds its markers and staging tables."""
+
+    identity: Identity
+    table: Relation
+    schema: str
+    marker: Marker
+    server: Server
+    session: Session
+    patience: float
+
+    def __call__(self, epoch: Epoch, known: Part, after: LastDone | None) -> Verdict:
+        """Commit a prepared transaction, or merge staged rows: again for ``patience`` seconds where that may help."""
+        again = retrying(_is_worth_repeating, seconds=self.patience, first_pause=0.05, longest_pause=2.0)
+        try:
+            if isinstance(known, StagedEpoch):
+                schema = self.schema
+                member = Member(identity_key(self.identity), schema, known.table, known.tasks, known.rows, known.merge)
+                return again(self._commit_staged, epoch, known, {self.identity.sink: member}, after)
+            if isinstance(known, SharedPart) and known.gid is None:
+                return again(self._commit_staged, epoch, known, known.members, after)
+            # its own transaction has looked at the epoch before it, and cannot outlive that
+            return again(self._commit_prepared, epoch, known, str(known.gid))
+        except psycopg.Error as error:
+            if is_passing(error) or is_busy(error):
+                return Verdict(Outcome.UNKNOWN, f"{self.server.database}: {describe(error)}")
+            # the server has answered and committed nothing: a refusal, which has a name and a remedy
+            raise self._refused(error, epoch, known) from error
+
+    def _refused(self, error: psycopg.Error, epoch: Epoch, part: Part) -> PrepareFailed:
+        known = failure(error, f"committing epoch {epoch.number}, which is decided, into {self.table}")
+        if part.gid is not None and isinstance(error, errors.InsufficientPrivilege):
+            known.hint = "only the role that prepared it, or a superuser, may: start the query as that role once"
+        known.hint = f"{known.hint}; the epoch stays recorded, and the next start commits it".removeprefix("; ")
+        return known
+
+    def _commit_prepared(self, epoch: Epoch, part: Part, gid: str) -> Verdict:
+        connection = self.session.connection()
+        try:
+            with deadline(connection, self.patience):
+                commit_prepared(connection, gid)
+        except errors.UndefinedObject:
+            # also where it was shared, and committed for another sink: each has a marker of its own in it
+            name = PreparedName.parse(gid)
+            return self._ask_marker(connection, epoch, part, name.part if name else WHOLE)
+        reach("postgres.committed")
+        return COMMITTED
+
+    def _ask_marker(self, connection: Connection, epoch: Epoch, part: Part, name: str) -> Verdict:
+        applied_by = self.marker.attempt(connection, epoch.number, name)
+        if applied_by == part.attempt:
+            return COMMITTED
+        if applied_by is None:
+            gone = part.gid or ", ".join(sorted(part.tables))
+            return Verdict(Outcome.ABORTED, f"{gone} is gone and the marker is absent")
+        return Verdict(
+            Outcome.UNKNOWN,
+            f"the marker says that attempt {applied_by} applied epoch {epoch.number}, and the ledger records attempt "
+            f"{part.attempt}",
+        )
+
+    def _commit_staged(
+        self, epoch: Epoch, part: Part, members: Mapping[str, Member], after: LastDone | None
+    ) -> Verdict:
+        connection = self.session.connection()
+        try:
+            with watched(connection, self.server), transaction(connection):
+                for sink, member in members.items():
+                    marker, identity = Marker(member.schema, member.key), replace(self.identity, sink=sink)
+                    marker.insert(connection, identity, epoch.number, WHOLE, part.attempt)
+                if after is not None:
+                    own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
+                    self.marker.verify(connection, self.table, after, own)
+                for member in members.values():
+                    if not orphans.exists(connection, member.staging):
+                        raise PrepareFailed(f"staging table {member.staging} is gone")
+                merge(connection, list(members.values()))
+                reach("postgres.merged")
+                commit(connection)
+        except errors.UniqueViolation as refused:
+            markers = {(member.schema, applied_epochs.TABLE) for member in members.values()}
+            if (refused.diag.schema_name, refused.diag.table_name) not in markers:
+                raise
+            return self._ask_marker(connection, epoch, part, WHOLE)
+        except RowsRejected:
+            raise
+        except PrepareFailed as gone:
+            return Verdict(Outcome.ABORTED, f"{gone.message}, and the marker is absent")
+        reach("postgres.committed")
+        return COMMITTED
+
+
+def _is_worth_repeating(error: BaseException) -> bool:
+    return is_busy(error) or is_contended(error) or is_passing(error)
