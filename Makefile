@@ -8,7 +8,8 @@ ELASTICSEARCH9 := $(VENV)/elasticsearch9
 CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
 	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py examples/test_pipeline.py
 VERSIONS ?= oldest newest
-EXPERIMENTS ?= windowed_counts_kafka late_rows output_commit rescale back_pressure inspect_state
+EXPERIMENTS ?= windowed_counts_kafka late_rows output_commit rescale back_pressure inspect_state \
+	distinct_strings state_backends
 KEEP ?= experiments
 WHEEL = $(firstword $(wildcard $(CURDIR)/dist/epochsink-*.whl))
 PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder

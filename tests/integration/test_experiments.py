@@ -21,6 +21,8 @@ EXPERIMENTS = [
     "rescale",
     "back_pressure",
     "inspect_state",
+    "distinct_strings",
+    "state_backends",
 ]
 
 

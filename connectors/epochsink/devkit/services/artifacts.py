@@ -15,6 +15,7 @@ import pyspark
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
+from epochsink.devkit.services import versions
 from epochsink.devkit.services.cache import build_once, cache_folder
 from epochsink.devkit.services.java import java
 from epochsink.devkit.services.versions import LOCKED_SPARK, Bundle, postgres_jdbc, spark_kafka
@@ -59,6 +60,17 @@ def spark_packages() -> list[Path]:
 def spark_coordinates() -> list[str]:
     """Return the same as Maven coordinates, for `spark.jars.packages` beside `spark_ivy_settings()`."""
     return [spark_kafka().coordinate, postgres_jdbc().coordinate]
+
+
+def spark_avro() -> list[Path]:
+    """Local jars of Spark's functions for Avro, as `spark_packages`."""
+    bundle = Bundle(
+        f"spark-avro-{pyspark.__version__}",
+        (versions.spark_avro(),),
+        exclude_modules=_shipped_modules(),
+        locked=pyspark.__version__ == LOCKED_SPARK,
+    )
+    return sorted(fetch(bundle).glob("*.jar"))
 
 
 def fetch(bundle: Bundle) -> Path:

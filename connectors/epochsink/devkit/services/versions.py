@@ -186,6 +186,11 @@ def spark_kafka() -> Artifact:
     return Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__)
 
 
+def spark_avro() -> Artifact:
+    """Spark's functions for Avro, of the installed PySpark's version."""
+    return Artifact("org.apache.spark", "spark-avro_2.13", pyspark.__version__)
+
+
 def postgres_jdbc() -> Artifact:
     """PostgreSQL's JDBC driver, for Spark's own JDBC reader and writer."""
     return Artifact("org.postgresql", "postgresql", POSTGRES_JDBC, _POSTGRES_JDBC_SHA256)

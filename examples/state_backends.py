@@ -1,0 +1,127 @@
+"""Two state stores under the same stream: whole snapshots against a changelog, bytes and seconds a checkpoint.
+
+Avro messages of 2,000 keys from Kafka; every message of the last ten minutes of event time is kept (so that none counts
+twice), and how many of each key came is upserted into PostgreSQL. Three rates, each with the store that keeps its state
+in the JVM's memory and writes it whole, and with RocksDB and its changelog.
+
+    python state_backends.py [--full]
+
+The original, at 10, 20 and 30 thousand messages a second: full snapshots of 4, 8.4 and 11.8 GB in 50, 50 and 65 s,
+incremental ones of 207, 404 and 576 MB in 3, 3 and 5 s. Here rates are scaled down; the shape is compared.
+"""
+
+import io
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import fastavro
+import psycopg
+from pyspark.sql import DataFrame
+from pyspark.sql.avro.functions import from_avro
+
+from epochsink import ExactlyOnce, Postgres
+from epochsink.devkit.services.artifacts import spark_avro
+from experiment import Findings, Run, Table, finish, lines, main, make_topic, produce, spark_session
+
+STATE: Final = "org.apache.spark.sql.execution.streaming.state"
+STORES: Final[Mapping[str, Mapping[str, str]]] = {
+    "whole snapshots": {"spark.sql.streaming.stateStore.minDeltasForSnapshot": "1"},
+    "changelog": {
+        "spark.sql.streaming.stateStore.providerClass": f"{STATE}.RocksDBStateStoreProvider",
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    },
+}
+RATES: Final = (10_000, 20_000, 30_000)
+ORIGINAL: Final = (("4 GB, 50 s", "207 MB, 3 s"), ("8.4 GB, 50 s", "404 MB, 3 s"), ("11.8 GB, 65 s", "576 MB, 5 s"))
+KEYS: Final = 2_000
+START: Final = 1_767_225_600
+CHECKPOINT_SECONDS: Final = 60
+CHECKPOINTS: Final = 14
+"""Of a minute of event time each: the window of ten minutes is full, and rows leave it."""
+
+SCHEMA: Final = """{"type": "record", "name": "message", "fields": [
+    {"name": "number", "type": "long"}, {"name": "key", "type": "int"},
+    {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}}, {"name": "text", "type": "string"}]}"""
+_MEBIBYTE: Final = 2**20
+
+
+def pipeline(spec: dict[str, Any]) -> None:
+    """Keep every message for ten minutes; add up what is new."""
+    spark = spark_session(spec)
+    source = {"kafka.bootstrap.servers": spec["kafka"], "subscribe": spec["topic"], "startingOffsets": "earliest"}
+    messages = spark.readStream.format("kafka").options(**source, maxOffsetsPerTrigger=spec["epoch"]).load()
+    rows = messages.select(from_avro("value", SCHEMA).alias("message")).select("message.*")
+    fresh = rows.withWatermark("at", "10 minutes").dropDuplicates(["number", "key", "at", "text"])
+    table = Postgres(spec["dsn"], table=spec["table"], select=["epoch", "key", "messages"])
+    sink = ExactlyOnce(checkpoint=spec["checkpoint"], sinks={"counts": table})
+
+    def count(frame: DataFrame, epoch: int) -> None:
+        counts = frame.groupBy("key").count().selectExpr(f"{epoch}L AS epoch", "key", "`count` AS messages")
+        sink(counts, epoch)
+
+    writer = fresh.writeStream.option("checkpointLocation", spec["checkpoint"]).foreachBatch(count)
+    finish(writer.trigger(availableNow=True).start(), spec)
+    sink.await_committed()
+
+
+def experiment(run: Run) -> Findings:
+    """Play each rate on both stores."""
+    factor = run.size(small=20_000, usual=200, full=1)
+    kafka, dsn = run.kafka(), run.postgres()
+    rows: list[Sequence[object]] = []
+    drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in STORES}
+    exact = True
+    played = list(zip(RATES, ORIGINAL, strict=True))[: run.size(small=1, usual=3, full=3)]
+    for rate, (theirs_whole, theirs_changes) in played:
+        topic = f"messages-{time.time_ns()}"
+        make_topic(kafka, topic, 2)
+        count = max(rate // factor, 1) * CHECKPOINT_SECONDS * CHECKPOINTS
+        expected: Counter[int] = Counter(number * 7 % KEYS for number in range(count))
+        produce(kafka, topic, _messages(count))
+        measured = []
+        for name, settings in STORES.items():
+            table = f"{topic}_{name[:5]}".replace("-", "_")
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                connection.execute(f"CREATE TABLE {table} (epoch bigint, key int, messages bigint)".encode())
+            checkpoint = run.folder / table
+            spec = {"kafka": kafka, "dsn": dsn, "topic": topic, "table": table, "epoch": count // CHECKPOINTS}
+            jars = {"spark.jars": ",".join(map(str, spark_avro()))}
+            keep = {"spark.sql.streaming.minBatchesToRetain": "1000"}
+            progress = run.run({**spec, "checkpoint": str(checkpoint), "settings": {**jars, **keep, **settings}})
+            with psycopg.connect(dsn) as connection:
+                query = f"SELECT key, sum(messages)::bigint FROM {table} GROUP BY key"  # noqa: S608 - ours
+                exact &= dict(connection.execute(query.encode()).fetchall()) == expected
+            written = _bytes(checkpoint / "state") / len(progress) / _MEBIBYTE
+            drawn[name].append((rate // factor, written))
+            commit = median(one["stateOperators"][0]["commitTimeMs"] for one in progress) / 1000
+            measured.append(f"{written:.1f} MiB, {commit:.2f} s")
+        rows.append((f"{rate:,} / {factor:,}", *measured, theirs_whole, theirs_changes))
+    headings = ("messages a second", "whole snapshots", "changelog", "the original: whole", "the original: changes")
+    title = f"Written for a checkpoint of a minute, and how long its commit takes (rates divided by {factor:,})"
+    picture = lines("State written for each checkpoint", "MiB", "messages a second", drawn)
+    return Findings([Table(title, headings, rows)], exact, picture)
+
+
+def _messages(count: int) -> Iterator[tuple[str, bytes, int]]:
+    schema = fastavro.parse_schema(json.loads(SCHEMA))
+    seconds = CHECKPOINT_SECONDS * CHECKPOINTS
+    for number in range(count):
+        at = (START + number * seconds // count) * 1000
+        out = io.BytesIO()
+        message = {"number": number, "key": number * 7 % KEYS, "at": at, "text": f"{number:032d}"}
+        fastavro.schemaless_writer(out, schema, message)
+        yield str(number), out.getvalue(), at
+
+
+def _bytes(folder: Path) -> int:
+    """Return the size of all files below a folder, none of which Spark has removed."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+if __name__ == "__main__":
+    main(__doc__, pipeline, experiment)
