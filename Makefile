@@ -7,6 +7,9 @@ STAMP := $(VENV)/.installed-from-lock
 ELASTICSEARCH9 := $(VENV)/elasticsearch9
 CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
 	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py examples/test_pipeline.py
+CONTAINER_ROUND ?= tests/contract examples/test_pipeline.py
+SINKS ?= kafka,postgres,elasticsearch
+SECONDS_EACH ?= 600
 VERSIONS ?= oldest newest
 EXPERIMENTS ?= windowed_counts_kafka late_rows output_commit rescale back_pressure inspect_state \
 	distinct_strings state_backends
@@ -16,7 +19,7 @@ PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch experiments wheel lock clean
+.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -41,6 +44,13 @@ demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsi
 test: $(STAMP) ## all tests, on real services
 	@$(RUN)/epochsink services fetch # beforehand: a download counts against no test's time
 	$(PYTEST)
+
+test-containers-round: $(STAMP) ## a part of test-containers within 8 minutes; says in one line what this machine lacks, if anything
+	@$(RUN)/epochsink services fetch
+	@docker/round $(RUN)/python $(CONTAINER_ROUND)
+
+nemesis: $(STAMP) ## faults at random on a cluster of hosts, as root: SINKS=kafka,postgres,elasticsearch SECONDS_EACH=600
+	@PYTHONPATH=tests:tests/support $(RUN)/python -m nemesis.run --sinks $(SINKS) --seconds $(SECONDS_EACH)
 
 test-elasticsearch9: $(STAMP) ## what talks to Elasticsearch, with client and server of version 9 (make test: 8)
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/epochsink services fetch

@@ -258,3 +258,20 @@ def test_a_task_rides_out_a_broker_that_is_killed_and_comes_back(broker: KafkaSe
     finally:
         committer.close()
     assert read_all(broker.bootstrap_servers, topic, 20_000) == sorted(expected)
+
+
+def test_markers_are_read_from_the_broker_that_leads_their_group_now(
+    kafka: KafkaService, fresh_topic: FreshName
+) -> None:
+    """kafka-python asks the first leader of a group for good; with several brokers that one moves, or dies."""
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    config = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=10)
+    who, at = identity(), epoch(3)
+    part = prepare(config, task(who, at), rows("a"))
+    with committing(config, who) as committer:
+        assert commit(committer, at, part) == COMMITTED
+        cluster = committer._cluster
+        assert committer.newest() == at.number
+        known = cluster.admin()._manager.cluster._coordinators
+        known.update(dict.fromkeys(known, 99))  # a broker that is gone
+        assert committer.newest() == at.number

@@ -6,9 +6,11 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 import uuid
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from confluent_kafka import Producer
@@ -24,12 +26,12 @@ from epochsink.testing.sampling import Sampler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from epochsink.devkit.services import KafkaService
     from epochsink.testing import Target
     from epochsink.testing.readers import Reader
 
+PIPELINE: Final = Path(__file__).with_name("pipeline.py")
 PARTITIONS: Final = 2
 RUN_SECONDS: Final = 240.0
 REST_SECONDS: Final = 60.0
@@ -133,7 +135,8 @@ class Harness:
         if stop:
             armed["EPOCHSINK_FAILPOINT_SIGNAL"] = "STOP"
         self.log.write("started", run=self._run, driver=driver, armed=crash)
-        return PipelineProcess(spec.write(self.folder / f"spec-{self.runs}.json"), self.output, armed)
+        command = [sys.executable, str(PIPELINE), str(spec.write(self.folder / f"spec-{self.runs}.json"))]
+        return PipelineProcess(command, self.output, armed)
 
     @property
     def output(self) -> Path:

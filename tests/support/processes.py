@@ -8,25 +8,24 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
-PIPELINE = Path(__file__).with_name("pipeline.py")
 GONE_SECONDS = 30.0
 
 
 class PipelineProcess:
     """The processes of one run. As a context manager it ends all of them, by their ids."""
 
-    def __init__(self, spec: Path, log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
-                [sys.executable, str(PIPELINE), str(spec)],
+                command,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,

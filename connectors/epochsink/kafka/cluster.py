@@ -136,12 +136,26 @@ class Cluster:
             first_pause=_FIRST_PAUSE_SECONDS,
             longest_pause=_LONGEST_PAUSE_SECONDS,
         )
+
+        def once() -> Any:
+            try:
+                return attempt()
+            except (kafka_errors.KafkaError, OSError):
+                self._forget_groups()
+                raise
+
         try:
-            return policy(attempt)
+            return policy(once)
         except (Unreachable, Refused):
             raise
         except (kafka_errors.KafkaError, OSError) as failure:
             raise self._translated(failure) from failure
+
+    def _forget_groups(self) -> None:
+        """Look the coordinators of groups up again next time."""
+        # kafka-python never does: it would ask the broker that led a group first, also when another leads it or it died
+        if self._admin is not None:
+            self._admin._manager.cluster._coordinators.clear()  # noqa: SLF001 - there is no public way
 
     def _translated(self, failure: Exception) -> Unreachable | Refused:
         servers = ",".join(self._servers)

@@ -1,0 +1,227 @@
+"""The cluster of hosts: Kafka, PostgreSQL, Elasticsearch and Spark, as far as the chosen sinks need them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import pyspark
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from elasticsearch import Elasticsearch
+from tables import make_table
+
+from epochsink.devkit.services import spark_packages
+from epochsink.devkit.services.process import Launch, SupervisedProcess
+from epochsink.testing import Target
+from epochsink.testing.readers.elasticsearch import ElasticsearchReader
+from epochsink.testing.readers.kafka import KafkaReader
+from epochsink.testing.readers.postgres import PostgresReader
+from nemesis.hosts import Host, Network
+from nemesis.services import ELASTICSEARCH_PORT, KAFKA_PORT, POSTGRES_PORT, Broker, Node, OnHost, Server, answers, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from epochsink.testing.readers import Reader
+
+SINKS: Final = ("kafka", "postgres", "elasticsearch")
+SOURCE: Final = "source"
+OUT: Final = "out"
+PARTITIONS: Final = 2
+_HOME: Final = Path(pyspark.__file__).parent
+_DEPLOY: Final = "org.apache.spark.deploy"
+_INDEX: Final = {"number_of_shards": 2, "number_of_replicas": 1, "index.unassigned.node_left.delayed_timeout": "0"}
+
+
+class Cluster:
+    """All hosts and what runs on them. As a context manager it ends everything that it has started."""
+
+    def __init__(self, folder: Path, sinks: Sequence[str]) -> None:
+        self.folder = folder
+        self.sinks = sinks
+        self.network = Network(folder / "hosts")
+        self.brokers: list[Broker] = []
+        self.servers: list[Server] = []
+        self.nodes: list[Node] = []
+        self.spark: dict[str, Host] = {}
+        self._processes: dict[str, SupervisedProcess] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as starting:
+            starting.enter_context(self.network)
+            starting.callback(self._close_services)
+            self._start_services()
+            self._start_spark()
+            self._make_targets()
+            self._stack = starting.pop_all()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    def _close_services(self) -> None:
+        for host in self.network.hosts.values():
+            host.heal()
+            host.kill()
+        for process in self._processes.values():
+            process.release()
+
+    # ---- services
+
+    def services(self) -> Iterator[OnHost]:
+        """Yield every server of Kafka, PostgreSQL and Elasticsearch."""
+        yield from (*self.brokers, *self.servers, *self.nodes)
+
+    def _start_services(self) -> None:
+        hosts = [self.network.host(f"kafka{number}", disk="300m") for number in (1, 2, 3)]
+        self.brokers = [Broker(host, number, hosts) for number, host in enumerate(hosts, start=1)]
+        if "postgres" in self.sinks:
+            hosts = [self.network.host(f"postgres{number}", disk="900m") for number in (1, 2, 3)]
+            # the third follows without being waited for
+            self.servers = [
+                Server(host, confirms, hosts)
+                for host, confirms in zip(hosts, ("postgres2", "postgres1", ""), strict=True)
+            ]
+        if "elasticsearch" in self.sinks:
+            hosts = [self.network.host(f"elastic{number}", disk="300m") for number in (1, 2)]
+            self.nodes = [Node(host, hosts) for host in hosts]
+        # one after the other, so that the archives of classes are made once
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda one: one.start(), [*self.brokers, *self.servers[:1], *self.nodes]))
+        for standby in self.servers[1:]:
+            standby.home_of_copy(self.servers[0])
+            standby.follow(self.servers[0])
+
+    def _make_targets(self) -> None:
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        topics = [NewTopic(SOURCE, PARTITIONS, 3), NewTopic(OUT, PARTITIONS, 3)]
+        for made in admin.create_topics(topics).values():
+            made.result(timeout=60)
+        if self.servers:
+            make_table(self.dsn, OUT)
+        if self.nodes:
+            client = Elasticsearch(self.urls, request_timeout=60)
+            until(lambda: client.cluster.health()["number_of_nodes"] == len(self.nodes), 60, "the second node")
+            client.close()
+
+    # ---- addresses
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """All brokers."""
+        return ",".join(f"{one.host.address}:{KAFKA_PORT}" for one in self.brokers)
+
+    @property
+    def dsn(self) -> str:
+        """Whichever of the servers takes writes."""
+        where = ",".join(f"{one.host.address}:{POSTGRES_PORT}" for one in self.servers)
+        password = self.servers[0].password
+        return f"postgresql://postgres:{password}@{where}/postgres?sslmode=disable&target_session_attrs=read-write"
+
+    @property
+    def urls(self) -> list[str]:
+        """All nodes."""
+        return [f"http://{one.host.address}:{ELASTICSEARCH_PORT}" for one in self.nodes]
+
+    def sink_options(self) -> dict[str, dict[str, Any]]:
+        """Return the sinks, as the pipeline takes them."""
+        options: dict[str, dict[str, Any]] = {}
+        if "kafka" in self.sinks:
+            servers = self.bootstrap_servers
+            options["topic"] = {
+                "kind": "Kafka",
+                "bootstrap_servers": servers,
+                "topic": OUT,
+                "key": "cast(key AS string)",
+            }
+        if "postgres" in self.sinks:
+            options["table"] = {"kind": "Postgres", "dsn": self.dsn, "table": OUT}
+        if "elasticsearch" in self.sinks:
+            keys = {"id": "key", "order_by": "kver", "delete_when": "op = 'D'"}
+            options["log"] = {"kind": "Elasticsearch", "hosts": self.urls, "index": "log", "create": _INDEX}
+            options["state"] = {**options["log"], "index": "state", **keys}
+        return options
+
+    def readers(self) -> Iterator[tuple[Target, Reader]]:
+        """Yield each target with its reader."""
+        if "kafka" in self.sinks:
+            yield Target("topic", atomic=False, lag=5.0), KafkaReader(self.bootstrap_servers, OUT, seconds=15)
+        if "postgres" in self.sinks:
+            yield Target("table"), PostgresReader(f"{self.dsn}&connect_timeout=3&tcp_user_timeout=4000", OUT)
+        if "elasticsearch" in self.sinks:
+            for name, keyed in (("log", False), ("state", True)):
+                # the client may ask either node
+                yield Target(name, atomic=False, keyed=keyed), ElasticsearchReader(self.urls, name, max_retries=3)  # type: ignore[arg-type]
+
+    # ---- Spark
+
+    @property
+    def master(self) -> str:
+        """Spark's master."""
+        return f"spark://{self.spark['master'].address}:7077"
+
+    def _start_spark(self) -> None:
+        for name in ("master", "worker1", "worker2", "driver", "driver2"):
+            self.spark[name] = self.network.host(name)
+        for name in ("master", "worker1", "worker2"):
+            self.start_spark(name)
+
+    def start_spark(self, name: str) -> None:
+        """Start the master or a worker, if it does not run."""
+        old = self._processes.get(name)
+        if old is not None:
+            if old.running:
+                return
+            old.release()
+        host = self.spark[name]
+        if name == "master":
+            command = ["master.Master", "--host", host.address, "--port", "7077"]
+        else:
+            # two cores, so that a driver that takes over finds room beside the one that it takes over from
+            size = ("--cores", "2", "--memory", "1200m", "--work-dir", str(host.folder / "work"))
+            command = ["worker.Worker", "--host", host.address, "--port", "7078", *size, self.master]
+        environment = {
+            "SPARK_HOME": str(_HOME),
+            "SPARK_LOCAL_IP": host.address,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dspark.worker.timeout=15",
+        }
+        launch = Launch(
+            command=host.command(
+                [str(_HOME / "bin" / "spark-class"), f"{_DEPLOY}.{command[0]}", *command[1:], "--webui-port", "0"]
+            ),
+            log=host.folder / "spark.log",
+            cwd=host.folder,
+            env={**os.environ, **environment},
+        )
+        self._processes[name] = SupervisedProcess(launch)
+        port = 7077 if name == "master" else 7078
+        until(lambda: answers(host.address, port), 60, f"Spark's {name}")
+
+    def spark_settings(self, driver: Host) -> dict[str, str]:
+        """Return what a driver on a host has to set."""
+        return {
+            "spark.master": self.master,
+            "spark.driver.host": driver.address,
+            "spark.driver.bindAddress": driver.address,
+            "spark.driver.memory": "700m",
+            "spark.executor.memory": "512m",
+            "spark.executor.cores": "1",
+            "spark.cores.max": "2",
+            "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            "spark.executor.extraClassPath": ":".join(map(str, spark_packages())),
+            # an executor that is cut off is given up within seconds, and its tasks run elsewhere
+            "spark.executor.heartbeatInterval": "2s",
+            "spark.network.timeout": "12s",
+            "spark.rpc.askTimeout": "12s",
+            "spark.network.timeoutInterval": "3s",
+            "spark.storage.blockManagerHeartbeatTimeoutMs": "10000",
+            "spark.task.maxFailures": "4",
+        }

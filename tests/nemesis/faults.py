@@ -1,0 +1,185 @@
+"""What the nemesis can do to the cluster: every fault is made, and undone, by one object."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+import psycopg
+
+from nemesis.services import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+    from nemesis.cluster import Cluster
+    from nemesis.hosts import Host
+    from nemesis.services import OnHost, Server
+
+RECOVERY_SECONDS: Final = 60.0
+
+
+@dataclass
+class Fault:
+    """One fault, not yet made. ``blinds`` names the services whose readers may be shown an old state meanwhile.
+
+    ``restarts``: what undoes it starts a server again.
+    """
+
+    kind: str
+    where: str
+    make: Callable[[], None]
+    undo: Callable[[], None]
+    blinds: set[str] = field(default_factory=set)
+    restarts: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.where}"
+
+
+class Faults:
+    """Draws faults for a cluster. ``canary`` and ``usurp`` are what can be done to the driver besides."""
+
+    def __init__(self, cluster: Cluster, chance: Random) -> None:
+        self._cluster = cluster
+        self._chance = chance
+
+    def draw(self) -> Fault:
+        """Return a fault of any kind that this cluster can suffer."""
+        kinds = [self._isolate, self._one_way, self._link, self._link, self._slow, self._lossy, self._pause, self._kill]
+        kinds += [self._disk, self._kill_worker]
+        if self._cluster.servers:
+            kinds += [self._failover, self._kill]
+        return self._chance.choice(kinds)()
+
+    # ---- hosts
+
+    def _any_host(self) -> Host:
+        names = [name for name in self._cluster.network.hosts if name not in {"driver2", "master"}]
+        return self._cluster.network.hosts[self._chance.choice(names)]
+
+    def _service_host(self) -> Host:
+        return self._chance.choice([one.host for one in self._cluster.services()])
+
+    def _isolate(self) -> Fault:
+        host = self._any_host()
+        return self._net("isolated", host, lambda: host.cut(f"{host.network.subnet}.0/24"))
+
+    def _one_way(self) -> Fault:
+        host = self._any_host()
+        to = self._chance.random() < 0.5
+        what = "cannot send" if to else "cannot hear"
+        return self._net(what, host, lambda: host.cut(f"{host.network.subnet}.0/24", to=to, come=not to))
+
+    def _slow(self) -> Fault:
+        host, rate = self._any_host(), self._chance.choice(("64kbit", "256kbit", "1mbit"))
+        return self._net(f"slowed to {rate}", host, lambda: host.slow(rate))
+
+    def _lossy(self) -> Fault:
+        host, share = self._any_host(), self._chance.choice((0.05, 0.2, 0.4))
+        return self._net(f"loses {share:.0%} of packets", host, lambda: host.lose(share))
+
+    def _pause(self) -> Fault:
+        host = self._any_host()
+        return Fault("paused", host.name, host.pause, host.resume, _service_of(host.name))
+
+    def _net(self, kind: str, host: Host, make: Callable[[], None]) -> Fault:
+        return Fault(kind, host.name, make, host.connect, _service_of(host.name))
+
+    def _link(self) -> Fault:
+        """Cut a link that somebody needs, in one direction or both."""
+        hosts = self._cluster.network.hosts
+        of = {
+            kind: [name for name in hosts if name.startswith(kind)]
+            for kind in ("kafka", "postgres", "elastic", "worker")
+        }
+        pairs = [(one, other) for kind in of.values() for one in kind for other in kind if one != other]
+        targets = [*of["kafka"], *of["postgres"], *of["elastic"]]
+        pairs += [(name, target) for name in ("driver", *of["worker"]) for target in targets]
+        pairs += [("driver", worker) for worker in of["worker"]]
+        one, other = self._chance.choice(pairs)
+        how = self._chance.choice(({}, {}, {"to": False}, {"come": False}))
+        arrow = {(): "-x-", ("to",): "<x-", ("come",): "-x>"}[tuple(how)]
+        blinds = _service_of(one) if _service_of(one) == _service_of(other) else set()
+        return Fault(
+            "link cut",
+            f"{one} {arrow} {other}",
+            lambda: hosts[one].cut(hosts[other].address, **how),
+            hosts[one].connect,
+            blinds,
+        )
+
+    # ---- processes, disks, clocks
+
+    def _kill(self) -> Fault:
+        service = self._chance.choice(list(self._cluster.services()))
+        return Fault("killed", service.host.name, service.host.kill, lambda: start_again(service), restarts=True)
+
+    def _kill_worker(self) -> Fault:
+        name = self._chance.choice(("worker1", "worker2"))
+        host = self._cluster.spark[name]
+        return Fault("killed", name, host.kill, lambda: self._cluster.start_spark(name), restarts=True)
+
+    def _disk(self) -> Fault:
+        service = self._chance.choice(list(self._cluster.services()))
+
+        def undo() -> None:
+            service.host.free_disk()
+            # a server that has seen its disk full may have ended, or wait to be started again
+            service.host.kill()
+            start_again(service)
+
+        return Fault(
+            "disk full", service.host.name, service.host.fill_disk, undo, _service_of(service.host.name), restarts=True
+        )
+
+    def _failover(self) -> Fault:
+        """Lose PostgreSQL's primary for good, and promote the standby that has everything."""
+
+        def make() -> None:
+            primary, standby, other = roles(self._cluster)
+            # what a primary shows after a crash of its own, the standby may not have yet
+            until(lambda: has_everything(primary), RECOVERY_SECONDS, "the synchronous standby")
+            primary.host.kill()
+            standby.promote()
+            until(standby.is_primary, RECOVERY_SECONDS, "the promotion")
+            self._lost = (primary, standby, other)
+
+        def undo() -> None:
+            primary, standby, _ = self._lost
+            primary.follow(standby)
+
+        return Fault("failover", "postgres", make, undo, {"postgres"}, restarts=True)
+
+    _lost: tuple[Server, Server, Server]
+
+
+def roles(cluster: Cluster) -> tuple[Server, Server, Server]:
+    """Return PostgreSQL's primary, its synchronous standby and the other one."""
+    first, second, third = cluster.servers
+    return (first, second, third) if first.is_primary() else (second, first, third)
+
+
+def has_everything(primary: Server) -> bool:
+    """Return whether the synchronous standby has all that the primary has written."""
+    try:
+        return bool(
+            primary.query(
+                "SELECT count(*) FROM pg_stat_replication "
+                "WHERE sync_state = 'sync' AND flush_lsn >= pg_current_wal_lsn()"
+            )
+        )
+    except psycopg.Error:
+        return False
+
+
+def start_again(service: OnHost) -> None:
+    """Start a server whose processes have been killed."""
+    until(lambda: not service.running, RECOVERY_SECONDS, "the death of a service")
+    service.start()
+
+
+def _service_of(host: str) -> set[str]:
+    """Return the service whose readers may see an old state while this host is not itself."""
+    return {kind for kind in ("kafka", "postgres", "elastic") if host.startswith(kind)}

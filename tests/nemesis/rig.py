@@ -1,0 +1,226 @@
+"""A cluster with a pipeline that is kept alive, fed and read: what random faults and named scenarios have in common."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from epochsink.testing import HistoryLog, Report, Workload, check
+from epochsink.testing.checkpoint_watch import CheckpointWatch
+from epochsink.testing.readers import Unreachable
+from epochsink.testing.sampling import Sampler
+from nemesis.cluster import PARTITIONS, SOURCE, Cluster
+from nemesis.supervisor import RUN, Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from epochsink.testing.readers import Reader
+
+PROGRESS_SECONDS: Final = 30.0
+DRAIN_SECONDS: Final = 240.0
+REST_SECONDS: Final = 120.0
+GRACE_SECONDS: Final = 8.0
+"""How long after its healing a server may still show what it held before."""
+ROWS_PER_SECOND: Final = 12
+READ_EVERY_SECONDS: Final = 0.7
+"""A read takes the whole of a target: not the more often the better, on a small machine."""
+FIRST_EPOCH_SECONDS: Final = 180.0
+
+
+class Timeline:
+    """What happened besides what the checker needs, as lines of JSON for the page."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+
+    def tell(self, what: str, **facts: Any) -> None:
+        """Write one event, and print it."""
+        with self._lock, self.path.open("a") as file:
+            file.write(json.dumps({"at": time.monotonic(), "what": what, **facts}) + "\n")
+        shown = " ".join(f"{name}={value}" for name, value in facts.items() if value not in ("", None))
+        print(f"{time.strftime('%H:%M:%S')} {what} {shown}", flush=True)
+
+
+class Blindfold:
+    """Says whose readers may be shown an old state: while a server is cut off, and some seconds longer."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, float] = {}
+
+    def cover(self, services: set[str]) -> None:
+        """From now on, until `uncover`."""
+        self._until |= dict.fromkeys(services, float("inf"))
+
+    def uncover(self, services: set[str]) -> None:
+        """From soon on they see again."""
+        self._until |= dict.fromkeys(services, time.monotonic() + GRACE_SECONDS)
+
+    def covers(self, service: str) -> bool:
+        """Return whether a read is worth nothing now."""
+        return self._until.get(service, 0.0) > time.monotonic()
+
+
+class Guarded:
+    """A reader whose reads are dropped while a server may lawfully answer from an old state."""
+
+    def __init__(self, reader: Reader, service: str, blindfold: Blindfold) -> None:
+        self._reader = reader
+        self._service = service
+        self._blindfold = blindfold
+
+    def read(self) -> pa.Table:
+        """Return the rows. Raises `Unreachable`."""
+        if self._blindfold.covers(self._service):
+            raise Unreachable("not to be believed now")
+        time.sleep(READ_EVERY_SECONDS)
+        rows = self._reader.read()
+        if self._blindfold.covers(self._service):
+            raise Unreachable("not to be believed now")
+        return rows
+
+    def leftovers(self) -> list[tuple[str, str]]:
+        """Return what is left over."""
+        return self._reader.leftovers()
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+
+class Feeder(threading.Thread):
+    """Adds rows to the source, some a second, until `end`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(name="feeder", daemon=True)
+        # idempotent: what is retried comes once, and offsets stay dense
+        self._producer = Producer(
+            {"bootstrap.servers": cluster.bootstrap_servers, "enable.idempotence": True, "log_level": 0, "acks": "all"}
+        )
+        self._servers = cluster.bootstrap_servers
+        self._ended = threading.Event()
+
+    def run(self) -> None:
+        """Feed."""
+        while not self._ended.wait(1.0):
+            for partition in range(PARTITIONS):
+                for _ in range(ROWS_PER_SECOND // PARTITIONS):
+                    self._producer.produce(SOURCE, value=b"", partition=partition)
+            self._producer.poll(0)
+
+    def ends(self) -> dict[int, int]:
+        """Return how many rows each partition has, which is what the pipeline has to deliver."""
+        consumer = Consumer({"bootstrap.servers": self._servers, "group.id": "ends", "log_level": 0})
+        try:
+            marks = {
+                part: consumer.get_watermark_offsets(TopicPartition(SOURCE, part), timeout=30)
+                for part in range(PARTITIONS)
+            }
+        finally:
+            consumer.close()
+        return {part: high for part, (_, high) in marks.items()}
+
+    def end(self) -> None:
+        """Stop, once the brokers have everything."""
+        self._ended.set()
+        self.join()
+        if left := self._producer.flush(120):
+            raise TimeoutError(f"the source took {left} rows less than it was given")
+
+
+class Rig:
+    """Everything of one run. As a context manager it leaves no process, no host and no rule."""
+
+    def __init__(self, folder: Path, sinks: Sequence[str], seed: int, *, canaries: bool) -> None:
+        self.folder = folder
+        self.timeline = Timeline(folder / "timeline.jsonl")
+        self.history = HistoryLog(folder / "history")
+        self.blindfold = Blindfold()
+        self.cluster = Cluster(folder, sinks)
+        self._seed = seed
+        self._workload = Workload(keys=23)
+        self._canaries = canaries
+        self._samplers: list[Sampler] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.cluster)
+            self.timeline.tell("cluster", hosts=len(self.cluster.network.hosts))
+            chance = random.Random(self._seed)
+            self.supervisor = Supervisor(self.cluster, self.history, self._workload, chance, self.timeline.tell)
+            self.supervisor.quiet = not self._canaries
+            self.watch = CheckpointWatch(self.supervisor.checkpoint, RUN, self.history)
+            self.feeder = Feeder(self.cluster)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    def begin(self) -> None:
+        """Start the pipeline and the readers; returns when the first epoch is decided."""
+        self._read()
+        self.feeder.start()
+        self.supervisor.start()
+        self._stack.callback(self.supervisor.end)
+        self.wait(lambda: self.watch.epochs > 0, FIRST_EPOCH_SECONDS, "the first epoch")
+        for sampler in self._samplers:
+            sampler.start()
+            self._stack.callback(sampler.stop)
+        self.timeline.tell("begin", seed=self._seed, sinks=",".join(self.cluster.sinks))
+
+    def _read(self) -> None:
+        for target, reader in self.cluster.readers():
+            facts = {"atomic": target.atomic, "keyed": target.keyed, "dead_letters": None, "lag": target.lag}
+            self.history.write("target", name=target.name, **facts)
+            service = {"topic": "kafka", "table": "postgres"}.get(target.name, "elastic")
+            self._samplers.append(
+                Sampler(target, Guarded(reader, service, self.blindfold), self.history, self.watch.look)
+            )
+
+    def wait(self, condition: Callable[[], Any], seconds: float, what: str) -> float:
+        """Wait until something holds; return how long it took. TimeoutError after so many seconds."""
+        began = time.monotonic()
+        while not condition():
+            self.watch.look()
+            if self.supervisor.failure is not None:
+                raise self.supervisor.failure
+            if time.monotonic() - began > seconds:
+                raise TimeoutError(f"{what} did not come within {seconds:.0f} s")
+            time.sleep(0.1)
+        return time.monotonic() - began
+
+    def progress(self, seconds: float = 4 * PROGRESS_SECONDS) -> float:
+        """Wait for a further epoch; return how long it took."""
+        epochs = self.watch.epochs
+        return self.wait(lambda: self.watch.epochs > epochs, seconds, "a further epoch")
+
+    def finish(self) -> Report:
+        """Let the pipeline take all input and end, read everything once more, and judge."""
+        self.history.write("healed")
+        self.timeline.tell("healed all")
+        self.feeder.end()
+        if self.supervisor.drain(DRAIN_SECONDS):
+            self.watch.look()
+            self.history.write("drained")
+            self.timeline.tell("drained")
+        else:
+            self.timeline.tell("not drained")
+        for sampler in self._samplers:
+            sampler.finish(REST_SECONDS)
+        for left in (self.supervisor.checkpoint / "epochsink" / "spool").glob("*/*"):
+            self.history.write("leftover", target="spool", kind="orphan", what=f"{left.parent.name}/{left.name}")
+        self.history.write_input(RUN, self._workload.source(self.feeder.ends()))
+        report = check(self.history.folder, patience=4 * PROGRESS_SECONDS)
+        self.timeline.tell("judged", anomalies=len(report.anomalies))
+        return report

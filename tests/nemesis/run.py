@@ -1,0 +1,138 @@
+"""One run of the nemesis: faults at random on a cluster of hosts, readers beside, and the checker's word at the end.
+
+    python -m nemesis.run --sinks kafka,postgres --seconds 600 [--seed N] [--folder F]
+
+Every few seconds a fault strikes and is healed again; some drivers are canaries, which kill themselves with an epoch
+prepared. From time to time all is healed, and the next epoch has to come within 30 s. Status 0 only without an anomaly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from nemesis.cluster import SINKS
+from nemesis.faults import Fault, Faults
+from nemesis.hosts import missing
+from nemesis.page import write_page
+from nemesis.rig import Rig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.testing import Report
+
+CALM_EVERY_SECONDS: Final = 75.0
+
+
+class Nemesis:
+    """Makes faults and heals them."""
+
+    def __init__(self, rig: Rig, chance: random.Random) -> None:
+        self._rig = rig
+        self._chance = chance
+        self._faults = Faults(rig.cluster, chance)
+        self.count = 0
+        self.recoveries: list[float] = []
+        self.stuck: list[str] = []
+
+    def play(self, seconds: float) -> None:
+        """Let faults strike for so long."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            calm = time.monotonic() + CALM_EVERY_SECONDS
+            while time.monotonic() < min(calm, end):
+                self._strike()
+            self._wait_for_progress()
+
+    def _strike(self) -> None:
+        faults = [self._draw() for _ in range(2 if self._chance.random() < 0.25 else 1)]
+        for fault in faults:
+            self._rig.timeline.tell("fault", kind=fault.kind, where=fault.where)
+            self._rig.blindfold.cover(fault.blinds)
+            self.count += 1
+            try:
+                fault.make()
+            except (TimeoutError, RuntimeError) as failure:
+                self._rig.timeline.tell("not made", kind=fault.kind, where=fault.where, why=str(failure))
+        self._go_on(self._chance.uniform(3, 9))
+        # the network first: a server that starts again has to be reached
+        for fault in sorted(faults, key=lambda one: one.restarts):
+            fault.undo()
+            self._rig.timeline.tell("healed", kind=fault.kind, where=fault.where)
+            self._rig.blindfold.uncover(fault.blinds)
+        self._go_on(self._chance.uniform(1, 4))
+
+    def _draw(self) -> Fault:
+        if self._chance.random() < 0.15:
+            supervisor = self._rig.supervisor
+            if self._chance.random() < 0.5:
+                return Fault("usurped", "driver", supervisor.usurp, supervisor.thaw)
+            return Fault("killed", "driver", supervisor.kill, lambda: None)
+        return self._faults.draw()
+
+    def _go_on(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self._rig.wait(lambda: time.monotonic() > until, seconds + 60, "the moment")
+
+    def _wait_for_progress(self) -> None:
+        self._rig.timeline.tell("calm")
+        try:
+            self.recoveries.append(self._rig.progress())
+        except TimeoutError as stuck:
+            self.stuck.append(str(stuck))
+            self._rig.timeline.tell("stuck", why=str(stuck))
+            return
+        self._rig.timeline.tell("progress", seconds=round(self.recoveries[-1], 1), epochs=self._rig.watch.epochs)
+
+
+def play(folder: Path, sinks: Sequence[str], seconds: float, seed: int) -> tuple[Report, Nemesis]:
+    """Play one run; return what the checker says."""
+    with Rig(folder, sinks, seed + 1, canaries=True) as rig:
+        rig.begin()
+        nemesis = Nemesis(rig, random.Random(seed))
+        nemesis.play(seconds)
+        return rig.finish(), nemesis
+
+
+def main() -> int:
+    """Play what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sinks", default=",".join(SINKS), help="which of kafka, postgres, elasticsearch")
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--seed", type=int, default=random.randrange(10_000))
+    parser.add_argument("--folder", type=Path, default=Path("artifacts/nemesis"))
+    chosen = parser.parse_args()
+    if absent := missing():
+        print(absent)
+        return 1
+    # so that nothing is left: an exit runs what a signal would not
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    folder = (chosen.folder / f"{chosen.sinks.replace(',', '-')}-{chosen.seed}").absolute()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    report, nemesis = play(folder, chosen.sinks.split(","), chosen.seconds, chosen.seed)
+    summary = {
+        "sinks": chosen.sinks,
+        "seed": chosen.seed,
+        "seconds": chosen.seconds,
+        "faults": nemesis.count,
+        "slowest progress after healing": f"{max(nemesis.recoveries, default=0):.1f} s",
+        "counts": report.counts,
+        "anomalies": [*nemesis.stuck, *map(str, report.anomalies)],
+    }
+    page = write_page(folder, summary)
+    print(json.dumps(summary, indent=1))
+    print(f"the timeline: {page}")
+    return 1 if summary["anomalies"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
