@@ -79,6 +79,7 @@ class Driver(Process):
         self.variant = simulation.variant
         self.failure: BaseException | None = None
         self.stream_ended = False
+        self.in_batch = False
         self.running: int | None = None
         self.attempts: dict[int, Epoch] = {}
         self.recovered = False
@@ -230,8 +231,12 @@ class Driver(Process):
             self.simulation.left_out(number, source)
             self.coordinator.fail(mistake)
             raise mistake
-        self._foreach_batch(number, source)
-        self.called = number
+        self.in_batch = True
+        try:
+            self._foreach_batch(number, source)
+            self.called = number
+        finally:
+            self.in_batch = False
 
     def _foreach_batch(self, number: int, source: list[int]) -> None:
         if not self.recovered:
@@ -299,7 +304,10 @@ class Driver(Process):
         try:
             while not self.stream_ended:
                 seen = self.simulation.commits_made
-                if coordinator.commit_decided():
+                settled = coordinator.commit_decided()
+                if not self.in_batch:
+                    coordinator.refuse_swallowed()
+                if settled:
                     self._tidy()
                     wait(partial(self._has_work, seen))
                 else:

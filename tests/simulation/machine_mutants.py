@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from epochsink.protocol.coordinator import Coordinator, Plan
-from epochsink.protocol.ledger import History, _name
+from epochsink.protocol.ledger import _name
 from epochsink.protocol.ledger_entries import Entry, Take, encode
 from epochsink.sink import COMMITTED, NOTHING_SPOOLED, Epoch
 from epochsink.spark.checkpoint import Checkpoint
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epochsink.errors import EpochsinkError
+    from epochsink.protocol.ledger_history import History
     from epochsink.sink import LastDone, Spooled, Written
 
 # ---- the ledger

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from epochsink.errors import SpoolDamaged, SpoolMissing
-from epochsink.protocol.ledger import FOLDER, History, Ledger
+from epochsink.protocol.ledger import FOLDER, Ledger
 from epochsink.sink import Epoch, Identity, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from epochsink.protocol.ledger_history import History
     from simulation.readers import Row
     from simulation.steps import Stepper
     from simulation.world import Folders, Spooled, World
@@ -72,6 +73,11 @@ class MemoryFiles:
         folder, _, plain = name.rpartition("/")
         self.step(f"remove {name}", lambda: self._folders.get(folder, {}).pop(plain, None))
 
+    def remove_many(self, names: Sequence[str]) -> None:
+        """Delete several files, one step each."""
+        for name in names:
+            self.remove(name)
+
     def make_durable(self, name: str) -> None:
         """Do nothing: no power is cut here."""
 
@@ -100,7 +106,7 @@ class TrimmingLedger(QuickLedger):
     """Retains one done epoch, and trims whenever there is anything to trim."""
 
     def __init__(self, files: MemoryFiles, driver: str) -> None:
-        super().__init__(files, driver, retained_epochs=1, trimmed_at_once=1)
+        super().__init__(files, driver, retained_epochs=1, summarised_after=1)
 
 
 class MemorySpool:
@@ -140,8 +146,9 @@ class MemorySpool:
         """Return what accepted tasks have spooled."""
         return MemoryRows(self, identity, epoch, tuple(tasks), files)
 
-    def drop(self, query_id: str, epoch: Epoch) -> None:
+    def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] = ()) -> None:
         """Remove an attempt's folder."""
+        del known  # a folder goes as a whole here
         key = (query_id, epoch.number, epoch.attempt)
         self.step(f"spool drop {epoch.number}", lambda: self.folders.pop(key, None))
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from epochsink.identity import pipeline_name
 from epochsink.protocol.coordinator import Coordinator
-from epochsink.protocol.ledger import History, Ledger
+from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import Task
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from epochsink.protocol.ledger_history import History
     from epochsink.sink import Epoch, Sink, SpoolFile
 
 

@@ -22,6 +22,7 @@ class FakeCoordinator:
         self.fails = fails
         self.failure: BaseException | None = None
         self.undecided = 0
+        self.pauses: list[float] = []
         self.asked = threading.Event()
 
     def _do(self, name: str) -> None:
@@ -37,6 +38,13 @@ class FakeCoordinator:
 
     def wait_pending(self, seconds: float) -> None:
         assert seconds > 0
+
+    def refuse_swallowed(self) -> None:
+        self._do("refuse_swallowed")
+
+    def wait_run(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        time.sleep(seconds)
 
     def raise_failure(self) -> None:
         if self.failure is not None:
@@ -118,10 +126,43 @@ def test_it_looks_again_until_an_epoch_is_decided() -> None:
     assert coordinator.calls.count("commit_decided") >= 6
 
 
-@pytest.mark.parametrize("fails", ["commit_decided", "drain"])
+def test_its_looks_grow_rarer_the_longer_spark_takes() -> None:
+    """Each look is a request to the store; the end of a long wait may be seen later than that of a short one."""
+    coordinator, stream = FakeCoordinator(), FakeStream()
+    coordinator.undecided = 40
+    thread = start(coordinator, stream)
+    deadline = time.monotonic() + SECONDS
+    while coordinator.undecided >= 0 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    stream.alive = False
+    thread.join(SECONDS)
+    pauses = coordinator.pauses[:40]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.001, commit_thread.LONGEST_IN_POLLS * 0.001)
+
+
+def test_it_asks_for_swallowed_errors_only_between_the_batches() -> None:
+    """Each look is a request to the store, and while foreachBatch runs there is nothing to find."""
+    coordinator, stream = FakeCoordinator(), FakeStream()
+    stream.is_in_batch = lambda: True  # type: ignore[method-assign]
+    thread = start(coordinator, stream)
+    assert coordinator.asked.wait(SECONDS)
+    coordinator.asked.clear()
+    assert coordinator.asked.wait(SECONDS)
+    assert "refuse_swallowed" not in coordinator.calls
+    stream.is_in_batch = lambda: False  # type: ignore[method-assign]
+    deadline = time.monotonic() + SECONDS
+    while "refuse_swallowed" not in coordinator.calls and time.monotonic() < deadline:
+        time.sleep(0.001)
+    stream.alive = False
+    thread.join(SECONDS)
+    assert "refuse_swallowed" in coordinator.calls
+
+
+@pytest.mark.parametrize("fails", ["commit_decided", "refuse_swallowed", "drain"])
 def test_a_failure_is_kept_and_nothing_follows_it(fails: str) -> None:
     coordinator, stream = FakeCoordinator(fails=fails), FakeStream()
-    stream.alive = fails == "commit_decided"
+    stream.alive = fails != "drain"
     thread = start(coordinator, stream)
     thread.join(SECONDS)
     assert str(thread.failure) == f"{fails} failed"

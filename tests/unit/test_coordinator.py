@@ -9,6 +9,8 @@ from query_by_hand import Query
 
 from epochsink.errors import Fenced, WentBack
 from epochsink.protocol.coordinator import Plan
+from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER
+from epochsink.sink import Epoch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,3 +90,36 @@ def test_an_epoch_that_was_decided_without_a_call_is_named(query: Query) -> None
     query.plan(2)
     with pytest.raises(WentBack, match="epoch 1 was decided without ExactlyOnce"):
         driver.settle(2)
+
+
+def test_a_decision_that_is_gone_while_spark_goes_on_stops_the_query(query: Query) -> None:
+    """Spark writes commits/N before it runs N+1, so settle need not ask for it; that it is not there is noticed."""
+    driver = query.driver()
+    query.prepare(driver, 0, 1)
+    query.plan(1)
+    assert driver.settle(1) is Plan.WRITE
+    with pytest.raises(WentBack, match="epoch 0 before it is recorded but not decided"):
+        driver.commit_decided()
+    with pytest.raises(WentBack, match="not decided"):
+        driver.settle(1)
+
+
+def test_the_next_vote_does_not_wait_for_old_entries_to_go(query: Query) -> None:
+    driver = query.driver()
+    waited: list[tuple[int, ...]] = []
+    driver._ledger.trim = lambda: waited.append(tuple(driver.pending))  # type: ignore[method-assign]
+    query.prepare(driver, 0, 1)
+    query.decide(0)
+    assert driver.commit_decided()
+    assert waited == [()]
+
+
+def test_the_spool_is_looked_through_now_and_then(query: Query) -> None:
+    """On an object store a late task may leave a file of an attempt that is over, and nothing else would find it."""
+    driver = query.driver()
+    query.spool.make("query-1", Epoch(0, "f" * 32))
+    for number in range(SPOOL_SWEPT_AFTER + 1):
+        query.prepare(driver, number, number)
+        query.decide(number)
+        assert driver.commit_decided()
+    assert query.spool.attempts("query-1") == []

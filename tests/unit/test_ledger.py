@@ -16,6 +16,7 @@ from epochsink.errors import Fenced, LedgerCorrupt, WentBack
 from epochsink.protocol import ledger as ledger_module
 from epochsink.protocol.ledger import FOLDER, Ledger
 from epochsink.protocol.ledger_entries import (
+    Abandoned,
     Done,
     Entry,
     Prepared,
@@ -24,6 +25,7 @@ from epochsink.protocol.ledger_entries import (
     Share,
     Skipped,
     Stamp,
+    Summary,
     Take,
     decode,
     encode,
@@ -33,6 +35,8 @@ from epochsink.sink import LastDone, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from epochsink.protocol.ledger_history import History
 
 QUERY = "query-1"
 
@@ -66,6 +70,10 @@ class Interrupted:
     def read(self, name: str) -> bytes | None:
         self._reach("read")
         return self.content.get(name)
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.remove(name)
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
         return [self.read(name) for name in names]
@@ -106,6 +114,12 @@ def run_epochs(ledger: Ledger, first: int, last: int) -> None:
         ledger.append(prepared(epoch))
         ledger.append(Done(epoch))
         ledger.trim()
+
+
+def summed(history: History) -> tuple[object, ...]:
+    """Return what a summary keeps of a history."""
+    done = {number: (history.epochs[number].attempt, history.epochs[number].offsets) for number in history.done}
+    return history.owner, done, history.pending, history.applied, history.skipped, history.abandoned
 
 
 @pytest.fixture
@@ -201,7 +215,7 @@ def test_another_query_id_went_back(files: Interrupted) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"entry": "prepared", "version": 3}', b'{"entry": "cake", "version": 1}', b"\xff"]
+    "data", [b"", b"{", b"[]", b'{"entry": "prepared", "version": 4}', b'{"entry": "cake", "version": 1}', b"\xff"]
 )
 def test_an_entry_that_cannot_be_read_is_named(files: Interrupted, data: bytes) -> None:
     taken(files, "one")
@@ -274,7 +288,7 @@ def test_threads_share_a_ledger(tmp_path: Path) -> None:
 
 
 def test_reading_while_the_other_thread_trims(files: Interrupted) -> None:
-    ledger = taken(files, "one", retained_epochs=2, trimmed_at_once=4)
+    ledger = taken(files, "one", retained_epochs=2, summarised_after=2)
     run_epochs(ledger, 0, 9)
     ledger.append(prepared(10))
     for removed in range(1, 4):
@@ -287,104 +301,194 @@ def test_reading_while_the_other_thread_trims(files: Interrupted) -> None:
 # ---- trimming
 
 
-def test_a_prefix_is_removed(files: Interrupted) -> None:
-    ledger = taken(files, "one", retained_epochs=3, trimmed_at_once=4)
+def test_what_a_later_take_sums_up_is_removed(files: Interrupted) -> None:
+    ledger = taken(files, "one", retained_epochs=3, summarised_after=4)
     run_epochs(ledger, 0, 40)
     numbers = files.numbers()
-    assert numbers[0] > 50
-    assert numbers == list(range(numbers[0], numbers[-1] + 1))
-    history = Ledger(files, "reader").read()
-    assert {38, 39, 40} <= history.done
-    assert history.owner is not None
-    assert history.owner.driver == "one"
-    assert decode(files.content[f"{FOLDER}/{numbers[0]:020d}"]) == history.owner
+    assert numbers[1] > 80
+    assert numbers == [0, *range(numbers[1], numbers[-1] + 1)], "the take by which the driver began stays"
+    history = Ledger(files, "reader", retained_epochs=3).read()
+    assert summed(history) == summed(ledger.known())
+    assert history.done == {38, 39, 40}
+    assert decode(files.content[f"{FOLDER}/{numbers[1]:020d}"]) == history.owner
 
 
-def test_no_epoch_waits_for_many_entries_to_go(files: Interrupted) -> None:
-    """On a store that is far away each removal is a round trip, and the next epoch's vote waits for them."""
-    ledger = taken(files, "one", retained_epochs=3, trimmed_at_once=40)
+def test_files_go_by_one_call_now_and_then(files: Interrupted) -> None:
+    ledger = taken(files, "one")
+    calls: list[int] = []
+    remove = files.remove_many
+    files.remove_many = lambda names: calls.append(len(names)) or remove(names)  # type: ignore[method-assign,func-returns-value]
     most = 0
-    for epoch in range(80):
-        ledger.append(prepared(epoch))
-        ledger.append(Done(epoch))
-        before = len(files.content)
-        ledger.trim()
-        most = max(most, before - len(files.content))
-    assert 0 < most <= 8
-    assert len(files.content) < 100
+    for epoch in range(200):
+        run_epochs(ledger, epoch, epoch)
+        most = max(most, len(files.content))
+    assert len(calls) <= 200 / 16
+    assert most < 80
 
 
-def test_a_start_reads_all_entries_in_one_call(files: Interrupted) -> None:
-    """A store that is far away answers them side by side."""
-    run_epochs(taken(files, "one"), 0, 60)
+def test_a_start_reads_the_newest_summary_and_what_came_after(files: Interrupted) -> None:
+    """Not the entries of all epochs that it knows then: sixteen at once, as far back as the summary stands."""
+    ledger = taken(files, "one")
+    run_epochs(ledger, 0, 400)
     asked: list[int] = []
     files.read_many = lambda names: asked.append(len(names)) or [files.content.get(name) for name in names]  # type: ignore[method-assign,func-returns-value]
-    assert len(Ledger(files, "reader").read().done) == 61
-    assert asked == [123]
+    history = Ledger(files, "reader").read()
+    assert sum(asked) <= 48
+    assert len(history.done) == 128
+    assert summed(history) == summed(ledger.known())
 
 
-def test_what_is_pending_is_never_removed(files: Interrupted) -> None:
-    ledger = taken(files, "one", retained_epochs=1, trimmed_at_once=1)
+def test_the_owner_looks_once_and_appends_by_one_call(files: Interrupted) -> None:
+    """However far away the store: one read says whose the ledger is, and an append that succeeds was allowed."""
+    ledger = taken(files, "one")
+    run_epochs(ledger, 0, 3)
+    calls: list[str] = []
+    files._reach = calls.append  # type: ignore[method-assign,assignment]
+    ledger.verify()
+    ledger.append(prepared(4))
+    assert calls == ["read", "create"]
+
+
+def test_what_is_pending_is_in_every_summary(files: Interrupted) -> None:
+    ledger = taken(files, "one", retained_epochs=1, summarised_after=1)
     ledger.append(prepared(0))
+    ledger.append(Replay(0, "sink", ({"part": "again"},)))
     run_epochs(ledger, 1, 30)
-    assert [one.epoch for one in Ledger(files, "reader").read().pending] == [0]
+    assert len(files.content) < 10
+    [pending] = Ledger(files, "reader").read().pending
+    assert pending.epoch == 0
+    assert pending.shares["sink"] == Share(({"part": "again"},), ("task",), {"task": SpoolFile(3, 99, 0)})
+
+
+def test_no_summary_misses_what_the_other_thread_appends_meanwhile(files: Interrupted) -> None:
+    """The stream thread records an epoch just before the commit thread says the take again at the same number."""
+    ledger = taken(files, "one", summarised_after=1)
+    ledger.append(prepared(0))
+    ledger.append(Done(0))
+    files.before("create", 1, lambda: ledger.append(prepared(1)))
+    ledger.trim()
+    assert isinstance(decode(files.content[f"{FOLDER}/{files.numbers()[-1]:020d}"]), Take)
+    assert [one.epoch for one in Ledger(files, "reader").read().pending] == [1]
+
+
+def test_what_an_operator_said_is_in_every_summary(files: Interrupted) -> None:
+    ledger = taken(files, "one", retained_epochs=1, summarised_after=1)
+    ledger.append(Skipped(7))
+    ledger.append(Abandoned((3,)))
+    run_epochs(ledger, 8, 30)
+    history = Ledger(files, "reader").read()
+    assert (history.skipped, history.abandoned) == (7, Abandoned((3,)))
+
+
+def test_a_done_epoch_is_known_by_a_summary(files: Interrupted) -> None:
+    """What its sinks had prepared is known of the newest few alone: 128 epochs of 200 tasks each are 70 MB."""
+    ledger = taken(files, "one")
+    run_epochs(ledger, 0, 99)
+    epochs = ledger.known().epochs
+    assert len(epochs) == 100
+    assert [number for number, one in epochs.items() if one.shares] == list(range(92, 100))
+    assert ledger.known().done_parts("sink") == [{"part": number} for number in range(92, 100)]
+    assert Ledger(files, "reader").read().applied["sink"].parts == ({"part": 99},)
 
 
 def test_trimming_goes_on_after_a_crash_in_the_middle(files: Interrupted) -> None:
-    ledger = taken(files, "one", retained_epochs=2, trimmed_at_once=6)
-    while len(files.content) < 9:
-        run_epochs(ledger, len(files.content), len(files.content))
-    gone = min(files.numbers())
+    ledger = taken(files, "one", retained_epochs=2, summarised_after=6)
 
     def crash() -> None:
         raise KeyboardInterrupt
 
+    run_epochs(ledger, 0, 20)
     files.before("remove", 3, crash)
     with pytest.raises(KeyboardInterrupt):
         run_epochs(ledger, 100, 140)
-    assert min(files.numbers()) > gone
-    newer = taken(files, "two", retained_epochs=2, trimmed_at_once=6)
+    newer = taken(files, "two", retained_epochs=2, summarised_after=6)
     run_epochs(newer, 200, 230)
-    assert newer.verify().done >= {229, 230}
+    assert newer.verify().done == {229, 230}
+    numbers = files.numbers()
+    assert numbers[2] > 60
+    assert len(numbers) < 20
 
 
 @pytest.mark.parametrize("known", [0, 1, 5])
 def test_a_driver_that_slept_across_a_trim_writes_nothing(files: Interrupted, known: int) -> None:
-    """Its next number is free again, because what stood there has been removed."""
+    """What stood after its successor's take has been removed; that take has not."""
     old = Ledger(files, "old")
     if known:
         old.take(QUERY, {}, -1)
     for epoch in range(known - 1):
         old.append(prepared(epoch))
-    newer = taken(files, "new", retained_epochs=1, trimmed_at_once=1)
+    newer = taken(files, "new", retained_epochs=1, summarised_after=1)
     for epoch in range(known - 1):
         newer.append(Done(epoch))
     run_epochs(newer, known, known + 30)
-    assert min(files.numbers()) > known
+    assert files.numbers()[2 if known else 1] > 30
     before = newer.verify()
     if known:
+        with pytest.raises(Fenced):
+            old.verify()
         with pytest.raises(Fenced):
             old.append(prepared(99, "stale"))
     else:
         # it has never read anything: its take goes to the end, not to number 0
         assert old.take(QUERY, {}, -1).generation == newer.known().owner.generation + 1  # type: ignore[union-attr]
-    assert min(files.numbers()) > known
-    assert Ledger(files, "reader").read().epochs == before.epochs
+    assert Ledger(files, "reader", retained_epochs=1).read().applied == before.applied
+
+
+def test_a_driver_that_slept_before_its_take_takes_at_the_end(files: Interrupted) -> None:
+    """It has read the ledger; the number after that is free again when it wakes and creates its take there."""
+    first = taken(files, "first", retained_epochs=1, summarised_after=1)
+    files.before("create", 1, lambda: run_epochs(first, 0, 20))
+    second = taken(files, "second", retained_epochs=1, summarised_after=1)
+    assert second.verify().done == {20}
+    with pytest.raises(Fenced):
+        first.append(prepared(21))
+    owner = Ledger(files, "reader").read().owner
+    assert owner is not None
+    assert owner.driver == "second"
+
+
+def test_an_append_of_unknown_outcome_is_found_although_its_entry_is_gone(files: Interrupted) -> None:
+    """A driver does not know of its own last entry, so the next number does not tell it of its successor."""
+    old = taken(files, "old")
+    create = files.create
+
+    def created_and_lost(name: str, data: bytes) -> bool:
+        create(name, data)
+        raise OSError("no reply")
+
+    files.create = created_and_lost  # type: ignore[method-assign]
+    with pytest.raises(OSError, match="no reply"):
+        old.append(prepared(0))
+    files.create = create  # type: ignore[method-assign]
+    run_epochs(taken(files, "new", retained_epochs=1, summarised_after=1), 1, 30)
+    assert 1 not in files.numbers()
+    with pytest.raises(Fenced):
+        old.verify()
+
+
+def test_a_ledger_is_read_whole_while_its_owner_removes_what_was_listed(files: Interrupted) -> None:
+    owner = taken(files, "one", retained_epochs=3, summarised_after=4)
+    run_epochs(owner, 0, 20)
+    for call in range(1, 4):
+        files.before("read", call, lambda: run_epochs(owner, owner.known().newest + 1, owner.known().newest + 10))
+    reader = Ledger(files, "reader", retained_epochs=3).read()
+    assert summed(reader) == summed(owner.known())
 
 
 @pytest.mark.parametrize("adjacent", [False, True])
 def test_a_remnant_below_a_trimmed_ledger_counts_for_nothing(files: Interrupted, *, adjacent: bool) -> None:
     """A superseded driver wrote where entries had been removed, and died before it could take that back."""
-    ledger = taken(files, "one", retained_epochs=1, trimmed_at_once=1)
+    ledger = taken(files, "one", retained_epochs=1, summarised_after=1)
     run_epochs(ledger, 0, 30)
-    first = min(files.numbers())
+    first = files.numbers()[1]
     before = Ledger(files, "reader").read()
     number = first - 1 if adjacent else first - 2
     files.content[f"{FOLDER}/{number:020d}"] = encode(prepared(3, "stale"))
     assert Ledger(files, "reader").read() == before
-    newer = taken(files, "two", retained_epochs=1, trimmed_at_once=1)
+    newer = taken(files, "two", retained_epochs=1, summarised_after=1)
     run_epochs(newer, 31, 60)
     assert newer.verify().pending == []
+    assert number not in files.numbers()
 
 
 def test_a_listing_that_misses_an_entry_leaves_no_hole(files: Interrupted) -> None:
@@ -411,9 +515,22 @@ NUMBERS = st.integers(min_value=0, max_value=2**62)
 LAST = st.builds(LastDone, NUMBERS, TEXT, PARTS)
 STAMPS = st.none() | st.builds(Stamp, st.floats(0, 1e10), TEXT, NUMBERS, TEXT)
 ORIGINS = st.dictionaries(TEXT, st.dictionaries(TEXT, st.integers()))
+PREPARED = st.builds(Prepared, NUMBERS, TEXT, TEXT, st.dictionaries(TEXT, SHARES, max_size=3), STAMPS)
+ABANDONED = st.builds(Abandoned, st.lists(NUMBERS).map(tuple), TEXT, STAMPS)
+SUMMARIES = st.none() | st.builds(
+    Summary,
+    st.lists(PREPARED, max_size=2).map(tuple),
+    st.lists(st.tuples(NUMBERS, TEXT, TEXT), max_size=3).map(tuple),
+    st.integers(-1),
+    st.lists(NUMBERS, max_size=3).map(tuple),
+    st.none() | ABANDONED,
+    st.lists(NUMBERS, max_size=3).map(tuple),
+)
+APPLIED = st.dictionaries(TEXT, LAST, max_size=2)
 ENTRIES = st.one_of(
-    st.builds(Take, NUMBERS, TEXT, TEXT, ORIGINS, st.integers(-1), st.dictionaries(TEXT, LAST, max_size=2), STAMPS),
-    st.builds(Prepared, NUMBERS, TEXT, TEXT, st.dictionaries(TEXT, SHARES, max_size=3), STAMPS),
+    st.builds(Take, NUMBERS, TEXT, TEXT, ORIGINS, st.integers(-1), APPLIED, STAMPS, SUMMARIES),
+    PREPARED,
+    ABANDONED,
     st.builds(Replay, NUMBERS, TEXT, PARTS, STAMPS),
     st.builds(Resolved, NUMBERS, TEXT, TEXT, STAMPS),
     st.builds(Done, NUMBERS, STAMPS),
@@ -429,8 +546,8 @@ def test_entries_survive_the_round_trip(entry: Entry) -> None:
     assert again == entry
     assert again.stamp == entry.stamp
     if isinstance(entry, Take) and isinstance(again, Take):
-        assert again.applied == entry.applied
-    assert json.loads(data)["version"] == 2
+        assert (again.applied, again.summary) == (entry.applied, entry.summary)
+    assert json.loads(data)["version"] == 3
     assert data.count(b"\n") == 1
 
 
@@ -452,12 +569,32 @@ def test_a_ledger_of_version_1_is_read_as_it_was(files: Interrupted) -> None:
     assert Ledger(files, "reader").read().applied["search"].epoch == 2
 
 
+def test_a_ledger_of_version_2_is_read_and_summed_up(files: Interrupted) -> None:
+    """The files were written by the code before version 3: its takes have no summary, so all of it is read."""
+    for path in (Path(__file__).parents[1] / "fixtures" / "ledger-v2").glob("*.json"):
+        files.content[f"{FOLDER}/{path.stem}"] = path.read_bytes()
+    for _ in range(2):
+        history = Ledger(files, "reader").read()
+        assert history.owner is not None
+        assert [(one.epoch, one.parts_of("table")) for one in history.pending] == [(3, ({"gid": "part-3-again"},))]
+        assert (history.done, history.skipped) == ({2}, 1)
+        assert history.applied["table"] == LastDone(2, "a" * 32, ({"gid": "part-2"},))
+        newer = Ledger(files, "newer", summarised_after=0)
+        newer.take(history.owner.query_id, {}, -1)
+        newer.append(Skipped(1))
+        newer.trim()
+        newer.append(Skipped(1))
+        newer.trim()
+    assert {0, 6} < set(files.numbers()), "by which drivers began"
+    assert not {1, 2, 3, 4, 5} & set(files.numbers())
+
+
 # ---- the newest done epoch of each sink
 
 
 def test_the_newest_done_epoch_of_a_sink_outlives_its_entries(files: Interrupted) -> None:
     """A sink without rows for long must not forget what its target holds."""
-    ledger = taken(files, "one", retained_epochs=2, trimmed_at_once=2)
+    ledger = taken(files, "one", retained_epochs=2, summarised_after=2)
     rare = Prepared(0, "a", "digest", {"rare": Share(({"part": 0},), ("task",))})
     ledger.append(rare)
     ledger.append(Done(0))

@@ -21,7 +21,6 @@ from epochsink.protocol.ledger_entries import (
     Take,
     decode,
     encode,
-    epoch_of,
     stamped,
 )
 from epochsink.sink import LastDone, SpoolFile
@@ -67,10 +66,6 @@ def test_a_stamp_says_who_and_since_when() -> None:
     assert str(Stamp(0.0, "host-1", 42, "app-7")) == (
         "1970-01-01 00:00:00 UTC, process 42 on host host-1, Spark application app-7"
     )
-
-
-def test_only_entries_about_an_epoch_have_one() -> None:
-    assert [epoch_of(entry) for entry in ENTRIES] == [None, 5, 5, 5, 5, 6, None]
 
 
 def test_a_sink_without_rows_has_no_parts_and_is_never_the_last_done() -> None:

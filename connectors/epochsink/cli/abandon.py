@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger import History
     from epochsink.protocol.ledger_entries import Prepared, Take
+    from epochsink.protocol.ledger_history import History
     from epochsink.sink import Committable, Sink, SinkCommitter
 
 _log = logging.getLogger("epochsink")

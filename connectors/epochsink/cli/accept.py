@@ -12,7 +12,7 @@ from epochsink.protocol.ledger_entries import Resolved, Skipped
 
 if TYPE_CHECKING:
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger import History
+    from epochsink.protocol.ledger_history import History
 
 _log = logging.getLogger("epochsink")
 

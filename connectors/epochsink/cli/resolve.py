@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger import History
     from epochsink.protocol.ledger_entries import Prepared, Take
+    from epochsink.protocol.ledger_history import History
     from epochsink.sink import Committable, Rows, Sink, SinkCommitter
 
 _log = logging.getLogger("epochsink")

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger import History
     from epochsink.protocol.ledger_damage import Damage
     from epochsink.protocol.ledger_entries import Abandoned, Prepared, Stamp, Take
+    from epochsink.protocol.ledger_history import History
 
 
 class State(enum.StrEnum):

@@ -26,6 +26,7 @@ class CommitQueue:
         self._occupied = False
         self._attempting = False
         self._overtaken = False
+        self._running = -1
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -49,6 +50,22 @@ class CommitQueue:
         with self._monitor:
             self._monitor.wait_for(lambda: not self._pending or self._failure is not None)
         self.raise_failure()
+
+    def run_epoch(self, number: int) -> None:
+        """Say which epoch Spark runs now: it has decided those before it."""
+        with self._monitor:
+            self._running = number
+            self._monitor.notify_all()
+
+    @property
+    def running(self) -> int:
+        """The epoch that Spark runs, or ran last."""
+        return self._running
+
+    def wait_run(self, seconds: float) -> None:
+        """Wait until Spark runs an epoch after the oldest pending one, for so many seconds at the most."""
+        with self._monitor:
+            self._monitor.wait_for(lambda: not self._pending or self._running > self._pending[0], seconds)
 
     def wait_pending(self, seconds: float) -> None:
         """Wait until an epoch is pending, for so many seconds at the most."""

@@ -20,6 +20,9 @@ LIVENESS_SECONDS: Final = 0.25
 """How often the stream thread is asked whether it lives."""
 TIDY_SECONDS: Final = 10.0
 """How often an idle stream looks for what losing tasks have left."""
+SHARE_OF_WAIT: Final = 0.125
+LONGEST_IN_POLLS: Final = 20
+"""How the looks at the commit log grow rarer, for as long as Spark has decided nothing."""
 GRACE_SECONDS: Final = 2.0
 """How long after a failed commit a batch may come and raise the failure before an idle query is made to fail."""
 EXIT_SECONDS: Final = 30.0
@@ -64,19 +67,29 @@ class CommitThread(threading.Thread):
 
     def _watch(self) -> None:
         look_again = 0.0
+        waiting_since: float | None = None
         tidy_next = time.monotonic() + TIDY_SECONDS
         while True:
             if time.monotonic() >= look_again:
                 if not self._stream.is_alive():
                     return
                 look_again = time.monotonic() + LIVENESS_SECONDS
-            if self._coordinator.commit_decided():
+            settled = self._coordinator.commit_decided()
+            if not self._stream.is_in_batch():
+                self._coordinator.refuse_swallowed()
+            if settled:
+                waiting_since = None
                 self._coordinator.wait_pending(LIVENESS_SECONDS)
                 if time.monotonic() >= tidy_next:
                     self._coordinator.tidy()
                     tidy_next = time.monotonic() + TIDY_SECONDS
             else:
-                time.sleep(self._poll_seconds)
+                waiting_since = waiting_since or time.monotonic()
+                self._coordinator.wait_run(self._pause(time.monotonic() - waiting_since))
+
+    def _pause(self, waited: float) -> float:
+        """Return how long to wait for the next look: in proportion to the wait, so that its end is seen soon after."""
+        return min(max(self._poll_seconds, waited * SHARE_OF_WAIT), self._poll_seconds * LONGEST_IN_POLLS)
 
     def _give_up(self, failure: BaseException) -> None:
         self.failure = failure

@@ -30,7 +30,7 @@ from epochsink.protocol.takeover import Takeover
 from epochsink.sink import NOTHING_SPOOLED, Epoch
 
 if TYPE_CHECKING:
-    from epochsink.protocol.ledger import History
+    from epochsink.protocol.ledger_history import History
     from epochsink.sink import Identity, Spooled, Written
 
 _log = logging.getLogger("epochsink")
@@ -83,6 +83,7 @@ class Coordinator(Takeover, EpochCommit):
         self._owed = number if self._owed < 0 else self._owed
         self.raise_failure()
         reach("coordinator.settle.before")
+        self._queue.run_epoch(number)
         history = self._ledger.verify()
         if history.newest < number - 1:
             self._refuse_undocumented(history)
@@ -97,7 +98,7 @@ class Coordinator(Takeover, EpochCommit):
                 raise self._conclude(consistency.unknown_past(number, history.newest))
             # before anything is swept: what a target that was set back holds prepared is evidence, and may be the rows
             self._check.verify_all()
-            self._abort_orphans()
+            self._abort_orphans_of_owner()
             return Plan.WRITE
         if recorded.offsets != self._checkpoint.offsets_digest(number):
             raise self._conclude(consistency.other_input(number))
@@ -131,6 +132,9 @@ class Coordinator(Takeover, EpochCommit):
         return self._ledger.verify()
 
     def _expect_decided(self, epoch: int, running: int) -> None:
+        # between its record in this run and this call Spark has written its commit; the commit thread sees it, or not
+        if epoch in self._recorded_here and epoch in self.pending:
+            return
         if not self._checkpoint.is_decided(epoch):
             raise self._conclude(consistency.undecided_before(epoch, running))
         if epoch not in self.pending and epoch not in self._ledger.known().done:
@@ -175,6 +179,7 @@ class Coordinator(Takeover, EpochCommit):
         self._ledger.append(Prepared(epoch.number, epoch.attempt, offsets, shares))
         reach("coordinator.record.after")
         self._owed = -1
+        self._recorded_here.add(epoch.number)
         self._queue.add(epoch.number)
         self._queue.end_attempt()
 
@@ -209,4 +214,5 @@ class Coordinator(Takeover, EpochCommit):
             self._abort_orphans()
             self._queue.end_attempt()
         except (EpochsinkError, OSError) as failure:
+            self._until_spool_sweep = 0
             _log.warning("attempt %s at epoch %d is left for the next sweep: %s", epoch.attempt, epoch.number, failure)

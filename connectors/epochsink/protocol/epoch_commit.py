@@ -32,20 +32,31 @@ class EpochCommit(Sweep):
         """Commit pending epochs that Spark has decided, oldest first; return whether none is left pending.
 
         Called by the commit thread, as often as it likes. An error is kept, and raised in the stream thread too.
-        Raises `WentBack` if Spark has decided an epoch that this run was given and could not prepare.
         """
         try:
-            while self.pending and self._checkpoint.has_commit(self.pending[0]):
+            while self.pending and self._is_decided(self.pending[0]):
                 self._commit(self.pending[0])
                 self._queue.remove_first()
-            self._refuse_swallowed()
+                # after that: the next epoch's vote does not wait for it
+                self._trim()
         except BaseException as failure:
             self.fail(failure)
             raise
         return not self.pending
 
+    def refuse_swallowed(self) -> None:
+        """Refuse an error that did not reach Spark: raised in the next epoch, it would meet the same ``except``.
+
+        Called by the commit thread while foreachBatch does not run: each look is a request to the store. Raises
+        `WentBack` if Spark has decided an epoch that this run was given and could not prepare.
+        """
+        try:
+            self._refuse_swallowed()
+        except BaseException as failure:
+            self.fail(failure)
+            raise
+
     def _refuse_swallowed(self) -> None:
-        """Refuse an error that did not reach Spark: raised in the next epoch, it would meet the same ``except``."""
         number = self._owed
         if number < 0 or not self._checkpoint.has_commit(number):
             return
@@ -54,13 +65,33 @@ class EpochCommit(Sweep):
         if number > self._ledger.verify().newest:
             raise consistency.decided_without_us(number, number, attempted=number)
 
+    def _is_decided(self, number: int) -> bool:
+        # in this order: Spark runs a later epoch only when the commit of the one before stands
+        running = self._queue.running
+        if self._checkpoint.has_commit(number):
+            return True
+        if running <= number:
+            return False
+        if not self._checkpoint.is_decided(number):
+            raise self._conclude(consistency.undecided_before(number, running))
+        return True
+
+    def _trim(self) -> None:
+        try:
+            self._ledger.trim()
+        except OSError as failure:
+            _log.warning("old entries of the ledger stay until the next epoch is done: %s", failure)
+
     def _commit(self, number: int) -> None:
         """Commit one decided epoch in every sink, as the newest ledger entry says, and record that it is done."""
         history = self._ledger.verify()
         if number in history.done:
             return
         reach("coordinator.commit.before")
-        if history.epochs[number].offsets != self._checkpoint.offsets_digest(number):
+        # what this run has recorded, it has recorded with the offsets that stood there
+        if number not in self._recorded_here and history.epochs[number].offsets != self._checkpoint.offsets_digest(
+            number
+        ):
             raise self._conclude(consistency.other_input(number))
         # what readers are about to see must not be undone by a power cut that takes the decision back
         self._checkpoint.make_durable(number)
@@ -74,14 +105,16 @@ class EpochCommit(Sweep):
                     if not self._commit_part(number, name, index, history.applied):
                         return
                     reach("coordinator.commit.between")
-        prepared = self._ledger.verify().epochs[number]  # a replay has put parts in the place of others
+        prepared = self._ledger.known().epochs[number]  # a replay has put parts in the place of others
         for name, share in prepared.shares.items():
             with self._if_ours(name):
                 after = history.applied.get(name)
                 self._sinks[name].await_visible(Epoch(number, prepared.attempt), share.parts, after)
         reach("coordinator.done.before")
+        # whether the ledger is still ours is found out by this very append
         self._ledger.append(Done(number))
         reach("coordinator.done.after")
+        self._recorded_here.discard(number)
         self._clear(prepared)
 
     def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
@@ -124,8 +157,9 @@ class EpochCommit(Sweep):
         try:
             for name, share in prepared.shares.items():
                 self._sinks[name].finish(epoch, share.parts)
-            self._spool.drop(self._query_id, epoch)
-            self._ledger.trim()
+            shares = prepared.shares.items()
+            known = [(self._identities[name], task) for name, share in shares for task in share.files]
+            self._spool.drop(self._query_id, epoch, known)
         except OSError as failure:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", prepared.epoch, failure)
 
@@ -141,5 +175,6 @@ class EpochCommit(Sweep):
         for prepared in history.pending:
             if self._checkpoint.is_decided(prepared.epoch):
                 self._commit(prepared.epoch)
+        self._trim()
         # no next epoch may come that would say so
         self._refuse_undocumented(history)

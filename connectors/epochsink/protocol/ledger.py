@@ -3,159 +3,41 @@
 Entry number *i* is made by create-if-absent, so exactly one driver can write it. A driver appends only at the
 number after the last entry that it has read; if that is taken it reads on, and another driver's `Take`
 there means that it is superseded. So a driver that has lost the checkpoint cannot record anything, and there is no
-gap between checking and writing. Nothing is overwritten. Files are removed only as a prefix long done.
+gap between checking and writing. Nothing is overwritten. Files are removed only once a later take sums them up.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import ConfigurationError, Fenced, LedgerCorrupt, WentBack
-from epochsink.protocol.ledger_entries import (
-    Abandoned,
-    Disputed,
-    Done,
-    Entry,
-    Prepared,
-    Replay,
-    Resolved,
-    Skipped,
-    Take,
-    Withdrawn,
-    decode,
-    encode,
-    epoch_of,
-    stamped,
-)
-from epochsink.sink import LastDone, sharers
+from epochsink.protocol.ledger_entries import Abandoned, Entry, Take, decode, encode, stamped
+from epochsink.protocol.ledger_history import History
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epochsink.protocol.storage import Storage
-    from epochsink.sink import Committable
 
 FOLDER: Final = "epochsink/ledger"
 RETAINED_EPOCHS: Final = 128
-"""Done epochs whose entries stay, so that an older copy of the checkpoint is recognised."""
-TRIMMED_AT_ONCE: Final = 64
-_REMOVED_AT_ONCE: Final = 8
-"""How many entries one call removes of those: more than an epoch adds."""
-
-
-@dataclass(slots=True)
-class History:
-    """What the ledger says: the newest take, every retained epoch as last replayed, and which are done.
-
-    ``applied`` has, for each sink, the newest done epoch in which it had rows: what its target must hold.
-    """
-
-    owner: Take | None = None
-    epochs: dict[int, Prepared] = field(default_factory=dict)
-    done: set[int] = field(default_factory=set)
-    applied: dict[str, LastDone] = field(default_factory=dict)
-    skipped: int = -1
-    disputed: set[int] = field(default_factory=set)
-    abandoned: Abandoned | None = None
-
-    @property
-    def pending(self) -> list[Prepared]:
-        """Recorded epochs that are not done, oldest first."""
-        return [self.epochs[n] for n in sorted(self.epochs.keys() - self.done)]
-
-    @property
-    def newest(self) -> int:
-        """The newest epoch that the ledger answers for, -1 if none."""
-        return max(max(self.epochs, default=-1), self.skipped, self.owner.joined if self.owner else -1)
-
-    def pending_of(self, sink: str) -> LastDone | None:
-        """Return what a sink's target may hold beyond ``applied``: the oldest pending epoch in which it has rows."""
-        return next((one.share_done(sink) for one in self.pending if sink in one.shares), None)
-
-    def done_parts(self, sink: str) -> list[Committable]:
-        """Return a sink's parts of all retained epochs that are done."""
-        return [part for number in self.done if number in self.epochs for part in self.epochs[number].parts_of(sink)]
-
-    def add(self, entry: Entry) -> None:
-        """Take the next entry into account.
-
-        Entries before the first take are remains of a prefix that is being removed, and count for nothing.
-        """
-        match entry:
-            case Take():
-                self.owner = entry
-                for sink, last in entry.applied.items():
-                    self._apply(sink, last)
-            case _ if self.owner is None:
-                return
-            case Prepared():
-                self.epochs[entry.epoch] = entry
-                self.disputed.discard(entry.epoch)
-            case Replay():
-                self._replace(entry)
-            case Resolved():
-                self._close(entry)
-            case Done():
-                self.done.add(entry.epoch)
-                self._finish(entry.epoch)
-            case _:
-                self._add_exception(entry)
-
-    def _add_exception(self, entry: Entry) -> None:
-        """Take into account what is not a step of an epoch: a mistake of the query's user, an operator's word."""
-        match entry:
-            case Skipped():
-                self.skipped = max(self.skipped, entry.epoch)
-            case Disputed():
-                self.disputed.add(entry.epoch)
-            case Withdrawn():
-                self.epochs.pop(entry.epoch, None)
-                self.disputed.discard(entry.epoch)
-            case Abandoned():
-                self.abandoned = entry
-
-    def _finish(self, number: int) -> None:
-        prepared = self.epochs.get(number)
-        for sink in prepared.shares if prepared else ():
-            last = prepared.share_done(sink) if prepared else None
-            if last is not None:
-                self._apply(sink, last)
-
-    def _apply(self, sink: str, last: LastDone) -> None:
-        known = self.applied.get(sink)
-        # at the same epoch an operator's word, which names no parts, is the newer one and stands
-        if known is None or known.epoch < last.epoch or (known.epoch == last.epoch and known.parts):
-            self.applied[sink] = last
-
-    def _replace(self, replay: Replay) -> None:
-        old = self.epochs.get(replay.epoch)
-        if old is None:
-            return
-        shares = dict(old.shares)
-        for lost, again in zip(old.shares[replay.sink].parts, replay.parts, strict=True):
-            # a part that several sinks have recorded is one transaction: lost, and prepared again, for all of them
-            for sink in sharers(lost, replay.sink):
-                if sink in shares:
-                    parts = tuple(again if part == lost else part for part in shares[sink].parts)
-                    shares[sink] = replace(shares[sink], parts=parts)
-        self.epochs[replay.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
-
-    def _close(self, resolved: Resolved) -> None:
-        # from here on the operator's word counts, not what the target's marker says up to this epoch
-        self._apply(resolved.sink, LastDone(resolved.epoch, "", ()))
-        old = self.epochs.get(resolved.epoch)
-        if old is not None:
-            shares = {sink: share for sink, share in old.shares.items() if sink != resolved.sink}
-            self.epochs[resolved.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
+"""Done epochs that stay known, so that an older copy of the checkpoint is recognised."""
+SUMMARISED_AFTER: Final = 32
+"""After how many entries the newest take is said again, with a summary of all before it."""
+_TAKES_KEPT: Final = 512
+"""Drivers whose first take stays: a driver that has slept while more than so many began is not told by one look."""
+_READ_BACK: Final = 16
+_LISTINGS: Final = 8
 
 
 class Ledger:
     """One driver's view of a checkpoint's ledger. ``driver`` (uuid) tells its takes from other drivers'.
 
     ``application`` is the driver's Spark application id, for people. ``even_abandoned`` lets it take a ledger that is
-    closed: to go on with ending what it holds.
+    closed: to go on with ending what it holds. ``summarised_after`` says how many entries a start has to read at most.
 
     Entries never change, so what has been read stays right, and two threads may use one ledger. Every method may
     raise OSError, after which an append may or may not have happened: the next driver reads it.
@@ -169,35 +51,33 @@ class Ledger:
         application: str = "",
         even_abandoned: bool = False,
         retained_epochs: int = RETAINED_EPOCHS,
-        trimmed_at_once: int = TRIMMED_AT_ONCE,
+        summarised_after: int = SUMMARISED_AFTER,
     ) -> None:
         self._files = files
         self._driver = driver
         self._application = application
         self._even_abandoned = even_abandoned
         self._retained_epochs = retained_epochs
-        self._trimmed_at_once = trimmed_at_once
-        self._entries: dict[int, Entry] = {}
-        self._end = 0
-        self._trimmed_to = 0
+        self._summarised_after = summarised_after
+        self._lock = threading.Lock()
+        self._seen = _Seen(retained_epochs)
+        self._uncertain = False
 
     def read(self) -> History:
         """Read on to the newest entry and return the history, whoever owns it."""
-        if self._end == 0 or (not self._read_on() and self._was_trimmed()):
+        if self._end == 0 or (
+            not self._read_on() and not self._next_number_tells() and self._stands_beyond(self._end - 1)
+        ):
             self._read_all()
         history = self.known()
-        if history.owner is None and self._entries:
-            raise _corrupt(max(self._entries), "no driver's take stands before it")
+        if history.owner is None and self._end > 0:
+            raise _corrupt(self._end - 1, "no driver's take stands before it")
         return history
 
     def known(self) -> History:
         """Return the history as read last, own entries included: for what needs no newer one."""
-        history = History()
-        # a copy: the other thread may add and trim meanwhile
-        entries = self._entries.copy()
-        for number in sorted(entries):
-            history.add(entries[number])
-        return history
+        with self._lock:
+            return self._seen.history.copy()
 
     def verify(self) -> History:
         """Return the history if this driver still owns the ledger; raises `Fenced` if another took it."""
@@ -235,9 +115,8 @@ class Ledger:
                 # what an earlier take says wins: another driver may have come in between
                 origins={**origins, **(owner.origins if owner else {})},
                 joined=max(joined, owner.joined if owner else -1),
-                applied=history.applied,
             )
-            if self._create(self._end, entry):
+            if self._say(entry):
                 return entry
 
     def append(self, entry: Entry) -> None:
@@ -246,48 +125,71 @@ class Ledger:
             self.verify()
 
     def trim(self) -> None:
-        """Remove entries of epochs long done, as a prefix that ends before a take, when enough have gathered.
+        """When many entries have gathered, say the take again with a summary of them, and remove what that replaces.
 
-        A take says where the ledger begins, so that what a driver superseded long ago still writes where entries have
-        been removed can never be taken for one. So the newest take is said again now and then.
+        What stands before the last take but one goes: whoever begins to read meanwhile still finds either. Never
+        removed is the take by which a driver began. The driver before it has read up to that number and looks there
+        next, however long it slept: one look tells it whether the ledger is still its own, and no number that it may
+        append at is ever free again.
         """
-        history = self.verify()
-        entries = self._entries.copy()
-        takes = [number for number, entry in entries.items() if isinstance(entry, Take)]
-        if history.owner is not None and self._end - max(takes) > self._retained_epochs:
-            self.append(replace(history.owner, applied=history.applied))
-        retained = set(sorted(history.done)[-self._retained_epochs :]) | (history.epochs.keys() - history.done)
-        first = min(entries)
-        needed = min((number for number, entry in entries.items() if epoch_of(entry) in retained), default=first)
-        keep = max((number for number in takes if number <= needed), default=first)
-        if keep - first >= self._trimmed_at_once:
-            self._trimmed_to = keep
-        # a few each time: the next epoch's vote waits for this; one after another: see `_was_trimmed`
-        for number in range(first, min(self._trimmed_to, first + _REMOVED_AT_ONCE)):
-            self._files.remove(_name(number))
-            self._entries.pop(number, None)
+        with self._lock:
+            owner = self._seen.history.owner
+            due = self._end - max(self._seen.summaries, default=-1) > self._summarised_after
+        if owner is None or not due:
+            return
+        while not self._say(owner):
+            self.verify()
+        with self._lock:
+            gone = self._seen.replaced()
+        self._files.remove_many([_name(number) for number in gone])
+        with self._lock:
+            self._seen.present.difference_update(gone)
+
+    def _say(self, take: Take) -> bool:
+        """Create a take with what is known before its very number: an entry in between would be missing in it."""
+        with self._lock:
+            number, history = self._end, self._seen.history
+            begins = history.owner is None or history.owner.driver != take.driver
+            takes = (*self._seen.takes, *([number] if begins else []))[-_TAKES_KEPT:]
+            summary = replace(history.summary(self._retained_epochs), takes=takes)
+            said = replace(take, applied=dict(history.applied), summary=summary)
+        return self._create(number, said)
 
     def _create(self, number: int, entry: Entry) -> bool:
         entry = stamped(entry, self._application)
-        if not self._files.create(_name(number), encode(entry)):
+        owned = self._owns()
+        try:
+            made = self._files.create(_name(number), encode(entry))
+        except OSError:
+            self._uncertain = True
+            raise
+        if not made:
             return False
-        if self._is_stale(number):
-            self._files.remove(_name(number))
+        if not owned and self._stands_beyond(number):
+            # the number was free because its entry is long gone, or others have appended already: a take goes on top
             self._read_all()
             return False
         self._remember(number, entry)
         return True
 
-    def _is_stale(self, number: int) -> bool:
-        """Whether the number was free only because the entry that once stood there has been trimmed."""
-        if number == 0:
-            return any(name.isdigit() and int(name) > 0 for name in self._files.names(FOLDER))
-        return self._was_trimmed(number)
+    def _owns(self) -> bool:
+        with self._lock:
+            return self._seen.history.owner is not None and self._seen.history.owner.driver == self._driver
 
-    def _was_trimmed(self, number: int | None = None) -> bool:
-        # entries go in ascending order: if the one before still stands, none after it was removed
-        before = (self._end if number is None else number) - 1
-        return not self._files.exists(_name(before))
+    def _next_number_tells(self) -> bool:
+        """Whether a look at the next number shows all that is new: a successor's first take stays there for good."""
+        return self._owns() and not self._uncertain
+
+    def _stands_beyond(self, number: int) -> bool:
+        return any(int(name) > number for name in self._files.names(FOLDER) if name.isdigit())
+
+    @property
+    def _end(self) -> int:
+        return self._seen.end
+
+    def _remember(self, number: int, entry: Entry) -> None:
+        with self._lock:
+            self._seen.add(number, entry)
 
     def _read_on(self) -> bool:
         # counted here, not in self._end, which the other thread moves on too
@@ -298,24 +200,79 @@ class Ledger:
         return number > start
 
     def _read_all(self) -> None:
-        listed = {int(name) for name in self._files.names(FOLDER) if name.isdigit()}
-        first = max(listed, default=0)
-        # what stands below a gap is the leftover of a driver that wrote where entries had been trimmed; a listing
-        # made while entries are added may leave some out, so each gap is looked at
-        while first > 0 and (first - 1 in listed or self._files.exists(_name(first - 1))):
-            first -= 1
-        found = {}
-        numbers = range(first, max(listed, default=-1) + 1)
-        for number, data in zip(numbers, self._files.read_many([_name(each) for each in numbers]), strict=True):
-            if data is not None:
-                found[number] = _decoded(data, number)
-        self._entries = found
-        self._end = max(found, default=-1) + 1
+        for _ in range(_LISTINGS):
+            listed = {int(name) for name in self._files.names(FOLDER) if name.isdigit()}
+            found = self._read_back_from(max(listed, default=-1))
+            # else the owner has summed up and removed meanwhile what was listed
+            if not listed or any(isinstance(entry, Take) for entry in found.values()):
+                break
+        seen = _Seen(self._retained_epochs, end=min(found, default=0))
+        for number in sorted(found):
+            seen.add(number, found[number])
+        seen.present |= listed
+        with self._lock:
+            self._seen, self._uncertain = seen, False
         self._read_on()
 
-    def _remember(self, number: int, entry: Entry) -> None:
-        self._entries[number] = entry
-        self._end = max(self._end, number + 1)
+    def _read_back_from(self, newest: int) -> dict[int, Entry]:
+        """Read entries from the newest one back to a take that sums up all before it, or to the first one.
+
+        Whether or not they are listed: a listing made while entries are added may leave some out. What stands below a
+        gap counts for nothing.
+        """
+        found: dict[int, Entry] = {}
+        while newest >= 0:
+            numbers = range(newest, max(newest - _READ_BACK, -1), -1)
+            contents = self._files.read_many([_name(number) for number in numbers])
+            for number, data in zip(numbers, contents, strict=True):
+                if data is None:
+                    return found
+                found[number] = entry = _decoded(data, number)
+                if isinstance(entry, Take) and entry.summary is not None:
+                    return found
+            newest = numbers[-1] - 1
+        return found
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The entries up to ``end``, taken together, and where they stand.
+
+    ``present`` are the numbers of files that are there, ``takes`` those of takes by which a driver began,
+    ``summaries`` those of takes that have a summary.
+    """
+
+    retained: int
+    history: History = field(default_factory=History)
+    end: int = 0
+    present: set[int] = field(default_factory=set)
+    takes: list[int] = field(default_factory=list)
+    summaries: list[int] = field(default_factory=list)
+
+    def add(self, number: int, entry: Entry) -> None:
+        # the other thread may have read what this one has just appended
+        if number != self.end:
+            return
+        if isinstance(entry, Take):
+            self._add_take(number, entry)
+        self.history.add(entry)
+        self.history.forget(self.retained)
+        self.present.add(number)
+        self.end = number + 1
+
+    def _add_take(self, number: int, take: Take) -> None:
+        before = self.history.owner
+        if before is None and take.summary is not None:
+            self.takes = list(take.summary.takes)
+        elif before is None or before.driver != take.driver:
+            self.takes.append(number)
+        if take.summary is not None:
+            self.summaries.append(number)
+
+    def replaced(self) -> list[int]:
+        """Return the numbers of files that a start needs no more."""
+        keep = self.summaries[-2] if self.summaries[1:] else 0
+        return sorted(number for number in self.present - set(self.takes[-_TAKES_KEPT:]) if number < keep)
 
 
 def _first_generation() -> int:

@@ -6,8 +6,9 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from epochsink.protocol.ledger import FOLDER, History
+from epochsink.protocol.ledger import FOLDER
 from epochsink.protocol.ledger_entries import decode
+from epochsink.protocol.ledger_history import History
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

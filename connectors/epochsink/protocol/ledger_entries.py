@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, Final
 from epochsink.sink import LastDone, SpoolFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from epochsink.sink import Committable
 
-VERSION: Final = 2
-"""What is written. Version 1 had no `Stamp`, no `Skipped`, no ``applied`` in a take, no ``files`` in a share."""
+VERSION: Final = 3
+"""What is written. Version 2 had no ``summary`` in a take; version 1 also no `Stamp`, no `Skipped`, no ``applied`` in a
+take, no ``files`` in a share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class Take:
 
     ``origins`` holds what each sink fixed when it joined; epochs up to ``joined`` (-1: none) were
     decided before this ledger began. ``applied`` has, for each sink, the newest done epoch with rows as known then, so
-    that removing old entries never loses it.
+    that removing old entries never loses it. ``summary`` has what else a start needs of the entries before this one
+    (None: an earlier version wrote it, and they have to be read).
     """
 
     generation: int
@@ -61,6 +63,7 @@ class Take:
     joined: int = -1
     applied: Mapping[str, LastDone] = field(default_factory=dict, compare=False)
     stamp: Stamp | None = field(default=None, compare=False)
+    summary: Summary | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +168,22 @@ class Abandoned:
     stamp: Stamp | None = field(default=None, compare=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a take says of the entries before it, so that a start need not read them. Not an entry of its own.
+
+    ``pending`` epochs are complete, as last replayed; ``done`` ones are (epoch, attempt, digest of offsets). ``takes``
+    are the numbers of entries that are never removed (see `epochsink.protocol.ledger.Ledger.trim`).
+    """
+
+    pending: tuple[Prepared, ...] = ()
+    done: tuple[tuple[int, str, str], ...] = ()
+    skipped: int = -1
+    disputed: tuple[int, ...] = ()
+    abandoned: Abandoned | None = None
+    takes: tuple[int, ...] = ()
+
+
 Entry = Take | Prepared | Replay | Resolved | Done | Skipped | Disputed | Withdrawn | Abandoned
 _KINDS: Final[dict[str, type[Entry]]] = {
     "take": Take,
@@ -179,11 +198,6 @@ _KINDS: Final[dict[str, type[Entry]]] = {
 }
 
 
-def epoch_of(entry: Entry) -> int | None:
-    """Return the epoch that an entry is about, None for one about the whole ledger."""
-    return None if isinstance(entry, Take | Abandoned) else entry.epoch
-
-
 def stamped(entry: Entry, application: str) -> Entry:
     """Return an entry with this process' stamp."""
     return replace(entry, stamp=Stamp.now(application))
@@ -196,9 +210,28 @@ def encode(entry: Entry) -> bytes:
     return json.dumps(content, default=_to_json).encode() + b"\n"
 
 
-def _to_json(value: Entry | Share | SpoolFile | LastDone | Stamp) -> dict[str, Any]:
+def _to_json(value: Entry | Share | SpoolFile | LastDone | Stamp | Summary) -> dict[str, Any]:
     # `asdict` would copy every committable deeply
     return {name: getattr(value, name) for name in value.__slots__}
+
+
+def decode(data: bytes) -> Entry:
+    """Return the entry that a line of JSON holds. Raises ValueError, KeyError, TypeError."""
+    fields = json.loads(data)
+    kind, version = fields.pop("entry"), fields.pop("version")
+    if version not in (1, 2, VERSION):
+        raise ValueError(f"version {version}")
+    return _KINDS[kind](**_values(fields))
+
+
+def _values(fields: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: _READ[name](value) if name in _READ and value is not None else value for name, value in fields.items()
+    }
+
+
+def _shares(shares: Mapping[str, Any]) -> dict[str, Share]:
+    return {sink: _share(share) for sink, share in shares.items()}
 
 
 def _share(fields: Mapping[str, Any]) -> Share:
@@ -206,23 +239,28 @@ def _share(fields: Mapping[str, Any]) -> Share:
     return Share(tuple(fields["parts"]), tuple(fields["tasks"]), files)
 
 
-def decode(data: bytes) -> Entry:
-    """Return the entry that a line of JSON holds. Raises ValueError, KeyError, TypeError."""
-    fields = json.loads(data)
-    kind, version = fields.pop("entry"), fields.pop("version")
-    if version not in (1, VERSION):
-        raise ValueError(f"version {version}")
-    if "parts" in fields:
-        fields["parts"] = tuple(fields["parts"])
-    if "ended" in fields:
-        fields["ended"] = tuple(fields["ended"])
-    if "shares" in fields:
-        fields["shares"] = {sink: _share(share) for sink, share in fields["shares"].items()}
-    if "applied" in fields:
-        fields["applied"] = {
-            sink: LastDone(done["epoch"], done["attempt"], tuple(done["parts"]))
-            for sink, done in fields["applied"].items()
-        }
-    if fields.get("stamp") is not None:
-        fields["stamp"] = Stamp(**fields["stamp"])
-    return _KINDS[kind](**fields)
+def _applied(newest: Mapping[str, Any]) -> dict[str, LastDone]:
+    return {sink: LastDone(last["epoch"], last["attempt"], tuple(last["parts"])) for sink, last in newest.items()}
+
+
+def _summary(fields: Mapping[str, Any]) -> Summary:
+    abandoned = fields["abandoned"]
+    return Summary(
+        pending=tuple(Prepared(**_values(prepared)) for prepared in fields["pending"]),
+        done=tuple((number, attempt, offsets) for number, attempt, offsets in fields["done"]),
+        skipped=fields["skipped"],
+        disputed=tuple(fields["disputed"]),
+        abandoned=None if abandoned is None else Abandoned(**_values(abandoned)),
+        takes=tuple(fields["takes"]),
+    )
+
+
+_READ: Final[dict[str, Callable[[Any], Any]]] = {
+    "parts": tuple,
+    "ended": tuple,
+    "shares": _shares,
+    "applied": _applied,
+    "summary": _summary,
+    "stamp": lambda stamp: Stamp(**stamp),
+}
+"""How a field becomes what it was, where JSON has no word for it."""

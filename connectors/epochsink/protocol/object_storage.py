@@ -7,7 +7,7 @@ succeed. Nothing is renamed: on an object store that is a copy and a delete, wit
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PermissionDeniedEr
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from epochsink.errors import ConfigurationError
-from epochsink.protocol.storage import read_beside
+from epochsink.protocol.storage import beside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -91,7 +91,7 @@ class ObjectStorage:
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
         """Return the bytes of several files, sixteen at a time."""
-        return read_beside(self.read, names)
+        return beside(self.read, names)
 
     def exists(self, name: str) -> bool:
         """Return whether an object exists."""
@@ -111,8 +111,11 @@ class ObjectStorage:
 
     def remove(self, name: str) -> None:
         """Delete an object."""
-        with _as_oserror():
-            obstore.delete(self._store, name)
+        self.remove_many([name])
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        """Delete several objects, as many by one request as the store takes."""
+        _delete(self._store, list(names))
 
     def make_durable(self, name: str) -> None:
         """Do nothing: an object that the store has taken is as durable as the store makes it."""
@@ -148,11 +151,14 @@ class ObjectFiles:
     def make_folder(self, root: str, name: str) -> None:
         """Do nothing: there are no folders."""
 
-    def remove_folder(self, path: str) -> None:
-        """Delete all objects below a prefix, as many by one request as the store takes."""
+    def remove_folder(self, path: str, names: Sequence[str] = ()) -> None:
+        """Delete all objects below a prefix, or those known there, as many by one request as the store takes."""
+        if names:
+            _delete(self._store, [f"{path}/{name}" for name in names])
+            return
         with _as_oserror():
             for found in obstore.list(self._store, path):
-                obstore.delete(self._store, [each["path"] for each in found])
+                _delete(self._store, [each["path"] for each in found])
 
     def folders(self, path: str) -> list[str]:
         """Return the next parts of the names below a prefix."""
@@ -200,6 +206,17 @@ class ObjectOutput:
         """Finish the upload: the store keeps it from here on."""
         with _as_oserror():
             self._writer.close()
+
+
+def _delete(store: ObjectStore, paths: list[str]) -> None:
+    with _as_oserror():
+        try:
+            obstore.delete(store, paths)
+        except FileNotFoundError:
+            # some stores say so for one of many, and leave open what became of the others
+            for path in paths:
+                with suppress(FileNotFoundError):
+                    obstore.delete(store, path)
 
 
 @contextmanager

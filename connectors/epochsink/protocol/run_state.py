@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Concatenate, ParamSpec, TypeVar
 
-    from epochsink.protocol.ledger import History, Ledger
+    from epochsink.protocol.ledger import Ledger
     from epochsink.protocol.ledger_entries import Share
+    from epochsink.protocol.ledger_history import History
     from epochsink.sink import CheckpointReader, Committable, Epoch, Identity, LastDone, SinkCommitter, SpoolKeeper
 
     Of = TypeVar("Of", bound="RunState")
@@ -68,6 +69,8 @@ class RunState(TwoThreads):
         self._attempted = -1
         self._owed = -1
         """The epoch that Spark has given to this run and that could not be prepared so far, -1 if there is none."""
+        self._recorded_here: set[int] = set()
+        self._until_spool_sweep = 0
         self._identities: dict[str, Identity] = {}
 
     def _refuse_undocumented(self, history: History) -> None:

@@ -77,10 +77,15 @@ class Spool:
         files, root = self._open()
         files.make_folder(root, _folder(query_id, epoch))
 
-    def drop(self, query_id: str, epoch: Epoch) -> None:
-        """Remove all that an attempt at an epoch has spooled."""
+    def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] = ()) -> None:
+        """Remove all that an attempt at an epoch has spooled.
+
+        ``known`` are the files of accepted tasks: an object store, which has no folders, need not be asked for them,
+        and what losing tasks have left there stays for a sweep.
+        """
         files, root = self._open()
-        files.remove_folder(f"{root}/{_folder(query_id, epoch)}")
+        names = [_file(identity, task) for identity, task in known]
+        files.remove_folder(f"{root}/{_folder(query_id, epoch)}", names)
 
     def attempts(self, query_id: str) -> list[Epoch]:
         """Return the attempts at epochs of a query that have a folder, in any order."""
@@ -115,7 +120,7 @@ class NoSpool:
     def make(self, query_id: str, epoch: Epoch) -> None:
         """Do nothing."""
 
-    def drop(self, query_id: str, epoch: Epoch) -> None:
+    def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] = ()) -> None:
         """Do nothing."""
 
     def attempts(self, query_id: str) -> list[Epoch]:

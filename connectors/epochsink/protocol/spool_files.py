@@ -17,6 +17,7 @@ from epochsink.errors import ConfigurationError
 from epochsink.protocol.storage import sync_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Future
 
 _SYNC_BYTES: Final = 16 << 20
@@ -49,8 +50,11 @@ class SpoolFiles(Protocol):
     def make_folder(self, root: str, name: str) -> None:
         """Make a folder below a root, and the root; nobody but this user may enter the root."""
 
-    def remove_folder(self, path: str) -> None:
-        """Remove a folder with all that is in it; no error if it does not exist."""
+    def remove_folder(self, path: str, names: Sequence[str] = ()) -> None:
+        """Remove a folder with all that is in it; no error if it does not exist.
+
+        Where a folder is only a part of names, and ``names`` are known: those of its files.
+        """
 
     def folders(self, path: str) -> list[str]:
         """Return the names of the folders in a folder; none if it does not exist."""
@@ -106,8 +110,9 @@ class LocalFiles:
         Path(root, name).mkdir(parents=True, exist_ok=True)
         Path(root).chmod(0o700)
 
-    def remove_folder(self, path: str) -> None:
+    def remove_folder(self, path: str, names: Sequence[str] = ()) -> None:
         """Remove a folder and its files."""
+        del names
         try:
             shutil.rmtree(path)
         except FileNotFoundError:

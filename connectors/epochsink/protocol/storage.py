@@ -10,7 +10,7 @@ import os
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from epochsink.errors import ConfigurationError
 
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 _RACES: Final = 3
-_READS_AT_ONCE: Final = 16
+_AT_ONCE: Final = 16
+_Answer = TypeVar("_Answer")
 
 
 class Storage(Protocol):
@@ -46,6 +47,9 @@ class Storage(Protocol):
 
     def remove(self, name: str) -> None:
         """Delete a file; no error if it does not exist."""
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        """Delete several files, by one request where the store has one for that."""
 
     def make_durable(self, name: str) -> None:
         """Make a file that somebody else wrote outlive a power cut, as far as the store does not do so by itself."""
@@ -81,10 +85,10 @@ def refuse_unconditional_create(files: Storage, location: str) -> None:
                 )
 
 
-def read_beside(read: Callable[[str], bytes | None], names: Sequence[str]) -> list[bytes | None]:
-    """Read several files of a store that is far away, so that their round trips are waited for together."""
-    with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="epochsink-read") as pool:
-        return list(pool.map(read, names))
+def beside(call: Callable[[str], _Answer], names: Sequence[str]) -> list[_Answer]:
+    """Call for several files of a store that is far away, so that their round trips are waited for together."""
+    with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="epochsink-store") as pool:
+        return list(pool.map(call, names))
 
 
 class LocalStorage:
@@ -145,6 +149,11 @@ class LocalStorage:
     def remove(self, name: str) -> None:
         """Delete a file."""
         (self.root / name).unlink(missing_ok=True)
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        """Delete several files."""
+        for name in names:
+            self.remove(name)
 
     def make_durable(self, name: str) -> None:
         """Sync a file, the checksum that Hadoop's local file system keeps beside it, and their folder."""

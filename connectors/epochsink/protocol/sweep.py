@@ -7,12 +7,16 @@ which hold locks or hold readers back. Only the owner of the ledger may end them
 from __future__ import annotations
 
 import logging
+from typing import Final
 
 from epochsink.protocol import transaction_groups
 from epochsink.protocol.run_state import RunState
 from epochsink.sink import Epoch
 
 _log = logging.getLogger("epochsink")
+
+SPOOL_SWEPT_AFTER: Final = 32
+"""Epochs without a failure after which the spool is looked through for what late tasks have left."""
 
 
 class Sweep(RunState):
@@ -39,10 +43,28 @@ class Sweep(RunState):
         with self._queue.alone():
             self._end_unrecorded()
 
+    def _abort_orphans_of_owner(self) -> None:
+        """Like `_abort_orphans`, where the ledger was read just before; looks into the spool only now and then.
+
+        What a sweep ends is of this generation or an older one, so a driver that was superseded since, and sleeps
+        between its look and any call to a target, ends nothing of its successor's: another look would sleep likewise.
+        """
+        with self._queue.alone():
+            self._end_in_targets()
+            self._until_spool_sweep -= 1
+            if self._until_spool_sweep <= 0:
+                self._end_in_spool()
+
     def _end_unrecorded(self) -> None:
-        """Abort what the ledger does not name. Only the owner may: the ledger is read again for each sink."""
+        """Abort what the ledger does not name. Only the owner may: the ledger is read before."""
+        self._ledger.verify()
+        self._end_in_targets()
+        self._end_in_spool()
+
+    def _end_in_targets(self) -> None:
         for name, sink in self._sinks.items():
-            history = self._ledger.verify()
+            # as it is now: the other thread may have recorded a replay
+            history = self._ledger.known()
             # those of its whole group: what several share stands for as long as one of them has yet to commit it
             together = transaction_groups.group(self._sinks, name)
             keep = [part for prepared in history.pending for each in together for part in prepared.parts_of(each)]
@@ -50,9 +72,12 @@ class Sweep(RunState):
                 ended = sink.abort_orphans(keep, history.done_parts(name))
             for line in ended:
                 _log.info("sink '%s': aborted what no recorded epoch names: %s", name, line)
+
+    def _end_in_spool(self) -> None:
         # listed before the ledger is read: a newer driver's attempts cannot be among them, if it is still ours
         spooled = self._spool.attempts(self._query_id)
         kept = {Epoch(prepared.epoch, prepared.attempt) for prepared in self._ledger.verify().pending}
         for epoch in spooled:
             if epoch not in kept:
                 self._spool.drop(self._query_id, epoch)
+        self._until_spool_sweep = SPOOL_SWEPT_AFTER

@@ -11,7 +11,7 @@ from epochsink.protocol.sweep import Sweep
 from epochsink.sink import Identity
 
 if TYPE_CHECKING:
-    from epochsink.protocol.ledger import History
+    from epochsink.protocol.ledger_history import History
 
 
 class Takeover(Sweep):

@@ -25,6 +25,10 @@ class TwoThreads:
         """Wait until an epoch is pending, for so many seconds at the most."""
         self._queue.wait_pending(seconds)
 
+    def wait_run(self, seconds: float) -> None:
+        """Wait until Spark has gone on to a later epoch than the oldest pending one, or so many seconds have passed."""
+        self._queue.wait_run(seconds)
+
     def has_decided(self) -> bool:
         """Return whether a pending epoch is decided: its commit is under way or about to be."""
         pending = self.pending[:1]

@@ -44,12 +44,12 @@ class WebHdfs:
         return pa.PythonFile(_request("GET", str(answer["Location"])), mode="r")
 
     def make_folder(self, root: str, name: str) -> None:
-        """Make a folder; only this user may enter the root."""
-        self._ask("PUT", root, op="MKDIRS", permission="700")
+        """Make a folder, and the root, by one request; only this user may enter it."""
         self._ask("PUT", f"{root}/{name}", op="MKDIRS", permission="700")
 
-    def remove_folder(self, path: str) -> None:
+    def remove_folder(self, path: str, names: Sequence[str] = ()) -> None:
         """Remove a folder with all that is in it."""
+        del names
         self._ask("DELETE", path, op="DELETE", recursive="true")
 
     def folders(self, path: str) -> list[str]:

@@ -28,5 +28,7 @@ class SpoolKeeper(Protocol):
         self, identity: Identity, epoch: Epoch, tasks: Sequence[str], files: Mapping[str, SpoolFile]
     ) -> Rows: ...
     def make(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
-    def drop(self, query_id: str, epoch: Epoch) -> None: ...  # noqa: D102 - described there
+    def drop(  # noqa: D102 - described there
+        self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] = ()
+    ) -> None: ...
     def attempts(self, query_id: str) -> list[Epoch]: ...  # noqa: D102 - described there

@@ -19,7 +19,7 @@ from pyspark.errors import PySparkException
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.protocol.spool_files import is_object_store
-from epochsink.protocol.storage import LocalStorage, Storage, read_beside
+from epochsink.protocol.storage import LocalStorage, Storage, beside
 from epochsink.spark.compat import gateway_of, hadoop_configuration_of, jvm_of
 from epochsink.spark.store_options import store_options
 
@@ -131,7 +131,7 @@ class HadoopStorage:
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
         """Return the bytes of several files, sixteen at a time."""
-        return read_beside(self.read, names)
+        return beside(self.read, names)
 
     def exists(self, name: str) -> bool:
         """Return whether a file exists."""
@@ -159,6 +159,10 @@ class HadoopStorage:
         """Delete a file."""
         with _as_oserror():
             self._system.delete(self._path(name), False)  # noqa: FBT003 - Java's recursive flag
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        """Delete several files, sixteen at a time."""
+        beside(self.remove, names)
 
     def make_durable(self, name: str) -> None:
         """Do nothing: a file that a remote store has taken is as durable as the store makes it."""

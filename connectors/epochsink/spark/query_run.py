@@ -39,7 +39,7 @@ _log = logging.getLogger("epochsink")
 
 LOCAL_POLL_SECONDS: Final = 0.005
 REMOTE_POLL_SECONDS: Final = 0.05
-"""How often the commit log is looked at while an epoch is pending: a system call, or a request to a store."""
+"""How often the commit log is looked at first while an epoch is pending: a system call, or a request to a store."""
 
 ATTEMPTS: Final = 5
 FIRST_PAUSE_SECONDS: Final = 1.0

@@ -1,0 +1,186 @@
+"""What a ledger's entries say, taken together: who owns it, which epochs are pending, which are done.
+
+A done epoch is kept as a summary: which attempt it was, and of what input. What its sinks had prepared is known of the
+newest few alone, as evidence of a target that was set back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Final
+
+from epochsink.protocol.ledger_entries import (
+    Abandoned,
+    Disputed,
+    Done,
+    Entry,
+    Prepared,
+    Replay,
+    Resolved,
+    Skipped,
+    Summary,
+    Take,
+    Withdrawn,
+)
+from epochsink.sink import LastDone, sharers
+
+if TYPE_CHECKING:
+    from epochsink.sink import Committable
+
+DONE_IN_FULL: Final = 8
+"""Done epochs whose committables are still known."""
+
+
+@dataclass(slots=True)
+class History:
+    """What the ledger says: the newest take, every retained epoch as last replayed, and which are done.
+
+    ``applied`` has, for each sink, the newest done epoch in which it had rows: what its target must hold.
+    """
+
+    owner: Take | None = None
+    epochs: dict[int, Prepared] = field(default_factory=dict)
+    done: set[int] = field(default_factory=set)
+    applied: dict[str, LastDone] = field(default_factory=dict)
+    skipped: int = -1
+    disputed: set[int] = field(default_factory=set)
+    abandoned: Abandoned | None = None
+
+    @property
+    def pending(self) -> list[Prepared]:
+        """Recorded epochs that are not done, oldest first."""
+        return [self.epochs[n] for n in sorted(self.epochs.keys() - self.done)]
+
+    @property
+    def newest(self) -> int:
+        """The newest epoch that the ledger answers for, -1 if none."""
+        return max(max(self.epochs, default=-1), self.skipped, self.owner.joined if self.owner else -1)
+
+    def pending_of(self, sink: str) -> LastDone | None:
+        """Return what a sink's target may hold beyond ``applied``: the oldest pending epoch in which it has rows."""
+        return next((one.share_done(sink) for one in self.pending if sink in one.shares), None)
+
+    def done_parts(self, sink: str) -> list[Committable]:
+        """Return a sink's parts of the done epochs that are known in full."""
+        full = [part for number in self.done if number in self.epochs for part in self.epochs[number].parts_of(sink)]
+        # of the epochs before the take that it began with, a driver knows the newest one of each sink
+        newest = self.applied[sink].parts if sink in self.applied else ()
+        return [*full, *(part for part in newest if part not in full)]
+
+    def copy(self) -> History:
+        """Return a history that grows on its own; entries never change, so they are shared."""
+        return replace(
+            self,
+            epochs=dict(self.epochs),
+            done=set(self.done),
+            applied=dict(self.applied),
+            disputed=set(self.disputed),
+        )
+
+    def summary(self, retained: int) -> Summary:
+        """Return what a driver has to know of all that is older than the entry which holds this."""
+        done = sorted(self.done & self.epochs.keys())[-retained:]
+        return Summary(
+            pending=tuple(self.pending),
+            done=tuple((number, self.epochs[number].attempt, self.epochs[number].offsets) for number in done),
+            skipped=self.skipped,
+            disputed=tuple(sorted(self.disputed)),
+            abandoned=self.abandoned,
+        )
+
+    def forget(self, retained: int) -> None:
+        """Keep no more done epochs than so many."""
+        for number in sorted(self.done)[:-retained]:
+            self.done.discard(number)
+            self.epochs.pop(number, None)
+
+    def add(self, entry: Entry) -> None:
+        """Take the next entry into account.
+
+        Entries before the first take are remains of a prefix that is being removed, and count for nothing.
+        """
+        match entry:
+            case Take():
+                self._take(entry)
+            case _ if self.owner is None:
+                return
+            case Prepared():
+                self.epochs[entry.epoch] = entry
+                self.disputed.discard(entry.epoch)
+            case Replay():
+                self._replace(entry)
+            case Resolved():
+                self._close(entry)
+            case Done():
+                self.done.add(entry.epoch)
+                self._finish(entry.epoch)
+            case _:
+                self._add_exception(entry)
+
+    def _add_exception(self, entry: Entry) -> None:
+        """Take into account what is not a step of an epoch: a mistake of the query's user, an operator's word."""
+        match entry:
+            case Skipped():
+                self.skipped = max(self.skipped, entry.epoch)
+            case Disputed():
+                self.disputed.add(entry.epoch)
+            case Withdrawn():
+                self.epochs.pop(entry.epoch, None)
+                self.disputed.discard(entry.epoch)
+            case Abandoned():
+                self.abandoned = entry
+
+    def _take(self, take: Take) -> None:
+        if self.owner is None and take.summary is not None:
+            self._begin_with(take.summary)
+        self.owner = take
+        for sink, last in take.applied.items():
+            self._apply(sink, last)
+
+    def _begin_with(self, summary: Summary) -> None:
+        for number, attempt, offsets in summary.done:
+            self.epochs[number] = Prepared(number, attempt, offsets, {})
+            self.done.add(number)
+        for prepared in summary.pending:
+            self.epochs[prepared.epoch] = prepared
+        self.skipped = summary.skipped
+        self.disputed = set(summary.disputed)
+        self.abandoned = summary.abandoned
+
+    def _finish(self, number: int) -> None:
+        prepared = self.epochs.get(number)
+        for sink in prepared.shares if prepared else ():
+            last = prepared.share_done(sink) if prepared else None
+            if last is not None:
+                self._apply(sink, last)
+        # after `_apply`: what a target must hold is kept there, however old it gets
+        for old in sorted(self.done & self.epochs.keys())[:-DONE_IN_FULL]:
+            if self.epochs[old].shares:
+                self.epochs[old] = replace(self.epochs[old], shares={})
+
+    def _apply(self, sink: str, last: LastDone) -> None:
+        known = self.applied.get(sink)
+        # at the same epoch an operator's word, which names no parts, is the newer one and stands
+        if known is None or known.epoch < last.epoch or (known.epoch == last.epoch and known.parts):
+            self.applied[sink] = last
+
+    def _replace(self, replay: Replay) -> None:
+        old = self.epochs.get(replay.epoch)
+        if old is None:
+            return
+        shares = dict(old.shares)
+        for lost, again in zip(old.shares[replay.sink].parts, replay.parts, strict=True):
+            # a part that several sinks have recorded is one transaction: lost, and prepared again, for all of them
+            for sink in sharers(lost, replay.sink):
+                if sink in shares:
+                    parts = tuple(again if part == lost else part for part in shares[sink].parts)
+                    shares[sink] = replace(shares[sink], parts=parts)
+        self.epochs[replay.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
+
+    def _close(self, resolved: Resolved) -> None:
+        # from here on the operator's word counts, not what the target's marker says up to this epoch
+        self._apply(resolved.sink, LastDone(resolved.epoch, "", ()))
+        old = self.epochs.get(resolved.epoch)
+        if old is not None:
+            shares = {sink: share for sink, share in old.shares.items() if sink != resolved.sink}
+            self.epochs[resolved.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
