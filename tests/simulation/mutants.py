@@ -57,7 +57,7 @@ MUTANTS = (
         "abort at the re-run what is recorded",
         Variant(coordinator=machine.AbortsWhatIsRecorded),
         "K",
-        ((2, ("pause", 70, 999)),),
+        ((29, ("pause", 70, 999)),),
     ),
     Mutant("supersede what is recorded", Variant(coordinator=machine.Supersedes), "P", ((34, ("before",)),)),
     Mutant(
@@ -91,13 +91,13 @@ MUTANTS = (
         "spool listed after the ledger is read",
         Variant(coordinator=machine.SweepsByAnOldLedger),
         "E",
-        ((39, ("pause", 36, 2)),),
+        ((13, ("pause", 36, 2)),),
     ),
     Mutant(
         "sweep after the commits of a recovery",
         Variant(coordinator=machine.SweepsAfterCommits),
         "P",
-        ((31, ("rollback",)), (57, ("pause", 7, 1))),
+        ((26, ("rollback",)), (43, ("pause", 7, 1))),
     ),
     Mutant(
         "what to clear read from another driver's ledger",
@@ -106,7 +106,13 @@ MUTANTS = (
         ((47, ("pause", 999, 2)),),
         TRIMMING,
     ),
-    Mutant("tidy beside an attempt", Variant(coordinator=machine.TidiesAnyTime), "K", ((63, ("stall", 25)),)),
+    Mutant(
+        "tidy beside an attempt",
+        Variant(coordinator=machine.TidiesAnyTime, spool=False),
+        "K",
+        ((36, ("stall", 3)),),
+        NO_SPOOL,
+    ),
     Mutant(
         "attempt that a replay has overtaken", Variant(coordinator=machine.IgnoresReplays), "K", ((32, ("timeout",)),)
     ),
@@ -126,7 +132,7 @@ MUTANTS = (
         "Kafka sweep takes newer generations",
         Variant(ports={"K": sink.KafkaSweepsNewer}, spool=False),
         "K",
-        ((20, ("pause", 60, 2)),),
+        ((35, ("pause", 60, 2)),),
         NO_SPOOL,
     ),
     Mutant("42704 taken as done", Variant(ports={"P": sink.TrustsMissing}), "P", ((31, ("rollback",)),)),
@@ -144,7 +150,7 @@ MUTANTS = (
     ),
     Mutant("no marker document", Variant(ports={"E": sink.SearchWithoutMarker}), "E", ((51, ("restore", 0, 1, 1)),)),
     Mutant("keyless ids without the query id", Variant(ports={"E": sink.SearchWithoutQuery}), "E", ((47, ("newck",)),)),
-    Mutant("automatic document ids", Variant(ports={"E": sink.SearchAutomaticIds}), "E", ((2, ("pause", 44, 999)),)),
+    Mutant("automatic document ids", Variant(ports={"E": sink.SearchAutomaticIds}), "E", ((34, ("pause", 44, 999)),)),
     Mutant("no version base", Variant(ports={"F": sink.SearchWithoutBase}), "F", ((81, ("newck",)),)),
-    Mutant("no external version", Variant(ports={"F": sink.SearchWithoutVersion}), "F", ((2, ("pause", 44, 999)),)),
+    Mutant("no external version", Variant(ports={"F": sink.SearchWithoutVersion}), "F", ((1, ("pause", 36, 999)),)),
 )
