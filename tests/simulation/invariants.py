@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, OutcomeUnknown, SpoolMissing, WentBack
-from epochsink.identity import TransactionalId
-from epochsink.protocol.ledger import FOLDER
 from simulation.driver import PASSING, parse_offsets
 from simulation.storage import ALTERED
 
@@ -120,11 +117,7 @@ def _check_recoverable(simulation: Simulation, sink: str, missing: set[tuple[str
 
 def _check_leftovers(simulation: Simulation) -> None:
     world = simulation.world
-    # a ledger that is lost begins again with generation 1: what a later one left open ends at the broker's time-out
-    known = [
-        name for name in world.kafka.transactions if "ledger" not in simulation.faults or _was_known(simulation, name)
-    ]
-    if any(world.kafka.transactions[name].state == "Ongoing" for name in known):
+    if any(transaction.state == "Ongoing" for transaction in world.kafka.transactions.values()):
         simulation.flag("ORPHAN K: an open transaction pins readers")
     for sink, target in world.postgres.items():
         if target.prepared:
@@ -133,14 +126,6 @@ def _check_leftovers(simulation: Simulation) -> None:
             simulation.flag(f"ORPHAN {sink}: staging tables")
     if world.spool:
         simulation.flag("ORPHAN spool")
-
-
-def _was_known(simulation: Simulation, name: str) -> bool:
-    """Whether a transaction is of a generation that the last ledger has reached."""
-    takes = [json.loads(data) for data in simulation.world.files.get(FOLDER, {}).values()]
-    newest = max((take.get("generation", 0) for take in takes), default=0)
-    parsed = TransactionalId.parse(name)
-    return parsed is None or parsed.generation <= newest
 
 
 def _names_an_older_copy(error: str) -> bool:
