@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from epochsink.protocol import transaction_groups
-from epochsink.protocol.ledger import History
 from epochsink.protocol.ledger_entries import Prepared, Replay, Share, Take
+from epochsink.protocol.ledger_history import History
 from epochsink.sink import Ballot, Epoch
 
 if TYPE_CHECKING:
