@@ -19,7 +19,7 @@ PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch experiments wheel lock clean
+.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch bench-checkpoint bench-wide experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -91,6 +91,12 @@ bench-elasticsearch: $(STAMP) ## Elasticsearch against parallel_bulk and the ser
 
 experiments: $(STAMP) ## the founding experiments, run exactly once; tables and pictures go to ./experiments (SIZE=--full: as in the original)
 	@for name in $(EXPERIMENTS); do $(RUN)/python examples/$$name.py --keep $(KEEP) $(SIZE) || exit 1; done
+
+bench-checkpoint: $(STAMP) ## checkpoints on a folder, on HDFS and on S3 (which fetches 530 MB), near and far away
+	$(RUN)/python tests/benchmarks/bench_checkpoint.py
+
+bench-wide: $(STAMP) ## what an epoch of up to 1,000 tasks costs the driver
+	$(RUN)/python tests/benchmarks/bench_wide.py
 
 wheel: $(STAMP) ## build the wheel
 	$(RUN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .

@@ -92,7 +92,7 @@ def test_two_threads_within_one_reading_of_the_ledger(sinks: str) -> None:
     """With each file that the ledger reads a step of its own, a share of the faults."""
     steps = steps_of(sinks, 0, STEPWISE)
     for schedule in (0, 1, 2):
-        some = itertools.islice(plans.one_fault(steps, plans.QUICK), schedule, None, 15)
+        some = itertools.islice(plans.one_fault(steps, plans.QUICK), schedule, None, 10)
         expect_none(explore(some, sinks, schedule, variant=STEPWISE), 200)
 
 

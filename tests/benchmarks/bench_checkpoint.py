@@ -1,0 +1,249 @@
+"""`make bench-checkpoint`: small epochs into PostgreSQL with the checkpoint on a local folder, on HDFS and on S3.
+
+Against a plain foreachBatch with Spark's JDBC writer on the same checkpoint, with 0 and 20 ms added to each round trip
+to the store (to HDFS's NameNode; data go to the DataNode directly). Spark's own files on S3 need hadoop-aws and its
+SDK, 530 MB that are fetched once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections import Counter
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from epochs import ticks
+from far_away import FarAway
+from measure import Report, console
+from pyspark.sql import SparkSession
+
+from epochsink import ExactlyOnce, Postgres
+from epochsink.devkit.services import LocalHdfs, LocalPostgres, LocalS3, spark_packages
+from epochsink.devkit.services.artifacts import fetch
+from epochsink.devkit.services.versions import Artifact, Bundle, hadoop
+from epochsink.protocol.object_storage import ObjectStorage
+from epochsink.protocol.spool import Spool
+from epochsink.protocol.storage import LocalStorage
+from epochsink.spark.hadoop_storage import HadoopStorage
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame
+
+ROWS = 1_000
+FAR_SECONDS = 0.02
+SETTLED = 4
+"""Epochs at the beginning of a query that are not counted."""
+PATIENCE_SECONDS = 300
+COLUMNS = "id bigint, payload text, amount double precision, placed_at timestamptz"
+S3A = Bundle(
+    f"s3a-{hadoop()}",
+    (
+        Artifact("org.apache.hadoop", "hadoop-aws", hadoop()),
+        Artifact("software.amazon.awssdk", "bundle", "2.24.6"),
+    ),
+    locked=False,
+)
+NEEDED = ("hadoop-aws", "bundle-", "wildfly-openssl")
+CALLS = ("create", "read", "read_many", "exists", "names", "remove", "remove_many")
+
+
+@dataclass
+class Place:
+    """Where checkpoints are made, and with which settings Spark reaches it."""
+
+    name: str
+    root: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+class Calls:
+    """Counts the calls to the store that the driver makes, by thread: looks for a commit that is not there apart."""
+
+    def __init__(self) -> None:
+        self.counted: Counter[str] = Counter()
+        self.waiting = 0
+        for kind in (LocalStorage, HadoopStorage, ObjectStorage):
+            for name in CALLS:
+                self._count(kind, name)
+        for name in ("make", "drop", "attempts"):
+            self._count(Spool, name)
+
+    def _count(self, kind: type, name: str) -> None:
+        call: Any = getattr(kind, name)
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            answer = call(*arguments, **options)
+            if name == "read" and answer is None and str(arguments[1]).startswith("commits/"):
+                self.waiting += 1
+            else:
+                self.counted[threading.current_thread().name] += 1
+            return answer
+
+        setattr(kind, name, counting)
+
+
+@dataclass
+class Measured:
+    """Medians of a run's epochs, in seconds: a whole trigger, and foreachBatch alone."""
+
+    trigger: float
+    batch: float
+
+
+class Bench:
+    """The session, the server, and the two ways to write."""
+
+    def __init__(self, spark: SparkSession, server: LocalPostgres, epochs: int) -> None:
+        self.spark = spark
+        self.server = server
+        self.epochs = epochs
+        self.calls = Calls()
+        self.report = Report()
+        self.batches: dict[str, list[float]] = {}
+
+    def ours(self, place: Place) -> float:
+        self._empty_table()
+        checkpoint = f"{place.root}/{uuid.uuid4().hex}"
+        once = ExactlyOnce(checkpoint=checkpoint, sinks={"bench": Postgres(self.server.dsn, table="target")})
+        return self._noted(f"{place.name} ours", self._run(once.start))
+
+    def plain(self, place: Place) -> float:
+        self._empty_table()
+        checkpoint = f"{place.root}/{uuid.uuid4().hex}"
+
+        def write(frame: DataFrame, _epoch: int) -> None:
+            writer = frame.write.format("jdbc").option("url", self.server.jdbc_url).option("dbtable", "target")
+            writer.option("driver", "org.postgresql.Driver").mode("append").save()
+
+        def start(writer: Any) -> Any:
+            return writer.foreachBatch(write).option("checkpointLocation", checkpoint).start()
+
+        return self._noted(f"{place.name} plain", self._run(start))
+
+    def compare(self, place: Place) -> None:
+        """Print the ratio on one place, time in foreachBatch, and calls for each epoch."""
+        for name, value in place.settings.items():
+            self.spark.conf.set(name.removeprefix("spark.hadoop."), value)
+            self.spark._jsc.hadoopConfiguration().set(name.removeprefix("spark.hadoop."), value)
+        self.report.ratio(
+            f"checkpoint-{place.name}-vs-plain", 0.7, ROWS, lambda: self.ours(place), lambda: self.plain(place)
+        )
+        self.calls.counted.clear()
+        self.calls.waiting = 0
+        self.ours(place)
+        epochs = self.epochs + SETTLED
+        commit = self.calls.counted["epochsink-commit"] / epochs
+        stream = sum(n for thread, n in self.calls.counted.items() if thread.startswith("Thread")) / epochs
+        batch = {who: statistics.median(self.batches[f"{place.name} {who}"][1:]) * 1000 for who in ("ours", "plain")}
+        looks = self.calls.waiting / epochs
+        console.print(
+            f"{place.name}: foreachBatch {batch['ours']:.0f} ms, plain {batch['plain']:.0f} ms (medians); calls an "
+            f"epoch, starts among them: {stream:.1f} on the stream's thread, {commit:.1f} on the commit thread, and "
+            f"{looks:.1f} looks for commits/N before it is there"
+        )
+
+    def _noted(self, name: str, measured: Measured) -> float:
+        self.batches.setdefault(name, []).append(measured.batch)
+        return measured.trigger
+
+    def _run(self, start: Any) -> Measured:
+        query = start(ticks(self.spark, ROWS).writeStream)
+        last = self.epochs + SETTLED - 1
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (query.lastProgress or {"batchId": -1})["batchId"] < last:
+            if query.exception() is not None or time.monotonic() > deadline:
+                raise AssertionError(f"the query did not come to epoch {last}: {query.exception()}")
+            time.sleep(0.05)
+        times = [one["durationMs"] for one in query.recentProgress if SETTLED <= one["batchId"] <= last]
+        query.stop()
+        triggers = [one["triggerExecution"] / 1000 for one in times]
+        return Measured(statistics.median(triggers), statistics.median(one["addBatch"] / 1000 for one in times))
+
+    def _empty_table(self) -> None:
+        with psycopg.connect(self.server.dsn, autocommit=True) as connection:
+            connection.execute("DROP TABLE IF EXISTS target")
+            connection.execute(f"CREATE TABLE target ({COLUMNS})")
+
+
+def hdfs_place(service: LocalHdfs, far: ExitStack, seconds: float) -> Place:
+    """Return HDFS as it is, or far away."""
+    port, web_port = service.port, service.web_port
+    if seconds:
+        port, web_port = (far.enter_context(FarAway(each, seconds)).port for each in (port, web_port))
+    name = f"hdfs-{seconds * 1000:.0f}ms" if seconds else "hdfs"
+    return Place(
+        name, f"hdfs://127.0.0.1:{port}/bench", {"spark.hadoop.dfs.namenode.http-address": f"127.0.0.1:{web_port}"}
+    )
+
+
+def s3_place(service: LocalS3, far: ExitStack, seconds: float) -> Place:
+    """Return S3 as it is, or far away, each with a bucket of its own: Hadoop keeps a connection for each bucket."""
+    port = far.enter_context(FarAway(service.port, seconds)).port if seconds else service.port
+    name = f"s3-{seconds * 1000:.0f}ms" if seconds else "s3"
+    service.make_bucket(name)
+    endpoint = f"http://127.0.0.1:{port}"
+    settings = {**service.spark_settings, f"spark.hadoop.fs.s3a.bucket.{name}.endpoint": endpoint}
+    return Place(name, f"s3a://{name}/bench", settings)
+
+
+def session(packages: list[Path]) -> SparkSession:
+    """Return a session with what all stores need."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark = (
+        SparkSession.builder.master("local[2]")
+        .appName("epochsink bench-checkpoint")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.memory", "2g")
+        .config("spark.hadoop.fs.s3a.connection.ssl.enabled", "false")
+        .config("spark.jars", ",".join(map(str, packages)))
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    return spark
+
+
+def main() -> None:
+    """Measure everything."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--epochs", type=int, default=15, help="epochs of each run (default: %(default)s)")
+    parser.add_argument("--stores", default="local,hdfs,s3", help="which (default: %(default)s)")
+    options = parser.parse_args()
+    stores = options.stores.split(",")
+    packages = spark_packages()
+    if "s3" in stores:
+        packages += [jar for jar in sorted(fetch(S3A).glob("*.jar")) if jar.name.startswith(NEEDED)]
+    folder = tempfile.mkdtemp(prefix="epochsink-bench-")
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder)
+        server = stack.enter_context(LocalPostgres())
+        places = [Place("local", folder)] if "local" in stores else []
+        if "hdfs" in stores:
+            service = stack.enter_context(LocalHdfs())
+            places += [hdfs_place(service, stack, seconds) for seconds in (0, FAR_SECONDS)]
+        if "s3" in stores:
+            api = stack.enter_context(LocalS3())
+            places += [s3_place(api, stack, seconds) for seconds in (0, FAR_SECONDS)]
+        spark = session(packages)
+        stack.callback(spark.stop)
+        bench = Bench(spark, server, options.epochs)
+        for place in places:
+            bench.compare(place)
+        bench.report.print()
+
+
+if __name__ == "__main__":
+    main()
