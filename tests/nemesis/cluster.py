@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 import pyspark
 from confluent_kafka.admin import AdminClient
@@ -23,10 +23,12 @@ from epochsink.testing.readers.kafka import KafkaReader
 from epochsink.testing.readers.postgres import PostgresReader
 from nemesis.hosts import Host, Network
 from nemesis.services import ELASTICSEARCH_PORT, KAFKA_PORT, POSTGRES_PORT, Broker, Node, OnHost, Server, answers, until
+from nemesis.store import Store, WatchedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from epochsink.protocol.storage import Storage
     from epochsink.testing.readers import Reader
 
 SINKS: Final = ("kafka", "postgres", "elasticsearch")
@@ -41,13 +43,15 @@ _INDEX: Final = {"number_of_shards": 2, "number_of_replicas": 1, "index.unassign
 class Cluster:
     """All hosts and what runs on them. As a context manager it ends everything that it has started."""
 
-    def __init__(self, folder: Path, sinks: Sequence[str]) -> None:
+    def __init__(self, folder: Path, sinks: Sequence[str], *, store: bool = False) -> None:
         self.folder = folder
         self.sinks = sinks
         self.network = Network(folder / "hosts")
         self.brokers: list[Broker] = []
         self.servers: list[Server] = []
         self.nodes: list[Node] = []
+        self.store: Store | None = None
+        self._with_store = store
         self.spark: dict[str, Host] = {}
         self._processes: dict[str, SupervisedProcess] = {}
         self._stack = ExitStack()
@@ -91,7 +95,9 @@ class Cluster:
         if "elasticsearch" in self.sinks:
             hosts = [self.network.host(f"elastic{number}", disk="300m") for number in (1, 2)]
             self.nodes = [Node(host, hosts) for host in hosts]
-        # one after the other, so that the archives of classes are made once
+        if self._with_store:
+            self.store = Store(self.network.host("store"))
+            self.store.start()
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda one: one.start(), [*self.brokers, *self.servers[:1], *self.nodes]))
         for standby in self.servers[1:]:
@@ -109,6 +115,18 @@ class Cluster:
             client = Elasticsearch(self.urls, request_timeout=60)
             until(lambda: client.cluster.health()["number_of_nodes"] == len(self.nodes), 60, "the second node")
             client.close()
+
+    @property
+    def checkpoint(self) -> str:
+        """Where the pipeline keeps its checkpoint."""
+        return f"{self.store.url}/checkpoint" if self.store else str(self.folder / "checkpoint")
+
+    def watched(self) -> Path | Storage:
+        """Return the checkpoint as the checker's watch takes it."""
+        if self.store is None:
+            return self.folder / "checkpoint"
+        # which only reads
+        return cast("Storage", WatchedFiles(self.store, "checkpoint"))
 
     # ---- addresses
 
@@ -224,4 +242,5 @@ class Cluster:
             "spark.network.timeoutInterval": "3s",
             "spark.storage.blockManagerHeartbeatTimeoutMs": "10000",
             "spark.task.maxFailures": "4",
+            **(self.store.spark_settings if self.store else {}),
         }

@@ -83,8 +83,9 @@ class Drawing:
         self._epochs()
         self._visible()
         self._axis()
+        self._legend()
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self._y + 30}" font-family="sans-serif" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self._y + 50}" font-family="sans-serif" '
             f'font-size="11"><rect width="100%" height="100%" fill="white"/>{"".join(self._parts)}</svg>'
         )
 
@@ -158,6 +159,12 @@ class Drawing:
             self._parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
             label = self._y - CHART + 14 * (1 + list(counts).index(name))
             self._parts.append(f'<text x="4" y="{label}" fill="{colour}">{escape(name)}: {reads[-1][1]:,} rows</text>')
+
+    def _legend(self) -> None:
+        for place, (kind, colour) in enumerate([*COLOURS.items(), ("slow or lossy", OTHER)]):
+            x, y = LEFT + place * 130, self._y + 40
+            self._parts.append(f'<rect x="{x}" y="{y - 9}" width="12" height="10" fill="{colour}"/>')
+            self._parts.append(f'<text x="{x + 16}" y="{y}">{kind}</text>')
 
     def _axis(self) -> None:
         step = max(int((self._end - self._begin) / 10 // 10 * 10), 10)

@@ -141,12 +141,12 @@ class Feeder(threading.Thread):
 class Rig:
     """Everything of one run. As a context manager it leaves no process, no host and no rule."""
 
-    def __init__(self, folder: Path, sinks: Sequence[str], seed: int, *, canaries: bool) -> None:
+    def __init__(self, folder: Path, sinks: Sequence[str], seed: int, *, canaries: bool, store: bool = False) -> None:
         self.folder = folder
         self.timeline = Timeline(folder / "timeline.jsonl")
         self.history = HistoryLog(folder / "history")
         self.blindfold = Blindfold()
-        self.cluster = Cluster(folder, sinks)
+        self.cluster = Cluster(folder, sinks, store=store)
         self._seed = seed
         self._workload = Workload(keys=23)
         self._canaries = canaries
@@ -159,7 +159,7 @@ class Rig:
             chance = random.Random(self._seed)
             self.supervisor = Supervisor(self.cluster, self.history, self._workload, chance, self.timeline.tell)
             self.supervisor.quiet = not self._canaries
-            self.watch = CheckpointWatch(self.supervisor.checkpoint, RUN, self.history)
+            self.watch = CheckpointWatch(self.cluster.watched(), RUN, self.history)
             self.feeder = Feeder(self.cluster)
             self._stack = stack.pop_all()
         return self
@@ -218,7 +218,7 @@ class Rig:
             self.timeline.tell("not drained")
         for sampler in self._samplers:
             sampler.finish(REST_SECONDS)
-        for left in (self.supervisor.checkpoint / "epochsink" / "spool").glob("*/*"):
+        for left in (self.folder / "checkpoint" / "epochsink" / "spool").glob("*/*"):
             self.history.write("leftover", target="spool", kind="orphan", what=f"{left.parent.name}/{left.name}")
         self.history.write_input(RUN, self._workload.source(self.feeder.ends()))
         report = check(self.history.folder, patience=4 * PROGRESS_SECONDS)

@@ -15,6 +15,8 @@ import shutil
 import signal
 import sys
 import traceback
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -176,6 +178,23 @@ def elasticsearch_primary_lost(scene: Scene) -> None:
     scene.rig.progress()
 
 
+def driver_without_its_store(scene: Scene) -> None:
+    """Cut the driver off from the checkpoint's store when all have voted: it cannot know what it has recorded."""
+    assert scene.cluster.store is not None
+    store = scene.cluster.store.host
+    for point in ("coordinator.record.before", "coordinator.commit.before"):
+        stopped = scene.stop_at(point, 3)
+        driver = scene.host_of(stopped)
+        link = f"{driver.name} -x- {store.name}"
+        scene.fault("link cut", link, partial(driver.cut, store.address))
+        scene.go_on(stopped)
+        # longer than the client waits for one answer, and than a look at the checkpoint
+        with suppress(TimeoutError):
+            scene.rig.progress(25)
+        scene.healed("link cut", link, driver.connect)
+        scene.rig.progress()
+
+
 class Stopped(Exception):
     """The query has stopped for good, as it had to: there is nothing more to judge."""
 
@@ -184,6 +203,7 @@ SCENARIOS: Final[dict[str, tuple[str, Callable[[Scene], None]]]] = {
     "zombie-kafka": ("kafka", zombie_executor("kafka.produced")),
     "zombie-postgres": ("postgres", zombie_executor("postgres.copied")),
     "zombie-elasticsearch": ("elasticsearch", zombie_executor("task.written")),
+    "driver-without-its-store": ("postgres", driver_without_its_store),
     "coordinator-moves": ("kafka", coordinator_moves),
     "promotion-before-commit": ("postgres", promotion_between_prepare_and_commit),
     "promotion-of-a-lagging-standby": ("postgres", promotion_of_a_standby_that_lags),
@@ -198,7 +218,7 @@ def play(name: str, folder: Path) -> list[str]:
     folder.mkdir(parents=True)
     summary: dict[str, object] = {"sinks": sinks, "seed": name}
     try:
-        with Rig(folder, [sinks], 1, canaries=False) as rig:
+        with Rig(folder, [sinks], 1, canaries=False, store="store" in name) as rig:
             rig.begin()
             scenario(Scene(rig))
             report = rig.finish()

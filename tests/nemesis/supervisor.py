@@ -64,8 +64,7 @@ class Supervisor(threading.Thread):
         self._chance = chance
         self._tell = tell
         self._folder = cluster.folder
-        self.checkpoint = cluster.folder / "checkpoint"
-        self.checkpoint.mkdir()
+        (cluster.folder / "checkpoint").mkdir()
         self._stop_file = cluster.folder / "stop"
         self._ended = threading.Event()
         self._lock = threading.Lock()
@@ -108,7 +107,7 @@ class Supervisor(threading.Thread):
             run=RUN,
             driver=name,
             history=str(self._history.folder),
-            checkpoint=str(self.checkpoint),
+            checkpoint=self._cluster.checkpoint,
             bootstrap_servers=self._cluster.bootstrap_servers,
             topic="source",
             sinks=self._cluster.sink_options(),

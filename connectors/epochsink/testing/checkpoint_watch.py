@@ -9,22 +9,25 @@ from __future__ import annotations
 import json
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from epochsink.protocol.storage import Storage
     from epochsink.testing.history import HistoryLog
 
 
 class CheckpointWatch:
-    """Watches one checkpoint on a local file system whose source is Kafka. May be used by several threads."""
+    """Watches one checkpoint whose source is Kafka. May be used by several threads.
 
-    def __init__(self, checkpoint: Path, run: str, log: HistoryLog) -> None:
-        self._files = LocalStorage(checkpoint)
+    ``checkpoint`` is a folder of a local file system, or the files below one of another store.
+    """
+
+    def __init__(self, checkpoint: Path | Storage, run: str, log: HistoryLog) -> None:
+        self._files = LocalStorage(checkpoint) if isinstance(checkpoint, Path) else checkpoint
         self._ledger = Ledger(self._files, "watch")
         self._run = run
         self._log = log
