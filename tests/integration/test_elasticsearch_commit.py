@@ -20,7 +20,7 @@ from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
 
 from epochsink import failpoints
 from epochsink.elasticsearch import Elasticsearch, applied_epochs, apply
-from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Outcome, Task
 
@@ -320,9 +320,8 @@ def test_without_its_spool_the_marker_tells_what_became_of_an_epoch(rig: Rig) ->
     done = rig.apply(0, [rendered(numbered(0, 5))])
     open_ = rig.prepare(1, [rendered(numbered(5, 9))])
     assert rig.committer.commit(done.epoch, done.part, done.rows.gone()).outcome is Outcome.COMMITTED
-    verdict = rig.committer.commit(open_.epoch, open_.part, open_.rows.gone())
-    assert verdict.outcome is Outcome.UNKNOWN
-    assert "epoch 0 is the newest applied" in verdict.evidence
+    with pytest.raises(SpoolMissing):
+        rig.committer.commit(open_.epoch, open_.part, open_.rows.gone())
     assert rig.committer.newest() == 0
 
 

@@ -9,6 +9,7 @@ return MyRig(MySink(...), tmp_path / "spool")     # a `SinkRig`, which says how 
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -141,7 +142,8 @@ class SinkContract:
         driver = Driver(rig)
         prepared = driver.prepare(0, [1, 2], [3])
         driver.abandon(prepared)
-        assert Outcome.COMMITTED not in driver.commit(prepared)
+        with suppress(SpoolMissing):  # an abandoned attempt's rows are dropped, and a sink may need them
+            assert Outcome.COMMITTED not in driver.commit(prepared)
         assert rig.visible() == []
 
     def test_aborting_twice_is_no_error(self, rig: Rig) -> None:
