@@ -298,13 +298,21 @@ def test_with_epoch_visibility_searches_see_an_epoch_only_when_all_of_it_is_appl
     assert seen[-1] == ("elasticsearch.marker.before", 21)
 
 
+@pytest.mark.parametrize("bulk_bytes", [200, 1_000_000], ids=["several requests", "one request"])
 def test_refresh_makes_an_epoch_searchable_at_the_end_of_its_commit(
-    sink: Elasticsearch, client: vendor.Elasticsearch
+    sink: Elasticsearch, client: vendor.Elasticsearch, bulk_bytes: int
 ) -> None:
     hidden = {"index.refresh_interval": "-1"}
-    with closing(Rig.joining(changed(sink, refresh=True, create=hidden))) as rig:
-        rig.apply(0, [rendered([("a", {"n": 1})])])
-        assert client.count(index=sink.index)["count"] == 1
+    with closing(Rig.joining(changed(sink, refresh=True, create=hidden, bulk_bytes=bulk_bytes))) as rig:
+        rig.apply(0, [rendered([(str(number), {"n": 0}) for number in range(9)])])
+        assert client.count(index=sink.index)["count"] == 9
+        rig.apply(1, [rendered([("0", None), ("1", {"n": 1})])])
+        assert client.count(index=sink.index)["count"] == 8
+        for number in range(3):
+            client.update(index=sink.index, id="2", doc={"touched": number})
+        rig.apply(2, [rendered([("1", None), ("2", {"n": 2})])])
+        assert client.count(index=sink.index)["count"] == 7
+        assert client.count(index=sink.index, query={"term": {"n": 2}})["count"] == 1
 
 
 def test_an_index_that_routes_by_something_else_is_found(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:

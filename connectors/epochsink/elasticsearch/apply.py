@@ -6,6 +6,7 @@ import time
 import uuid
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from epochsink.errors import OutcomeUnknown, RowsRejected
 from epochsink.identity import document_id_prefix, identity_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import elasticsearch
 
@@ -70,6 +71,7 @@ class Application:
         self._looked_at = time.monotonic()
         self._version = identity.origin["base"] + epoch.number
         self._poster = Poster(client, self._index, config.timeout, self._look_now_and_then)
+        self._searchable = False
         self._rejected: list[Refusal] = []
         self._keyed = False
         self._changed_elsewhere = ChangedElsewhere(
@@ -104,7 +106,7 @@ class Application:
         # of all tasks before the first request: what was applied of a damaged epoch could not be taken back
         rows.verify()
         reached = self._apply_to_one_index(rows)
-        if self._config.refresh:
+        if self._config.refresh and not self._searchable:
             # Before the marker: once that is written, nobody would come back to refresh.
             self._client.indices.refresh(index=self._index)
         failpoints.reach("elasticsearch.marker.before")
@@ -139,10 +141,31 @@ class Application:
         return replace(self._kept, index=index.index, index_uuid=index.uuid, history=index.history)
 
     def _apply(self, rows: Rows) -> None:
+        self._searchable = False
+        requests = self._requests(rows)
+        first = list(islice(requests, 2))
+        # held back, an epoch shall appear in all shards at once: only a refresh of its own comes close to that
+        if len(first) == 1 and self._config.refresh and not self._config.epoch_visibility:
+            self._apply_searchable(first[0])
+        else:
+            self._apply_in_parallel(chain(first, requests))
+        if self._rejected:
+            raise self._stopped()
+
+    def _apply_searchable(self, request: Request) -> None:
+        """Apply an epoch of one request, which refreshes the index too: a third of a small epoch's time is saved."""
+        poster = Poster(self._client, self._index, self._config.timeout, self._look_now_and_then, refresh=True)
+        refused = poster.post(request)
+        # what is written over documents changed elsewhere goes by other requests
+        self._searchable = not refused
+        self._judge(refused)
+        failpoints.reach("elasticsearch.bulk.between")
+
+    def _apply_in_parallel(self, requests: Iterable[Request]) -> None:
         with ThreadPoolExecutor(self._config.threads, thread_name_prefix="epochsink-bulk") as pool:
             under_way: set[Future[list[Refusal]]] = set()
             try:
-                for request in self._requests(rows):
+                for request in requests:
                     under_way.add(pool.submit(self._poster.post, request))
                     if len(under_way) > self._config.threads:
                         under_way = self._settle(under_way)
@@ -152,8 +175,6 @@ class Application:
                 self._poster.stop()
                 pool.shutdown(cancel_futures=True)
                 raise
-        if self._rejected:
-            raise self._stopped()
 
     def _settle(self, under_way: set[Future[list[Refusal]]]) -> set[Future[list[Refusal]]]:
         ended, going_on = wait(under_way, return_when=FIRST_COMPLETED)

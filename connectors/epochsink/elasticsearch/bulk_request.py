@@ -42,6 +42,7 @@ class Poster:
 
     ``timeout`` is the time in seconds after which it gives up if no operation has succeeded meanwhile.
     ``before_sending`` is called before each request is sent, by the thread that sends it; what it raises ends the post.
+    With ``refresh``, what a request has applied can be searched when it is answered.
     """
 
     def __init__(
@@ -50,12 +51,15 @@ class Poster:
         index: str,
         timeout: float,
         before_sending: Callable[[], None] | None = None,
+        *,
+        refresh: bool = False,
     ) -> None:
         # The client's own retries would repeat whole requests, and hide why.
         self._client = client.options(max_retries=0)
         self._index = index
         self._timeout = timeout
         self._before_sending = before_sending
+        self._refresh = refresh
         self._stop = threading.Event()
         # Telling each operation's status costs the server a tenth of its throughput: only once something failed.
         self._detailed = False
@@ -112,6 +116,7 @@ class Poster:
                 index=self._index,
                 operations=[request.body],  # type: ignore[list-item]
                 filter_path="errors,items.*.status,items.*.error" if detailed else "errors",
+                refresh=self._refresh or None,
             ).body
             if not answer["errors"]:
                 return []
