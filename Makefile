@@ -19,7 +19,7 @@ PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch bench-checkpoint bench-wide experiments wheel lock clean
+.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch bench-epoch bench-checkpoint bench-wide experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -85,6 +85,9 @@ bench-postgres: $(STAMP) ## PostgreSQL against Spark's JDBC writer, bare COPY an
 
 bench-kafka: $(STAMP) ## Kafka against Spark's own sink
 	$(RUN)/python tests/benchmarks/bench_kafka.py
+
+bench-epoch: $(STAMP) ## an epoch with few rows or none, against a plain foreachBatch (AGAINST=other/connectors: and older code)
+	$(RUN)/python tests/benchmarks/bench_epoch.py $(if $(AGAINST),--against $(AGAINST))
 
 bench-elasticsearch: $(STAMP) ## Elasticsearch against parallel_bulk and the server's limit
 	$(RUN)/python tests/benchmarks/bench_elasticsearch.py

@@ -11,7 +11,10 @@ from folder_sink import FolderSink
 from pyspark.errors import StreamingQueryException
 from streams import Stream, raising_after, wait_until
 
+from epochsink.cli.abandon import Abandonment
+from epochsink.cli.checkpoint_folder import open_place
 from epochsink.errors import ConfigurationError, Fenced, OutcomeUnknown, WentBack
+from epochsink.protocol import commit_thread
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -315,3 +318,22 @@ def test_a_changed_spool_file_stops_the_replay_and_names_the_file(stream: Stream
     with pytest.raises(Exception, match=r"was cut or changed: it was written with \d+ bytes"):
         query.awaitTermination()
     assert stream.sink.values() == []
+
+
+def test_a_running_query_that_is_abandoned_stops_with_the_reason_and_leaves_nothing(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle, so that no epoch would tell it: the commit thread's look for leftovers does."""
+    monkeypatch.setattr(commit_thread, "TIDY_SECONDS", 0.1)
+    stream.put(range(10))
+    query = stream.start_endless(stream.exactly_once())
+    query.processAllAvailable()
+    with open_place(stream.url) as place:
+        Abandonment(place, sinks={"folder": stream.sink}, gone=[]).carry_out()
+    with pytest.raises(StreamingQueryException, match="an operator has abandoned this checkpoint"):
+        query.awaitTermination(60)
+    stream.put(range(10, 20))
+    with pytest.raises(ConfigurationError, match="this checkpoint was abandoned"):
+        stream.run()
+    assert stream.sink.values() == list(range(10))
+    assert stream.sink.prepared() == []

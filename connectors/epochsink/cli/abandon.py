@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from epochsink.cli.recover import coordinator_of, refuse_unreachable
 from epochsink.errors import ConfigurationError, WentBack
 from epochsink.identity import pipeline_name
-from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.ledger import ABANDON, Ledger
 from epochsink.protocol.ledger_entries import Abandoned, Resolved
 from epochsink.sink import Identity
 
@@ -38,7 +38,7 @@ class Abandonment:
 
     def __init__(self, place: Place, *, sinks: Mapping[str, Sink], gone: Collection[str]) -> None:
         self._place = place
-        self._ledger = Ledger(place.files, uuid.uuid4().hex, even_abandoned=True)
+        self._ledger = Ledger(place.files, uuid.uuid4().hex, even_abandoned=True, purpose=ABANDON)
         self._before = self._ledger.read()
         self._owner = self._owner_of(self._before)
         _refuse_missing(self._owner, sinks, gone)

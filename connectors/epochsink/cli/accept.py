@@ -35,7 +35,7 @@ class Acceptance:
         self._place = place
         self._number = epoch
         self._sink = sink
-        self._ledger = Ledger(place.files, uuid.uuid4().hex)
+        self._ledger = Ledger(place.files, uuid.uuid4().hex, purpose="epochsink accept")
         self._verify(self._ledger.read())
 
     def plan(self) -> list[str]:

@@ -46,7 +46,7 @@ def abort(place: Place, sinks: Mapping[str, Sink]) -> Account:
 
 
 def _account(place: Place, sinks: Mapping[str, Sink], *, commits: bool) -> Account:
-    ledger = Ledger(place.files, uuid.uuid4().hex)
+    ledger = Ledger(place.files, uuid.uuid4().hex, purpose=f"epochsink {'recover' if commits else 'abort'}")
     before = ledger.read()
     if before.owner is None:
         raise ConfigurationError(

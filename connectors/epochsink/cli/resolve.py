@@ -76,7 +76,7 @@ class Resolution:
         self._ruling = ruling
         self._sinks = sinks
         self._folder = folder
-        self._ledger = Ledger(place.files, uuid.uuid4().hex)
+        self._ledger = Ledger(place.files, uuid.uuid4().hex, purpose="epochsink resolve")
         self._prepared = self._find(self._ledger.read())
         # what several sinks share becomes visible for all of them or for none
         together = {name for part in self._prepared.parts_of(sink) for name in sharers(part, sink)}

@@ -20,7 +20,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from epochsink.errors import EpochsinkError
+from epochsink.errors import EpochsinkError, Fenced
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency, transaction_groups
 from epochsink.protocol.epoch_commit import EpochCommit
@@ -174,9 +174,14 @@ class Coordinator(Takeover, EpochCommit):
             self.abandon(epoch)
             raise
         reach("coordinator.record.before")
-        # an error from here on leaves the attempt under way for good: it may be recorded, so nothing may end it
         self._owed = epoch.number
-        self._ledger.append(Prepared(epoch.number, epoch.attempt, offsets, shares))
+        try:
+            self._ledger.append(Prepared(epoch.number, epoch.attempt, offsets, shares))
+        except Fenced:
+            # the one error that says that nothing was written. Any other leaves the attempt under way for good: it may
+            # be recorded, so nothing may end it
+            self.abandon(epoch)
+            raise
         reach("coordinator.record.after")
         self._owed = -1
         self._recorded_here.add(epoch.number)
@@ -211,7 +216,11 @@ class Coordinator(Takeover, EpochCommit):
         """
         self._owed = epoch.number
         try:
-            self._abort_orphans()
+            try:
+                self._abort_orphans()
+            except Fenced:
+                # after an operator has abandoned the checkpoint, there is no next sweep
+                self._end_own(epoch)
             self._queue.end_attempt()
         except (EpochsinkError, OSError) as failure:
             self._until_spool_sweep = 0

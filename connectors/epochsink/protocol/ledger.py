@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from epochsink.protocol.storage import Storage
 
 FOLDER: Final = "epochsink/ledger"
+ABANDON: Final = "epochsink abandon"
+"""The purpose of a take after which no query goes on."""
 RETAINED_EPOCHS: Final = 128
 """Done epochs that stay known, so that an older copy of the checkpoint is recognised."""
 SUMMARISED_AFTER: Final = 32
@@ -37,7 +39,8 @@ class Ledger:
     """One driver's view of a checkpoint's ledger. ``driver`` (uuid) tells its takes from other drivers'.
 
     ``application`` is the driver's Spark application id, for people. ``even_abandoned`` lets it take a ledger that is
-    closed: to go on with ending what it holds. ``summarised_after`` says how many entries a start has to read at most.
+    closed: to go on with ending what it holds. ``purpose`` is the command that takes it, "" for a query.
+    ``summarised_after`` says how many entries a start has to read at most.
 
     Entries never change, so what has been read stays right, and two threads may use one ledger. Every method may
     raise OSError, after which an append may or may not have happened: the next driver reads it.
@@ -50,6 +53,7 @@ class Ledger:
         *,
         application: str = "",
         even_abandoned: bool = False,
+        purpose: str = "",
         retained_epochs: int = RETAINED_EPOCHS,
         summarised_after: int = SUMMARISED_AFTER,
     ) -> None:
@@ -57,6 +61,7 @@ class Ledger:
         self._driver = driver
         self._application = application
         self._even_abandoned = even_abandoned
+        self._purpose = purpose
         self._retained_epochs = retained_epochs
         self._summarised_after = summarised_after
         self._lock = threading.Lock()
@@ -83,11 +88,7 @@ class Ledger:
         """Return the history if this driver still owns the ledger; raises `Fenced` if another took it."""
         history = self.read()
         if history.owner is None or history.owner.driver != self._driver:
-            raise Fenced(
-                f"another driver has taken over this checkpoint ({_described(history.owner)}); this one stops and "
-                "writes nothing more",
-                hint="run one driver for each checkpoint; nothing is lost, the newer driver goes on",
-            )
+            raise _fenced(history)
         return history
 
     def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int) -> Take:
@@ -115,6 +116,7 @@ class Ledger:
                 # what an earlier take says wins: another driver may have come in between
                 origins={**origins, **(owner.origins if owner else {})},
                 joined=max(joined, owner.joined if owner else -1),
+                purpose=self._purpose,
             )
             if self._say(entry):
                 return entry
@@ -293,6 +295,26 @@ def _described(take: Take | None) -> str:
         return "its take is gone"
     since = f", since {take.stamp}" if take.stamp else ""
     return f"its generation is {take.generation}{since}"
+
+
+def _fenced(history: History) -> Fenced:
+    owner, since = history.owner, _described(history.owner)
+    stops = "this query stops and writes nothing more"
+    if history.abandoned is not None or (owner is not None and owner.purpose == ABANDON):
+        return Fenced(
+            f"an operator has abandoned this checkpoint with 'epochsink abandon' ({since}); {stops}, and what it had "
+            "prepared and Spark had not decided is ended",
+            hint="start with a new checkpoint folder; 'epochsink status' on this one says from which offsets",
+        )
+    if owner is not None and owner.purpose:
+        return Fenced(
+            f"an operator has taken this checkpoint with '{owner.purpose}' ({since}); {stops}",
+            hint="start the query again when that has ended; nothing is lost",
+        )
+    return Fenced(
+        f"another driver has taken over this checkpoint ({since}); this one stops and writes nothing more",
+        hint="run one driver for each checkpoint; nothing is lost, the newer driver goes on",
+    )
 
 
 def _closed(abandoned: Abandoned) -> ConfigurationError:

@@ -52,8 +52,9 @@ class Take:
 
     ``origins`` holds what each sink fixed when it joined; epochs up to ``joined`` (-1: none) were
     decided before this ledger began. ``applied`` has, for each sink, the newest done epoch with rows as known then, so
-    that removing old entries never loses it. ``summary`` has what else a start needs of the entries before this one
-    (None: an earlier version wrote it, and they have to be read).
+    that removing old entries never loses it. ``purpose`` is the command by which an operator took it, "" for a query.
+    ``summary`` has what else a start needs of the entries before this one (None: an earlier version wrote it, and they
+    have to be read).
     """
 
     generation: int
@@ -62,6 +63,7 @@ class Take:
     origins: Mapping[str, Mapping[str, Any]]
     joined: int = -1
     applied: Mapping[str, LastDone] = field(default_factory=dict, compare=False)
+    purpose: str = field(default="", compare=False)
     stamp: Stamp | None = field(default=None, compare=False)
     summary: Summary | None = field(default=None, compare=False)
 

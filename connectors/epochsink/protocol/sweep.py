@@ -7,11 +7,15 @@ which hold locks or hold readers back. Only the owner of the ledger may end them
 from __future__ import annotations
 
 import logging
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from epochsink.protocol import transaction_groups
 from epochsink.protocol.run_state import RunState
 from epochsink.sink import Epoch
+
+if TYPE_CHECKING:
+    from epochsink.protocol.ledger import History
+    from epochsink.sink import Committable
 
 _log = logging.getLogger("epochsink")
 
@@ -55,6 +59,18 @@ class Sweep(RunState):
             if self._until_spool_sweep <= 0:
                 self._end_in_spool()
 
+    def _end_own(self, epoch: Epoch) -> None:
+        """Abort what this driver has prepared and could not record, now that another has taken the ledger.
+
+        Only the owner appends. So by now the ledger has every record of this generation and of those before, and a sink
+        ends nothing of a later one.
+        """
+        history = self._ledger.read()
+        with self._queue.alone():
+            for name, sink in self._sinks.items():
+                sink.abort_orphans(self._kept(history, name), history.done_parts(name))
+        self._spool.drop(self._query_id, epoch)
+
     def _end_unrecorded(self) -> None:
         """Abort what the ledger does not name. Only the owner may: the ledger is read before."""
         self._ledger.verify()
@@ -65,11 +81,8 @@ class Sweep(RunState):
         for name, sink in self._sinks.items():
             # as it is now: the other thread may have recorded a replay
             history = self._ledger.known()
-            # those of its whole group: what several share stands for as long as one of them has yet to commit it
-            together = transaction_groups.group(self._sinks, name)
-            keep = [part for prepared in history.pending for each in together for part in prepared.parts_of(each)]
             with self._if_ours(name):
-                ended = sink.abort_orphans(keep, history.done_parts(name))
+                ended = sink.abort_orphans(self._kept(history, name), history.done_parts(name))
             for line in ended:
                 _log.info("sink '%s': aborted what no recorded epoch names: %s", name, line)
 
@@ -81,3 +94,8 @@ class Sweep(RunState):
             if epoch not in kept:
                 self._spool.drop(self._query_id, epoch)
         self._until_spool_sweep = SPOOL_SWEPT_AFTER
+
+    def _kept(self, history: History, name: str) -> list[Committable]:
+        """Return the pending parts of a sink's whole group: shared ones stand until each of its sinks has committed."""
+        together = transaction_groups.group(self._sinks, name)
+        return [part for prepared in history.pending for each in together for part in prepared.parts_of(each)]

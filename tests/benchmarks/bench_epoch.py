@@ -1,0 +1,155 @@
+"""`make bench-epoch`: what an epoch costs that has few rows or none, against a plain foreachBatch and older code.
+
+Each turn runs all sides one after another, and a ratio is the median over the turns. `--against PATH` names the folder
+`connectors` of another checkout: "no change makes an epoch slower" is then a figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import epoch_worker
+import psycopg
+from epoch_worker import Answer, Request
+from measure import console
+
+import epochsink
+from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROWS = (0, 1000)
+AIM_AGAINST = 0.95
+"""An epoch may take 5 % longer than in older code."""
+
+
+class Side:
+    """One process with Spark and one version of epochsink."""
+
+    def __init__(self, connectors: Path) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(connectors)}
+        self._process = subprocess.Popen(
+            [sys.executable, epoch_worker.__file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def run(self, request: Request) -> Answer:
+        """Run epochs, and return what each took."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        if stdin is None or stdout is None:
+            raise RuntimeError("the worker has no pipes")
+        stdin.write(json.dumps(asdict(request)) + "\n")
+        stdin.flush()
+        for line in stdout:
+            if line.startswith(epoch_worker.ANSWER):
+                return Answer(**json.loads(line.removeprefix(epoch_worker.ANSWER)))
+        raise RuntimeError("the worker has ended: see its errors above")
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(60)
+
+
+@contextmanager
+def postgres() -> Iterator[dict[str, Any]]:
+    with LocalPostgres() as server:
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            connection.execute("CREATE TABLE bench (id bigint, payload text)")
+        yield {"dsn": server.dsn, "table": "bench"}
+
+
+@contextmanager
+def kafka() -> Iterator[dict[str, Any]]:
+    with LocalKafka() as server:
+        yield {"bootstrap_servers": server.bootstrap_servers, "topic": "bench", "create": True}
+
+
+@contextmanager
+def elasticsearch() -> Iterator[dict[str, Any]]:
+    with LocalElasticsearch() as server:
+        yield {"hosts": server.url, "index": "bench", "create": True}
+
+
+SINKS: dict[str, tuple[str, Callable[[], Any]]] = {
+    "postgres": ("Postgres", postgres),
+    "kafka": ("Kafka", kafka),
+    "elasticsearch": ("Elasticsearch", elasticsearch),
+}
+
+
+def main() -> None:
+    """Measure, and print the ratios as the last lines."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--against", type=Path, help="folder 'connectors' of another checkout")
+    parser.add_argument("--sinks", default="postgres", help="which, with commas (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=40, help="epochs of each turn (default: %(default)s)")
+    parser.add_argument("--turns", type=int, default=5, help="turns over all sides (default: %(default)s)")
+    said = parser.parse_args()
+    lines = []
+    with ExitStack() as stack:
+        ours = stack.enter_context(closing(Side(Path(epochsink.__file__).parents[1])))
+        against = stack.enter_context(closing(Side(said.against.resolve()))) if said.against else None
+        for name in said.sinks.split(","):
+            kind, start = SINKS[name]
+            with start() as arguments:
+                for rows in ROWS:
+                    request = Request(rows, said.epochs, kind, arguments)
+                    sides = {"ours": (ours, request), "plain": (ours, Request(rows, said.epochs))}
+                    if against is not None:
+                        sides["against"] = (against, request)
+                    lines += measured(f"{name}-{rows or 'empty'}", sides, said.turns)
+    for line in lines:
+        console.print(line, highlight=False)
+
+
+def measured(name: str, sides: dict[str, tuple[Side, Request]], turns: int) -> list[str]:
+    """Run all sides in turn; return the lines to print."""
+    for side, request in sides.values():
+        side.run(request)
+    found: dict[str, list[Answer]] = {label: [] for label in sides}
+    for turn in range(turns):
+        # no side is always the first after a pause
+        labels = list(sides)[turn % len(sides) :] + list(sides)[: turn % len(sides)]
+        for label in labels:
+            side, request = sides[label]
+            found[label].append(side.run(request))
+        console.print(
+            f"{name} turn {turn + 1}: " + ", ".join(f"{label} {_shown(found[label][-1:])}" for label in sides)
+        )
+    lines = [f"EPOCH {name} {label} {_shown(answers)}" for label, answers in found.items()]
+    extra = [one.milliseconds - plain.milliseconds for one, plain in zip(found["ours"], found["plain"], strict=True)]
+    lines.append(f"EPOCH {name} ours over plain {statistics.median(extra):.0f} ms")
+    if "against" in found:
+        for what in ("milliseconds", "processor_milliseconds"):
+            ratios = [
+                getattr(old, what) / getattr(new, what)
+                for new, old in zip(found["ours"], found["against"], strict=True)
+            ]
+            label = f"epoch-{name}" + ("-processor" if what != "milliseconds" else "")
+            lines.append(f"RATIO {label} {statistics.median(ratios):.2f} (aim {AIM_AGAINST})")
+    return lines
+
+
+def _shown(answers: list[Answer]) -> str:
+    wall = statistics.median(answer.milliseconds for answer in answers)
+    processor = statistics.median(answer.processor_milliseconds for answer in answers)
+    return f"{wall:.0f} ms, processor {processor:.0f} ms"
+
+
+if __name__ == "__main__":
+    main()
