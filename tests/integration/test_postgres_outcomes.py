@@ -24,6 +24,7 @@ from epochsink.postgres import commit as module
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session
+from epochsink.postgres.staging import DELETED
 from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
@@ -53,6 +54,28 @@ def table(pg_schema: str, pg_truth: Truth) -> str:
 
 def outcomes(driver: Driver, written: Written, parts: list[Committable]) -> set[Outcome]:
     return {verdict.outcome for verdict in driver.commit(written, parts)}
+
+
+@pytest.mark.parametrize("mode", GIDS)
+def test_a_replay_keeps_the_options_that_the_epoch_was_written_with(
+    mode: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The start that prepares it again has another table, no key and no deletes: the epoch's own are recorded."""
+    table, other = f"{pg_schema}.orders", f"{pg_schema}.elsewhere"
+    for name, key in ((table, "PRIMARY KEY"), (other, "")):
+        pg_truth.execute(f"CREATE TABLE {name} (id bigint {key}, note text)")
+    pg_truth.execute(f"INSERT INTO {table} VALUES (1, 'old'), (2, 'old')")  # noqa: S608 - our own names
+    rows = orders(1, 2, 3).append_column(DELETED, pa.array([False, True, False]))
+    driver = pg_driver(table, rows, key="id", delete_when="note = ''", **mode)
+    written, parts = driver.prepare(0, rows)
+    for gid in pg_truth.prepared():
+        pg_truth.execute(f"ROLLBACK PREPARED '{gid}'")
+    later = driver.restart(Postgres(pg_truth.dsn, table=other, schema_for_markers=pg_schema, **mode))
+    assert outcomes(later, written, parts) == {Outcome.ABORTED}
+    replayed = [later.committer.replay(written.epoch, part, written.rows, uuid.uuid4().hex) for part in parts]
+    assert outcomes(later, written, replayed) == {Outcome.COMMITTED}
+    assert pg_truth.rows(table) == [(1, "x1"), (3, "x3")]
+    assert pg_truth.count(other) == 0
 
 
 @pytest.mark.parametrize("mode", MODES)

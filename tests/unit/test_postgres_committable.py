@@ -28,6 +28,7 @@ OLD_STAGED = """{"attempt": "a", "tasks": ["t"], "rows": 3, "table": "s_k_a", "m
     [
         PreparedPart("gid", "attempt", TASKS, 5, "s_x"),
         PreparedPart("gid", "attempt", TASKS, 5, "s_x", Place("orders", 16384, "7412", 2)),
+        PreparedPart("gid", "attempt", TASKS, 5, "s_x", merge=MERGE),
         StagedEpoch("attempt", TASKS, 5, "s_x", MERGE, Place("orders", 16384, "7412", 2)),
         StagedEpoch("attempt", TASKS, 5, "s_x", MERGE),
     ],

@@ -4,7 +4,7 @@
 |---|---|
 | 1 | no ``version`` key; ``order_by`` of a merge is SQL over the table's columns, evaluated by the server |
 | 2 | ``ranks`` of a merge: so many staged columns, computed by Spark, decide between rows of a key |
-| 3 | ``place`` of a part: the database that it was prepared in |
+| 3 | ``place`` of a part: the database that it was prepared in; ``merge`` of a prepared transaction |
 | 4 | ``members``: one transaction of several sinks, each of which records the same value. Only these have version 4 |
 
 A version is read for as long as an epoch that it describes may be pending: an upgrade between prepare and commit.
@@ -122,7 +122,10 @@ class StagedEpoch:
 
 @dataclass(frozen=True, slots=True)
 class PreparedPart:
-    """A prepared transaction: of a whole epoch or, with ``atomic=False``, of one task. ``table`` is its staging."""
+    """A prepared transaction: of a whole epoch or, with ``atomic=False``, of one task. ``table`` is its staging.
+
+    ``merge`` is how its rows are prepared again, should it be lost; None in versions before.
+    """
 
     gid: str
     attempt: str
@@ -130,6 +133,7 @@ class PreparedPart:
     rows: int
     table: str | None = None
     place: Place | None = None
+    merge: Merge | None = None
 
     @property
     def tables(self) -> set[str]:
@@ -139,7 +143,8 @@ class PreparedPart:
     def to_json(self) -> Committable:
         """Return it as JSON values."""
         fields = {name: value for name, value in asdict(self).items() if value is not None}
-        return fields | {"tasks": list(self.tasks), "version": VERSION}
+        merge = {} if self.merge is None else {"merge": self.merge.to_json()}
+        return fields | merge | {"tasks": list(self.tasks), "version": VERSION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +199,9 @@ def _merged(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(fields: dict[str, Any]) -> PreparedPart:
-    return PreparedPart(**fields | {"tasks": tuple(fields["tasks"]), "place": Place.from_json(fields.get("place"))})
+    merge = Merge.from_json(fields["merge"]) if "merge" in fields else None
+    place = Place.from_json(fields.get("place"))
+    return PreparedPart(**fields | {"tasks": tuple(fields["tasks"]), "place": place, "merge": merge})
 
 
 def _fields(values: Committable) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import uuid
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import psycopg
@@ -24,6 +25,7 @@ from epochsink.postgres.committable import (
     read_part,
     read_written,
 )
+from epochsink.postgres.config import PostgresConfig
 from epochsink.postgres.errors import describe, is_disconnected, is_passing, translated
 from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
@@ -41,8 +43,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from epochsink.postgres.committable import Part
-    from epochsink.postgres.config import PostgresConfig
+    from epochsink.postgres.committable import Merge, Part
     from epochsink.postgres.server import Connection
     from epochsink.sink import Committable, Identity, Rows
 
@@ -247,7 +248,7 @@ class PostgresCommitter:
         name = PreparedName.parse(known.gid) if known.gid else None
         again = Epoch(epoch.number, attempt)
         if isinstance(known, PreparedPart) and name is not None and name.part != WHOLE:
-            return self._rewrite(known.tasks[0], again, rows, atomic=False)
+            return self._rewrite(known.tasks[0], again, rows, self._as_recorded(known.merge), atomic=False)
         return self._prepare_again(again, part, {self._identity.sink: Ballot(self, (), rows, after)})
 
     def replay_together(
@@ -264,12 +265,27 @@ class PostgresCommitter:
     def staged_again(self, again: Epoch, part: Committable, ballot: Ballot) -> StagedRows:
         """Copy this sink's share of a lost part into staging again, from the spool."""
         known = read_part(part)
-        tasks = known.members[self._identity.sink].tasks if isinstance(known, SharedPart) else known.tasks
-        answers = [self._rewrite(task, again, ballot.rows, atomic=True) for task in tasks]
+        own = known.members[self._identity.sink] if isinstance(known, SharedPart) else known
+        config = self._as_recorded(own.merge)
+        answers = [self._rewrite(task, again, ballot.rows, config, atomic=True) for task in own.tasks]
         return self.staged(again, Ballot(self, answers, ballot.rows, ballot.after))
 
-    def _rewrite(self, uuid: str, epoch: Epoch, rows: Rows, *, atomic: bool) -> Committable:
-        writer = make_writer(self._config, Task(self._identity, epoch, 0, uuid), atomic=atomic)
+    def _as_recorded(self, merge: Merge | None) -> PostgresConfig:
+        """Return the options with which an epoch was written, whatever a later start brings: table, key, deletes."""
+        given = {item.name: getattr(self._config, item.name) for item in fields(PostgresConfig)}
+        if merge is None:
+            return self._config
+        schema, table = merge.target.schema, merge.target.name
+        recorded = {
+            "table": (table,) if schema is None else (schema, table),
+            "key": merge.key,
+            "order_by": self._config.order_by if merge.key else (),
+            "delete_when": (self._config.delete_when or "true") if merge.deletes else None,
+        }
+        return PostgresConfig(**given | recorded)
+
+    def _rewrite(self, uuid: str, epoch: Epoch, rows: Rows, config: PostgresConfig, *, atomic: bool) -> Committable:
+        writer = make_writer(config, Task(self._identity, epoch, 0, uuid), atomic=atomic)
         try:
             for batch in rows.read(uuid):
                 writer.write(batch)

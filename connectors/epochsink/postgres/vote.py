@@ -185,4 +185,4 @@ def _part(staged: Mapping[str, StagedRows], epoch: Epoch, gid: str | None, place
     one = rows.member
     if gid is None:
         return StagedEpoch(epoch.attempt, one.tasks, one.rows, one.table, one.merge, place)
-    return PreparedPart(gid, epoch.attempt, one.tasks, one.rows, one.table, place)
+    return PreparedPart(gid, epoch.attempt, one.tasks, one.rows, one.table, place, one.merge)

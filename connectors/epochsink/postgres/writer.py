@@ -126,8 +126,9 @@ class CopyWriter:
         label = identity_label(identity)
         return PreparedName(self._key, identity.generation, epoch.number, epoch.attempt, self._task.uuid, label)
 
-    def _prepared(self, rows: int, table: str | None) -> Committable:
-        return PreparedPart(str(self._gid()), self._task.epoch.attempt, (self._task.uuid,), rows, table).to_json()
+    def _prepared(self, rows: int, table: str | None, merge: Merge) -> Committable:
+        attempt, tasks = self._task.epoch.attempt, (self._task.uuid,)
+        return PreparedPart(str(self._gid()), attempt, tasks, rows, table, merge=merge).to_json()
 
     def _mark(self) -> None:
         marker = Marker(self._config.schema_for_markers, self._key)
@@ -188,14 +189,17 @@ class MergingWriter(StagingWriter):
             reach("postgres.merged")
             prepare(self._connection, self._gid())
         reach("postgres.prepared")
-        return self._prepared(rows, self._staging.relation.name)
+        return self._prepared(rows, self._staging.relation.name, self._merge)
 
 
 class DirectWriter(CopyWriter):
     """Copies straight into the target, in a transaction of its own that it prepares."""
 
+    _merge: Merge
+
     def _begin(self, schema: pa.Schema) -> CopyIn:
         target, encodings = self._fit(schema, direct=True)
+        self._merge = _merge_of(self._config, target, encodings)
         begin(self._connection)
         return CopyIn(self._connection, target.relation.quoted, encodings, [])
 
@@ -203,7 +207,7 @@ class DirectWriter(CopyWriter):
         self._mark()
         prepare(self._connection, self._gid())
         reach("postgres.prepared")
-        return self._prepared(rows, None)
+        return self._prepared(rows, None, self._merge)
 
 
 def _definitions(target: Target, encodings: Sequence[Encoding]) -> dict[str, str]:
