@@ -316,6 +316,21 @@ def test_order_by_decides_across_tasks(options: dict[str, Any]) -> None:
         assert rig.stored() == {"a": {"n": 1}, "b": {"n": 2}}
 
 
+def test_a_pending_epoch_is_applied_as_it_was_written(options: dict[str, Any], fresh_index: FreshName) -> None:
+    """The start that commits it has another index=, no id= and no order_by=: the epoch's own count."""
+    with closing(Rig.joining(Elasticsearch(**options, order_by="at"))) as rig:
+        ranked = (
+            [rendered([("a", {"n": 1}), ("b", {"n": 2})], [9, 1])],
+            [rendered([("a", {"n": 3}), ("c", None)], [4, 4])],
+        )
+        prepared = rig.prepare(0, *ranked)
+        keyless_options = {name: value for name, value in options.items() if name not in ("id", "delete_when")}
+        later = Elasticsearch(**{**keyless_options, "index": fresh_index()})
+        with closing(Rig(later, rig.identity)) as changed:
+            assert changed.commit(prepared).outcome is Outcome.COMMITTED
+        assert rig.stored() == {"a": {"n": 1}, "b": {"n": 2}}
+
+
 def test_without_its_spool_the_marker_tells_what_became_of_an_epoch(rig: Rig) -> None:
     done = rig.apply(0, [rendered(numbered(0, 5))])
     open_ = rig.prepare(1, [rendered(numbered(5, 9))])

@@ -330,8 +330,9 @@ def test_a_running_query_that_is_abandoned_stops_with_the_reason_and_leaves_noth
     query.processAllAvailable()
     with open_place(stream.url) as place:
         Abandonment(place, sinks={"folder": stream.sink}, gone=[]).carry_out()
-    with pytest.raises(StreamingQueryException, match="an operator has abandoned this checkpoint"):
+    with pytest.raises(Fenced, match="an operator has abandoned this checkpoint"):
         query.awaitTermination(60)
+    assert "an operator has abandoned this checkpoint" in str(query.exception())
     stream.put(range(10, 20))
     with pytest.raises(ConfigurationError, match="this checkpoint was abandoned"):
         stream.run()
