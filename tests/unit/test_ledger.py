@@ -17,6 +17,7 @@ from epochsink.protocol import ledger as ledger_module
 from epochsink.protocol.ledger import FOLDER, Ledger
 from epochsink.protocol.ledger_entries import (
     Abandoned,
+    Disputed,
     Done,
     Entry,
     Prepared,
@@ -27,6 +28,7 @@ from epochsink.protocol.ledger_entries import (
     Stamp,
     Summary,
     Take,
+    Withdrawn,
     decode,
     encode,
 )
@@ -528,13 +530,15 @@ SUMMARIES = st.none() | st.builds(
 )
 APPLIED = st.dictionaries(TEXT, LAST, max_size=2)
 ENTRIES = st.one_of(
-    st.builds(Take, NUMBERS, TEXT, TEXT, ORIGINS, st.integers(-1), APPLIED, STAMPS, SUMMARIES),
+    st.builds(Take, NUMBERS, TEXT, TEXT, ORIGINS, st.integers(-1), APPLIED, STAMPS, SUMMARIES, TEXT),
     PREPARED,
     ABANDONED,
     st.builds(Replay, NUMBERS, TEXT, PARTS, STAMPS),
     st.builds(Resolved, NUMBERS, TEXT, TEXT, STAMPS),
     st.builds(Done, NUMBERS, STAMPS),
     st.builds(Skipped, NUMBERS, STAMPS),
+    st.builds(Disputed, NUMBERS, STAMPS),
+    st.builds(Withdrawn, NUMBERS, STAMPS),
 )
 
 

@@ -63,9 +63,9 @@ class Take:
     origins: Mapping[str, Mapping[str, Any]]
     joined: int = -1
     applied: Mapping[str, LastDone] = field(default_factory=dict, compare=False)
-    purpose: str = field(default="", compare=False)
     stamp: Stamp | None = field(default=None, compare=False)
     summary: Summary | None = field(default=None, compare=False)
+    purpose: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from epochsink.protocol.run_state import RunState
 from epochsink.sink import Epoch
 
 if TYPE_CHECKING:
-    from epochsink.protocol.ledger import History
+    from epochsink.protocol.ledger_history import History
     from epochsink.sink import Committable
 
 _log = logging.getLogger("epochsink")
