@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from simulation.world import Folders, Spooled
 
 SLOTS = 2
+EPOCHS = 3
 PASSING = (OSError, PrepareFailed, Fenced)
 """After these a supervisor starts the query again; other errors of ours are for the operator."""
 
@@ -51,6 +52,7 @@ class Variant:
     in_batch: bool | None = None
     later_sinks: str | None = None
     purges: bool = False
+    spool_keeper: type[MemorySpool] = MemorySpool
     refuses_second_calls: bool = True
 
     def port(self, letter: str) -> type[PortBase]:
@@ -85,10 +87,13 @@ class Driver(Process):
         self.recovered = False
         self.skips = False
         self.called = -1
-        self.swallowed = False
+        self.swallowed: list[int] = []
+        """Epochs whose error the user's function has caught."""
+        self.unheard: BaseException | None = None
+        """The error of a start that the user's function has caught."""
         world, step = simulation.world, simulation.step
         self.files = MemoryFiles(folders, step)
-        self.spool = MemorySpool(world, step, spool)
+        self.spool = self.variant.spool_keeper(world, step, spool)
         self.ports = {
             letter: self.variant.port(letter)(world, step, spool=self.variant.spool)
             for letter in (simulation.sinks if number == 0 else self.variant.later_sinks or simulation.sinks)
@@ -128,7 +133,7 @@ class Driver(Process):
 
     def _verdict(self) -> str:
         if self.failure is None:
-            if self.swallowed and self.simulation.is_undocumented(self.folders):
+            if self.swallowed and self.simulation.undocumented(self.folders):
                 self.simulation.flag("UNHEARD: a run ends well that has not prepared what Spark has decided")
             return "done"
         if isinstance(self.failure, PASSING):
@@ -138,7 +143,7 @@ class Driver(Process):
         if self.simulation.leads(self):
             self.simulation.stopped(self, self.failure)
         elif self.simulation.blames_zombies:
-            self.simulation.flag(f"ZOMBIE CONCLUDES {type(self.failure).__name__}: {self.failure}")
+            self.simulation.zombies.append(self.failure)
         return "loud"
 
     # ---- the stream thread
@@ -185,6 +190,9 @@ class Driver(Process):
             return None
         # a query that catches up takes larger batches, so that the same epoch may get other input
         end = min(start + SLOTS + self.simulation.catching_up, total)
+        alone = self.simulation.undocumented(self.folders).intersection(self.swallowed)
+        if self.simulation.schedule == 0 and len(alone) > 1:
+            self.simulation.flag("UNHEARD: Spark goes on and on without us")
         if not self.files.create(f"offsets/{number}", offsets_file(start, end)):
             raise OSError(f"concurrent update of offsets/{number}")
         return start, end
@@ -218,7 +226,8 @@ class Driver(Process):
             if not self.simulation.swallows:
                 raise
             self.simulation.note(f"        the user's function swallows {type(error).__name__} {error}")
-            self.swallowed = True
+            self.swallowed.append(number)
+            self.unheard = None if self.recovered else error
             self.simulation.left_out(number, source)
         return None
 
@@ -229,6 +238,7 @@ class Driver(Process):
                 return
             mistake = ConfigurationError(f"called twice in epoch {number}")
             self.simulation.left_out(number, source)
+            self.coordinator.dispute(number)
             self.coordinator.fail(mistake)
             raise mistake
         self.in_batch = True
@@ -304,6 +314,7 @@ class Driver(Process):
         try:
             while not self.stream_ended:
                 seen = self.simulation.commits_made
+                self._refuse_unheard_start()
                 settled = coordinator.commit_decided()
                 if not self.in_batch:
                     coordinator.refuse_swallowed()
@@ -313,11 +324,17 @@ class Driver(Process):
                 else:
                     self._wait_for_commit_after(seen)
             coordinator.raise_failure()
+            self._refuse_unheard_start()
             if self.recovered:
                 coordinator.drain()
         except BaseException as failure:
             coordinator.fail(failure)
             raise
+
+    def _refuse_unheard_start(self) -> None:
+        """End a query whose start has failed in its first batch, unheard."""
+        if self.unheard is not None and str(self.swallowed[-1]) in self.folders.get("commits", {}):
+            raise self.unheard
 
     def _has_work(self, seen: int) -> bool:
         """Whether an epoch is pending, or one has been decided whose error was swallowed."""

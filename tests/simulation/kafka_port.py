@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
-from simulation.port import ABORTED, PortBase, twice
+from simulation.port import ABORTED, ANY_GENERATION, PortBase, twice
 from simulation.targets import Marked
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class KafkaPort(PortBase):
 
     def leftovers(self) -> list[str]:
         """Return the open transactions."""
-        return [name for name, _ in self._world.kafka.ongoing(self._key, 10**9)]
+        return [name for name, _ in self._world.kafka.ongoing(self._key, ANY_GENERATION)]
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare each partition's marks, of even and of odd epochs, with the ledger."""
@@ -128,7 +128,13 @@ class KafkaPort(PortBase):
             raise WentBack(f"{again} is open, and its epoch is done")
 
     def _abort(self, name: str, producer: int) -> None:
-        answer = self._step("K abort", lambda: self._world.kafka.end(name, producer, commit=False))
+        def apply() -> str:
+            answer = self._world.kafka.end(name, producer, commit=False)
+            if answer == "OK":
+                self._world.ended("K", name, producer)
+            return answer
+
+        answer = self._step("K abort", apply)
         if answer != "OK":
             state = self._step("K describe", lambda: self._world.kafka.describe(name), reads=True)
             if state == (producer + 1, "CompleteCommit"):

@@ -132,39 +132,6 @@ class IgnoresMarkers(Coordinator):
         self._check.verify = lambda name: None  # type: ignore[method-assign] # noqa: ARG005 - that is the mutation
 
 
-class IgnoresMarkersAtTheStart(Coordinator):
-    """Compares the targets' markers with the ledger only from the first epoch on."""
-
-    def recover(self) -> None:
-        verify, self._check.verify_all = self._check.verify_all, lambda: None  # type: ignore[method-assign]
-        try:
-            super().recover()
-        finally:
-            self._check.verify_all = verify  # type: ignore[method-assign]
-
-
-class IgnoresMarkersInSettle(Coordinator):
-    """Sweeps, and lets the sinks vote, without a look at what the targets hold."""
-
-    def settle(self, number: int) -> Plan:
-        verify, self._check.verify_all = self._check.verify_all, lambda: None  # type: ignore[method-assign]
-        try:
-            return super().settle(number)
-        finally:
-            self._check.verify_all = verify  # type: ignore[method-assign]
-
-
-class IgnoresMarkersInCommit(Coordinator):
-    """Commits without a look at what the targets hold."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._check.verify_before_commit = lambda number, name: None  # type: ignore[method-assign] # noqa: ARG005
-
-    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
-        return super()._commit_part(number, name, index, {})
-
-
 class IgnoresOlderLedger(Coordinator):
     """Does not compare the checkpoint's decisions with the ledger when it starts."""
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from simulation import machine_mutants as machine
 from simulation import sink_mutants as sink
+from simulation import world_mutants as world
 from simulation.driver import PRODUCTION, Variant
 from simulation.explorer import Case
 from simulation.storage import TrimmingLedger
@@ -27,11 +28,12 @@ class Mutant:
     sinks: str
     plan: Plan
     control: Variant = PRODUCTION
+    schedule: int = 0
 
     @property
     def case(self) -> Case:
         """Return the history that kills it."""
-        return Case(self.plan, self.sinks, 0)
+        return Case(self.plan, self.sinks, self.schedule)
 
 
 NO_SPOOL = Variant(spool=False)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
+ANY_GENERATION = 10**12
 ABORTED = Outcome.ABORTED
 UNKNOWN = Outcome.UNKNOWN
 

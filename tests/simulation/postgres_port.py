@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import PreparedName, identity_key
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
-from simulation.port import ABORTED, UNKNOWN, PortBase, read_rows, twice
+from simulation.port import ABORTED, ANY_GENERATION, UNKNOWN, PortBase, read_rows, twice
 from simulation.targets import PreparedRows, Staged
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class PostgresPort(PortBase):
     def leftovers(self) -> list[str]:
         """Return prepared transactions and staging tables."""
         target = self.target
-        return [*target.prepared_of(self._key, 10**9), *map(str, target.staging_of(self._key, 10**9))]
+        return [*target.prepared_of(self._key, ANY_GENERATION), *map(str, target.staging_of(self._key, ANY_GENERATION))]
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the newest marker row with the ledger."""
@@ -221,14 +221,20 @@ class PreparedPort(PostgresPort):
 
     def finish_again(self, done: LastDone) -> bool:
         """COMMIT PREPARED what is prepared of a done epoch; return whether there was anything."""
-        gids = self._step("P list", lambda: self.target.prepared_of(self._key, 10**9), reads=True)
+        gids = self._step("P list", lambda: self.target.prepared_of(self._key, ANY_GENERATION), reads=True)
         again = [part["gid"] for part in done.parts if part["gid"] in gids]
         for gid in again:
             self._step("P commit again", partial(self.target.commit_prepared, gid))
         return bool(again)
 
     def _roll_back(self, gid: str) -> None:
-        self._step("P roll back", lambda: self.target.rollback_prepared(gid))
+        def apply() -> str:
+            answer: str = self.target.rollback_prepared(gid)
+            if answer == "OK":
+                self._world.ended("P", gid)
+            return answer
+
+        self._step("P roll back", apply)
 
 
 def marks_of(last: LastDone) -> dict[str, Mark]:

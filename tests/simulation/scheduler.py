@@ -160,7 +160,7 @@ class Scheduler:
         return False
 
     def strike_step(self, kind: str) -> None:
-        """Take note of a fault that strikes one step."""
+        """Take note of a fault that strikes one step or one process."""
 
     def strike(self, process: Any, fault: Fault) -> bool:
         """Apply a world-wide fault; return whether it had an effect. Killing processes ends the turn."""
@@ -298,12 +298,14 @@ class Scheduler:
                 if process is not self.active or process.paused_until:
                     continue
                 self.struck += 1
+                self.strike_step("pause")
                 process.paused_until, process.alone_for = self.now + fault[1], fault[2]
                 self.note(f"{self.now:4} driver {process.number} PAUSED before {operation.name}")
                 self.start_driver()
                 return True
             if fault[0] == "stall":
                 self.struck += 1
+                self.strike_step("stall")
                 thread.stalled_until = self.now + fault[1]
                 self.note(f"{self.now:4} driver {process.number} {thread.name} STALLED before {operation.name}")
                 return True

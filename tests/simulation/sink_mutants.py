@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from epochsink.identity import PreparedName, TransactionalId, identity_key
 from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Rows, Task, Verdict
 from simulation.kafka_port import KafkaPort, KafkaTask
-from simulation.port import ABORTED, twice
+from simulation.port import ABORTED, ANY_GENERATION, twice
 from simulation.postgres_port import PreparedPort, StagedPort
 from simulation.search_port import KeyedSearchPort, SearchPort
 from simulation.targets import Marked, PreparedRows
@@ -92,7 +92,7 @@ class KafkaSweepsNewer(KafkaPort):
 @contextmanager
 def _any_generation(port: Any) -> Iterator[None]:
     identity = port._identity
-    port._identity = type(identity)(identity.query_id, identity.sink, 10**6, identity.origin)
+    port._identity = type(identity)(identity.query_id, identity.sink, ANY_GENERATION, identity.origin)
     try:
         yield
     finally:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from epochsink.protocol.ledger import FOLDER
 from epochsink.sink import Mark
 from simulation.readers import OUTSIDER, Readers, Row
 from simulation.targets import Elasticsearch, Kafka, Postgres, Transaction
@@ -52,6 +54,17 @@ class World:
         target = self.target(sink)
         held = [getattr(target, name, None) for name in ("markers", "prepared", "staging", "transactions")]
         return any(held)
+
+    def ended(self, sink: str, name: str, producer: int | None = None) -> None:
+        """Flag the rollback of a transaction whose epoch the ledger calls done: it may be all that is left of it."""
+        entries = [json.loads(data) for _, data in sorted(self.files.get(FOLDER, {}).items())]
+        done = {entry["epoch"] for entry in entries if entry["entry"] == "done"}
+        for entry in entries:
+            parts = entry["shares"].get(sink, {}).get("parts", []) if entry["entry"] == "prepared" else []
+            if entry.get("epoch") in done and any(
+                (part.get("gid") or part["id"], part.get("epoch")) == (name, producer) for part in parts
+            ):
+                self.readers.flag(f"ROLLED BACK {sink}: what belongs to a done epoch")
 
     # ---- the options under which an epoch was prepared, and those under which it is applied
 

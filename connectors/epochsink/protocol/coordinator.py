@@ -149,10 +149,11 @@ class Coordinator(Takeover, EpochCommit):
             self.wait_settled()
             self._begun = True
         self._queue.begin_attempt()
-        # while it is being written, Spark cannot decide it, and nobody has to look
-        self._owed, self._attempted = -1, number
+        self._attempted = number
         epoch = Epoch(number, uuid.uuid4().hex)
         self._spool.make(self._query_id, epoch)
+        # while it is being written, Spark cannot decide it, and nobody has to look
+        self._owed = -1
         reach("coordinator.write.before")
         return epoch
 

@@ -1,0 +1,287 @@
+"""Mutants of the rules against a world that goes back, a second copy, and users who misuse us."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from epochsink.protocol.coordinator import Coordinator, Plan
+from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Rows, SpoolFile, Verdict
+from simulation.driver import SLOTS
+from simulation.kafka_port import KafkaPort
+from simulation.postgres_port import PreparedPort, StagedPort
+from simulation.search_port import KeyedSearchPort, SearchPort
+from simulation.storage import MemorySpool
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from epochsink.protocol.ledger import History
+    from epochsink.sink import Identity
+    from simulation.readers import Row
+    from simulation.storage import MemoryRows
+
+
+def _epoch(mark: Mark) -> int:
+    return mark.epoch
+
+
+# ---- the coordinator
+
+
+class ComparesNothing(Coordinator):
+    """Never compares the targets' markers with the ledger, and does not tell the sinks what must be there."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._verify_all = self._check.verify_all
+        self._check.verify = lambda name: None  # type: ignore[method-assign] # noqa: ARG005 - that is the mutation
+        self._check.verify_all = lambda: None  # type: ignore[method-assign]
+
+    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
+        return super()._commit_part(number, name, index, {})
+
+
+class ComparesAtTheStart(ComparesNothing):
+    """Compares them when it starts, and never again."""
+
+    def _take_over(self) -> History:
+        check: Any = self._check
+        del check.verify
+        try:
+            return super()._take_over()
+        finally:
+            check.verify = lambda name: None  # noqa: ARG005 - as above
+
+    def _refuse_other_stories(self, history: History) -> None:
+        self._verify_all()
+        super()._refuse_other_stories(history)
+
+
+class ComparesBeforeASweep(ComparesNothing):
+    """Compares them in each epoch, before it sweeps, and nowhere else."""
+
+    def settle(self, number: int) -> Plan:
+        check: Any = self._check
+        del check.verify
+        check.verify_all = self._verify_all
+        try:
+            return super().settle(number)
+        finally:
+            check.verify = lambda name: None  # noqa: ARG005 - as above
+            check.verify_all = lambda: None
+
+
+class IgnoresMarkersInCommit(Coordinator):
+    """Commits without a look at what the targets hold, before it and after it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._check.verify_before_commit = lambda number, name: None  # type: ignore[method-assign] # noqa: ARG005
+
+    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
+        return super()._commit_part(number, name, index, {})
+
+
+class IgnoresWhatSparkDecidedAlone(Coordinator):
+    """Never asks whether everything that is decided is in the ledger."""
+
+    def _refuse_undocumented(self, history: History) -> None:
+        pass
+
+
+class LetsErrorsBeSwallowed(Coordinator):
+    """Raises in the stream thread alone."""
+
+    def refuse_swallowed(self) -> None:
+        pass
+
+
+class KeepsHalfARecord(Coordinator):
+    """Lets the record of an epoch stand in which it was called twice."""
+
+    def dispute(self, number: int) -> None:
+        pass
+
+
+class JoinsAnyTarget(Coordinator):
+    """Begins a ledger without asking the targets whether there must have been one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._check.refuse_known_targets = lambda query_id: None  # type: ignore[method-assign] # noqa: ARG005
+
+
+class SweepsDoneParts(Coordinator):
+    """Does not tell the sinks which parts belong to done epochs."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for sink in self._sinks.values():
+            sink.abort_orphans = partial(_swept, sink.abort_orphans)  # type: ignore[method-assign]
+
+
+def _swept(sweep: Any, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:  # noqa: ARG001 - that is it
+    ended: list[str] = sweep(keep)
+    return ended
+
+
+# ---- the spool
+
+
+class Unverified(MemorySpool):
+    """Reads whatever stands in a file."""
+
+    def rows(
+        self,
+        identity: Identity,
+        epoch: Epoch,
+        tasks: Sequence[str],
+        files: Mapping[str, SpoolFile] = MappingProxyType({}),
+    ) -> MemoryRows:
+        return super().rows(identity, epoch, tasks)
+
+
+# ---- Kafka
+
+
+class KafkaSeesOneEpoch(KafkaPort):
+    """Looks after its commit for this epoch alone."""
+
+    def expect_both(self, this: LastDone, after: LastDone | None) -> None:
+        super().expect_both(this, None)
+
+
+class KafkaSeesNothing(KafkaPort):
+    """Does not look after its commit."""
+
+    def expect_both(self, this: LastDone, after: LastDone | None) -> None:
+        pass
+
+
+class KafkaComparesTheHighest(KafkaPort):
+    """Takes the highest marker of any partition for that of each."""
+
+    def marks(self) -> dict[tuple[int, int], Mark]:
+        found = super().marks()
+        newest = {side: max((mark for (_, at), mark in found.items() if at == side), key=_epoch) for _, side in found}
+        return {(partition, side): newest[side] for partition in range(SLOTS) for side in newest}
+
+
+class KafkaAnyWriter(KafkaPort):
+    """Does not ask who wrote a marker."""
+
+    def marks(self) -> dict[tuple[int, int], Mark]:
+        return {place: replace(mark, attempt="") for place, mark in super().marks().items()}
+
+    def expect_both(self, this: LastDone, after: LastDone | None) -> None:
+        pass
+
+
+class KafkaRollsBackDone(KafkaPort):
+    """Aborts what a done epoch had."""
+
+    def refuse_done(self, gone: Sequence[tuple[str, int]], done: Sequence[Committable]) -> None:
+        pass
+
+
+class KafkaOtherOptions(KafkaPort):
+    """Writes again under the options of this start."""
+
+    def options_of(self, part: Committable) -> int:
+        return self.options
+
+
+# ---- PostgreSQL
+
+
+class PreparedRollsBackDone(PreparedPort):
+    """Rolls back what a done epoch had."""
+
+    def refuse_done(self, gone: Sequence[str], done: Sequence[Committable]) -> None:
+        pass
+
+    def finish_again(self, done: LastDone) -> bool:
+        return False
+
+
+class PreparesBlindly(PreparedPort):
+    """Does not look for the epoch before in the transaction that it prepares."""
+
+    def prepare(self, epoch: Epoch, part: Committable, after: LastDone | None = None) -> Committable:
+        return super().prepare(epoch, part, None)
+
+
+class MergesBlindly(StagedPort):
+    """Does not look for the epoch before in the transaction that merges."""
+
+    def merge(self, epoch: Epoch, part: Committable, after: Mark | None) -> str:
+        return super().merge(epoch, part, None)
+
+
+class StagedAnyWriter(StagedPort):
+    """Does not ask who wrote a marker."""
+
+    def judge(self, epoch: Epoch, part: Committable, evidence: str) -> Verdict:
+        verdict = super().judge(epoch, part, evidence)
+        return COMMITTED if "the marker of attempt" in verdict.evidence else verdict
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        pass
+
+
+class StagedOtherOptions(StagedPort):
+    """Merges under the options of this start."""
+
+    def options_of(self, part: Committable) -> int:
+        return self.options
+
+
+# ---- Elasticsearch
+
+
+class SearchMarksBlindly(SearchPort):
+    """Writes the marker whatever stands there."""
+
+    def write_mark(self, mark: Mark, incarnation: int, seen: Mark | None) -> str:
+        key, target = self._key, self.target
+
+        def apply() -> str:
+            answer: str = target.mark(key, mark, incarnation, target.marker(key))
+            return answer
+
+        return self._step("E mark", apply)
+
+
+class SearchAnyIncarnation(SearchPort):
+    """Does not compare the index' incarnation at the two ends of an apply, nor with its marker."""
+
+    def _incarnation(self) -> int:
+        return 0
+
+
+class SearchAnyWriter(SearchPort):
+    """Does not ask who wrote the marker."""
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        pass
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+        verdict = super().commit(epoch, part, rows)
+        return COMMITTED if "the marker of attempt" in verdict.evidence else verdict
+
+
+class SearchOtherOptions(SearchPort):
+    """Applies an epoch under the options of this start."""
+
+    def options_of(self, part: Committable) -> int:
+        return self.options
+
+
+class SearchGivesWay(KeyedSearchPort):
+    """Takes every 409 for a later epoch of its own."""
+
+    def _overwrite(self, epoch: Epoch, version: int, refused: list[tuple[str, Row]]) -> bool:
+        return True
