@@ -81,7 +81,6 @@ class Driver(Process):
         self.variant = simulation.variant
         self.failure: BaseException | None = None
         self.stream_ended = False
-        self.in_batch = False
         self.running: int | None = None
         self.attempts: dict[int, Epoch] = {}
         self.recovered = False
@@ -241,12 +240,8 @@ class Driver(Process):
             self.coordinator.dispute(number)
             self.coordinator.fail(mistake)
             raise mistake
-        self.in_batch = True
-        try:
-            self._foreach_batch(number, source)
-            self.called = number
-        finally:
-            self.in_batch = False
+        self._foreach_batch(number, source)
+        self.called = number
 
     def _foreach_batch(self, number: int, source: list[int]) -> None:
         if not self.recovered:
@@ -316,8 +311,8 @@ class Driver(Process):
                 seen = self.simulation.commits_made
                 self._refuse_unheard_start()
                 settled = coordinator.commit_decided()
-                if not self.in_batch:
-                    coordinator.refuse_swallowed()
+                # the real one leaves it out while a batch runs, and soon looks again: here that would be never
+                coordinator.refuse_swallowed()
                 if settled:
                     self._tidy()
                     wait(partial(self._has_work, seen))
@@ -338,7 +333,7 @@ class Driver(Process):
 
     def _has_work(self, seen: int) -> bool:
         """Whether an epoch is pending, or one has been decided whose error was swallowed."""
-        news = self.swallowed and self.simulation.commits_made != seen
+        news = bool(self.swallowed) and self.simulation.commits_made != seen
         return bool(self.coordinator.pending) or news or self.stream_ended
 
     def _wait_for_commit_after(self, seen: int) -> None:

@@ -118,7 +118,7 @@ class SearchPort(PortBase):
         for name, row in refused:
             for _ in range(WRITERS):
                 stored = self._step(f"{self.letter} stored", partial(target.version, name), reads=True)
-                if stored // 100 != version // 100:
+                if stored and stored // 100 != version // 100:
                     raise RowsRejected(f"{name} was written by another sink", hint="")
                 # after the look: what a later epoch has written in between would be taken for a stranger's
                 if self._is_overtaken(epoch):

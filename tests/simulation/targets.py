@@ -316,15 +316,15 @@ class Elasticsearch:
         return conflicts
 
     def version(self, name: str) -> int:
-        """Return the stored version of a document."""
-        return self.documents[name][0]
+        """Return the stored version of a document, 0 if there is none."""
+        return self.documents[name][0] if name in self.documents else 0
 
     def write_newer(self, version: int, name: str, row: Row) -> bool:
         """Write over a document of an older version (version type "external"); return whether it was one."""
-        stored, old = self.documents[name]
-        if version <= stored:
+        if version <= self.version(name):
             return False
         self.readers.before_commit(self.sink)
+        old = self.documents[name][1] if name in self.documents else row
         if old.query == row.query and row.source < old.source:
             self.readers.flag(f"STALE {self.sink}")
         self.documents[name] = version, row

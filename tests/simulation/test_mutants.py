@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from simulation.driver import PRODUCTION
 from simulation.explorer import Case, quiet
 from simulation.mutants import MUTANTS, Mutant
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-NEARBY = 12
+NEARBY = 40
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -21,8 +22,10 @@ def test_mutant_is_killed(mutant: Mutant) -> None:
     with quiet():
         for case in _near(mutant.case):
             if case.violations(mutant.variant):
-                assert not case.violations(mutant.control), case
-                return
+                spared = not case.violations(mutant.control)
+                assert spared or mutant.control is not PRODUCTION, case
+                if spared:
+                    return
     pytest.fail(f"{mutant.name} survived {mutant.case} and its neighbours: find it another plan")
 
 
