@@ -18,7 +18,7 @@ from simulation.storage import MemorySpool
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epochsink.protocol.ledger import History
+    from epochsink.protocol.ledger_history import History
     from epochsink.sink import Identity
     from simulation.readers import Row
     from simulation.storage import MemoryRows
