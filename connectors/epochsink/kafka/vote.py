@@ -45,6 +45,7 @@ def vote(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable], rows: Ro
     """
     found = list(parts)
     for turn in range(_TURNS + 1):
+        # all of them in every turn: one may have expired while another was written again
         lost = _lost(polls, epoch, found)
         if not lost:
             return found
@@ -67,6 +68,7 @@ def _lost(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> dict
     deadline = polls.cluster.deadline()
     try:
         now = polls.transactions.describe([part.transaction.transactional_id for part in parts], deadline)
+        # after the transactions: what is created anew after this is found by the commit
         topics = polls.cluster.topic_ids({topic for part in parts for topic in part.topics}, deadline)
     except (Unreachable, Refused) as failure:
         raise PrepareFailed(

@@ -163,10 +163,12 @@ def vote_as_one(connection: Connection, epoch: Epoch, staged: Mapping[str, Stage
     )
     part = _part(staged, epoch, str(name), Place.of(connection))
     if orphans.still_prepared(connection, {str(name)}):
+        # the vote is repeated because its reply was lost
         return part
     with transaction(connection):
         for rows in staged.values():
-            # in the transaction that is prepared, which cannot outlive what it rests on
+            # in the transaction that is prepared, which cannot outlive what it rests on; and before any mark of ours,
+            # which would look like an epoch that nobody has recorded
             rows.voter.expect(connection)
         for rows in staged.values():
             # the markers first: an epoch that is applied already stops here, before any row is merged

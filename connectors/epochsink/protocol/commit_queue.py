@@ -75,6 +75,7 @@ class CommitQueue:
     def fail(self, failure: BaseException) -> None:
         """Remember the first failure, and wake whoever waits."""
         with self._monitor:
+            # the first one: what comes after it is mostly its consequence
             self._failure = self._failure or failure
             self._monitor.notify_all()
 
@@ -92,6 +93,7 @@ class CommitQueue:
         """Wait for the end of a sweep or a replay; from here on `alone_if_idle` says no."""
         with self._monitor:
             self._monitor.wait_for(lambda: not self._occupied)
+            # under the monitor, where alone_if_idle looks at it: no sweep begins from here on
             self._attempting = True
             self._overtaken = False
 
@@ -115,6 +117,7 @@ class CommitQueue:
     def replaying(self) -> Iterator[None]:
         """Like `alone`, for a replay: the attempt under way is overtaken by it."""
         with self.alone():
+            # before anything is prepared again: a vote that ends meanwhile has to see it
             self._overtaken = True
             yield
 

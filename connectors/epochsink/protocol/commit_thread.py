@@ -59,8 +59,10 @@ class CommitThread(threading.Thread):
         """Watch, then drain."""
         try:
             self._watch()
+            # a run that has failed commits no more: the next start does
             self._coordinator.raise_failure()
             self._coordinator.drain()
+            # last: no recorded epoch is left then that a sweep would have to spare
             self._coordinator.tidy()
         except BaseException as failure:  # noqa: BLE001 - whatever it is, the stream has to learn it
             self._give_up(failure)
@@ -74,8 +76,10 @@ class CommitThread(threading.Thread):
                 if not self._stream.is_alive():
                     return
                 look_again = time.monotonic() + LIVENESS_SECONDS
+            # after the look at the stream: what Spark decided just before its end is still found by the drain
             settled = self._coordinator.commit_decided()
             if not self._stream.is_in_batch():
+                # not while foreachBatch runs, which may be about to record the epoch
                 self._coordinator.refuse_swallowed()
             if settled:
                 waiting_since = None
@@ -93,6 +97,7 @@ class CommitThread(threading.Thread):
 
     def _give_up(self, failure: BaseException) -> None:
         self.failure = failure
+        # before anything ends the query: a batch under way then raises this, and Spark reports it
         self._coordinator.fail(failure)
         _log.error("epochsink stops the query: %s", failure)
         if self._outlives_grace():

@@ -163,6 +163,7 @@ class Ledger:
         try:
             made = self._files.create(_name(number), encode(entry))
         except OSError:
+            # it may stand there all the same: the next look reads everything, not the next number alone
             self._uncertain = True
             raise
         if not made:
