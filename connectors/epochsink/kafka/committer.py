@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.errors import WentBack
+from epochsink.errors import OutcomeUnknown, WentBack
 from epochsink.failpoints import reach
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import end_txn, preflight
@@ -179,7 +179,7 @@ class KafkaCommitter:
 
         One after another, each part would wait for that by itself, which takes far longer than to decide it. Then each
         partition must show the markers of this epoch and of the one before it: EndTxn takes no condition, so what came
-        between is seen only now.
+        between is seen only now. Raises `OutcomeUnknown` if that cannot be seen.
         """
         deadline = self._cluster.deadline()
         ending = [KafkaCommittable.from_json(part).transaction.transactional_id for part in parts]
@@ -192,10 +192,19 @@ class KafkaCommitter:
             if not ending:
                 self._expect_marked(LastDone(epoch.number, epoch.attempt, tuple(parts)), after, deadline)
         except (Unreachable, Refused) as failure:
-            log.warning("epoch %d is committed, and whether readers see it yet is unknown: %s", epoch.number, failure)
-            return
+            raise self._unseen(epoch, f"{failure.message}; {failure.hint}") from failure
         if ending:
-            log.warning("epoch %d is committed, and not yet written to the partitions: %s", epoch.number, ending)
+            raise self._unseen(epoch, f"not written to the partitions yet: {', '.join(ending)}")
+
+    def _unseen(self, epoch: Epoch, why: str) -> OutcomeUnknown:
+        # not done without that: a marker that is missing later on would say that the cluster was set back
+        return OutcomeUnknown(
+            f"epoch {epoch.number} is committed, and Kafka at {self._config.bootstrap_servers} has not shown its "
+            f"markers within {self._config.timeout:g} s: {why}",
+            hint="nothing is lost: the epoch stays in the ledger, and the next start looks again; see that all "
+            "brokers run",
+            epoch=epoch.number,
+        )
 
     def _expect_marked(self, this: LastDone, after: LastDone | None, deadline: float) -> None:
         """Raise `WentBack` unless there is the marker of each part, of those of the epoch before too."""

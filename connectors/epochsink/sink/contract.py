@@ -143,7 +143,7 @@ class SinkCommitter(Protocol):
 
         A target that shows a part as soon as it is committed has nothing to wait for; what is not visible by then
         will be. Where a commit could not be made conditional, raises `WentBack` unless the target now holds this epoch
-        and ``after``.
+        and ``after``, and `OutcomeUnknown` if it does not say: the epoch is not done then.
         """
         return
 
