@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 import subprocess
 import uuid
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
 from fix_postgres import Driver, Truth, as_user
 
-from epochsink.postgres import Postgres
+from epochsink.postgres import Postgres, server
 from epochsink.sink import Epoch
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fix_services import PrivatePostgres
 
     from epochsink.devkit.services import PostgresService
+    from epochsink.postgres.server import Connection
 
 ROW = pa.schema([("id", pa.int64()), ("note", pa.string())])
 PASSWORD = "c4nary-secret"
@@ -142,7 +144,7 @@ def test_a_missing_table_is_created_from_the_row(pg_schema: str, pg_truth: Truth
     for options, says in (
         ({"key": "nope"}, "key column(s) nope are not in the row"),
         ({"table": "nowhere.made"}, 'let its owner run: CREATE TABLE IF NOT EXISTS "nowhere"."made" ("id" bigint'),
-        ({"row": pa.schema([("for", pa.duration("us"))])}, "CAST(for AS STRING)"),
+        ({"row": pa.schema([("for", pa.time64("us"))])}, "CAST(for AS STRING)"),
     ):
         given = {"table": f"{pg_schema}.other", "row": row, **options}
         assert says in only(findings(pg_truth.dsn, **given, schema_for_markers=pg_schema, create=True))
@@ -181,8 +183,25 @@ def test_staging_tables_are_not_published_to_others(private_postgres: PrivatePos
     with closing(Truth(server.dsn)) as truth:
         truth.execute("CREATE TABLE t (id bigint, note text)")
         truth.execute("CREATE PUBLICATION everything FOR ALL TABLES")
+    for commit in ("staged", "prepared"):
+        # the marker table too, which is not created before it is on the subscribers
+        said = next(one for one in findings(server.dsn, "t", commit=commit) if "marker" in one)
+        assert "create it by hand, on every subscriber first" in said
+    ddl = said.partition("and then here: ")[2].partition("; or list")[0]
+    with closing(Truth(server.dsn)) as truth:
+        assert truth.execute("SELECT to_regclass('epochsink.marker')") == [(None,)]
+        for statement in ddl.split("; "):
+            truth.execute(statement)
     assert "everything is FOR ALL TABLES" in only(findings(server.dsn, "t", commit="staged"))
     assert findings(server.dsn, "t", commit="prepared") == []
+    with closing(Truth(server.dsn)) as truth:
+        truth.execute("DROP PUBLICATION everything")
+        if truth.execute("SHOW server_version_num")[0][0] < "150000":
+            return  # 14 has no publications of schemas
+        truth.execute("CREATE SCHEMA other")
+        truth.execute("CREATE PUBLICATION few FOR TABLES IN SCHEMA epochsink")
+    assert "few is FOR TABLES IN SCHEMA" in only(findings(server.dsn, "t", commit="staged"))
+    assert findings(server.dsn, "t", commit="staged", schema_for_markers="other") == []
 
 
 @pytest.mark.parametrize(
@@ -331,3 +350,49 @@ def test_tls_options_reach_every_session(private_postgres: PrivatePostgres, cert
     driver.close()
     system = only(findings(server.dsn, "t", options={"sslmode": "verify-full", "sslrootcert": "system"}))
     assert "certificate verify failed" in system
+
+
+class RoundRobin:
+    """Two sessions that are lent in turn, as a pool in transaction mode does it."""
+
+    def __init__(self, *sessions: Connection) -> None:
+        self._sessions = itertools.cycle(sessions)
+
+    def execute(self, query: str) -> Any:
+        return next(self._sessions).execute(query)
+
+
+def test_a_session_that_a_pooler_lends_to_others_too_is_told_from_ones_own(postgres: PostgresService) -> None:
+    sessions = [server_of(postgres).connect("epochsink") for _ in range(3)]
+    one, other, third = sessions
+    assert not server.is_lent_to_both(one, other)
+    assert server.is_lent_to_both(one, one)
+    assert server.is_lent_to_both(cast("Connection", RoundRobin(one, third)), other)
+    for session in sessions:
+        session.close()
+
+
+def test_nothing_is_set_in_a_session_that_others_get_too(
+    postgres: PostgresService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a pool in session mode, whose sessions are ours alone, is asked once."""
+    settings = []
+
+    def lent(one: Connection, _other: Connection) -> bool:
+        query = "SELECT count(*) FROM pg_settings WHERE source = 'session'"
+        settings.append(one.execute(query).fetchone())
+        return shared
+
+    monkeypatch.setattr(server, "_own_sessions", set())
+    monkeypatch.setattr(server, "_is_direct", lambda _connection: False)
+    monkeypatch.setattr(server, "is_lent_to_both", lent)
+    shared = True
+    assert "pool in session mode" in only(findings(postgres.dsn, "t"))
+    shared = False
+    for _ in range(2):
+        server_of(postgres).connect("epochsink").close()
+    assert settings == [(0,), (0,)]
+
+
+def server_of(postgres: PostgresService) -> server.Server:
+    return server.Server.of(Postgres(postgres.dsn, table="t"))

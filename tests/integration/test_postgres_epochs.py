@@ -13,7 +13,7 @@ import pytest
 from fix_postgres import ListedRows, Written, ranked, write_task
 from psycopg import sql
 
-from epochsink.sink import Epoch, Outcome
+from epochsink.sink import Epoch, LastDone, Outcome
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
@@ -229,8 +229,15 @@ def test_functions_and_operators_of_others_are_never_called(
     driver.write(0, batch)
     later = driver.restart()
     later.committer.abort_orphans([])
-    later.run(1, batch)
-    assert pg_truth.rows(table) == ([(2, "x2")] if key else [(1, "x1"), (2, "x2")])
+    written, parts = later.prepare(1, batch)
+    later.commit(written, parts)
+    last = LastDone(1, written.epoch.attempt, tuple(parts))
+    later.committer.verify_applied(last, None)
+    again = later.write(2, batch if key else orders(3))
+    voted = later.committer.vote(again.epoch, again.committables, again.rows, last)
+    for part in voted:
+        assert later.committer.commit(again.epoch, part, again.rows, last).outcome is Outcome.COMMITTED
+    assert pg_truth.rows(table) == ([(2, "x2")] if key else [(1, "x1"), (2, "x2"), (3, "x3")])
 
 
 def test_triggers_of_the_target_keep_their_search_path(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,28 @@ def test_what_is_recorded_stays_and_the_rest_goes(
     assert later.committer.abort_orphans(kept) == []
     assert {verdict.outcome for verdict in later.commit(recorded, kept)} == {Outcome.COMMITTED}
     assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_a_long_reader_of_a_staging_table_does_not_hold_epochs_up(
+    mode: dict[str, Any], table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """As pg_dump does: its table stays, until a sweep after it has gone."""
+    driver = pg_driver(table, orders(1), **mode)
+    written, parts = driver.prepare(0, orders(1))
+    with psycopg.connect(pg_truth.dsn) as dump:
+        (staging,) = pg_truth.staging(pg_schema)
+        dump.execute(f"SELECT count(*) FROM {pg_schema}.{staging}".encode())  # noqa: S608 - our own names
+        began = time.monotonic()
+        driver.commit(written, parts)
+        driver.committer.finish(written.epoch, parts)
+        driver.committer.abort_orphans([])
+        driver.run(1, orders(2))
+        assert time.monotonic() - began < 2
+        assert pg_truth.staging(pg_schema) == [staging]
+    driver.committer.abort_orphans([])
+    assert pg_truth.staging(pg_schema) == []
+    assert pg_truth.count(table) == 2
 
 
 def test_another_query_and_another_sink_are_left_alone(

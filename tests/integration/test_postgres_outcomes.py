@@ -19,7 +19,7 @@ from fix_postgres import Driver, ListedRows, Truth
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
-from epochsink.postgres import Postgres, sessions, vote
+from epochsink.postgres import Postgres, sessions, vote, writer
 from epochsink.postgres import commit as module
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
@@ -483,6 +483,45 @@ def test_a_server_that_freezes_under_a_statement_is_given_up(
                 connection.execute("SELECT 1")
         finally:
             postgres.resume()
+
+
+def test_votes_and_prepares_end_when_the_server_freezes_and_outlive_its_restart(
+    private_postgres: PrivatePostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "WATCH_SECONDS", 0.1)
+    server = private_postgres()
+    with closing(Truth(server.dsn)) as truth:
+        truth.execute("CREATE TABLE orders (id bigint, note text)")
+    driver = Driver(Postgres(server.dsn, table="orders", options={"connect_timeout": 2}))
+    assert driver.committer.check(orders(1).schema) == []
+
+    def at(where: ModuleType, name: str, act: Callable[[], object]) -> None:
+        real, waiting = getattr(where, name), [act]
+
+        def acting(*given: Any) -> None:
+            if waiting:
+                waiting.pop()()
+            real(*given)
+
+        monkeypatch.setattr(where, name, acting)
+
+    at(writer, "commit", server.pause)
+    with pytest.raises(PrepareFailed):
+        driver.write(0, orders(1))
+    server.resume()
+    written = driver.write(0, orders(1))
+    with closing(PostgresCommitter(driver.sink, patience=0.5)) as hasty:
+        hasty.open(driver.identity)
+        at(vote, "merge", server.pause)
+        with pytest.raises(PrepareFailed):
+            hasty.vote(written.epoch, written.committables, written.rows)
+        server.resume()
+    at(vote, "merge", server.restart)
+    parts = driver.vote(written)
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    with closing(Truth(server.dsn)) as truth:
+        assert truth.count("orders") == 1
+    driver.close()
 
 
 def test_an_epoch_that_the_first_version_recorded_is_merged(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

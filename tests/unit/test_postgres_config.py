@@ -199,6 +199,14 @@ def test_tasks_that_merge_on_their_own_never_share_a_key(select: Any, spread: tu
     assert Postgres(LOCAL, table="t", key=["id", "tenant"], select=select).distribute_by == ()
 
 
+@pytest.mark.parametrize("select", [["upper(id) id"], ["id other", "x"], ["concat(a, b) `id`", "a"]])
+def test_a_key_that_select_does_not_name_with_as_is_refused_where_tasks_must_not_share_it(select: list[str]) -> None:
+    """Spread by the stream's own column of that name, two tasks would write one row."""
+    with pytest.raises(ConfigurationError, match=r"AS id"):
+        Postgres(LOCAL, table="t", key="id", atomic=False, select=select)
+    assert Postgres(LOCAL, table="t", key="id", select=select).distribute_by == ()
+
+
 @pytest.mark.parametrize(
     ("options", "limit", "mode"),
     [

@@ -98,9 +98,12 @@ class Marker:
 
         Where nothing of that epoch is left, the newest older epoch stands for ``parts``: the table was set back.
         """
+        # also asked within the transaction that touches the target, whose search path is not ours
         query = (
-            "SELECT part, epoch, attempt FROM {0} WHERE key = %s "
-            "AND (epoch >= least(%s, (SELECT max(epoch) FROM {0} WHERE key = %s)) OR part = %s) ORDER BY epoch"
+            "SELECT part, epoch, attempt FROM {0} WHERE key OPERATOR(pg_catalog.=) %s "
+            "AND (epoch OPERATOR(pg_catalog.>=) "
+            "least(%s, (SELECT pg_catalog.max(epoch) FROM {0} WHERE key OPERATOR(pg_catalog.=) %s)) "
+            "OR part OPERATOR(pg_catalog.=) %s) ORDER BY epoch"
         )
         try:
             statement = sql.SQL(query).format(self._table)

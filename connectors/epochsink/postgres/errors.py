@@ -24,6 +24,10 @@ class Refused(psycopg.OperationalError):
     """The server answered and did not let us in: wrong password, no such database, pg_hba.conf."""
 
 
+class SharedSession(Refused):
+    """A pooler in transaction mode: what is set for a session would reach other clients."""
+
+
 class Retry(enum.Enum):
     """Whether doing it again may help: never; as soon as the server lets us in; in a new transaction; or attempt."""
 
@@ -124,6 +128,13 @@ RULES: Final = (  # the first that fits
         PrepareFailed,
         Retry.NEVER,
         "the table has changed while the query ran: restart the query, which checks it anew",
+    ),
+    Rule(
+        SharedSession,
+        PrepareFailed,
+        Retry.NEVER,
+        "connect to the server itself, or to a pool in session mode (PgBouncer: pool_mode=session): the settings of a "
+        "session would reach the pool's other clients, and ending a session that was left behind would end theirs",
     ),
     Rule(
         Refused,

@@ -27,6 +27,7 @@ _TYPES: Final = {
     pa.large_string(): "text",
     pa.binary(): "bytea",
     pa.large_binary(): "bytea",
+    pa.duration("us"): "interval",
 }
 
 

@@ -55,8 +55,14 @@ JOIN pg_catalog.pg_collation co ON co.oid = a.attcollation AND NOT co.collisdete
 WHERE a.attrelid = to_regclass(%s)
 """
 _PUBLICATIONS: Final = """
-SELECT p.pubname FROM pg_catalog.pg_publication p WHERE p.puballtables ORDER BY 1
+SELECT p.pubname, 'FOR ALL TABLES' FROM pg_catalog.pg_publication p WHERE p.puballtables ORDER BY 1
 """
+_SCHEMA_PUBLICATIONS: Final = """
+SELECT p.pubname, 'FOR TABLES IN SCHEMA' FROM pg_catalog.pg_publication p
+JOIN pg_catalog.pg_publication_namespace s ON s.pnpubid = p.oid
+JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid WHERE n.nspname = %s ORDER BY 1
+"""
+_SCHEMA_PUBLICATIONS_SINCE: Final = 150000
 _LACKING: Final = """
 SELECT c.name FROM unnest(%s::text[]) AS c (name)
 WHERE NOT has_column_privilege(to_regclass(%s), c.name, %s)
@@ -129,12 +135,17 @@ def _check_server(connection: Connection) -> Iterator[str]:
 def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[str]:
     user, schema = _user(connection), sql.Identifier(config.schema_for_markers).as_string(connection)
     ddl = f"CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {user};"
+    table = sql.Identifier(config.schema_for_markers, applied_epochs.TABLE).as_string(connection)
+    published = list(_check_marker_publication(config, connection, table))
+    if published:
+        # before it is created: from then on it is published
+        yield from published
+        return
     try:
         applied_epochs.create(connection, config.schema_for_markers)
     except errors.InsufficientPrivilege as refused:
         yield f"markers and staging need the schema {schema}: {describe(refused)}; let the DBA run: {ddl}"
         return
-    table = sql.Identifier(config.schema_for_markers, applied_epochs.TABLE).as_string(connection)
     may_stage, may_mark = connection.execute(
         "SELECT has_schema_privilege(%s, 'CREATE'), has_table_privilege(%s, 'SELECT') AND "
         "has_table_privilege(%s, 'INSERT') AND has_table_privilege(%s, 'DELETE')",
@@ -190,7 +201,7 @@ def _check_target(config: PostgresConfig, connection: Connection, target: Target
     yield from _check_privileges(config, connection, target, names)
     yield from _check_mode(config, target)
     if config.mode(target.max_prepared_transactions) == "staged":
-        yield from _check_publications(connection)
+        yield from _check_publications(config, connection)
 
 
 def _check_kind(config: PostgresConfig, connection: Connection, target: Target) -> Iterator[str]:
@@ -292,14 +303,41 @@ def _check_mode(config: PostgresConfig, target: Target) -> Iterator[str]:
         )
 
 
-def _check_publications(connection: Connection) -> Iterator[str]:
-    names = [name for (name,) in connection.execute(_PUBLICATIONS).fetchall()]
-    if names:
+def _check_publications(config: PostgresConfig, connection: Connection) -> Iterator[str]:
+    for name, kind in _publications(config, connection):
         yield (
-            f"publication {', '.join(names)} is FOR ALL TABLES: it would publish the logged staging tables that "
-            "commit='staged' needs, and subscribers, which lack them, would stop; use commit='prepared', whose staging "
-            "tables are unlogged, or list the publication's tables"
+            f"publication {name} is {kind}: it would publish the logged staging tables that commit='staged' needs, and "
+            "subscribers, which lack them, would stop; use commit='prepared', whose staging tables are unlogged, or "
+            "list the publication's tables"
         )
+
+
+def _check_marker_publication(config: PostgresConfig, connection: Connection, table: str) -> Iterator[str]:
+    """Yield what has to be done first where the marker table would be published: we cannot see the subscribers."""
+    exists = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table]).fetchone()
+    if exists and exists[0]:
+        return
+    ddl = "; ".join(
+        " ".join(statement.as_string(connection).split())
+        for statement in (
+            applied_epochs.schema_ddl(config.schema_for_markers),
+            applied_epochs.table_ddl(config.schema_for_markers),
+        )
+    )
+    for name, kind in _publications(config, connection):
+        yield (
+            f"publication {name} is {kind}: it would publish the marker table {table}, and subscribers, which lack it, "
+            f"would stop; create it by hand, on every subscriber first and then here: {ddl}; or list the publication's "
+            "tables"
+        )
+
+
+def _publications(config: PostgresConfig, connection: Connection) -> list[tuple[str, str]]:
+    """Return the publications that publish what we create in the schema of the markers, with their kind."""
+    found = connection.execute(_PUBLICATIONS).fetchall()
+    if connection.info.server_version >= _SCHEMA_PUBLICATIONS_SINCE:
+        found += connection.execute(_SCHEMA_PUBLICATIONS, [config.schema_for_markers]).fetchall()
+    return [(str(name), str(kind)) for name, kind in found]
 
 
 def _unknown_table(config: PostgresConfig, connection: Connection) -> str:

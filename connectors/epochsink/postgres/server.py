@@ -13,7 +13,7 @@ from psycopg import conninfo, pq
 
 from epochsink.credentials import is_loopback, masked
 from epochsink.errors import ConfigurationError
-from epochsink.postgres.errors import is_passing, refusal
+from epochsink.postgres.errors import SharedSession, is_passing, refusal
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:
@@ -30,6 +30,9 @@ DEFAULTS: Final = {
     "tcp_user_timeout": "30000",
 }
 _ADDRESS: Final = ("host", "hostaddr", "port", "dbname", "user", "service")
+_ROUNDS: Final = 5
+_own_sessions: Final[set[tuple[str | None, ...]]] = set()
+"""Addresses of poolers in session mode: asked once in a process."""
 OURS: Final = ("application_name", "fallback_application_name", "client_encoding", "replication")
 
 
@@ -100,6 +103,9 @@ class Server:
             )
         except psycopg.OperationalError as error:
             raise refusal(error) from None
+        # before anything is set: in a session that others get too, a setting would reach them
+        if not _is_direct(connection) and self.address not in _own_sessions:
+            self._refuse_shared(connection)
         # UTC, because an instant that goes into a column without time zone is stored as UTC.
         # synchronous_commit, because it may be off for the role or database, and what is done must outlive a crash.
         said = connection.execute(
@@ -111,6 +117,14 @@ class Server:
         )
         connection.search_path, connection.schemas = said.fetchone() or ("", ())
         return connection
+
+    def _refuse_shared(self, connection: Connection) -> None:
+        """Raise `SharedSession` if a pooler between us and the server lends its sessions to others as well."""
+        with Connection.connect(**self.parameters, autocommit=True, prepare_threshold=None) as other:  # type: ignore[arg-type] # as in `_connect`
+            if is_lent_to_both(connection, other):
+                connection.close()
+                raise SharedSession(f"a pooler at {self.database} gives each transaction another session")
+        _own_sessions.add(self.address)
 
     def answers(self) -> bool:
         """Return whether the server says anything to who connects, a refusal included."""
@@ -138,6 +152,31 @@ class Server:
     def __repr__(self) -> str:
         shown = {name: value for name, value in self.parameters.items() if DEFAULTS.get(name) != value}
         return " ".join(f"{name}={value}" for name, value in masked(shown, secret_options()).items())
+
+
+def _is_direct(connection: Connection) -> bool:
+    # a pooler makes up the process id that it tells to who connects
+    return connection.info.backend_pid == _backend(connection)
+
+
+def is_lent_to_both(one: Connection, other: Connection) -> bool:
+    """Return whether a server's session is ever lent to another connection while this one is open.
+
+    In session mode each keeps its own. Else the first one's is free between its statements, so that the other gets it,
+    or the first one gets another when it comes back.
+    """
+    for _ in range(_ROUNDS):
+        first = _backend(one)
+        with other.transaction():
+            # in this order: the first would wait for ever for the only session of a pool, which the other holds
+            if _backend(other) == first or _backend(one) != first:
+                return True
+    return False
+
+
+def _backend(connection: Connection) -> int:
+    row = connection.execute("SELECT pg_catalog.pg_backend_pid()").fetchone()
+    return int(row[0]) if row else 0
 
 
 def secret_options() -> frozenset[str]:

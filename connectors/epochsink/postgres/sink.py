@@ -97,19 +97,28 @@ class Postgres(PostgresConfig):
             allow_insecure=allow_insecure,
         )
         self._server()  # refuses a wrong dsn= or options= here, and not in the first task
+        self._spread = () if atomic else tuple(self._origin(name) for name in self.key)
 
     @property
     def distribute_by(self) -> Sequence[str]:
         """The key, as expressions over the stream, where tasks merge on their own and must not share keys."""
-        return () if self.atomic else tuple(self._origin(name) for name in self.key)
+        return self._spread
 
     def _origin(self, column: str) -> str:
-        """Return the expression that ``select`` calls ``column``."""
+        """Return the expression that ``select`` calls ``column``. Raises `ConfigurationError` if it does not say."""
         for expression in self.select:
             named = re.fullmatch(r"(.+)\s+as\s+(`?)(.+?)\2\s*", expression, re.IGNORECASE | re.DOTALL)
             if named and named[3].replace("``", "`") == column:
                 return named[1]
-        return _quoted(column)
+            # nothing but a name: anything else may be an alias without AS, and then the column is another value
+            plain = re.fullmatch(r"(\w+)|`((?:[^`]|``)+)`|\*", expression.strip())
+            if plain and expression.strip() in (column, _quoted(column), "*"):
+                return _quoted(column)
+        raise ConfigurationError(
+            f"atomic=False spreads rows over tasks by the key, and select= does not say what {column!r} is: "
+            f"{list(self.select)}",
+            hint=f"write it with AS: '... AS {column}'",
+        )
 
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         """Return the row's columns, structs and maps as JSON; whether to delete; what decides between rows of a key.

@@ -55,7 +55,12 @@ _SPARK_TYPES: Final = {
 _CUT_BY_INPUT: Final = {"charrecv": '"char" keeps one byte', "namerecv": "name keeps 63 bytes"}
 # Strings are not parsed into types that Spark has itself: there the cast belongs, where it can be tested.
 _HAVE_ARROW_TYPES: Final = frozenset(_SPARK_TYPES)
-_SAME: Final = {"boolrecv": pa.types.is_boolean, "bytearecv": _is_binary, "date_recv": pa.types.is_date32}
+_SAME: Final = {
+    "boolrecv": pa.types.is_boolean,
+    "bytearecv": _is_binary,
+    "date_recv": pa.types.is_date32,
+    "interval_recv": pa.types.is_duration,
+}
 # integers of so many bits are exact in a float, of Spark's widths 8, 16, 32, 64
 _MANTISSA: Final = {pa.float32(): 16, pa.float64(): 32}
 # of dates and instants, since 1970
@@ -278,6 +283,10 @@ def _refusal(field: pa.Field, column: Column) -> str:
         rule = f"digits behind the point would be rounded away (scale {field.type.scale} > {_scale(column.modifier)})"
     elif pa.types.is_null(field.type):
         rule = "a column without a type is only ever null"
+    elif pa.types.is_duration(field.type):
+        rule = "an interval goes into a column of type interval"
+        # its text in Spark, INTERVAL '...' DAY TO SECOND, is none that PostgreSQL reads
+        hint = f"count it in select=, for example unix_micros(timestamp_seconds(0) + {field.name}) AS {field.name}"
     else:
         rule = "one does not go into the other without loss"
     return f"{field.type} from Spark into {column.declared}: {rule}; {hint}, or change the column's type"
