@@ -157,6 +157,8 @@ def _binary_target(data: pa.DataType, column: Column, receive: str) -> pa.DataTy
         return _numeric(data, column.modifier)
     if pa.types.is_timestamp(data):
         return _timestamp(data, receive)
+    if receive == "interval_recv" and column.modifier >= 0:
+        return None  # it keeps only some of the fields, or rounds
     is_same = _SAME.get(receive)
     return data if is_same is not None and is_same(data) else None
 
