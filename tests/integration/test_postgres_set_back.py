@@ -91,6 +91,32 @@ def test_a_commit_that_a_failover_has_lost_is_made_again_and_never_rolled_back(
     assert pg_truth.rows(table) == [(0,), (1,)]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_table_restored_on_its_own_is_noticed_until_it_is_accepted(
+    mode: dict[str, Any], table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The markers, which lie in another schema, say that every epoch is there."""
+    driver = pg_driver(table, orders(1), **mode)
+    driver.committer.verify_applied(None, None)
+    pg_truth.execute(f"DROP TABLE {table}; CREATE TABLE {table} (id bigint)")
+    driver.committer.verify_applied(None, None)  # nothing was in it
+    driver.run(0, orders(0))
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.backup AS SELECT * FROM {table}")  # noqa: S608 - our own names
+    written, parts = driver.prepare(1, orders(1))
+    driver.commit(written, parts)
+    last = LastDone(1, written.epoch.attempt, tuple(parts))
+    driver.committer.verify_applied(last, None)
+    pg_truth.execute(f"ALTER TABLE {table} RENAME TO newer; ALTER TABLE {pg_schema}.backup RENAME TO orders")
+    for starting in (driver, driver.restart()):
+        with pytest.raises(WentBack, match=r"is not the one that epoch 1 was written to .*restored on its own") as told:
+            starting.committer.verify_applied(last, None)
+    assert "epochsink accept CHECKPOINT 1 --sink NAME" in str(told.value)
+    starting.committer.verify_applied(LastDone(1, "", ()), None)
+    starting.committer.verify_applied(last, None)
+    starting.run(2, orders(2))
+    assert pg_truth.rows(table) == [(0,), (2,)]
+
+
 class Query:
     """A query with one PostgreSQL sink, driven by hand over the production coordinator."""
 

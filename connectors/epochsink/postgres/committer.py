@@ -26,13 +26,15 @@ from epochsink.postgres.committable import (
     read_written,
 )
 from epochsink.postgres.config import PostgresConfig
-from epochsink.postgres.errors import describe, is_disconnected, is_passing, translated
+from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
+from epochsink.postgres.held_locks import name_holder
 from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.prepared_transaction import commit_prepared
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session, SessionName, deadline, watched
+from epochsink.postgres.table_identity import require_same_table
 from epochsink.postgres.vote import StagedRows, Voter, vote_as_one, vote_by_task
 from epochsink.postgres.writer import make_writer
 from epochsink.retry import retrying
@@ -154,6 +156,8 @@ class PostgresCommitter:
                 if not (self._finish_again(connection, done) if done else self._join_again(connection, pending)):
                     raise
                 self._marker.verify(connection, self._relation, done, pending)
+            with deadline(connection, self._patience):
+                require_same_table(connection, self._config.schema_for_markers, self._identity, self._relation, done)
 
     def _require_place(self, connection: Connection, done: LastDone | None) -> None:
         """Raise `WentBack` if this is not where the newest epoch was prepared; an operator's word may have moved it."""
@@ -198,15 +202,23 @@ class PostgresCommitter:
         prepared = [part for part in parts if isinstance(part, PreparedPart)]
         if prepared:
             voter = self._voter(after)
-            voted = self._repeated(epoch, lambda connection: vote_by_task(connection, voter, epoch, prepared))
+            voted = self._repeated(
+                epoch, [self._relation], lambda connection: vote_by_task(connection, voter, epoch, prepared)
+            )
             return [part.to_json() for part in voted]
         return [self.vote_together(epoch, {self._identity.sink: Ballot(self, written, rows, after)})]
 
     def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
         """Merge what several sinks have staged in one transaction, and prepare that."""
         staged = {name: _committer(ballot).staged(epoch, ballot) for name, ballot in ballots.items()}
-        (part,) = self._repeated(epoch, lambda connection: [vote_as_one(connection, epoch, staged)])
+        tables = [_committer(ballot).relation for ballot in ballots.values()]
+        (part,) = self._repeated(epoch, tables, lambda connection: [vote_as_one(connection, epoch, staged)])
         return part.to_json()
+
+    @property
+    def relation(self) -> Relation:
+        """The target table."""
+        return self._relation
 
     def staged(self, epoch: Epoch, ballot: Ballot) -> StagedRows:
         """Return what this sink's tasks have staged for an epoch. Raises `PrepareFailed`."""
@@ -216,7 +228,9 @@ class PostgresCommitter:
     def _voter(self, after: LastDone | None) -> Voter:
         return Voter(self._config, self._identity, after)
 
-    def _repeated(self, epoch: Epoch, vote: Callable[[Connection], Sequence[Part]]) -> Sequence[Part]:
+    def _repeated(
+        self, epoch: Epoch, tables: Sequence[Relation], vote: Callable[[Connection], Sequence[Part]]
+    ) -> Sequence[Part]:
         """Vote, and again where that may help."""
 
         def once() -> Sequence[Part]:
@@ -225,8 +239,13 @@ class PostgresCommitter:
             with watched(connection, self._server):
                 return vote(connection)
 
-        with translated(f"preparing epoch {epoch.number} of {self._relation}"):
-            return retrying(_is_worth_voting_again, attempts=_VOTE_TURNS, longest_pause=1.0)(once)
+        doing = f"preparing epoch {epoch.number} of {self._relation}"
+        with translated(doing):
+            try:
+                return retrying(_is_worth_voting_again, attempts=_VOTE_TURNS, longest_pause=1.0)(once)
+            except errors.LockNotAvailable as refused:
+                waited = failure(refused, doing)
+                raise name_holder(self._voting.connection(self._patience), tables, self._key, waited) from refused
 
     # ---- phase 2
 
