@@ -12,12 +12,16 @@ import random
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 # in place of this folder, in which simulation.py would hide the package
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from simulation import plans  # noqa: E402 - found by the path above
 from simulation.explorer import Findings, explore, steps_of  # noqa: E402 - likewise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def main() -> int:
@@ -48,25 +52,31 @@ def one_fault(pairs: list[tuple[str, int]], grid: tuple[plans.Fault, ...], deadl
     """Play every plan with one fault."""
     for sinks, schedule in pairs:
         before = findings.plans
-        every = plans.one_fault(steps_of(sinks, schedule), grid)
+        every = plans.one_fault(steps_of(sinks, schedule), (*grid, *plans.outside(sinks), *plans.backwards(sinks)))
         explore(every, sinks, schedule, findings=findings, seconds=max(0.0, deadline - time.monotonic()))
         tell(f"one fault, {sinks}, schedule {schedule}", before, findings)
 
 
 def at_random(pairs: list[tuple[str, int]], seed: int, deadline: float, findings: Findings) -> None:
     """Play random plans with two to five faults in turns, until the time is over."""
-    sources = {
-        (sinks, schedule, depth): plans.at_random(seed, steps_of(sinks, schedule) + 25 * depth, depth, plans.MEDIUM)
-        for sinks, schedule in pairs
-        for depth in (2, 2, 2, 3, 4, 5)
-    }
+    sources: list[tuple[str, str, int, Iterator[plans.Plan]]] = []
+    for sinks, schedule in pairs:
+        steps, some = steps_of(sinks, schedule), (*plans.outside(sinks), *plans.backwards(sinks))
+        sources += [
+            (f"{depth} faults", sinks, schedule, plans.at_random(seed, steps + 25 * depth, depth, plans.MEDIUM))
+            for depth in (2, 3, 4, 5)
+        ]
+        sources += [
+            ("from outside and another", sinks, schedule, plans.another_too(seed, steps + 25, some, plans.MEDIUM)),
+            ("set back and late", sinks, schedule, plans.late_and_backwards(seed, steps + 25, sinks)),
+        ]
     while time.monotonic() < deadline:
-        for (sinks, schedule, depth), source in sources.items():
+        for what, sinks, schedule, source in sources:
             if time.monotonic() >= deadline:
                 break
             before = findings.plans
-            explore(source, sinks, schedule, findings=findings, most=2000 if depth == 2 else 300)
-            tell(f"{depth} faults, {sinks}, schedule {schedule}", before, findings)
+            explore(source, sinks, schedule, findings=findings, most=500)
+            tell(f"{what}, {sinks}, schedule {schedule}", before, findings)
 
 
 def tell(what: str, before: int, findings: Findings) -> None:

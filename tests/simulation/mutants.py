@@ -99,7 +99,8 @@ MUTANTS = (
         "sweep after the commits of a recovery",
         Variant(coordinator=machine.SweepsAfterCommits),
         "P",
-        ((26, ("rollback",)), (43, ("pause", 7, 1))),
+        ((26, ("rollback",)), (38, ("pause", 7, 1))),
+        schedule=2,
     ),
     Mutant(
         "what to clear read from another driver's ledger",

@@ -120,6 +120,13 @@ def another_too(seed: int, steps: int, some: Sequence[Fault], faults: Sequence[F
         yield tuple(sorted([*other, (choose.randint(1, steps), choose.choice(behind[choose.choice(sorted(behind))]))]))
 
 
+def late_and_backwards(seed: int, steps: int, sinks: str) -> Iterator[Plan]:
+    """Yield plans for ever in which a request or a driver comes late, and a target is set back before or meanwhile."""
+    late = [fault for fault in MEDIUM if fault[0] in ("pause", "stall", "delay", "twice")]
+    behind = [fault for fault in backwards(sinks) if fault[0] != "unmark"]
+    return another_too(seed, steps, behind, late)
+
+
 def by_kind(faults: Sequence[Fault]) -> dict[str, list[Fault]]:
     """Return faults by their names."""
     found: dict[str, list[Fault]] = {}

@@ -43,7 +43,7 @@ class Twin:
     @property
     def is_whole(self) -> bool:
         """Whether it has written everything, and nothing has stopped it."""
-        return self.driver is not None and self.driver.dead == "done"
+        return self.driver is not None and self.driver.dead == "done" and self.driver.recovered
 
 
 class Simulation(Scheduler):
@@ -230,7 +230,8 @@ class Simulation(Scheduler):
         return True
 
     def _join_again(self) -> bool:
-        if not self.copies or not any(map(self.world.knows, self.sinks)):
+        # of a new checkpoint the targets know nothing yet; and one fault at a time has to do with two folders
+        if not self.copies or self.query != "query-1" or self.twin.driver or not any(map(self.world.knows, self.sinks)):
             return False
         self.note("        all drivers die; epochsink/ is lost, and join_running=True was left in the code")
         self._kill_all()
@@ -305,7 +306,7 @@ class Simulation(Scheduler):
             self.run()
             self.steps_before_healing = self.now
             self._take_the_way_on()
-            if self.loud is None and not self.anomalies:
+            if self.loud is None and (not self.anomalies or self.twin.driver is not None):
                 self._recover_healthily()
                 if self.loud is not None and self._take_the_way_on():
                     self._recover_healthily()

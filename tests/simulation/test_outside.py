@@ -74,3 +74,15 @@ def test_somebody_else_writes_to_the_index() -> None:
 def test_join_running_is_left_in_the_code_and_the_ledger_is_lost(sinks: str) -> None:
     """Joining is refused wherever a target holds anything of the query."""
     every_step(sinks, ("rejoin",))
+
+
+@pytest.mark.parametrize("sinks", [*EACH, "KPE"])
+def test_two_of_these_or_one_and_another_fault(sinks: str) -> None:
+    """A seeded share of the pairs."""
+    seed = 5_000 + len(sinks) + ord(sinks[0])
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    some = (*plans.outside(sinks), *plans.backwards(sinks))
+    random = plans.another_too(seed, steps_of(sinks, 0) + 10, some, plans.MEDIUM)
+    findings = explore(random, sinks, 0, most=600)
+    assert not findings.violations, findings.report()
+    assert findings.struck >= 100, findings.report()

@@ -52,19 +52,24 @@ class World:
     def knows(self, sink: str) -> bool:
         """Return whether a target holds anything of any query."""
         target = self.target(sink)
-        held = [getattr(target, name, None) for name in ("markers", "prepared", "staging", "transactions")]
+        held = [getattr(target, name, None) for name in ("markers", "prepared", "staging")]
+        held += [one.state == "Ongoing" for one in getattr(target, "transactions", {}).values()]
         return any(held)
 
     def ended(self, sink: str, name: str, producer: int | None = None) -> None:
         """Flag the rollback of a transaction whose epoch the ledger calls done: it may be all that is left of it."""
         entries = [json.loads(data) for _, data in sorted(self.files.get(FOLDER, {}).items())]
         done = {entry["epoch"] for entry in entries if entry["entry"] == "done"}
+        parts: dict[int, list[dict[str, Any]]] = {}
         for entry in entries:
-            parts = entry["shares"].get(sink, {}).get("parts", []) if entry["entry"] == "prepared" else []
-            if entry.get("epoch") in done and any(
-                (part.get("gid") or part["id"], part.get("epoch")) == (name, producer) for part in parts
-            ):
-                self.readers.flag(f"ROLLED BACK {sink}: what belongs to a done epoch")
+            if entry["entry"] == "prepared":
+                parts[entry["epoch"]] = entry["shares"].get(sink, {}).get("parts", [])
+            elif entry["entry"] == "replay" and entry["sink"] == sink:
+                # what a replay has taken the place of is nobody's any more
+                parts[entry["epoch"]] = entry["parts"]
+        ours = [part for epoch in done for part in parts.get(epoch, [])]
+        if any((part.get("gid") or part["id"], part.get("epoch")) == (name, producer) for part in ours):
+            self.readers.flag(f"ROLLED BACK {sink}: what belongs to a done epoch")
 
     # ---- the options under which an epoch was prepared, and those under which it is applied
 
