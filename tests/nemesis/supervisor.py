@@ -69,6 +69,7 @@ class Supervisor(threading.Thread):
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._count = 0
+        self._drained = False
         self.quiet = False
         self.arm: dict[str, str] = {}
         self.last_words = ""
@@ -88,12 +89,14 @@ class Supervisor(threading.Thread):
 
     def _look(self) -> None:
         if self.driver is not None and self.driver.process.exit_code is not None:
+            # a canary may still die while the rest is drained
+            self._drained = self._stop_file.exists() and self.driver.process.exit_code == 0
             self._bury(self.driver)
             self.driver = None
         for zombie in [one for one in self.zombies if one.process.exit_code is not None]:
             self._bury(zombie)
             self.zombies.remove(zombie)
-        if self.driver is None and not self._stop_file.exists():
+        if self.driver is None and not self._drained:
             self.driver = self._start()
 
     def _start(self) -> Driver:
@@ -206,14 +209,10 @@ class Supervisor(threading.Thread):
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             with self._lock:
-                if self.driver is None and not self.zombies:
+                if self._drained and not self.zombies:
                     return True
             time.sleep(LOOK_SECONDS)
         return False
-
-    def again(self) -> None:
-        """Allow one more driver."""
-        self._stop_file.unlink(missing_ok=True)
 
     def end(self) -> None:
         """Stop starting drivers, and end those that run."""
