@@ -54,7 +54,7 @@ class Scene:
         self.rig.wait(lambda: self._stopped() is not None, ARMED_SECONDS, f"a process at {point}")
         stopped = self._stopped()
         assert stopped is not None
-        self.rig.timeline.tell("stopped", at=point, where=self.host_of(stopped).name)
+        self.rig.timeline.tell("stopped", point=point, where=self.host_of(stopped).name)
         return stopped
 
     def _stopped(self) -> psutil.Process | None:
