@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.devkit.services import KafkaService
-
 PARTITIONS = 4
+DELETED_SECONDS = 60
+AT_ONCE = {"log.segment.delete.delay.ms": 100}
+"""Deleted topics leave the disk before the next run; by default it takes a minute."""
 TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1048576", "kafka.compression.type": "lz4"}
 OURS_TUNED = {name.removeprefix("kafka."): value for name, value in TUNED.items()}
 
@@ -31,9 +33,10 @@ OURS_TUNED = {name.removeprefix("kafka."): value for name, value in TUNED.items(
 class Bench:
     """The broker, the rows, and the ways to write them: both sides as they come, or both with the same options."""
 
-    def __init__(self, spark: SparkSession, broker: KafkaService, rows: int, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, broker: LocalKafka, rows: int, folder: Path) -> None:
         self.spark = spark
         self.servers = broker.bootstrap_servers
+        self.data = broker.data
         self.rows = rows
         self.report = Report()
         self.path = make_rows(spark, folder, rows)
@@ -48,13 +51,18 @@ class Bench:
         return stream(self.spark, self.path).selectExpr("payload AS value")
 
     def check_and_delete(self, topic: str) -> None:
-        """Compare the offsets with the rows (transactions add a marker each), and free the disk."""
+        """Compare the offsets with the rows (transactions add a marker each), and see the disk freed."""
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "bench"})
         ends = [consumer.get_watermark_offsets(TopicPartition(topic, n))[1] for n in range(PARTITIONS)]
         consumer.close()
         if not FIRST + self.rows <= sum(ends) <= FIRST + self.rows + 100:
             raise AssertionError(f"{sum(ends)} offsets for {self.rows} rows: the measurement means nothing")
         self.admin.delete_topics([topic])[topic].result(30)
+        deadline = time.monotonic() + DELETED_SECONDS
+        while list(self.data.glob(f"{topic}*")):
+            if time.monotonic() > deadline:
+                raise AssertionError(f"topic {topic} still takes disk space: the next measurement would pay for it")
+            time.sleep(0.05)
 
     def ours(self, *, spool: bool = True, options: Mapping[str, str] | None = None) -> Callable[[], float]:
         def run() -> float:
@@ -92,7 +100,11 @@ class Bench:
 def main() -> None:
     """Measure everything."""
     options = sizes(__doc__, 4_000_000)
-    with tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder, LocalKafka() as broker, session() as spark:
+    with (
+        tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder,
+        LocalKafka(AT_ONCE) as broker,
+        session() as spark,
+    ):
         bench = Bench(spark, broker, options.rows, Path(folder))
         report, rows, ours = bench.report, bench.rows, bench.ours()
         bench.latencies(options.epochs)

@@ -1,19 +1,22 @@
-"""Ratios against a peer, measured in the same run: alternating pairs after a warm-up, and their median."""
+"""Ratios against a peer, measured in the same run: alternating pairs after a warm-up, their median and range."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PAIRS = 3
+PAIRS = 5
 
 console = Console()
 
@@ -28,22 +31,51 @@ class Report:
         """Measure both (seconds for ``rows`` rows) in turn; return ours over the peer's in rows per second."""
         ours()
         peer()
-        pairs = [(ours(), peer()) for _ in range(PAIRS)]
-        ratios = [theirs / own for own, theirs in pairs]
-        median = statistics.median(ratios)
+        pairs = [(_timed(ours), _timed(peer)) for _ in range(PAIRS)]
         table = Table(title=f"{name}: {rows:,} rows", title_justify="left")
-        for heading in ("pair", "ours, s", "peer, s", "ratio"):
+        for heading in ("pair", "ours, s", "peer, s", "ratio", "ours, processor s", "peer, processor s"):
             table.add_column(heading, justify="right")
-        for number, ((own, theirs), value) in enumerate(zip(pairs, ratios, strict=True), 1):
-            table.add_row(str(number), f"{own:.2f}", f"{theirs:.2f}", f"{value:.2f}")
+        for number, (own, theirs) in enumerate(pairs, 1):
+            wall = theirs.seconds / own.seconds
+            figures = (own.seconds, theirs.seconds, wall, own.processor, theirs.processor)
+            table.add_row(str(number), *(f"{figure:.2f}" for figure in figures))
         console.print(table)
-        self.lines.append(f"RATIO {name} {median:.2f} (aim {aim:.1f})")
+        ratios = sorted(theirs.seconds / own.seconds for own, theirs in pairs)
+        processor = statistics.median(theirs.processor / own.processor for own, theirs in pairs)
+        median = statistics.median(ratios)
+        spread_ = f"from {ratios[0]:.2f} to {ratios[-1]:.2f}, in processor seconds {processor:.2f}"
+        self.lines.append(f"RATIO {name} {median:.2f} (aim {aim:.1f}) {spread_}")
         return median
 
     def print(self) -> None:
         """Print the ratios as the last lines, in a form that a program reads."""
         for line in self.lines:
             console.print(line, highlight=False)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One side's run: seconds of the timed epoch, and processor seconds of the whole run, the server's among them."""
+
+    seconds: float
+    processor: float
+
+
+def _timed(run: Callable[[], float]) -> Run:
+    os.sync()  # what the run before has left to be written counts against no other
+    before = _processor_seconds()
+    seconds = run()
+    return Run(seconds, _processor_seconds() - before)
+
+
+def _processor_seconds() -> float:
+    """Return what this process and all below it have used: Spark, its workers, and the server."""
+    mine = psutil.Process()
+    used = 0.0
+    for process in (mine, *mine.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            used += sum(process.cpu_times()[:4])  # user and system, its own and of children that have ended
+    return used
 
 
 def sizes(description: str | None, rows: int) -> argparse.Namespace:
