@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
 PARTITIONS = 3
 SCHEMAS, ROWS = 300, 10_500
-LARGE = 900_000
+LARGE = 1 << 20
+LARGEST = 3 * LARGE
+"""A row's key and value may both be large."""
+
 BYTES = (pa.string(), pa.binary(), pa.large_string(), pa.large_binary())
 TIMES = (pa.timestamp("us", tz="UTC"), pa.timestamp("us"), pa.timestamp("ms", tz="Europe/Berlin"), pa.timestamp("ns"))
 MILLISECOND = dt.timedelta(milliseconds=1)
@@ -61,7 +64,7 @@ class Generator:
 
     def _content(self, *, text: bool) -> str | bytes:
         size = self._chance.choice([0, 1, 2, 3, 7, 20, 100, 1000])
-        if self._large and self._chance.random() < 0.001:
+        if self._large and self._chance.random() < 0.002:
             self._large -= 1
             size = LARGE
         if text:
@@ -139,9 +142,10 @@ def test_generated_rows_are_read_as_they_were_written(kafka: KafkaService, fresh
     print("seed", seed)  # noqa: T201 - shown if the test fails
     generator = Generator(random.Random(seed))
     batches = [generator.batch(ROWS // SCHEMAS) for _ in range(SCHEMAS)]
-    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS)
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS, max_message_bytes=str(LARGEST))
     started = round((dt.datetime.now(dt.UTC) - EPOCH) / MILLISECOND) - 60_000
-    write(Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=60), *batches)
+    limits = {"message.max.bytes": LARGEST}
+    write(Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=60, options=limits), *batches)
     expected = Counter(wanted(row) for batch in batches for row in rows_of(batch))
     with Reader(kafka.bootstrap_servers, topic) as reader:
         messages = reader.until(ROWS)
