@@ -50,7 +50,7 @@ class Report:
     def print(self) -> None:
         """Print the ratios as the last lines, in a form that a program reads."""
         for line in self.lines:
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
