@@ -19,7 +19,7 @@ PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove bench bench-postgres bench-kafka bench-elasticsearch bench-epoch bench-checkpoint bench-wide experiments wheel lock clean
+.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-epoch bench-checkpoint bench-wide experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -77,6 +77,9 @@ format: $(STAMP) ## let ruff format the code
 prove: $(STAMP) ## many more kills and fault plans than the tests have, for three quarters of an hour
 	EPOCHSINK_KILLS=40 $(RUN)/pytest -s tests/failure/test_random_kills_kafka.py
 	$(RUN)/python tests/simulation/explore.py --seconds 1800
+
+prove-stores: $(STAMP) ## twenty kills each with the checkpoint on HDFS and on S3 (which fetches 530 MB)
+	$(RUN)/python tests/failure/kills_on_stores.py
 
 bench: bench-postgres bench-kafka bench-elasticsearch ## all benchmarks
 

@@ -198,6 +198,11 @@ def s3_place(service: LocalS3, far: ExitStack, seconds: float) -> Place:
     return Place(name, f"s3a://{name}/bench", settings)
 
 
+def s3a_packages() -> list[Path]:
+    """Return the jars that Spark needs for its own files on S3; fetched at the first call."""
+    return [jar for jar in sorted(fetch(S3A).glob("*.jar")) if jar.name.startswith(NEEDED)]
+
+
 def session(packages: list[Path]) -> SparkSession:
     """Return a session with what all stores need."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -225,7 +230,7 @@ def main() -> None:
     stores = options.stores.split(",")
     packages = spark_packages()
     if "s3" in stores:
-        packages += [jar for jar in sorted(fetch(S3A).glob("*.jar")) if jar.name.startswith(NEEDED)]
+        packages += s3a_packages()
     folder = tempfile.mkdtemp(prefix="epochsink-bench-")
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import ParseResult, quote, urlencode, urlparse
@@ -111,9 +112,11 @@ class HdfsOutput:
 
     def close(self) -> None:
         """Finish the file; OSError unless HDFS has it."""
-        if self._waiting:
-            self._send()
-        self._connection.send(b"0\r\n\r\n")
+        # a data node that refuses answers and closes: the answer says more than the broken connection does
+        with suppress(BrokenPipeError, ConnectionResetError):
+            if self._waiting:
+                self._send()
+            self._connection.send(b"0\r\n\r\n")
         _raise_refusal(self._connection.getresponse(), self._location)
         self._connection.close()
 

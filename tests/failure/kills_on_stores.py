@@ -1,0 +1,105 @@
+"""`make prove-stores`: a pipeline whose checkpoint is on HDFS or S3, killed at random again and again, then compared.
+
+Not a test of every build: Spark needs hadoop-aws and its SDK (530 MB) for its own files on S3. Prints its seed.
+EPOCHSINK_KILLS says how many kills (20), EPOCHSINK_STORES which stores (hdfs,s3).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+# in place of this folder
+sys.path[:1] = [str(TESTS / "support"), str(TESTS / "benchmarks")]
+
+import folder_pipeline  # noqa: E402 - found by the path above
+from bench_checkpoint import s3a_packages  # noqa: E402 - likewise
+from fix_spark import end_session, spark_settings, start_session  # noqa: E402 - likewise
+from rich.console import Console  # noqa: E402 - likewise
+from streams import SCHEMA, Stream  # noqa: E402 - likewise
+
+from epochsink.devkit.services import LocalHdfs, LocalS3  # noqa: E402 - likewise
+
+ROWS = 5
+PAUSE_SECONDS = 0.5
+START_SECONDS, BUSY_SECONDS, PATIENCE_SECONDS = 15.0, 4.0, 120.0
+console = Console()
+
+
+def main() -> int:
+    """Run on each store, in a process of its own, as a session ends with its process; return the exit status."""
+    stores = os.environ.get("EPOCHSINK_STORES", "hdfs,s3").split(",")
+    if len(stores) > 1:
+        command = [sys.executable, __file__]
+        return max(subprocess.call(command, env={**os.environ, "EPOCHSINK_STORES": store}) for store in stores)
+    seed = int(os.environ.get("EPOCHSINK_SEED", random.SystemRandom().randrange(10**6)))
+    console.print(f"seed {seed}")
+    chance = random.Random(seed)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS / "support"), os.environ.get("PYTHONPATH", "")])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    with tempfile.TemporaryDirectory(prefix="epochsink-kills-") as folder:
+        if stores == ["hdfs"]:
+            with LocalHdfs() as hdfs:
+                return prove("hdfs", hdfs.url, dict(hdfs.spark_settings), Path(folder), chance)
+        with LocalS3() as s3:
+            settings = {**s3.spark_settings, "spark.hadoop.fs.s3a.connection.ssl.enabled": "false"}
+            settings["spark.jars"] = ",".join(map(str, s3a_packages()))
+            return prove("s3", "s3a://lake", settings, Path(folder), chance)
+
+
+def prove(store: str, root: str, settings: dict[str, str], folder: Path, chance: random.Random) -> int:
+    """Kill a pipeline again and again while input comes; let another process finish; return 1 if rows differ."""
+    kills = int(os.environ.get("EPOCHSINK_KILLS", "20"))
+    url = f"{root}/{uuid.uuid4().hex}"
+    session = start_session("local[2]", {**spark_settings(folder), **settings})
+    try:
+        stream = Stream(session, folder, url)
+        environment = {**os.environ, "CHECKPOINT": url, "SPARK_SETTINGS": json.dumps(settings)}
+        files = epochs = 0
+        for number in range(kills):
+            process = subprocess.Popen(
+                [sys.executable, folder_pipeline.__file__, str(folder), "never"],
+                env=environment,
+                start_new_session=True,
+            )
+            # every fourth one dies in its start, the others when an epoch of theirs is visible
+            seen = len(stream.sink.values())
+            until = time.monotonic() + (chance.uniform(1, START_SECONDS) if number % 4 == 3 else PATIENCE_SECONDS)
+            while time.monotonic() < until and process.poll() is None:
+                stream.put(range(files * ROWS, (files + 1) * ROWS))
+                files += 1
+                if len(stream.sink.values()) > seen and until > time.monotonic() + BUSY_SECONDS:
+                    until = time.monotonic() + chance.uniform(0, BUSY_SECONDS)
+                time.sleep(PAUSE_SECONDS)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            seen = len(stream.sink.values())
+            console.print(f"{store}: kill {number + 1}, {files} files, {seen} rows visible")
+            epochs = seen // ROWS
+        # what is left of the input in a few large epochs
+        rest = session.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 100).json(str(stream.input))
+        stream.run(frame=rest)
+        values = stream.sink.values()
+        right = values == list(range(files * ROWS)) and stream.sink.prepared() == []
+        console.print(
+            f"{store}: {kills} kills, {files} epochs ({epochs} before the last start), {len(values)} rows, "
+            f"{'no row lost or doubled, nothing left prepared' if right else 'WRONG'}"
+        )
+        stream.end()
+    finally:
+        end_session(session)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
