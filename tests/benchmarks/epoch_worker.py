@@ -77,15 +77,19 @@ def _run(spark: SparkSession, request: Request) -> Answer:
     if request.rows == 0:
         frame = frame.where("id < 0")
     checkpoint = tempfile.mkdtemp(prefix="epochsink-bench-")
+    function = _function(request, checkpoint)
     try:
         writer = frame.writeStream.trigger(processingTime="0 seconds").option("checkpointLocation", checkpoint)
-        query = writer.foreachBatch(_function(request, checkpoint)).start()
+        query = writer.foreachBatch(function).start()
         _wait(lambda: _newest(query) >= SKIPPED)
         first, before = _newest(query), _processor_seconds()
         _wait(lambda: _newest(query) >= first + request.epochs)
         spent, epochs = _processor_seconds() - before, _newest(query) - first
         triggers = [one["durationMs"]["triggerExecution"] for one in query.recentProgress if one["batchId"] > first]
         query.stop()
+        if function is not _noop:
+            # before its checkpoint goes
+            function.await_committed()
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)
     return Answer(statistics.median(triggers), spent / epochs * 1000)
@@ -98,7 +102,7 @@ def _newest(query: StreamingQuery) -> int:
     return -1 if progress is None else int(progress["batchId"])
 
 
-def _function(request: Request, checkpoint: str) -> Callable[[DataFrame, int], None]:
+def _function(request: Request, checkpoint: str) -> Any:
     if not request.sink:
         return _noop
     import epochsink  # noqa: PLC0415 - whichever version this process is given
