@@ -192,6 +192,25 @@ def test_no_cast_cuts_a_value_without_an_error(
     assert pg_truth.count(table) == 0
 
 
+@pytest.mark.parametrize("kind", ["timestamp(3)", "timestamptz(3)", "timestamp(3)[]", "timestamptz(3)[]"])
+def test_instants_finer_than_their_column_are_refused_and_not_rounded(
+    kind: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.t (at {kind})")
+    instants = pa.timestamp("us", "UTC" if "tz" in kind else None)
+
+    def batch(micros: int) -> pa.RecordBatch:
+        array = pa.array([micros, None], pa.int64()).cast(instants)
+        return pa.record_batch({"at": pa.array([array.to_pylist()], pa.list_(instants)) if "[" in kind else array})
+
+    driver = pg_driver(f"{pg_schema}.t", batch(0))
+    with pytest.raises(RowsRejected, match="1500 microseconds since 1970 are no multiple of 1000"):
+        driver.prepare(0, batch(1500))
+    driver.committer.abort_orphans([])
+    driver.run(0, batch(-2000))
+    assert pg_truth.count(f"{pg_schema}.t") == (1 if "[" in kind else 2)
+
+
 @pytest.mark.parametrize("column", ['"char"', '"char"[]', "name[]", "{schema}.short[]"])
 def test_types_that_cut_their_own_input_are_refused_before_the_first_row(
     column: str, pg_schema: str, pg_truth: Truth

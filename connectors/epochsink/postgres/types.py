@@ -68,6 +68,8 @@ _DAYS: Final = (-2440588, 2145042905)
 _MICROSECONDS: Final = (-210866803200000000, 2**63 - 1)
 _BIGINT_DIGITS: Final = 19
 _UUID_DIGITS: Final = 32
+_TIMES: Final = {"timestamp_recv", "timestamptz_recv"}
+_FRACTION_DIGITS: Final = 6
 
 
 class Mismatch(Exception):
@@ -136,6 +138,27 @@ def _as_numbers(array: pa.Array) -> pa.Array:
 
 def encoding(field: pa.Field, column: Column) -> Encoding:
     """Return how values of ``field`` go into ``column``. Raises `Mismatch`."""
+    chosen = _encoding(field, column)
+    if {column.receive, column.element} & _TIMES and 0 <= column.modifier < _FRACTION_DIGITS:
+        step = 10 ** (_FRACTION_DIGITS - column.modifier)
+        return replace(chosen, convert=partial(_unrounded, convert=chosen.convert, step=step))
+    return chosen
+
+
+def _unrounded(array: pa.Array, convert: Callable[[pa.Array], pa.Array], step: int) -> pa.Array:
+    """Raise `pyarrow.ArrowInvalid` for instants that timestamp(n) would round, without an error."""
+    converted = convert(array)
+    numbers = _as_numbers(converted.flatten() if pa.types.is_list(converted.type) else converted)
+    finer = numbers.filter(pc.not_equal(pc.multiply(pc.divide(numbers, step), step), numbers))
+    if len(finer):
+        raise pa.ArrowInvalid(
+            f"{finer[0].as_py()} microseconds since 1970 are no multiple of {step}, and the column would round them; "
+            "cut them with date_trunc(), or widen the column"
+        )
+    return converted
+
+
+def _encoding(field: pa.Field, column: Column) -> Encoding:
     data, receive = field.type, column.receive
     if receive == "array_recv" and pa.types.is_list(data):
         return _array(field, column)
