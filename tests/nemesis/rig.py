@@ -6,10 +6,10 @@ import json
 import random
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from epochsink.testing import HistoryLog, Report, Workload, check
 from epochsink.testing.checkpoint_watch import CheckpointWatch
@@ -114,8 +114,10 @@ class Feeder(threading.Thread):
         """Feed."""
         while not self._ended.wait(1.0):
             for partition in range(PARTITIONS):
-                for _ in range(ROWS_PER_SECOND // PARTITIONS):
-                    self._producer.produce(SOURCE, value=b"", partition=partition)
+                # the client may have asked for the topic just before every broker knew it
+                with suppress(KafkaException):
+                    for _ in range(ROWS_PER_SECOND // PARTITIONS):
+                        self._producer.produce(SOURCE, value=b"", partition=partition)
             self._producer.poll(0)
 
     def ends(self) -> dict[int, int]:
