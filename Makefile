@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed-from-lock
 ELASTICSEARCH9 := $(VENV)/elasticsearch9
 CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
 	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py examples/test_pipeline.py
-CONTAINER_ROUND ?= tests/contract/test_postgres.py tests/contract/test_elasticsearch.py examples/test_pipeline.py
+CONTAINER_ROUND ?= tests/contract/test_postgres.py tests/contract/test_elasticsearch.py
 SINKS ?= kafka,postgres,elasticsearch
 SECONDS_EACH ?= 600
 VERSIONS ?= oldest newest
