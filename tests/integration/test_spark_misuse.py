@@ -11,7 +11,7 @@ from folder_sink import FolderSink
 from pyspark import inheritable_thread_target
 from pyspark.errors import StreamingQueryException
 
-from epochsink.errors import ConfigurationError, WentBack
+from epochsink.errors import CheckFailed, ConfigurationError, WentBack
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -141,4 +141,21 @@ def test_an_error_that_every_call_swallows_ends_the_query(stream: Stream) -> Non
     with pytest.raises(StreamingQueryException, match="epoch 0 was decided without ExactlyOnce: the function given"):
         query.awaitTermination(60)
     with pytest.raises(WentBack, match=r"epochsink accept .* 0$"):
+        once.await_committed()
+
+
+def test_a_start_that_fails_unheard_in_the_first_batch_ends_the_query(stream: Stream) -> None:
+    """No run was made, so there is no commit thread that would notice."""
+    stream.sink = FolderSink(stream.sink.folder, findings=("the disk is read-only",))
+    stream.put(range(10))
+    once = stream.exactly_once()
+
+    def batch(frame: DataFrame, epoch: int) -> None:
+        with contextlib.suppress(CheckFailed):
+            once(frame, epoch)
+
+    query = stream.by_hand(batch, endless=True)
+    with pytest.raises(StreamingQueryException, match="the disk is read-only"):
+        query.awaitTermination(60)
+    with pytest.raises(CheckFailed, match="the disk is read-only"):
         once.await_committed()

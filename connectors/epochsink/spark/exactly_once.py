@@ -24,6 +24,7 @@ from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run, run_of
 from epochsink.spark.store_options import store_options
 from epochsink.spark.stream_execution import StreamExecution
+from epochsink.spark.unheard_failure import UnheardFailure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -71,6 +72,7 @@ class ExactlyOnce:
         self.join_running = arguments.flag("join_running", join_running)
         self._lock = threading.RLock()
         self._run: Run | None = None
+        self._unheard: UnheardFailure | None = None
         self._checked = False
         self._writers: weakref.WeakSet[DataStreamWriter] = weakref.WeakSet()
 
@@ -146,9 +148,15 @@ class ExactlyOnce:
         execution = StreamExecution.of_batch(session, known)
         with told_to_spark(epoch, execution):
             self._refuse_second_object(execution, epoch)
-            if not self._checked:
-                self.check(frame)
-            self._adopt(session, execution).foreach_batch(frame, epoch)
+            try:
+                if not self._checked:
+                    self.check(frame)
+                run = self._adopt(session, execution)
+            except Exception as failure:
+                # there is no commit thread yet that would notice if the caller swallows this
+                self._watch_unheard(session, execution, epoch, failure)
+                raise
+            run.foreach_batch(frame, epoch)
 
     def await_committed(self) -> None:
         """Wait until the query's commit thread has ended; raises what stopped it.
@@ -158,6 +166,8 @@ class ExactlyOnce:
         run = self._run
         if run is not None:
             run.join()
+        if self._unheard is not None:
+            self._unheard.raise_unheard()
 
     def await_settled(self) -> None:
         """Wait until no recorded epoch awaits its commit; raises what made a commit fail."""
@@ -180,6 +190,11 @@ class ExactlyOnce:
                 run = self._run = self._make_run(session, files, location, execution.query_id)
             run.bind(execution)
             return run
+
+    def _watch_unheard(self, session: SparkSession, execution: StreamExecution, epoch: int, failure: Exception) -> None:
+        files, _ = self._open(session, execution.checkpoint())
+        self._unheard = UnheardFailure(execution, Checkpoint(files), epoch, failure)
+        self._unheard.start()
 
     def _refuse_second_object(self, execution: StreamExecution, epoch: int) -> None:
         # before anything is taken over: a second object's take of the ledger would fence the first one's
