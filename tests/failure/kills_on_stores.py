@@ -31,7 +31,7 @@ from epochsink.devkit.services import LocalHdfs, LocalS3  # noqa: E402 - likewis
 
 ROWS = 5
 PAUSE_SECONDS = 0.5
-START_SECONDS, BUSY_SECONDS, PATIENCE_SECONDS = 15.0, 4.0, 120.0
+START_SECONDS, BUSY_SECONDS, PROGRESS_SECONDS = 15.0, 4.0, 120.0
 console = Console()
 
 
@@ -73,7 +73,7 @@ def prove(store: str, root: str, settings: dict[str, str], folder: Path, chance:
             )
             # every fourth one dies in its start, the others when an epoch of theirs is visible
             seen = len(stream.sink.values())
-            until = time.monotonic() + (chance.uniform(1, START_SECONDS) if number % 4 == 3 else PATIENCE_SECONDS)
+            until = time.monotonic() + (chance.uniform(1, START_SECONDS) if number % 4 == 3 else PROGRESS_SECONDS)
             while time.monotonic() < until and process.poll() is None:
                 stream.put(range(files * ROWS, (files + 1) * ROWS))
                 files += 1

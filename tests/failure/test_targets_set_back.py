@@ -140,10 +140,10 @@ def test_a_successor_is_told_what_its_dead_predecessor_holds(
     query = make()
     keyed = f"{query.name}_keyed"
     query.sql(f"CREATE TABLE {keyed} (id bigint PRIMARY KEY, word text, at timestamptz)")
-    dsn, patience = query.servers.postgres.dsn, 3.0
+    dsn, seconds = query.servers.postgres.dsn, 3.0
     query.more_sinks = {
-        "table": Postgres(dsn, table=query.name, timeout=patience),
-        "keyed": Postgres(dsn, table=keyed, key=["id"], timeout=patience),
+        "table": Postgres(dsn, table=query.name, timeout=seconds),
+        "keyed": Postgres(dsn, table=keyed, key=["id"], timeout=seconds),
     }
     query.dies_prepared(0)
     successor = query.copy(tmp_path / "successor")

@@ -178,7 +178,7 @@ def test_an_unreachable_server_makes_a_sweep_a_matter_for_later() -> None:
     with closing(socket.socket()) as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
-        committer = PostgresCommitter(Postgres(f"host=127.0.0.1 port={port}", table="orders"), patience=0.1)
+        committer = PostgresCommitter(Postgres(f"host=127.0.0.1 port={port}", table="orders"), retry_seconds=0.1)
         committer.open(Identity(str(uuid.uuid4()), "table", 1))
         with pytest.raises(ConnectionError, match=str(port)):
             committer.abort_orphans([])

@@ -297,7 +297,7 @@ def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postg
     server.kill()
 
     for driver, (written, parts) in zip(drivers, pending, strict=True):
-        with closing(PostgresCommitter(driver.sink, patience=0.3)) as hasty:
+        with closing(PostgresCommitter(driver.sink, retry_seconds=0.3)) as hasty:
             hasty.open(driver.identity)
             verdict = hasty.commit(written.epoch, parts[0], written.rows)
             assert verdict.outcome is Outcome.UNKNOWN
@@ -349,7 +349,7 @@ def test_a_frozen_server_makes_the_outcome_unknown_in_bounded_time(private_postg
     driver = Driver(Postgres(server.dsn, table="orders", options={"connect_timeout": 2}))
     assert driver.committer.check(orders(1).schema) == []
     written, parts = driver.prepare(0, orders(1))
-    hasty = PostgresCommitter(driver.sink, patience=1.0)
+    hasty = PostgresCommitter(driver.sink, retry_seconds=1.0)
     hasty.open(driver.identity)
     assert hasty.newest() is None
     server.pause()
@@ -431,7 +431,7 @@ def test_what_the_server_refuses_after_the_decision_is_named_and_stays_recorded(
     written, parts = driver.prepare(0, orders(1))
     for statement in damage.format(table).split("; "):
         pg_truth.execute(statement)
-    with closing(PostgresCommitter(driver.sink, patience=0.5)) as hasty:
+    with closing(PostgresCommitter(driver.sink, retry_seconds=0.5)) as hasty:
         hasty.open(driver.identity)
         with pytest.raises(PrepareFailed, match=says) as caught:
             hasty.commit(written.epoch, parts[0], written.rows)
@@ -510,7 +510,7 @@ def test_votes_and_prepares_end_when_the_server_freezes_and_outlive_its_restart(
         driver.write(0, orders(1))
     server.resume()
     written = driver.write(0, orders(1))
-    with closing(PostgresCommitter(driver.sink, patience=0.5)) as hasty:
+    with closing(PostgresCommitter(driver.sink, retry_seconds=0.5)) as hasty:
         hasty.open(driver.identity)
         at(vote, "merge", server.pause)
         with pytest.raises(PrepareFailed):

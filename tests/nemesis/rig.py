@@ -223,6 +223,6 @@ class Rig:
         for left in (self.folder / "checkpoint" / "epochsink" / "spool").glob("*/*"):
             self.history.write("leftover", target="spool", kind="orphan", what=f"{left.parent.name}/{left.name}")
         self.history.write_input(RUN, self._workload.source(self.feeder.ends()))
-        report = check(self.history.folder, patience=4 * PROGRESS_SECONDS)
+        report = check(self.history.folder, progress_within=4 * PROGRESS_SECONDS)
         self.timeline.tell("judged", anomalies=len(report.anomalies))
         return report

@@ -35,7 +35,7 @@ PIPELINE: Final = Path(__file__).with_name("pipeline.py")
 PARTITIONS: Final = 2
 RUN_SECONDS: Final = 240.0
 REST_SECONDS: Final = 60.0
-PATIENCE_SECONDS: Final = 120.0
+PROGRESS_SECONDS: Final = 120.0
 """More than a start of Spark takes on a busy machine."""
 
 NEVER_RECORDED: Final = frozenset(
@@ -252,7 +252,7 @@ class Harness:
             sampler.finish(REST_SECONDS)
         self._note_spool()
         self.log.write_input(self._run, self._workload.source(self._fed))
-        return check(self.log.folder, patience=PATIENCE_SECONDS)
+        return check(self.log.folder, progress_within=PROGRESS_SECONDS)
 
     def _note_spool(self) -> None:
         for folder in (self.folder / "checkpoint" / "epochsink" / "spool").glob("*/*"):

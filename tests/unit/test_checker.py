@@ -375,8 +375,8 @@ def test_orphan_and_pin_are_what_is_left_over_in_the_end(kind: str) -> None:
 def test_stuck_is_no_progress_after_healing() -> None:
     one, _target = told()
     one.history.healed_at = one.decided(1)
-    assert check(one.history, patience=STEP / 2).names == {"stuck"}
-    assert check(one.history, patience=STEP * 2).clean
+    assert check(one.history, progress_within=STEP / 2).names == {"stuck"}
+    assert check(one.history, progress_within=STEP * 2).clean
 
 
 def test_stuck_is_also_input_that_was_never_drained() -> None:

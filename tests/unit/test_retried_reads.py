@@ -80,8 +80,8 @@ def test_a_failure_that_stays_is_raised_at_once(tmp_path: Path, kind: str, failu
     assert flaky.calls == 1
 
 
-def test_the_last_failure_is_raised_when_patience_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retried_reads, "PATIENCE_SECONDS", 0.05)
+def test_the_last_failure_is_raised_when_retries_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retried_reads, "RETRY_SECONDS", 0.05)
     with pytest.raises(OSError, match="away"):
         RetriedReads(Flaky(tmp_path, *[OSError("away")] * 100)).read("commits/7")
 

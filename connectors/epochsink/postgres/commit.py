@@ -41,11 +41,11 @@ class Commit:
     marker: Marker
     server: Server
     session: Session
-    patience: float
+    retry_seconds: float
 
     def __call__(self, epoch: Epoch, known: Part, after: LastDone | None) -> Verdict:
-        """Commit a prepared transaction, or merge staged rows: again for ``patience`` seconds where that may help."""
-        again = retrying(_is_worth_repeating, seconds=self.patience, first_pause=0.05, longest_pause=2.0)
+        """Commit a prepared transaction, or merge staged rows: again for ``retry_seconds`` where that may help."""
+        again = retrying(_is_worth_repeating, seconds=self.retry_seconds, first_pause=0.05, longest_pause=2.0)
         try:
             if isinstance(known, StagedEpoch):
                 schema = self.schema
@@ -71,7 +71,7 @@ class Commit:
     def _commit_prepared(self, epoch: Epoch, part: Part, gid: str) -> Verdict:
         connection = self.session.connection()
         try:
-            with deadline(connection, self.patience):
+            with deadline(connection, self.retry_seconds):
                 commit_prepared(connection, gid)
         except errors.UndefinedObject:
             # also where it was shared, and committed for another sink: each has a marker of its own in it

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-PATIENCE: Final = 30.0
+RETRY_SECONDS: Final = 30.0
 """Seconds for which a commit that meets a passing failure is repeated before its outcome is called unknown."""
 
 _VOTE_TURNS: Final = 3
@@ -64,11 +64,11 @@ class PostgresCommitter:
     ``commit_mode`` says, after `check`, how epochs wait for the decision: "prepared" or "staged".
     """
 
-    def __init__(self, config: PostgresConfig, patience: float = PATIENCE) -> None:
+    def __init__(self, config: PostgresConfig, retry_seconds: float = RETRY_SECONDS) -> None:
         self._config = config
         self._server = Server.of(config)
         self._relation = Relation.of(config.table)
-        self._patience = patience
+        self._retry_seconds = retry_seconds
         self._voting = Session(self._server, "epochsink")
         self._settling = Session(self._server, "epochsink")
         self._checking = Session(self._server, "epochsink")
@@ -100,7 +100,7 @@ class PostgresCommitter:
         """
         base = uuid.uuid4().hex
         with translated(f"joining {self._relation}"):
-            connection = self._voting.connection(self._patience)
+            connection = self._voting.connection(self._retry_seconds)
             marker_table.create(connection, self._config.schema_for_markers)
             # before the ledger names it, so that a mark which the ledger names and nobody finds was removed
             self._marker.join(connection, self._identity, base)
@@ -125,7 +125,7 @@ class PostgresCommitter:
         self._settling = Session(self._server, name)
         self._checking = Session(self._server, name)
         self._commit = Commit(
-            identity, self._relation, configured, self._marker, self._server, self._settling, self._patience
+            identity, self._relation, configured, self._marker, self._server, self._settling, self._retry_seconds
         )
 
     def close(self) -> None:
@@ -136,27 +136,27 @@ class PostgresCommitter:
     def newest(self) -> int | None:
         """Return the newest epoch whose marker is committed. Raises `EpochsinkError`."""
         with translated(f"reading the marker of {self._relation}"):
-            return self._marker.newest(self._voting.connection(self._patience))
+            return self._marker.newest(self._voting.connection(self._retry_seconds))
 
     def leftovers(self) -> list[str]:
         """Return prepared transactions and staging tables of this identity."""
         with translated(f"looking for leftovers of {self._relation}"):
-            return self._sweeper(self._voting.connection(self._patience)).names()
+            return self._sweeper(self._voting.connection(self._retry_seconds)).names()
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker rows with the ledger; commit what a failover has brought back as prepared."""
         # both threads ask, and the session is one
         with self._check_lock, translated(f"reading the marker of {self._relation}"):
-            connection = self._checking.connection(self._patience)
+            connection = self._checking.connection(self._retry_seconds)
             try:
-                with deadline(connection, self._patience):
+                with deadline(connection, self._retry_seconds):
                     self._require_place(connection, done)
                     self._marker.verify(connection, self._relation, done, pending)
             except WentBack:
                 if not (self._finish_again(connection, done) if done else self._join_again(connection, pending)):
                     raise
                 self._marker.verify(connection, self._relation, done, pending)
-            with deadline(connection, self._patience):
+            with deadline(connection, self._retry_seconds):
                 require_same_table(connection, self._config.schema_for_markers, self._identity, self._relation, done)
 
     def _require_place(self, connection: Connection, done: LastDone | None) -> None:
@@ -235,7 +235,7 @@ class PostgresCommitter:
 
         def once() -> Sequence[Part]:
             # a new session where the last one was lost: a server that restarts in mid-vote has kept what is durable
-            connection = self._voting.connection(self._patience)
+            connection = self._voting.connection(self._retry_seconds)
             with watched(connection, self._server):
                 return vote(connection)
 
@@ -245,7 +245,7 @@ class PostgresCommitter:
                 return retrying(_is_worth_voting_again, attempts=_VOTE_TURNS, longest_pause=1.0)(once)
             except errors.LockNotAvailable as refused:
                 waited = failure(refused, doing)
-                raise name_holder(self._voting.connection(self._patience), tables, self._key, waited) from refused
+                raise name_holder(self._voting.connection(self._retry_seconds), tables, self._key, waited) from refused
 
     # ---- phase 2
 
@@ -256,7 +256,7 @@ class PostgresCommitter:
         rows: Rows,  # noqa: ARG002 - the protocol's signature
         after: LastDone | None = None,
     ) -> Verdict:
-        """Commit a prepared transaction, or merge staged rows; repeated for `PATIENCE` seconds where that may help."""
+        """Commit a prepared transaction, or merge staged rows; repeated for `RETRY_SECONDS` where that may help."""
         return self._commit(epoch, read_part(part), after)
 
     def replay(
@@ -279,7 +279,7 @@ class PostgresCommitter:
     def _prepare_again(self, again: Epoch, part: Committable, ballots: Mapping[str, Ballot]) -> Committable:
         staged = {name: _committer(ballot).staged_again(again, part, ballot) for name, ballot in ballots.items()}
         with translated(f"preparing epoch {again.number} of {self._relation} again"):
-            return vote_as_one(self._settling.connection(self._patience), again, staged).to_json()
+            return vote_as_one(self._settling.connection(self._retry_seconds), again, staged).to_json()
 
     def staged_again(self, again: Epoch, part: Committable, ballot: Ballot) -> StagedRows:
         """Copy this sink's share of a lost part into staging again, from the spool."""
@@ -323,7 +323,7 @@ class PostgresCommitter:
         doing = f"sweeping leftovers of {self._relation}"
         with translated(doing):
             try:
-                return self._sweeper(self._voting.connection(self._patience)).end_all(
+                return self._sweeper(self._voting.connection(self._retry_seconds)).end_all(
                     [read_part(part) for part in keep], [read_part(part) for part in done]
                 )
             except psycopg.OperationalError as error:

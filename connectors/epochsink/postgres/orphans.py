@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_DROP_PATIENCE: Final = "100ms"
+_DROP_TIMEOUT: Final = "100ms"
 """Whoever reads a staging table for longer (pg_dump) must not delay each epoch."""
-_TERMINATE_PATIENCE: Final = 2000  # milliseconds
+_TERMINATE_MILLISECONDS: Final = 2000  # milliseconds
 
 _SESSIONS: Final = """
 SELECT pid, application_name FROM pg_stat_activity
@@ -87,7 +87,7 @@ class Orphans:
         name = Relation(self._schema, table).quoted
         statement = "SET LOCAL lock_timeout = {}; SET LOCAL synchronous_commit = off; DROP TABLE IF EXISTS {}"
         try:
-            self._connection.execute(sql.SQL(statement).format(sql.Literal(_DROP_PATIENCE), name))
+            self._connection.execute(sql.SQL(statement).format(sql.Literal(_DROP_TIMEOUT), name))
         except (errors.LockNotAvailable, errors.InternalError_, errors.InsufficientPrivilege) as held:
             _log.warning("staging table %s stays for the next sweep: %s", table, held.diag.message_primary)
             return False
@@ -110,7 +110,7 @@ class Orphans:
     def _terminate(self, pid: int) -> bool:
         try:
             done = self._connection.execute(
-                "SELECT pg_terminate_backend(%s, %s)", [pid, _TERMINATE_PATIENCE]
+                "SELECT pg_terminate_backend(%s, %s)", [pid, _TERMINATE_MILLISECONDS]
             ).fetchone()
         except errors.InsufficientPrivilege as refused:
             _log.warning("session %d cannot be terminated: %s", pid, refused.diag.message_primary)

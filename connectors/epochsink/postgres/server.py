@@ -83,13 +83,13 @@ class Server:
             _refuse_plaintext(parameters)
         return cls(DEFAULTS | parameters, config.timeout)
 
-    def connect(self, application: str, patience: float = 0.0) -> Connection:
+    def connect(self, application: str, retry_seconds: float = 0.0) -> Connection:
         """Open a session in autocommit mode, in UTC, named ``application``.
 
-        For ``patience`` seconds a server that does not answer yet, or has no free connection, is tried again.
+        For ``retry_seconds`` seconds a server that does not answer yet, or has no free connection, is tried again.
         Raises `psycopg.OperationalError`.
         """
-        again = retrying(is_passing, seconds=patience, longest_pause=2.0)
+        again = retrying(is_passing, seconds=retry_seconds, longest_pause=2.0)
         return again(self._connect, application)
 
     def _connect(self, application: str) -> Connection:

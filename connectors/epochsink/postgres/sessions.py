@@ -62,7 +62,7 @@ class Session:
         self._name = name
         self._connection: Connection | None = None
 
-    def connection(self, patience: float = 0.0) -> Connection:
+    def connection(self, retry_seconds: float = 0.0) -> Connection:
         """Return a live connection outside any transaction. Raises `psycopg.OperationalError`."""
         if self._connection is not None:
             try:
@@ -72,7 +72,7 @@ class Session:
             except psycopg.Error:
                 self.close()
         if self._connection is None:
-            self._connection = self._server.connect(self._name, patience)
+            self._connection = self._server.connect(self._name, retry_seconds)
         return self._connection
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from epochsink.postgres.types import Encoding
     from epochsink.sink import Committable, Task
 
-CONNECT_PATIENCE: Final = 20.0
+CONNECT_SECONDS: Final = 20.0
 """Seconds for which a task waits for a server that restarts or has no free partition."""
 
 
@@ -58,7 +58,7 @@ class CopyWriter:
         name = SessionName(self._key, task.identity.generation, task.epoch.attempt)
         self._server = Server.of(config)
         with translated(f"connecting to {self._server.database}"):
-            self._connection = self._server.connect(str(name), CONNECT_PATIENCE)
+            self._connection = self._server.connect(str(name), CONNECT_SECONDS)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send a record batch with at least one row. Raises `RowsRejected`, `PrepareFailed`."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     _Read = TypeVar("_Read")
 
-PATIENCE_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 30.0
 LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
@@ -56,7 +56,7 @@ class RetriedReads:
         except OSError as failure:
             if not _may_pass(failure):
                 raise
-        again = retrying(_may_pass, seconds=PATIENCE_SECONDS, longest_pause=LONGEST_PAUSE_SECONDS)
+        again = retrying(_may_pass, seconds=RETRY_SECONDS, longest_pause=LONGEST_PAUSE_SECONDS)
         return again(call)
 
 

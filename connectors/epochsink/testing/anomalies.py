@@ -42,14 +42,14 @@ class Evidence:
 
     history: History
     timeline: Timeline
-    patience: float
+    progress_within: float
     views: dict[str, list[View]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, history: History, patience: float) -> Evidence:
+    def of(cls, history: History, progress_within: float) -> Evidence:
         """Judge every read. Raises ValueError if nothing can be concluded: no final read, offsets not dense."""
         timeline = Timeline(history)
-        return cls(history, timeline, patience, scan(history, timeline))
+        return cls(history, timeline, progress_within, scan(history, timeline))
 
     def targets(self) -> Iterator[tuple[Target, list[View]]]:
         """Yield each target with its views, oldest first."""
@@ -299,7 +299,7 @@ def _no_progress(evidence: Evidence) -> list[Anomaly]:
     decided = [epoch.committed_at for epoch in evidence.timeline.epochs if epoch.committed_at is not None]
     times = sorted([history.healed_at, end, *(at for at in decided if history.healed_at < at < end)])
     longest = float(np.diff(times).max())
-    if longest <= evidence.patience:
+    if longest <= evidence.progress_within:
         return []
     return [Anomaly("stuck", "", f"no epoch was decided for {longest:.0f} s after healing")]
 

@@ -58,14 +58,14 @@ class Report:
         return "\n".join([captured.get(), *map(str, self.anomalies)])
 
 
-def check(history: History | Path, *, patience: float = 60.0) -> Report:
-    """Judge a history, or the one in a folder; ``patience`` seconds without progress after healing are too many.
+def check(history: History | Path, *, progress_within: float = 60.0) -> Report:
+    """Judge a history, or the one in a folder; ``progress_within`` seconds without progress after healing are too many.
 
     Raises ValueError if nothing can be concluded from it: no final read of a target, or a source that is not dense.
     """
     if not isinstance(history, History):
         history = History.load(history)
-    evidence = Evidence.of(history, patience)
+    evidence = Evidence.of(history, progress_within)
     anomalies = find_all(evidence)
     counts = {
         "epochs": len(evidence.timeline),
