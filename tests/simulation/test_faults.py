@@ -118,7 +118,7 @@ def test_a_target_is_set_back_or_loses_its_markers_at_every_step(sinks: str) -> 
     """A restore, by one to three commits, or a failover, by one to eight requests: exact, or a stop that says so."""
     every = plans.one_fault(steps_of(sinks, 0) + 10, plans.backwards(sinks))
     some = every if len(sinks) == 1 else itertools.islice(every, 0, None, 4)
-    expect_none(explore(some, sinks, 0), 400)
+    expect_none(explore(some, sinks, 0), 250)
 
 
 @pytest.mark.parametrize("sinks", ["K", "P", "S", "E"])
