@@ -22,7 +22,7 @@ from elasticsearch_rig import Rig
 from epochsink.elasticsearch import Elasticsearch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from fix_services import FreshName
     from pyspark.sql import SparkSession
@@ -180,12 +180,15 @@ def documents(service: ElasticsearchService, index: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def session(spark: SparkSession) -> SparkSession:
+def session(spark: SparkSession) -> Iterator[SparkSession]:
     """Return a session that keeps columns without a time zone apart from those with one, and is far from UTC."""
     own = spark.newSession()
     own.conf.set("spark.sql.timestampType", "TIMESTAMP_NTZ")
     own.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
-    return own
+    yield own
+    # it stays the thread's active session, whose settings decide how a schema is read
+    own.conf.unset("spark.sql.timestampType")
+    own.conf.unset("spark.sql.session.timeZone")
 
 
 def test_generated_rows_are_stored_as_they_were_given(

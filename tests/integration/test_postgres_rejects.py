@@ -109,7 +109,7 @@ def test_a_key_that_comes_twice_without_an_order_is_refused_by_name(
     table = f"{pg_schema}.t"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
     driver = pg_driver(table, rows(1), key="id", **mode)
-    with pytest.raises(RowsRejected, match="key id=42 comes 2 times in one epoch") as caught:
+    with pytest.raises(RowsRejected, match=r"key id=42 of .* comes 2 times in one epoch") as caught:
         driver.prepare(0, [rows(1, 42), rows(42, 3)])
     assert "order_by=" in caught.value.hint
     assert pg_truth.count(table) == 0
@@ -125,7 +125,7 @@ def test_a_delete_without_a_key_is_refused(
     pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
     batch = rows(1, None).append_column("epochsink_delete", pa.array([True, True]))
     driver = pg_driver(table, batch, key="id", delete_when="gone", **mode)
-    with pytest.raises(RowsRejected, match="1 rows of the epoch have null in their key"):
+    with pytest.raises(RowsRejected, match=r"1 rows for .* have null in their key"):
         driver.prepare(0, batch)
 
 

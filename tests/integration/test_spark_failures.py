@@ -121,7 +121,7 @@ def test_a_lost_reply_stops_the_query_and_nothing_comes_twice(stream: Stream) ->
         OutcomeUnknown, match=r"epoch 0 is decided, .* the connection broke after the request"
     ) as stopped:
         stream.run()
-    assert "committed at the next start" in stopped.value.hint
+    assert "the next start asks again" in stopped.value.hint
     assert stream.done() == []
     stream.run()
     assert stream.sink.values() == list(range(10))

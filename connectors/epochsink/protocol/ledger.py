@@ -279,12 +279,13 @@ class _Seen:
 
 
 def _first_generation() -> int:
-    """Return the generation that a ledger begins with: in seconds since 1970, so above those of any ledger before it.
+    """Return the generation that a ledger begins with: in milliseconds since 1970, above those of one before it.
 
     A ledger that was lost leaves transactions behind in the targets. With 1, they would be those of newer drivers,
-    which no sweep touches, and would hold locks and readers for ever.
+    which no sweep touches, and would hold locks and readers for ever. Not in seconds: a driver that was started again
+    within one, as every start adds one, would have been above the next ledger.
     """
-    return int(time.time())
+    return int(time.time() * 1000)
 
 
 def _name(number: int) -> str:
