@@ -49,7 +49,7 @@ def experiment(run: Run) -> Findings:
     living = run.start({**spec, "checkpoint": str(run.folder / "checkpoint")})
     began, memory = time.monotonic(), []
     while living.process.running:
-        memory.append((time.monotonic() - began, living.peak_bytes() / _MEBIBYTE))
+        memory.append((time.monotonic() - began, living.memory_bytes() / _MEBIBYTE))
         time.sleep(_LOOK_SECONDS)
     progress = living.wait()
     with psycopg.connect(dsn) as connection:

@@ -14,7 +14,6 @@ million a snapshot took 13 to 42 s, and the throughput collapsed.
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, Final
 
 from elasticsearch import Elasticsearch as Client
@@ -23,16 +22,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from epochsink import Elasticsearch, ExactlyOnce
-from experiment import Findings, Run, Table, finish, lines, main, spark_session
+from experiment import CHANGELOG, WHOLE_SNAPSHOTS, Findings, Run, Table, bytes_below, finish, lines, main, spark_session
 
-STATE: Final = "org.apache.spark.sql.execution.streaming.state"
 IN_MEMORY, ROCKSDB, SKETCH = "in memory", "RocksDB with changelog", "sketch"
 SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
-    IN_MEMORY: {"spark.sql.streaming.stateStore.minDeltasForSnapshot": "1"},
-    ROCKSDB: {
-        "spark.sql.streaming.stateStore.providerClass": f"{STATE}.RocksDBStateStoreProvider",
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    },
+    IN_MEMORY: WHOLE_SNAPSHOTS,
+    ROCKSDB: CHANGELOG,
     SKETCH: {},
 }
 SHARES: Final = (1, 1, 2, 4)
@@ -102,7 +97,7 @@ def experiment(run: Run) -> Findings:
         exact &= right
         slowest = max(one["durationMs"]["triggerExecution"] for one in progress) / 1000
         commit = max(state["commitTimeMs"] for state in states) / 1000
-        stored = _bytes(checkpoint / "state") / _MEBIBYTE
+        stored = bytes_below(checkpoint / "state") / _MEBIBYTE
         used = max(state["memoryUsedBytes"] for state in states) / _MEBIBYTE
         rows.append((name, found, states[-1]["numRowsTotal"], used, stored, commit, slowest, right))
     headings = (
@@ -126,10 +121,6 @@ def _found(url: str, index: str) -> int:
     with closing(Client(url)) as client:
         client.indices.refresh(index=index)
         return sum(hit["_source"]["found"] for hit in scan(client, index=index))
-
-
-def _bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 if __name__ == "__main__":

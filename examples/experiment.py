@@ -40,6 +40,17 @@ _PARTIAL_FLUSH: Final = 10_000
 _TAIL: Final = 40
 Row = Sequence[object]
 
+WHOLE_SNAPSHOTS: Final[Mapping[str, str]] = {"spark.sql.streaming.stateStore.minDeltasForSnapshot": "1"}
+"""Settings of the state store that keeps its state in the JVM's memory, and writes it whole each time."""
+
+CHANGELOG: Final[Mapping[str, str]] = {
+    "spark.sql.streaming.stateStore.providerClass": (
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    ),
+    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+}
+"""Settings of RocksDB, which writes what has changed."""
+
 console = Console()
 
 
@@ -147,7 +158,7 @@ class Pipeline:
         if self.process.running:
             self.process.kill()
 
-    def peak_bytes(self) -> int:
+    def memory_bytes(self) -> int:
         """Return the memory that all its processes hold now."""
         return sum(_resident(process) for process in self.process.tree())
 
@@ -203,6 +214,11 @@ def produce(servers: str, topic: str, messages: Iterable[tuple[str, str | bytes,
 def read_topic(servers: str, topic: str) -> list[Any]:
     """Return the values of a topic, JSON each, as a reader with read_committed sees them."""
     return [json.loads(value) for _, _, value in KafkaReader(servers, topic)._records()]  # noqa: SLF001 - ours
+
+
+def bytes_below(folder: Path) -> int:
+    """Return the size of all files below a folder."""
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def seconds_of(progress: Iterable[Mapping[str, Any]]) -> float:

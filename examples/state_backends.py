@@ -14,8 +14,7 @@ import io
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import Any, Final
 
@@ -26,16 +25,22 @@ from pyspark.sql.avro.functions import from_avro
 
 from epochsink import ExactlyOnce, Postgres
 from epochsink.devkit.services.artifacts import spark_avro
-from experiment import Findings, Run, Table, finish, lines, main, make_topic, produce, spark_session
+from experiment import (
+    CHANGELOG,
+    WHOLE_SNAPSHOTS,
+    Findings,
+    Run,
+    Table,
+    bytes_below,
+    finish,
+    lines,
+    main,
+    make_topic,
+    produce,
+    spark_session,
+)
 
-STATE: Final = "org.apache.spark.sql.execution.streaming.state"
-STORES: Final[Mapping[str, Mapping[str, str]]] = {
-    "whole snapshots": {"spark.sql.streaming.stateStore.minDeltasForSnapshot": "1"},
-    "changelog": {
-        "spark.sql.streaming.stateStore.providerClass": f"{STATE}.RocksDBStateStoreProvider",
-        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    },
-}
+STORES: Final = {"whole snapshots": WHOLE_SNAPSHOTS, "changelog": CHANGELOG}
 RATES: Final = (10_000, 20_000, 30_000)
 ORIGINAL: Final = (("4 GB, 50 s", "207 MB, 3 s"), ("8.4 GB, 50 s", "404 MB, 3 s"), ("11.8 GB, 65 s", "576 MB, 5 s"))
 KEYS: Final = 2_000
@@ -96,7 +101,7 @@ def experiment(run: Run) -> Findings:
             with psycopg.connect(dsn) as connection:
                 query = f"SELECT key, sum(messages)::bigint FROM {table} GROUP BY key"  # noqa: S608 - ours
                 exact &= dict(connection.execute(query.encode()).fetchall()) == expected
-            written = _bytes(checkpoint / "state") / len(progress) / _MEBIBYTE
+            written = bytes_below(checkpoint / "state") / len(progress) / _MEBIBYTE
             drawn[name].append((rate // factor, written))
             commit = median(one["stateOperators"][0]["commitTimeMs"] for one in progress) / 1000
             measured.append(f"{written:.1f} MiB, {commit:.2f} s")
@@ -116,11 +121,6 @@ def _messages(count: int) -> Iterator[tuple[str, bytes, int]]:
         message = {"number": number, "key": number * 7 % KEYS, "at": at, "text": f"{number:032d}"}
         fastavro.schemaless_writer(out, schema, message)
         yield str(number), out.getvalue(), at
-
-
-def _bytes(folder: Path) -> int:
-    """Return the size of all files below a folder, none of which Spark has removed."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 if __name__ == "__main__":

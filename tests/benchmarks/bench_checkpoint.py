@@ -8,10 +8,8 @@ SDK, 530 MB that are fetched once.
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -22,13 +20,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import psycopg
-from epochs import ticks
+from epochs import session, ticks
 from far_away import FarAway
 from measure import Report, console
-from pyspark.sql import SparkSession
 
 from epochsink import ExactlyOnce, Postgres
-from epochsink.devkit.services import LocalHdfs, LocalPostgres, LocalS3, spark_packages
+from epochsink.devkit.services import LocalHdfs, LocalPostgres, LocalS3
 from epochsink.devkit.services.artifacts import fetch
 from epochsink.devkit.services.versions import Artifact, Bundle, hadoop
 from epochsink.protocol.object_storage import ObjectStorage
@@ -39,7 +36,7 @@ from epochsink.spark.hadoop_storage import HadoopStorage
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 ROWS = 1_000
 FAR_SECONDS = 0.02
@@ -203,24 +200,6 @@ def s3a_packages() -> list[Path]:
     return [jar for jar in sorted(fetch(S3A).glob("*.jar")) if jar.name.startswith(NEEDED)]
 
 
-def session(packages: list[Path]) -> SparkSession:
-    """Return a session with what all stores need."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .appName("epochsink bench-checkpoint")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.memory", "2g")
-        .config("spark.hadoop.fs.s3a.connection.ssl.enabled", "false")
-        .config("spark.jars", ",".join(map(str, packages)))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
-
-
 def main() -> None:
     """Measure everything."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -228,9 +207,6 @@ def main() -> None:
     parser.add_argument("--stores", default="local,hdfs,s3", help="which (default: %(default)s)")
     options = parser.parse_args()
     stores = options.stores.split(",")
-    packages = spark_packages()
-    if "s3" in stores:
-        packages += s3a_packages()
     folder = tempfile.mkdtemp(prefix="epochsink-bench-")
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder)
@@ -242,8 +218,8 @@ def main() -> None:
         if "s3" in stores:
             api = stack.enter_context(LocalS3())
             places += [s3_place(api, stack, seconds) for seconds in (0, FAR_SECONDS)]
-        spark = session(packages)
-        stack.callback(spark.stop)
+        s3a = s3a_packages() if "s3" in stores else []
+        spark = stack.enter_context(session(s3a, **{"spark.hadoop.fs.s3a.connection.ssl.enabled": "false"}))
         bench = Bench(spark, server, options.epochs)
         for place in places:
             bench.compare(place)

@@ -24,7 +24,7 @@ from epochsink import ExactlyOnce
 from epochsink.devkit.services import spark_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -38,8 +38,8 @@ FILES = 2
 
 
 @contextmanager
-def session() -> Iterator[SparkSession]:
-    """Yield the Spark session that all benchmarks use: two cores, everything else at its default."""
+def session(more_jars: Sequence[Path] = (), **settings: str) -> Iterator[SparkSession]:
+    """Yield the Spark session that all benchmarks use: two cores, everything but ``settings`` at its default."""
     # the workers' Python has to be the one that has this package
     os.environ["PYSPARK_PYTHON"] = sys.executable
     spark = (
@@ -51,7 +51,8 @@ def session() -> Iterator[SparkSession]:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "2g")
-        .config("spark.jars", ",".join(map(str, spark_packages())))
+        .config("spark.jars", ",".join(map(str, [*spark_packages(), *more_jars])))
+        .config(map=dict(settings))
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

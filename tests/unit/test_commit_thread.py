@@ -114,15 +114,20 @@ def test_it_commits_while_the_stream_runs_and_drains_when_it_has_ended() -> None
     assert stream.told == []
 
 
-def test_it_looks_again_until_an_epoch_is_decided() -> None:
-    coordinator, stream = FakeCoordinator(), FakeStream()
-    coordinator.undecided = 5
+def run_until_decided(coordinator: FakeCoordinator, stream: FakeStream) -> None:
+    """Run a commit thread until it has seen the decision, and let the stream end."""
     thread = start(coordinator, stream)
     deadline = time.monotonic() + SECONDS
     while coordinator.undecided >= 0 and time.monotonic() < deadline:
         time.sleep(0.001)
     stream.alive = False
     thread.join(SECONDS)
+
+
+def test_it_looks_again_until_an_epoch_is_decided() -> None:
+    coordinator, stream = FakeCoordinator(), FakeStream()
+    coordinator.undecided = 5
+    run_until_decided(coordinator, stream)
     assert coordinator.calls.count("commit_decided") >= 6
 
 
@@ -130,12 +135,7 @@ def test_its_looks_grow_rarer_the_longer_spark_takes() -> None:
     """Each look is a request to the store; the end of a long wait may be seen later than that of a short one."""
     coordinator, stream = FakeCoordinator(), FakeStream()
     coordinator.undecided = 40
-    thread = start(coordinator, stream)
-    deadline = time.monotonic() + SECONDS
-    while coordinator.undecided >= 0 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    stream.alive = False
-    thread.join(SECONDS)
+    run_until_decided(coordinator, stream)
     pauses = coordinator.pauses[:40]
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (0.001, commit_thread.LONGEST_IN_POLLS * 0.001)

@@ -124,7 +124,7 @@ class Marker:
         connection.execute(statement, [self._key, epoch - KEPT_EPOCHS - 1])
 
     def _fetch(self, connection: Connection, query: str, *values: object) -> object:
-        """Return the one value asked for; None if there is no row, or no marker table yet."""
+        """Return the one value asked for; None without a row, or before the marker table is made."""
         try:
             row = connection.execute(sql.SQL(query).format(self._table), [self._key, *values]).fetchone()
         except (errors.UndefinedTable, errors.InvalidSchemaName):

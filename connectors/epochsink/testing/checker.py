@@ -31,7 +31,7 @@ class Report:
 
     @property
     def clean(self) -> bool:
-        """Whether there is no anomaly."""
+        """Whether no anomaly was found."""
         return not self.anomalies
 
     @property
