@@ -43,10 +43,10 @@ _INDEX: Final = {"number_of_shards": 2, "number_of_replicas": 1, "index.unassign
 class Cluster:
     """All hosts and what runs on them. As a context manager it ends everything that it has started."""
 
-    def __init__(self, folder: Path, sinks: Sequence[str], *, store: bool = False) -> None:
+    def __init__(self, folder: Path, sinks: Sequence[str], *, subnet: str, store: bool = False) -> None:
         self.folder = folder
         self.sinks = sinks
-        self.network = Network(folder / "hosts")
+        self.network = Network(folder / "hosts", subnet)
         self.brokers: list[Broker] = []
         self.servers: list[Server] = []
         self.nodes: list[Node] = []

@@ -49,6 +49,8 @@ class Faults:
         """Return a fault of any kind that this cluster can suffer."""
         kinds = [self._isolate, self._one_way, self._link, self._link, self._slow, self._lossy, self._pause, self._kill]
         kinds += [self._disk, self._kill_worker]
+        if self._cluster.network.clocks:
+            kinds.append(self._clock)
         if self._cluster.servers:
             kinds += [self._failover, self._kill]
         return self._chance.choice(kinds)()
@@ -120,6 +122,11 @@ class Faults:
         name = self._chance.choice(("worker1", "worker2"))
         host = self._cluster.spark[name]
         return Fault("killed", name, host.kill, lambda: self._cluster.start_spark(name), restarts=True)
+
+    def _clock(self) -> Fault:
+        """Set a wall clock: by seconds, or by more than a Kafka transaction may last."""
+        host, seconds = self._any_host(), self._chance.choice((-1200, -20, 20, 1200))
+        return Fault(f"clock {seconds:+d} s", host.name, lambda: host.set_clock(seconds), lambda: host.set_clock(0))
 
     def _disk(self) -> Fault:
         service = self._chance.choice(list(self._cluster.services()))

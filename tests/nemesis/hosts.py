@@ -15,10 +15,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from nemesis.clock import Clock, build
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 PROGRAMS: Final = ("ip", "iptables", "nsenter", "mount", "umount", "tc")
+SUBNET: Final = "10.213.7"
 _NAMESPACES: Final = Path("/run/netns")
 
 
@@ -39,12 +42,16 @@ def run(*command: str, check: bool = True) -> str:
 
 
 class Network:
-    """A bridge with hosts on it; this process is on it too, at ``observer``. As a context manager it leaves nothing."""
+    """A bridge with hosts on it; this process is on it too, at ``observer``. As a context manager it leaves nothing.
 
-    def __init__(self, folder: Path, mark: str = "ne", subnet: str = "10.213.7") -> None:
+    Two networks at once need two of ``subnet``, which differ in their third number.
+    """
+
+    def __init__(self, folder: Path, subnet: str = SUBNET) -> None:
         self.folder = folder
-        self.mark = mark
+        self.mark = f"ne{subnet.rpartition('.')[2]}-"
         self.subnet = subnet
+        self.clocks = build(folder)
         self.observer = f"{subnet}.1"
         self.hosts: dict[str, Host] = {}
 
@@ -62,18 +69,18 @@ class Network:
 
     @property
     def _bridge(self) -> str:
-        return f"{self.mark}-br"
+        return f"{self.mark}br"
 
     def _remove(self) -> None:
         """Take away what this or an interrupted run has made."""
         for line in run("ip", "netns", "list").splitlines():
             name = line.split()[0]
-            if name.startswith(f"{self.mark}-"):
+            if name.startswith(self.mark):
                 for pid in run("ip", "netns", "pids", name).split():
                     with suppress(ProcessLookupError):
                         os.kill(int(pid), signal.SIGKILL)
                 run("ip", "netns", "delete", name, check=False)
-        for link in re.findall(rf"^\d+: ({self.mark}(?:\d+|-br))[@:]", run("ip", "link"), re.MULTILINE):
+        for link in re.findall(rf"^\d+: ({self.mark}(?:\d+|br))[@:]", run("ip", "link"), re.MULTILINE):
             run("ip", "link", "delete", link, check=False)
 
     def host(self, name: str, *, disk: str = "") -> Host:
@@ -89,7 +96,8 @@ class Host:
         self.network = network
         self.name = name
         self.address = address
-        self._space = f"{network.mark}-{name}"
+        self._space = f"{network.mark}{name}"
+        self.clock = Clock(network.clocks, network.folder / f"{name}.clock") if network.clocks else None
         self.folder = network.folder / name
         self.folder.mkdir(parents=True)
         self.folder.chmod(0o755)
@@ -114,7 +122,8 @@ class Host:
     def command(self, command: Sequence[str], uid: int | None = None, gid: int | None = None) -> list[str]:
         """Return a command as it runs on this host."""
         account = () if uid is None else ("-S", str(uid), "-G", str(gid))
-        return ["nsenter", f"--net={_NAMESPACES / self._space}", *account, "--", *command]
+        clock = ("env", *self.clock.environment) if self.clock else ()
+        return ["nsenter", f"--net={_NAMESPACES / self._space}", *account, "--", *clock, *command]
 
     # ---- faults
 
@@ -164,9 +173,15 @@ class Host:
         """Give the space back."""
         (self.folder / "ballast").unlink(missing_ok=True)
 
+    def set_clock(self, seconds: float) -> None:
+        """Set the wall clock so many seconds ahead of the machine's, or behind if negative."""
+        if self.clock:
+            self.clock.shift(seconds)
+
     def heal(self) -> None:
         """End every fault but death."""
         self.connect()
+        self.set_clock(0)
         self.resume()
         self.free_disk()
 

@@ -26,6 +26,7 @@ COLOURS: Final = {
     "usurped": "#16a085",
     "failover": "#7f0000",
     "disk full": "#7f8c8d",
+    "clock": "#e84393",
 }
 OTHER: Final = "#b7950b"
 LINES: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e")

@@ -16,6 +16,7 @@ from epochsink.testing.checkpoint_watch import CheckpointWatch
 from epochsink.testing.readers import Unreachable
 from epochsink.testing.sampling import Sampler
 from nemesis.cluster import PARTITIONS, SOURCE, Cluster
+from nemesis.hosts import SUBNET
 from nemesis.supervisor import RUN, Supervisor
 
 if TYPE_CHECKING:
@@ -143,12 +144,21 @@ class Feeder(threading.Thread):
 class Rig:
     """Everything of one run. As a context manager it leaves no process, no host and no rule."""
 
-    def __init__(self, folder: Path, sinks: Sequence[str], seed: int, *, canaries: bool, store: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sinks: Sequence[str],
+        seed: int,
+        *,
+        canaries: bool,
+        store: bool = False,
+        subnet: str = SUBNET,
+    ) -> None:
         self.folder = folder
         self.timeline = Timeline(folder / "timeline.jsonl")
         self.history = HistoryLog(folder / "history")
         self.blindfold = Blindfold()
-        self.cluster = Cluster(folder, sinks, store=store)
+        self.cluster = Cluster(folder, sinks, store=store, subnet=subnet)
         self._seed = seed
         self._workload = Workload(keys=23)
         self._canaries = canaries

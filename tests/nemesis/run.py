@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shutil
 import signal
@@ -20,8 +21,9 @@ from typing import TYPE_CHECKING, Final
 
 from nemesis.cluster import SINKS
 from nemesis.faults import Fault, Faults
-from nemesis.hosts import missing
+from nemesis.hosts import SUBNET, missing
 from nemesis.page import write_page
+from nemesis.recovery import Recovery
 from nemesis.rig import Rig
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ class Nemesis:
         self._chance = chance
         self._faults = Faults(rig.cluster, chance)
         self.count = 0
-        self.recoveries: list[float] = []
+        self.recoveries: list[Recovery] = []
         self.stuck: list[str] = []
 
     def play(self, seconds: float) -> None:
@@ -84,18 +86,21 @@ class Nemesis:
 
     def _wait_for_progress(self) -> None:
         self._rig.timeline.tell("calm")
+        began = time.monotonic()
         try:
-            self.recoveries.append(self._rig.progress())
+            seconds = self._rig.progress()
         except TimeoutError as stuck:
             self.stuck.append(str(stuck))
             self._rig.timeline.tell("stuck", why=str(stuck))
             return
-        self._rig.timeline.tell("progress", seconds=round(self.recoveries[-1], 1), epochs=self._rig.watch.epochs)
+        recovery = Recovery(began, seconds, os.getloadavg()[0])
+        self.recoveries.append(recovery)
+        self._rig.timeline.tell("progress", took=str(recovery), epochs=self._rig.watch.epochs)
 
 
-def play(folder: Path, sinks: Sequence[str], seconds: float, seed: int) -> tuple[Report, Nemesis]:
+def play(folder: Path, sinks: Sequence[str], seconds: float, seed: int, subnet: str) -> tuple[Report, Nemesis]:
     """Play one run; return what the checker says."""
-    with Rig(folder, sinks, seed + 1, canaries=True) as rig:
+    with Rig(folder, sinks, seed + 1, canaries=True, subnet=subnet) as rig:
         rig.begin()
         nemesis = Nemesis(rig, random.Random(seed))
         nemesis.play(seconds)
@@ -109,6 +114,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--folder", type=Path, default=Path("artifacts/nemesis"))
+    parser.add_argument("--subnet", default=SUBNET, help="three numbers; another one for each run at the same time")
     chosen = parser.parse_args()
     if absent := missing():
         print(absent)
@@ -118,17 +124,20 @@ def main() -> int:
     folder = (chosen.folder / f"{chosen.sinks.replace(',', '-')}-{chosen.seed}").absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    report, nemesis = play(folder, chosen.sinks.split(","), chosen.seconds, chosen.seed)
+    report, nemesis = play(folder, chosen.sinks.split(","), chosen.seconds, chosen.seed, chosen.subnet)
+    slowest = max(nemesis.recoveries, key=lambda one: one.seconds, default=None)
     summary = {
         "sinks": chosen.sinks,
         "seed": chosen.seed,
         "seconds": chosen.seconds,
         "faults": nemesis.count,
-        "slowest progress after healing": f"{max(nemesis.recoveries, default=0):.1f} s",
+        "progress after healing": [str(one) for one in nemesis.recoveries],
+        "the slowest one": slowest.steps(folder) if slowest else [],
         "counts": report.counts,
         "anomalies": [*nemesis.stuck, *map(str, report.anomalies)],
     }
     page = write_page(folder, summary)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     print(json.dumps(summary, indent=1))
     print(f"the timeline: {page}")
     return 1 if summary["anomalies"] else 0

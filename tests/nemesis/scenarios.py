@@ -25,7 +25,7 @@ from elasticsearch import Elasticsearch
 from kafka.admin import KafkaAdminClient
 
 from nemesis.faults import has_everything, roles, start_again
-from nemesis.hosts import missing
+from nemesis.hosts import SUBNET, missing
 from nemesis.page import write_page
 from nemesis.rig import Rig
 from nemesis.services import until
@@ -211,14 +211,14 @@ SCENARIOS: Final[dict[str, tuple[str, Callable[[Scene], None]]]] = {
 }
 
 
-def play(name: str, folder: Path) -> list[str]:
+def play(name: str, folder: Path, subnet: str) -> list[str]:
     """Play one scenario; return what is wrong."""
     sinks, scenario = SCENARIOS[name]
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     summary: dict[str, object] = {"sinks": sinks, "seed": name}
     try:
-        with Rig(folder, [sinks], 1, canaries=False, store="store" in name) as rig:
+        with Rig(folder, [sinks], 1, canaries=False, store="store" in name, subnet=subnet) as rig:
             rig.begin()
             scenario(Scene(rig))
             report = rig.finish()
@@ -240,13 +240,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help=", ".join(SCENARIOS))
     parser.add_argument("--folder", type=Path, default=Path("artifacts/nemesis"))
+    parser.add_argument("--subnet", default=SUBNET, help="three numbers; another one for each run at the same time")
     chosen = parser.parse_args()
     if absent := missing():
         print(absent)
         return 1
     # so that nothing is left: an exit runs what a signal would not
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    wrong = [play(name, (chosen.folder / name).absolute()) for name in chosen.names or SCENARIOS]
+    wrong = [play(name, (chosen.folder / name).absolute(), chosen.subnet) for name in chosen.names or SCENARIOS]
     return 1 if any(wrong) else 0
 
 
