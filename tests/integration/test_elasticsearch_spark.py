@@ -162,6 +162,10 @@ EXTREMES = [
     "-99999999999999999999999999999999999.999BD AS big, 0.0000001BD AS small, 1E-7BD AS tiny, -9.99BD AS plain",
     "array(map('a', 1), map('a', null)) AS several, array(1.5D, double('NaN')) AS numbers",
     "null AS nothing, named_struct('a', null) AS inner, interval 1 day AS span",
+    """parse_json('{"a": [1, {"b": null}], "": "x"}') AS anything, parse_json('7') AS seven""",
+    """map('k', parse_json('[1]'), 'l', parse_json('{"a..b": 1}')) AS many""",
+    "map(repeat('k', 19999), repeat('ü', 4096)) AS long",
+    f"{'map(1, ' * 30}array(1){')' * 30} AS deep",
 ]
 
 
@@ -178,6 +182,26 @@ def test_an_index_that_we_make_takes_every_value_and_keeps_it(spark: SparkSessio
     with closing(sink.connect()) as client:
         text = client.get(index=sink.index, id="x").body["_source"]
     assert (text["x_0"], text["y_0"], text["local_4"]) == ("NaN", "Infinity", "1969-12-31T23:59:59.999999")
+
+
+UNFIT_MAPS = [
+    "map('a', 1, concat('b', char(0)), 2)",
+    "map('a', 1, repeat('k', 40000), 2)",
+    "from_json('{\"a\": 1, \"a\": 2}', 'map<string, int>')",
+    "map(CAST(unhex('ff') AS STRING), 1, CAST(unhex('fe') AS STRING), 2)",
+    "array(map('a', 1), map(char(0), 1))",
+    "map('a', map('b', map(char(0), 1)))",
+    "named_struct('x', array(named_struct('y', map('c', array(map(char(0), 1))))))",
+]
+
+
+def test_maps_with_keys_that_no_index_takes_are_refused_by_the_task(spark: SparkSession, sink: Elasticsearch) -> None:
+    """Else the server would refuse the document after the decision, and the query could not go on."""
+    frame = spark.sql(f"SELECT 'x' AS id, {', '.join(f'{value} AS m{n}' for n, value in enumerate(UNFIT_MAPS))}")
+    with closing(Rig.joining(sink, schema_of(frame, sink))) as rig:
+        for number, _ in enumerate(UNFIT_MAPS):
+            with pytest.raises(RowsRejected, match=rf"column 'm{number}': "):
+                rig.prepare(number, rendered(frame.select("id", f"m{number}"), sink))
 
 
 def test_expressions_choose_rows_ids_deletes_and_the_newest(spark: SparkSession, sink: Elasticsearch) -> None:

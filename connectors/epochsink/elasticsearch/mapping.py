@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from epochsink.elasticsearch.map_keys import is_variant
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -26,6 +28,8 @@ _LONGEST_KEYWORD: Final = 8191
 """Characters: at four bytes each, what a term may have (32,766 bytes)."""
 _LONGEST_FLATTENED: Final = 4096
 """A term of a flattened field holds its key too."""
+_USUAL_LEVELS: Final = 20
+"""How many objects in one another a flattened field takes unless told otherwise."""
 
 
 def from_schema(schema: pa.Schema) -> dict[str, Any]:
@@ -45,12 +49,32 @@ def _mapped(kind: pa.DataType) -> dict[str, Any]:
     types = pa.types
     if (element := _element(kind)) is not None:
         return _mapped(element)
+    if _holds_any_json(kind):
+        return {"type": "object", "enabled": False}
     if types.is_struct(kind):
         return {"type": "object", "properties": _properties(kind.fields)}
     if types.is_map(kind):
         # Not an object: each key would be a field of its own, up to a limit, typed by its first value.
-        return {"type": "flattened", "ignore_above": _LONGEST_FLATTENED}
+        deep = {"depth_limit": levels} if (levels := _levels(kind)) > _USUAL_LEVELS else {}
+        return {"type": "flattened", "ignore_above": _LONGEST_FLATTENED, **deep}
     return _mapped_number(kind) or _mapped_scalar(kind)
+
+
+def _holds_any_json(kind: pa.DataType) -> bool:
+    """Return whether no fields can be made for a value: a VARIANT, or a map that holds such."""
+    return is_variant(kind) or (pa.types.is_map(kind) and _holds_variant(kind))
+
+
+def _holds_variant(kind: pa.DataType) -> bool:
+    return is_variant(kind) or any(_holds_variant(kind.field(place).type) for place in range(kind.num_fields))
+
+
+def _levels(kind: pa.DataType) -> int:
+    """Return how many objects lie in one another."""
+    inner = max((_levels(kind.field(place).type) for place in range(kind.num_fields)), default=0)
+    is_object = pa.types.is_struct(kind) or pa.types.is_map(kind)
+    # a map's only child is the struct of its entries
+    return inner + 1 if is_object and not (pa.types.is_map(kind) and inner) else inner
 
 
 def _mapped_scalar(kind: pa.DataType) -> dict[str, Any]:
@@ -132,6 +156,8 @@ def _look_up(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
 def _compare(name: str, kind: pa.DataType, mapped: Mapping[str, Any], dynamic: object) -> list[str]:
     if (element := _element(kind)) is not None:
         return _compare(name, element, mapped, dynamic)
+    if _holds_any_json(kind):
+        return []
     target = mapped.get("type", "object")
     if pa.types.is_struct(kind) and target in {"object", "nested"}:
         return conflicts(kind.fields, mapped, f"{name}.", dynamic)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from epochsink.elasticsearch import map_keys
+from epochsink.elasticsearch.map_keys import quoted
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
 
@@ -38,16 +40,21 @@ def columns(
     Raises `ConfigurationError` if a column's type makes no stable ``_id``, or no document.
     """
     _check_fields(schema, "")
-    source = json_text(row)
-    if delete_when is not None:
-        source = f"CASE WHEN ({delete_when}) THEN NULL ELSE {source} END"
-    made = [f"{source} AS source"]
+    made = [f"{_source(row, schema, delete_when)} AS source"]
     if key:
         # Whatever the session says, a NULL id leaves the action line without one, which the writer refuses.
         named = f"to_json(named_struct('_id', {_id(row, schema, key)}), map('ignoreNullFields', 'true'))"
         made.insert(0, f"substring({named}, 2) AS id")
     names = ("rank", *(f"rank_{place}" for place in range(2, len(order_by) + 1)))
     return made + [f"{_operand(row, schema, value)} AS {name}" for name, value in zip(names, order_by, strict=False)]
+
+
+def _source(row: str, schema: pa.Schema, delete_when: str | None) -> str:
+    """Return the SQL of the document: NULL for one to delete, and no JSON for one to refuse, but what is wrong."""
+    source = json_text(row)
+    if (wrong := map_keys.refused(row, schema)) is not None:
+        source = f"coalesce({wrong}, {source})"
+    return source if delete_when is None else f"CASE WHEN ({delete_when}) THEN NULL ELSE {source} END"
 
 
 def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
@@ -65,12 +72,8 @@ def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
 
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:
     if expression in schema.names:
-        return f"{row}.{_quoted(expression)}"
+        return f"{row}.{quoted(expression)}"
     return f"({expression})"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _check_fields(fields: Iterable[pa.Field], path: str) -> None:

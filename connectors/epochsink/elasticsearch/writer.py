@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow.compute as pc
 
 from epochsink import arrow_buffers
-from epochsink.elasticsearch import bulk_body
+from epochsink.elasticsearch import bulk_body, map_keys
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.errors import RowsRejected
 
@@ -43,6 +43,7 @@ class ElasticsearchWriter:
         """Look at a record batch. Raises `RowsRejected` and, with a validator, `PrepareFailed`."""
         if "id" in batch.schema.names:
             check_ids(batch.column("id"))
+        check_sources(batch.column("source"))
         if self._validator is not None:
             self._validate(self._validator, batch)
         self._rows += batch.num_rows
@@ -79,3 +80,18 @@ def check_ids(ids: pa.Array) -> None:
                 hint="leave such rows out with where=, give a key= expression that is never NULL, "
                 "or a digest of long ones, e.g. key='sha2(url, 256)'",
             )
+
+
+def check_sources(sources: pa.Array) -> None:
+    """Refuse rows that say, in place of their document, which map has a key that no index takes.
+
+    Raises `RowsRejected`.
+    """
+    refused = sources.filter(pc.invert(pc.starts_with(sources, "{")))
+    if len(refused):
+        kinds = f"twice, with a NUL, not valid UTF-8, or longer than {map_keys.PATH_BYTES} bytes with those around it"
+        raise RowsRejected(
+            f"{len(refused)} row(s) hold a map with a key that no index takes ({kinds}): {refused[0]}",
+            hint="take such keys out in select=, e.g. map_filter(m, (k, v) -> ...) or transform_keys(...), or store "
+            "the map as a text with to_json(m)",
+        )
