@@ -27,6 +27,7 @@ from nemesis.store import Store, WatchedFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from random import Random
 
     from epochsink.protocol.storage import Storage
     from epochsink.testing.readers import Reader
@@ -35,15 +36,22 @@ SINKS: Final = ("kafka", "postgres", "elasticsearch")
 SOURCE: Final = "source"
 OUT: Final = "out"
 PARTITIONS: Final = 2
+SKEW_SECONDS: Final = 600
+"""Kafka refuses records from an hour ahead, so two hosts differ by less."""
 _HOME: Final = Path(pyspark.__file__).parent
 _DEPLOY: Final = "org.apache.spark.deploy"
 _INDEX: Final = {"number_of_shards": 2, "number_of_replicas": 1, "index.unassigned.node_left.delayed_timeout": "0"}
 
 
 class Cluster:
-    """All hosts and what runs on them. As a context manager it ends everything that it has started."""
+    """All hosts and what runs on them. As a context manager it ends everything that it has started.
 
-    def __init__(self, folder: Path, sinks: Sequence[str], *, subnet: str, store: bool = False) -> None:
+    With ``skew`` the wall clock of each host is wrong, from the start, by something that is drawn from it.
+    """
+
+    def __init__(
+        self, folder: Path, sinks: Sequence[str], *, subnet: str, store: bool = False, skew: Random | None = None
+    ) -> None:
         self.folder = folder
         self.sinks = sinks
         self.network = Network(folder / "hosts", subnet)
@@ -54,6 +62,7 @@ class Cluster:
         self._with_store = store
         self.spark: dict[str, Host] = {}
         self._processes: dict[str, SupervisedProcess] = {}
+        self._skew = skew
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
@@ -76,6 +85,13 @@ class Cluster:
         for process in self._processes.values():
             process.release()
 
+    def _host(self, name: str, disk: str = "") -> Host:
+        host = self.network.host(name, disk=disk)
+        if self._skew:
+            host.skew = round(self._skew.uniform(-SKEW_SECONDS, SKEW_SECONDS))
+            host.set_clock(0)
+        return host
+
     # ---- services
 
     def services(self) -> Iterator[OnHost]:
@@ -83,20 +99,20 @@ class Cluster:
         yield from (*self.brokers, *self.servers, *self.nodes)
 
     def _start_services(self) -> None:
-        hosts = [self.network.host(f"kafka{number}", disk="300m") for number in (1, 2, 3)]
+        hosts = [self._host(f"kafka{number}", disk="300m") for number in (1, 2, 3)]
         self.brokers = [Broker(host, number, hosts) for number, host in enumerate(hosts, start=1)]
         if "postgres" in self.sinks:
-            hosts = [self.network.host(f"postgres{number}", disk="900m") for number in (1, 2, 3)]
+            hosts = [self._host(f"postgres{number}", disk="900m") for number in (1, 2, 3)]
             # the third follows without being waited for
             self.servers = [
                 Server(host, confirms, hosts)
                 for host, confirms in zip(hosts, ("postgres2", "postgres1", ""), strict=True)
             ]
         if "elasticsearch" in self.sinks:
-            hosts = [self.network.host(f"elastic{number}", disk="300m") for number in (1, 2)]
+            hosts = [self._host(f"elastic{number}", disk="300m") for number in (1, 2)]
             self.nodes = [Node(host, hosts) for host in hosts]
         if self._with_store:
-            self.store = Store(self.network.host("store"))
+            self.store = Store(self._host("store"))
             self.store.start()
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda one: one.start(), [*self.brokers, *self.servers[:1], *self.nodes]))
@@ -186,7 +202,7 @@ class Cluster:
 
     def _start_spark(self) -> None:
         for name in ("master", "worker1", "worker2", "driver", "driver2"):
-            self.spark[name] = self.network.host(name)
+            self.spark[name] = self._host(name)
         for name in ("master", "worker1", "worker2"):
             self.start_spark(name)
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from nemesis.services import OnHost, Server
 
 RECOVERY_SECONDS: Final = 60.0
+CLOCK_STEPS: Final = (-1200, -10, 10, 1200)
+NOTICED_SECONDS: Final = 60
+"""Whoever sets a clock by more than this starts what runs there again."""
 
 
 @dataclass
@@ -124,9 +127,19 @@ class Faults:
         return Fault("killed", name, host.kill, lambda: self._cluster.start_spark(name), restarts=True)
 
     def _clock(self) -> Fault:
-        """Set a wall clock: by seconds, or by more than a Kafka transaction may last."""
-        host, seconds = self._any_host(), self._chance.choice((-1200, -20, 20, 1200))
-        return Fault(f"clock {seconds:+d} s", host.name, lambda: host.set_clock(seconds), lambda: host.set_clock(0))
+        """Set a server's or a worker's wall clock: by seconds, or by more than a Kafka transaction may last."""
+        service = self._chance.choice([*self._cluster.services(), None])
+        name = service.host.name if service else self._chance.choice(("worker1", "worker2"))
+        host, seconds = self._cluster.network.hosts[name], self._chance.choice(CLOCK_STEPS)
+
+        def undo() -> None:
+            host.set_clock(0)
+            if abs(seconds) > NOTICED_SECONDS:
+                # programs that wait by the wall clock wait as much longer when it goes back: Kafka's brokers among them
+                host.kill()
+                start_again(service) if service else self._cluster.start_spark(name)
+
+        return Fault(f"clock {seconds:+d} s", name, lambda: host.set_clock(seconds), undo, restarts=True)
 
     def _disk(self) -> Fault:
         service = self._chance.choice(list(self._cluster.services()))

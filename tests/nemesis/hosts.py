@@ -90,7 +90,7 @@ class Network:
 
 
 class Host:
-    """One host. ``folder`` is its disk."""
+    """One host. ``folder`` is its disk, ``skew`` by how many seconds its wall clock is wrong all the time."""
 
     def __init__(self, network: Network, name: str, address: str, bridge: str, disk: str) -> None:
         self.network = network
@@ -98,6 +98,7 @@ class Host:
         self.address = address
         self._space = f"{network.mark}{name}"
         self.clock = Clock(network.clocks, network.folder / f"{name}.clock") if network.clocks else None
+        self.skew = 0.0
         self.folder = network.folder / name
         self.folder.mkdir(parents=True)
         self.folder.chmod(0o755)
@@ -174,9 +175,9 @@ class Host:
         (self.folder / "ballast").unlink(missing_ok=True)
 
     def set_clock(self, seconds: float) -> None:
-        """Set the wall clock so many seconds ahead of the machine's, or behind if negative."""
+        """Set the wall clock so many seconds ahead of the host's ``skew``, or behind if negative."""
         if self.clock:
-            self.clock.shift(seconds)
+            self.clock.shift(self.skew + seconds)
 
     def heal(self) -> None:
         """End every fault but death."""

@@ -158,7 +158,9 @@ class Rig:
         self.timeline = Timeline(folder / "timeline.jsonl")
         self.history = HistoryLog(folder / "history")
         self.blindfold = Blindfold()
-        self.cluster = Cluster(folder, sinks, store=store, subnet=subnet)
+        self.cluster = Cluster(
+            folder, sinks, store=store, subnet=subnet, skew=random.Random(seed) if canaries else None
+        )
         self._seed = seed
         self._workload = Workload(keys=23)
         self._canaries = canaries
@@ -167,7 +169,8 @@ class Rig:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(self.cluster)
-            self.timeline.tell("cluster", hosts=len(self.cluster.network.hosts))
+            skews = {host.name: host.skew for host in self.cluster.network.hosts.values() if host.skew}
+            self.timeline.tell("cluster", hosts=len(self.cluster.network.hosts), clocks_ahead_by_seconds=skews)
             chance = random.Random(self._seed)
             self.supervisor = Supervisor(self.cluster, self.history, self._workload, chance, self.timeline.tell)
             self.supervisor.quiet = not self._canaries

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from nemesis.cluster import SINKS
-from nemesis.faults import Fault, Faults
+from nemesis.faults import CLOCK_STEPS, NOTICED_SECONDS, Fault, Faults
 from nemesis.hosts import SUBNET, missing
 from nemesis.page import write_page
 from nemesis.recovery import Recovery
@@ -73,11 +73,20 @@ class Nemesis:
         self._go_on(self._chance.uniform(1, 4))
 
     def _draw(self) -> Fault:
-        if self._chance.random() < 0.15:
+        if self._chance.random() < 0.18:
             supervisor = self._rig.supervisor
-            if self._chance.random() < 0.5:
-                return Fault("usurped", "driver", supervisor.usurp, supervisor.thaw)
-            return Fault("killed", "driver", supervisor.kill, lambda: None)
+            seconds = self._chance.choice(CLOCK_STEPS)
+            kinds = [
+                Fault("usurped", "driver", supervisor.usurp, supervisor.thaw),
+                Fault("killed", "driver", supervisor.kill, lambda: None),
+                Fault(
+                    f"clock {seconds:+d} s",
+                    "driver",
+                    lambda: supervisor.set_clock(seconds),
+                    lambda: supervisor.set_clock(0, start_again=abs(seconds) > NOTICED_SECONDS),
+                ),
+            ]
+            return self._chance.choice(kinds if self._rig.cluster.network.clocks else kinds[:2])
         return self._faults.draw()
 
     def _go_on(self, seconds: float) -> None:

@@ -202,6 +202,13 @@ class Supervisor(threading.Thread):
             if self.driver is not None:
                 self.driver.host.kill()
 
+    def set_clock(self, seconds: float, *, start_again: bool = False) -> None:
+        """Set the clock of the driver's host; Spark waits for its next trigger by the wall clock."""
+        for name in ("driver", "driver2"):
+            self._cluster.spark[name].set_clock(seconds)
+        if start_again:
+            self.kill()
+
     def drain(self, seconds: float) -> bool:
         """Let the driver take all input that there is, and end; return whether it did."""
         self.quiet = True
