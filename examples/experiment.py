@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -40,7 +41,11 @@ _PARTIAL_FLUSH: Final = 10_000
 _TAIL: Final = 40
 Row = Sequence[object]
 
-WHOLE_SNAPSHOTS: Final[Mapping[str, str]] = {"spark.sql.streaming.stateStore.minDeltasForSnapshot": "1"}
+WHOLE_SNAPSHOTS: Final[Mapping[str, str]] = {
+    "spark.sql.streaming.stateStore.minDeltasForSnapshot": "0",
+    # snapshots are written beside the stream, when the maintenance comes by: after a minute, if nothing else is said
+    "spark.sql.streaming.stateStore.maintenanceInterval": "100ms",
+}
 """Settings of the state store that keeps its state in the JVM's memory, and writes it whole each time."""
 
 CHANGELOG: Final[Mapping[str, str]] = {
@@ -50,6 +55,11 @@ CHANGELOG: Final[Mapping[str, str]] = {
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
 """Settings of RocksDB, which writes what has changed."""
+
+_SNAPSHOTS_LOGGER: Final = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+_SNAPSHOT: Final = re.compile(
+    r"Written snapshot file for version (\d+).*?writeSnapshotFile\(\) took (\d+) ms", re.DOTALL
+)
 
 console = Console()
 
@@ -141,6 +151,7 @@ class Pipeline:
         self._progress = run.folder / "progress.json"
         self._progress.unlink(missing_ok=True)
         self._log = run.folder / "pipeline.log"
+        self._log.unlink(missing_ok=True)
         file = run.folder / "spec.json"
         file.write_text(json.dumps({"settings": {}, **spec, "progress": str(self._progress)}))
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("EPOCHSINK_FAILPOINT")}
@@ -168,8 +179,19 @@ class Pipeline:
         if ended != status:
             tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-_TAIL:])
             raise RuntimeError(f"the pipeline ended with status {ended} in place of {status}:\n{tail}")
-        progress: list[dict[str, Any]] = json.loads(self._progress.read_text()) if self._progress.exists() else []
+        if not self._progress.exists():
+            return []
+        left = json.loads(self._progress.read_text())
+        self.processor_seconds: float = left["processor_seconds"]
+        progress: list[dict[str, Any]] = left["progress"]
         return progress
+
+    def snapshot_seconds(self) -> dict[int, float]:
+        """Return how long the state store in memory wrote at a snapshot of a version: its slowest partition."""
+        slowest: dict[int, float] = {}
+        for version, took in _SNAPSHOT.findall(self._log.read_text(errors="replace")):
+            slowest[int(version)] = max(slowest.get(int(version), 0), int(took) / 1000)
+        return slowest
 
 
 def _resident(process: psutil.Process) -> int:
@@ -183,14 +205,25 @@ def spark_session(spec: Mapping[str, Any]) -> SparkSession:
     """Return the session of a pipeline: two local cores if its settings say nothing else."""
     spark = session(jvm_options(), **{"spark.sql.streaming.numRecentProgressUpdates": "100000", **spec["settings"]})
     spark.sparkContext.setLogLevel("WARN")
+    # how long a snapshot took is said in the log alone
+    logging = spark.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]  # noqa: SLF001 - no other way
+    logging.core.config.Configurator.setLevel(_SNAPSHOTS_LOGGER, logging.Level.DEBUG)
     return spark
 
 
 def finish(query: StreamingQuery, spec: Mapping[str, Any]) -> None:
-    """Wait until a query ends, and leave its progress behind."""
+    """Wait until a query ends; leave behind its progress, and what processor time all processes used since the call."""
+    before = _processor_seconds()
     query.awaitTermination()
+    used = _processor_seconds() - before
     progress = [json.loads(one.json) for one in query.recentProgress if one.numInputRows]
-    Path(spec["progress"]).write_text(json.dumps(progress))
+    Path(spec["progress"]).write_text(json.dumps({"progress": progress, "processor_seconds": used}))
+
+
+def _processor_seconds() -> float:
+    """Return the processor time of this process and all below it, those that ended included."""
+    here = psutil.Process()
+    return sum(sum(process.cpu_times()[:4]) for process in [here, *here.children(recursive=True)])
 
 
 def make_topic(servers: str, topic: str, partitions: int) -> None:

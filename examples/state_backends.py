@@ -15,6 +15,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -31,7 +32,6 @@ from experiment import (
     Findings,
     Run,
     Table,
-    bytes_below,
     finish,
     lines,
     main,
@@ -40,6 +40,7 @@ from experiment import (
     spark_session,
 )
 
+HEAP: Final = {"spark.driver.memory": "6g"}
 STORES: Final = {"whole snapshots": WHOLE_SNAPSHOTS, "changelog": CHANGELOG}
 RATES: Final = (10_000, 20_000, 30_000)
 ORIGINAL: Final = (("4 GB, 50 s", "207 MB, 3 s"), ("8.4 GB, 50 s", "404 MB, 3 s"), ("11.8 GB, 65 s", "576 MB, 5 s"))
@@ -76,20 +77,19 @@ def pipeline(spec: dict[str, Any]) -> None:
 
 def experiment(run: Run) -> Findings:
     """Play each rate on both stores."""
-    factor = run.size(small=20_000, usual=200, full=1)
+    factor = run.size(small=20_000, usual=20, full=1)
     kafka, dsn = run.kafka(), run.postgres()
     rows: list[Sequence[object]] = []
     drawn: dict[str, list[tuple[float, float]]] = {name: [] for name in STORES}
     exact = True
     played = list(zip(RATES, ORIGINAL, strict=True))[: run.size(small=1, usual=3, full=3)]
-    for rate, (theirs_whole, theirs_changes) in played:
+    for rate, originals in played:
         topic = f"messages-{time.time_ns()}"
         make_topic(kafka, topic, 2)
         count = max(rate // factor, 1) * CHECKPOINT_SECONDS * CHECKPOINTS
         expected: Counter[int] = Counter(number * 7 % KEYS for number in range(count))
         produce(kafka, topic, _messages(count))
-        measured = []
-        for name, settings in STORES.items():
+        for (name, settings), theirs in zip(STORES.items(), originals, strict=True):
             table = f"{topic}_{name[:5]}".replace("-", "_")
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute(f"CREATE TABLE {table} (epoch bigint, key int, messages bigint)".encode())
@@ -97,19 +97,39 @@ def experiment(run: Run) -> Findings:
             spec = {"kafka": kafka, "dsn": dsn, "topic": topic, "table": table, "epoch": count // CHECKPOINTS}
             jars = {"spark.jars": ",".join(map(str, spark_avro()))}
             keep = {"spark.sql.streaming.minBatchesToRetain": "1000"}
-            progress = run.run({**spec, "checkpoint": str(checkpoint), "settings": {**jars, **keep, **settings}})
+            life = run.start({**spec, "checkpoint": str(checkpoint), "settings": {**jars, **keep, **HEAP, **settings}})
+            progress = life.wait()
             with psycopg.connect(dsn) as connection:
                 query = f"SELECT key, sum(messages)::bigint FROM {table} GROUP BY key"  # noqa: S608 - ours
                 exact &= dict(connection.execute(query.encode()).fetchall()) == expected
-            written = bytes_below(checkpoint / "state") / len(progress) / _MEBIBYTE
+            states = [one["stateOperators"][0] for one in progress]
+            written = _bytes_a_checkpoint(checkpoint / "state") / _MEBIBYTE
+            took = median(state["commitTimeMs"] for state in states) / 1000 + median(
+                life.snapshot_seconds().values() or [0]
+            )
+            memory = max(state["memoryUsedBytes"] for state in states) / _MEBIBYTE
+            rows.append((f"{rate:,} / {factor:,}", name, written, took, memory, life.processor_seconds, theirs))
             drawn[name].append((rate // factor, written))
-            commit = median(one["stateOperators"][0]["commitTimeMs"] for one in progress) / 1000
-            measured.append(f"{written:.1f} MiB, {commit:.2f} s")
-        rows.append((f"{rate:,} / {factor:,}", *measured, theirs_whole, theirs_changes))
-    headings = ("messages a second", "whole snapshots", "changelog", "the original: whole", "the original: changes")
-    title = f"Written for a checkpoint of a minute, and how long its commit takes (rates divided by {factor:,})"
+    headings = (
+        "messages a second",
+        "written",
+        "MiB",
+        "seconds",
+        "memory, MiB",
+        "processor, s",
+        "the original",
+    )
+    title = f"What a checkpoint each minute writes, and how long that takes (rates divided by {factor:,})"
     picture = lines("State written for each checkpoint", "MiB", "messages a second", drawn)
     return Findings([Table(title, headings, rows)], exact, picture)
+
+
+def _bytes_a_checkpoint(state: Path) -> float:
+    """Return what a checkpoint writes when the window is full, over all partitions: its snapshots, else changelogs."""
+    versions: dict[int, int] = {}
+    for file in list(state.rglob("*.snapshot")) or list(state.rglob("*.changelog")):
+        versions[int(file.stem)] = versions.get(int(file.stem), 0) + file.stat().st_size
+    return median(size for version, size in versions.items() if version > max(versions) // 2)
 
 
 def _messages(count: int) -> Iterator[tuple[str, bytes, int]]:
