@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from nemesis.services import until
+from nemesis.services import answers, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,23 +156,22 @@ class Faults:
 
     def _failover(self) -> Fault:
         """Lose PostgreSQL's primary for good, and promote the standby that has everything."""
+        lost: list[tuple[Server, Server]] = []
 
         def make() -> None:
-            primary, standby, other = roles(self._cluster)
+            primary, standby, _ = roles(self._cluster)
             # what a primary shows after a crash of its own, the standby may not have yet
             until(lambda: has_everything(primary), RECOVERY_SECONDS, "the synchronous standby")
+            lost.append((primary, standby))
             primary.host.kill()
-            standby.promote()
-            until(standby.is_primary, RECOVERY_SECONDS, "the promotion")
-            self._lost = (primary, standby, other)
+            standby.become_primary(RECOVERY_SECONDS)
 
         def undo() -> None:
-            primary, standby, _ = self._lost
-            primary.follow(standby)
+            for primary, standby in lost:
+                standby.become_primary(RECOVERY_SECONDS)
+                primary.follow(standby)
 
         return Fault("failover", "postgres", make, undo, {"postgres"}, restarts=True)
-
-    _lost: tuple[Server, Server, Server]
 
 
 def roles(cluster: Cluster) -> tuple[Server, Server, Server]:
@@ -195,7 +194,9 @@ def has_everything(primary: Server) -> bool:
 
 
 def start_again(service: OnHost) -> None:
-    """Start a server whose processes have been killed."""
+    """Start a server whose processes have been killed, unless that has been done for another fault."""
+    if service.running and answers(service.host.address, service.port):
+        return
     until(lambda: not service.running, RECOVERY_SECONDS, "the death of a service")
     service.start()
 

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -197,6 +198,13 @@ class Server(OnHost, LocalPostgres):
     def promote(self) -> None:
         """Make a standby the primary; returns when it is."""
         self.query("SELECT pg_promote(true, 30)")
+
+    def become_primary(self, seconds: float) -> None:
+        """Promote this standby, if it is one still, and wait until it takes writes."""
+        with suppress(psycopg.Error):
+            if not self.is_primary():
+                self.promote()
+        until(self.is_primary, seconds, "the promotion")
 
     def follow(self, primary: Server) -> None:
         """Become a standby of a server that runs: a copy of its data while it writes, as pg_basebackup makes it."""

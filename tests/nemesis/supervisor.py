@@ -131,6 +131,8 @@ class Supervisor(threading.Thread):
         ]
         path = os.pathsep.join(one for one in sys.path if one)
         arm, self.arm = self.arm, {}
+        if arm:
+            arm |= {"EPOCHSINK_FAILPOINT_ONCE": str(once)}
         armed = self._environment(canary, number) | arm | {"PYTHONPATH": path, "SPARK_LOCAL_IP": host.address}
         process = PipelineProcess(host.command(command), log, armed)
         self._tell("driver", number=number, host=host.name, canary=canary)
