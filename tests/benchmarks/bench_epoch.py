@@ -1,7 +1,9 @@
-"""`make bench-epoch`: what an epoch costs that has few rows or none, against a plain foreachBatch and older code.
+"""`make bench-epoch`: what an epoch costs that has few rows or none, and which step of it takes how long.
 
-Each turn runs all sides one after another, and a ratio is the median over the turns. `--against PATH` names the folder
-`connectors` of another checkout: "no change makes an epoch slower" is then a figure.
+Each turn runs all sides one after another, and a ratio is the median over the turns. An epoch without rows is compared
+with a foreachBatch that writes nothing, one with rows with a foreachBatch that writes them into the same targets by
+hand. `--against PATH` names the folder `connectors` of another checkout: "no change makes an epoch slower" is then a
+figure. The steps are measured apart, since to measure them takes time too.
 """
 
 from __future__ import annotations
@@ -12,15 +14,19 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import elasticsearch
+import epoch_steps
 import epoch_worker
 import psycopg
 from epoch_worker import Answer, Request
 from measure import console
+from rich.table import Table
 
 import epochsink
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
@@ -36,8 +42,11 @@ AIM_AGAINST = 0.95
 class Side:
     """One process with Spark and one version of epochsink."""
 
-    def __init__(self, connectors: Path) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(connectors)}
+    def __init__(self, connectors: Path, tasks: str = "") -> None:
+        found = os.pathsep.join([str(connectors), str(Path(epoch_worker.__file__).parent)])
+        environment = {**os.environ, "PYTHONPATH": found}
+        if tasks:
+            environment[epoch_steps.TASKS_FILE] = tasks
         self._process = subprocess.Popen(
             [sys.executable, epoch_worker.__file__],
             stdin=subprocess.PIPE,
@@ -80,15 +89,16 @@ def kafka() -> Iterator[dict[str, Any]]:
 
 
 @contextmanager
-def elasticsearch() -> Iterator[dict[str, Any]]:
-    with LocalElasticsearch() as server:
-        yield {"hosts": server.url, "index": "bench", "create": True}
+def search() -> Iterator[dict[str, Any]]:
+    with LocalElasticsearch() as server, elasticsearch.Elasticsearch(server.url) as client:
+        client.indices.create(index="bench")
+        yield {"hosts": server.url, "index": "bench", "id": "id"}
 
 
 SINKS: dict[str, tuple[str, Callable[[], Any]]] = {
     "postgres": ("Postgres", postgres),
     "kafka": ("Kafka", kafka),
-    "elasticsearch": ("Elasticsearch", elasticsearch),
+    "elasticsearch": ("Elasticsearch", search),
 }
 
 
@@ -96,23 +106,34 @@ def main() -> None:
     """Measure, and print the ratios as the last lines."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--against", type=Path, help="folder 'connectors' of another checkout")
-    parser.add_argument("--sinks", default="postgres", help="which, with commas (default: %(default)s)")
+    parser.add_argument(
+        "--sinks",
+        default="postgres postgres,kafka,elasticsearch",
+        help="which together, with commas; several such sets with spaces (default: %(default)s)",
+    )
     parser.add_argument("--epochs", type=int, default=40, help="epochs of each turn (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=5, help="turns over all sides (default: %(default)s)")
     said = parser.parse_args()
     lines = []
+    own = Path(epochsink.__file__).parents[1]
+    sets = [names.split(",") for names in said.sinks.split()]
     with ExitStack() as stack:
-        ours = stack.enter_context(closing(Side(Path(epochsink.__file__).parents[1])))
-        against = stack.enter_context(closing(Side(said.against.resolve()))) if said.against else None
-        for name in said.sinks.split(","):
-            kind, start = SINKS[name]
-            with start() as arguments:
-                for rows in ROWS:
-                    request = Request(rows, said.epochs, kind, arguments)
-                    sides = {"ours": (ours, request), "plain": (ours, Request(rows, said.epochs))}
-                    if against is not None:
-                        sides["against"] = (against, request)
-                    lines += measured(f"{name}-{rows or 'empty'}", sides, said.turns)
+        services = {name: stack.enter_context(SINKS[name][1]()) for name in {each for names in sets for each in names}}
+        requests = []
+        for names in sets:
+            sinks = {SINKS[name][0]: services[name] for name in names}
+            requests += [("+".join(names), Request(rows, said.epochs, sinks)) for rows in ROWS]
+        with closing(Side(own)) as ours, ExitStack() as older:
+            against = older.enter_context(closing(Side(said.against.resolve()))) if said.against else None
+            for name, request in requests:
+                plain = replace(request, by_hand=True) if request.rows else replace(request, sinks={})
+                sides = {"ours": (ours, request), "plain": (ours, plain)}
+                if against is not None:
+                    sides["against"] = (against, request)
+                lines += measured(f"{name}-{request.rows or 'empty'}", sides, said.turns)
+        with tempfile.TemporaryDirectory() as folder, closing(Side(own, f"{folder}/tasks")) as side:
+            for name, request in requests:
+                print_steps(f"{name}-{request.rows or 'empty'}", side.run(replace(request, steps=True)))
     for line in lines:
         console.print(line, highlight=False)
 
@@ -143,6 +164,26 @@ def measured(name: str, sides: dict[str, tuple[Side, Request]], turns: int) -> l
             label = f"epoch-{name}" + ("-processor" if what != "milliseconds" else "")
             lines.append(f"RATIO {label} {statistics.median(ratios):.2f} (aim {AIM_AGAINST})")
     return lines
+
+
+def print_steps(name: str, answer: Answer) -> None:
+    """Print what each step of an epoch takes, in the driver and in a task."""
+    table = Table(title=f"{name}: an epoch's steps, medians ({answer.milliseconds:.0f} ms a trigger)")
+    table.add_column("in the driver")
+    for heading in ("ms", "processor ms", *epoch_steps.COUNTS):
+        table.add_column(heading, justify="right")
+    for depth, step, *figures in answer.steps:
+        table.add_row(
+            "  " * depth + step, *(f"{figure:.1f}" for figure in figures[:2]), *map("{:.0f}".format, figures[2:])
+        )
+    console.print(table)
+    for title, told in (("in a task", answer.tasks), ("processor ms of", answer.processes)):
+        table = Table(title=name)
+        table.add_column(title)
+        table.add_column("ms", justify="right")
+        for step, milliseconds in told.items():
+            table.add_row(step, f"{milliseconds:.1f}")
+        console.print(table)
 
 
 def _shown(answers: list[Answer]) -> str:

@@ -15,13 +15,16 @@ import time
 import uuid
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlparse
 
+import epoch_steps
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
+    from pyspark.sql import Row
     from pyspark.sql.streaming.query import StreamingQuery
 
 ANSWER = "ANSWER "
@@ -32,26 +35,39 @@ DEADLINE = 180
 
 @dataclass(frozen=True)
 class Request:
-    """Run so many epochs of so many rows through a sink (its name and arguments), or through a plain function."""
+    """Run so many epochs of so many rows through sinks (their names and arguments), or through a plain function.
+
+    ``by_hand``: the plain function writes the rows into the same targets, as people do without epochsink; else it
+    writes none. ``steps``: say also what each step takes.
+    """
 
     rows: int
     epochs: int
-    sink: str = ""
-    arguments: dict[str, Any] | None = None
+    sinks: dict[str, dict[str, Any]]
+    by_hand: bool = False
+    steps: bool = False
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The median of a trigger, and the processor time that an epoch took in all processes of the driver."""
+    """The median of a trigger, and the processor time that an epoch took in all processes of the driver.
+
+    ``steps`` are rows of a table, ``processes`` the processor milliseconds of each process.
+    """
 
     milliseconds: float
     processor_milliseconds: float
+    processes: dict[str, float]
+    steps: list[list[Any]]
+    tasks: dict[str, float]
 
 
 def serve() -> None:
     """Answer requests until there are no more."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark = (
+    from epochsink.devkit.services import spark_packages  # noqa: PLC0415 - whichever version this process is given
+
+    builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -59,40 +75,54 @@ def serve() -> None:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.sql.shuffle.partitions", "2")
-        .getOrCreate()
+        .config("spark.jars", ",".join(map(str, spark_packages())))
     )
+    if epoch_steps.TASKS_FILE in os.environ:
+        builder = builder.config("spark.python.daemon.module", "epoch_daemon")
+    spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
+    steps = epoch_steps.Steps()
     try:
         for line in sys.stdin:
-            answer = _run(spark, Request(**json.loads(line)))
+            answer = _run(spark, Request(**json.loads(line)), steps)
             sys.stdout.write(f"{ANSWER}{json.dumps(asdict(answer))}\n")
             sys.stdout.flush()
     finally:
         spark.stop()
 
 
-def _run(spark: SparkSession, request: Request) -> Answer:
+def _run(spark: SparkSession, request: Request, steps: epoch_steps.Steps) -> Answer:
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", max(request.rows, 1)).load()
     frame = source.selectExpr("value AS id", "repeat('x', 100) AS payload")
     if request.rows == 0:
         frame = frame.where("id < 0")
     checkpoint = tempfile.mkdtemp(prefix="epochsink-bench-")
     function = _function(request, checkpoint)
+    if request.steps:
+        steps.install()
     try:
         writer = frame.writeStream.trigger(processingTime="0 seconds").option("checkpointLocation", checkpoint)
-        query = writer.foreachBatch(function).start()
+        query = writer.foreachBatch(steps.counting(function) if request.steps else function).start()
         _wait(lambda: _newest(query) >= SKIPPED)
+        steps.forget()
         first, before = _newest(query), _processor_seconds()
         _wait(lambda: _newest(query) >= first + request.epochs)
-        spent, epochs = _processor_seconds() - before, _newest(query) - first
+        after, epochs = _processor_seconds(), _newest(query) - first
         triggers = [one["durationMs"]["triggerExecution"] for one in query.recentProgress if one["batchId"] > first]
         query.stop()
-        if function is not _noop:
+        if hasattr(function, "await_committed"):
             # before its checkpoint goes
             function.await_committed()
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)
-    return Answer(statistics.median(triggers), spent / epochs * 1000)
+    processes = {name: (spent - before.get(name, 0.0)) / epochs * 1000 for name, spent in after.items()}
+    return Answer(
+        statistics.median(triggers),
+        sum(processes.values()),
+        processes,
+        steps.rows() if request.steps else [],
+        epoch_steps.task_medians() if request.steps else {},
+    )
 
 
 def _newest(query: StreamingQuery) -> int:
@@ -103,12 +133,15 @@ def _newest(query: StreamingQuery) -> int:
 
 
 def _function(request: Request, checkpoint: str) -> Any:
-    if not request.sink:
+    if request.by_hand:
+        return _by_hand(request.sinks)
+    if not request.sinks:
         return _noop
     import epochsink  # noqa: PLC0415 - whichever version this process is given
 
-    sink = getattr(epochsink, request.sink)(**(request.arguments or {}))
-    return epochsink.ExactlyOnce(checkpoint=checkpoint, sinks={f"bench-{uuid.uuid4().hex[:8]}": sink})
+    mark = uuid.uuid4().hex[:8]
+    sinks = {f"{kind}-{mark}": getattr(epochsink, kind)(**given) for kind, given in request.sinks.items()}
+    return epochsink.ExactlyOnce(checkpoint=checkpoint, sinks=sinks)
 
 
 def _noop(batch: DataFrame, _epoch: int) -> None:
@@ -116,17 +149,72 @@ def _noop(batch: DataFrame, _epoch: int) -> None:
     batch.write.format("noop").mode("overwrite").save()
 
 
-def _processor_seconds() -> float:
-    """Return the processor time of this process, of the JVM and of the Python workers so far."""
+def _by_hand(sinks: dict[str, dict[str, Any]]) -> Callable[[DataFrame, int], None]:
+    """Return the function that people write: each target by what Spark, or its own client, has for it."""
+    writers = [_BY_HAND[kind](given) for kind, given in sinks.items()]
+
+    def write(batch: DataFrame, _epoch: int) -> None:
+        # read once, though it is written several times
+        batch.persist()
+        for writer in writers:
+            writer(batch)
+        batch.unpersist()
+
+    return write
+
+
+def _postgres_by_hand(given: dict[str, Any]) -> Callable[[DataFrame], None]:
+    place = urlparse(given["dsn"])
+    url = f"jdbc:postgresql://{place.hostname}:{place.port}{place.path}?user={place.username}&password={place.password}"
+
+    def write(batch: DataFrame) -> None:
+        writer = batch.write.format("jdbc").option("url", f"{url}&reWriteBatchedInserts=true")
+        writer.option("driver", "org.postgresql.Driver").option("dbtable", given["table"]).mode("append").save()
+
+    return write
+
+
+def _kafka_by_hand(given: dict[str, Any]) -> Callable[[DataFrame], None]:
+    def write(batch: DataFrame) -> None:
+        rows = batch.selectExpr("to_json(struct(*)) AS value")
+        writer = rows.write.format("kafka").option("kafka.bootstrap.servers", given["bootstrap_servers"])
+        writer.option("topic", given["topic"]).save()
+
+    return write
+
+
+def _elasticsearch_by_hand(given: dict[str, Any]) -> Callable[[DataFrame], None]:
+    def write_partition(rows: Iterator[Row]) -> None:
+        import elasticsearch  # noqa: PLC0415 - in the task
+        from elasticsearch import helpers  # noqa: PLC0415 - in the task
+
+        with elasticsearch.Elasticsearch(given["hosts"]) as client:
+            actions = ({"_index": given["index"], "_id": row.id, "_source": row.asDict()} for row in rows)
+            helpers.bulk(client, actions)
+
+    return lambda batch: batch.foreachPartition(write_partition)
+
+
+_BY_HAND: dict[str, Callable[[dict[str, Any]], Callable[[DataFrame], None]]] = {
+    "Postgres": _postgres_by_hand,
+    "Kafka": _kafka_by_hand,
+    "Elasticsearch": _elasticsearch_by_hand,
+}
+
+
+def _processor_seconds() -> dict[str, float]:
+    """Return the processor time so far of this process, of the JVM and of the Python workers."""
     me = psutil.Process()
-    total = 0.0
+    found = {"driver's Python": 0.0, "JVM": 0.0, "Python workers": 0.0}
     for process in [me, *me.children(recursive=True)]:
         try:
-            times = process.cpu_times()
+            times, name = process.cpu_times(), process.name()
         except psutil.Error:
             continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
+        whose = "driver's Python" if process == me else "JVM" if name == "java" else "Python workers"
+        # what has ended counts for who waited for it
+        found[whose] += times.user + times.system + times.children_user + times.children_system
+    return found
 
 
 def _wait(condition: Callable[[], bool]) -> None:
