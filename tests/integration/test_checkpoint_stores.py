@@ -16,17 +16,13 @@ import pyarrow as pa
 import pytest
 from streams import Stream, raising_after, wait_until
 
-from epochsink.errors import ConfigurationError, Fenced, SpoolDamaged
-from epochsink.protocol.coordinator import Coordinator
-from epochsink.protocol.ledger import Ledger
+from epochsink.errors import ConfigurationError, SpoolDamaged
 from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.webhdfs import WebHdfs
 from epochsink.sink import Epoch, Identity, Task
-from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.hadoop_storage import open_checkpoint
 from epochsink.spark.store_options import store_options
-from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -134,88 +130,6 @@ def test_the_standby_is_passed_over(hdfs: LocalHdfs) -> None:
     files.check()
     with pytest.raises(ConnectionError):
         WebHdfs(["http://127.0.0.1:1"], "root").check()
-
-
-# ---- the protocol on S3, with the files that Spark would write
-
-
-class Query:
-    """One query's checkpoint on S3."""
-
-    def __init__(self, url: str, options: str, folder: Path) -> None:
-        self.files = ObjectStorage(open_store(url, options))
-        self.files.create("metadata", json.dumps({"id": QUERY}).encode())
-        self.spool = Spool.beside(url, options)
-        self.sink = LocalSink(folder)
-
-    def driver(self) -> Coordinator:
-        """Return a driver that has recovered."""
-        coordinator = Coordinator(
-            query_id=QUERY,
-            ledger=Ledger(self.files, uuid.uuid4().hex),
-            checkpoint=Checkpoint(self.files),
-            spool=self.spool,
-            sinks={"table": self.sink.committer()},
-        )
-        coordinator.recover()
-        return coordinator
-
-    def record(self, driver: Coordinator, number: int, *ids: int) -> None:
-        """Take an epoch to its record."""
-        self.files.create(f"offsets/{number}", f'v1\n{{"batchWatermarkMs":0}}\n{{"t":{number}}}'.encode())
-        driver.settle(number)
-        epoch = driver.begin(number)
-        task = Task(driver.identity("table"), epoch, 0, uuid.uuid4().hex)
-        spool = self.spool.writer(task, rows(1).schema)
-        spool.write(rows(*ids))
-        files = {"table": {task.uuid: spool.close()}}
-        writer = self.sink.writer(task)
-        writer.write(rows(*ids))
-        driver.record(epoch, {"table": [(task.uuid, writer.prepare())]}, files)
-
-    def decide(self, number: int) -> None:
-        self.files.create(f"commits/{number}", b'v1\n{"nextBatchWatermarkMs":0}')
-
-    def values(self) -> list[int]:
-        return sorted(row["id"] for row in self.sink.rows())
-
-
-@pytest.fixture
-def query(s3_url: str, s3_options: str, tmp_path: Path) -> Query:
-    return Query(s3_url, s3_options, tmp_path)
-
-
-def test_the_next_driver_commits_what_was_decided_on_s3(query: Query) -> None:
-    driver = query.driver()
-    query.record(driver, 0, 1, 2)
-    query.decide(0)
-    assert driver.commit_decided()
-    query.record(driver, 1, 3)
-    query.decide(1)
-    assert query.values() == [1, 2]
-    query.driver()
-    assert query.values() == [1, 2, 3]
-    assert query.spool.attempts(QUERY) == []
-
-
-def test_what_the_target_lost_is_replayed_from_the_spool_on_s3(query: Query) -> None:
-    query.record(query.driver(), 0, 1, 2)
-    query.decide(0)
-    query.sink.abort_prepared()
-    query.driver()
-    assert query.values() == [1, 2]
-
-
-def test_of_two_drivers_on_s3_the_older_one_records_nothing(query: Query) -> None:
-    older = query.driver()
-    query.record(older, 0, 1)
-    newer = query.driver()
-    query.decide(0)
-    assert newer.commit_decided() or query.values() == [1]
-    with pytest.raises(Fenced):
-        query.record(older, 1, 2)
-    query.driver()
-    query.record(query.driver(), 1, 3)
 
 
 # ---- Spark
