@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from nemesis.services import answers, until
+from nemesis.services import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -195,7 +195,7 @@ def has_everything(primary: Server) -> bool:
 
 def start_again(service: OnHost) -> None:
     """Start a server whose processes have been killed, unless that has been done for another fault."""
-    if service.running and answers(service.host.address, service.port):
+    if service.host.pids():
         return
     until(lambda: not service.running, RECOVERY_SECONDS, "the death of a service")
     service.start()

@@ -160,8 +160,9 @@ class Host:
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End every process at once, as a loss of power does, but for what the disk's cache holds."""
-        self._signal(signal.SIGKILL)
+        """End every process at once, as a loss of power does, but for the disk's cache; returns when all are gone."""
+        while self.pids():
+            self._signal(signal.SIGKILL)
 
     def fill_disk(self) -> None:
         """Leave no space on the host's disk."""
