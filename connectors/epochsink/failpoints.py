@@ -27,6 +27,7 @@ POINTS: Final[dict[str, str]] = {
     "coordinator.record.before": "all sinks have voted, before the ledger entry",
     "coordinator.record.after": "recorded, before foreachBatch returns",
     "coordinator.commit.before": "decided, before the first sink commits",
+    "coordinator.commit.compared": "target and ledger agree, before a sink commits",
     "coordinator.commit.between": "one part is committed, the next is not",
     "coordinator.replay.before": "a part is known to be aborted, before it is prepared again",
     "coordinator.replay.prepared": "prepared again, before that is recorded",

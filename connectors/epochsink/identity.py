@@ -112,6 +112,41 @@ class TransactionalId:
         return f"{PREFIX}.{key}."
 
 
+def fence_id(key: str) -> str:
+    """Return the transactional id that each driver of a Kafka sink takes as it starts, to shut out those before it."""
+    return f"{PREFIX}.{key}.fence"
+
+
+@dataclass(frozen=True, slots=True)
+class FenceHolder:
+    """A transactional id that says who has taken a fence: under which producer, when (seconds since 1970) and where."""
+
+    key: str
+    producer_id: int
+    producer_epoch: int
+    since: int
+    process: int
+    host: str
+
+    def __str__(self) -> str:
+        place = f"{self.producer_id}.{self.producer_epoch}.{self.since}.{self.process}.{self.host}"
+        return f"{self.prefix(self.key)}{place}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the name that ``text`` is, or None if it is not one of these."""
+        found = re.fullmatch(PREFIX + r"\.([0-9a-f]{20})\.fence\.(\d+)\.(\d+)\.(\d+)\.(\d+)\.(.*)", text)
+        if found is None:
+            return None
+        key, producer_id, producer_epoch, since, process, host = found.groups()
+        return cls(key, int(producer_id), int(producer_epoch), int(since), int(process), host)
+
+    @staticmethod
+    def prefix(key: str) -> str:
+        """Return how all these names of one identity begin."""
+        return f"{fence_id(key)}."
+
+
 def marker_group(key: str, partition: int, parity: int) -> str:
     """Return the Kafka consumer group whose committed offset is a partition's newest epoch, of the even or the odd."""
     return f"{PREFIX}.{key}.marker.{partition}.p{parity}"

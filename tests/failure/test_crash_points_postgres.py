@@ -56,6 +56,7 @@ BEFORE_THE_RECORD: Final = (
 AFTER_THE_RECORD: Final = (
     "coordinator.record.after:2",
     "coordinator.commit.before:2",
+    "coordinator.commit.compared:2",
     "postgres.committed",
     "postgres.committed:2",
     "coordinator.commit.between:3",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from epochsink.errors import PrepareFailed, WentBack
+from epochsink.errors import Fenced, PrepareFailed, WentBack
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, ANY_GENERATION, PortBase, twice
@@ -21,6 +23,29 @@ class KafkaPort(PortBase):
     """One transaction for each task attempt; phase 2 ends it from the driver."""
 
     letter = "K"
+    fenced_at = 0
+    """The producer epoch under which this driver has taken the fence, 0 before it has."""
+    _compared = False
+
+    def fence(self) -> None:
+        """Take the fence, unless a driver of a later generation has something open."""
+        self.refuse_newer()
+        self.fenced_at = twice(lambda: self._step("K fence", lambda: self._world.kafka.fence(self._key)))
+
+    def refuse_newer(self) -> None:
+        """Refuse to go on where another copy's driver, which was started more often, has something open."""
+        generation = self._identity.generation
+        newer = self._step("K list newer", lambda: self._world.kafka.newer(self._key, generation), reads=True)
+        if newer:
+            raise WentBack(f"{newer} are open, of a later generation than {generation}")
+
+    def lost_fence(self, now: int) -> bool:
+        """Whether another driver has taken the fence since."""
+        return 0 < self.fenced_at < now
+
+    def now_fenced_at(self) -> int:
+        """Return under which producer epoch the fence was taken last."""
+        return self._world.kafka.fences.get(self._key, 0)
 
     def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:
         """Open a transaction under a bounded id; with a nonce where no spool could repair a zombie's abort."""
@@ -57,7 +82,10 @@ class KafkaPort(PortBase):
         return [name for name, _ in self._world.kafka.ongoing(self._key, ANY_GENERATION)]
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare each partition's marks, of even and of odd epochs, with the ledger."""
+        """Compare each partition's marks, even and odd, with the ledger; first, what the sweep has left."""
+        if self.fenced_at and not self._compared:
+            self.refuse_newer()
+            self._compared = True
         found = {group(partition, parity): mark for (partition, parity), mark in self.marks().items()}
         verify_marks("Kafka", found, done, pending, marks_of)
 
@@ -81,11 +109,25 @@ class KafkaPort(PortBase):
     ) -> list[Committable]:
         """Verify that every transaction is open under the producer epoch that the task had."""
         names = [part["id"] for part in written]
-        states = self._step("K describe all", lambda: [self._world.kafka.describe(name) for name in names], reads=True)
+
+        def describe() -> tuple[int, list[tuple[int, str]]]:
+            return self.now_fenced_at(), [self._world.kafka.describe(name) for name in names]
+
+        now, states = self._step("K describe all", describe, reads=True)
+        if self.lost_fence(now):
+            self._end_own(written)
         for part, state in zip(written, states, strict=True):
             if state != (part["epoch"], "Ongoing"):
                 raise PrepareFailed(f"{part['id']} is {state}")
         return [{**part, **self.prepared_with(epoch)} for part in written]
+
+    def _end_own(self, parts: Sequence[Committable]) -> None:
+        """End what this driver has prepared and will not record, and stop."""
+        for part in parts:
+            name, producer = part["id"], part["epoch"]
+            with suppress(OSError):
+                self._step("K abort own", partial(self._world.kafka.end, name, producer, commit=False))
+        raise Fenced("another driver has taken the fence")
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """End the transaction; where its producer epoch has moved on, the marker tells."""
@@ -109,6 +151,8 @@ class KafkaPort(PortBase):
         name = str(TransactionalId(self._key, generation, part["slot"], epoch.number % 2, 0, attempt))
         replayed = {**part, "id": name, "epoch": self.initialise(name)}
         self.send(replayed, self._key, spooled, epoch)
+        if self.lost_fence(self._step("K describe fence", self.now_fenced_at, reads=True)):
+            self._end_own([replayed])
         return replayed
 
     def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
@@ -117,6 +161,9 @@ class KafkaPort(PortBase):
         kept = {(part["id"], part["epoch"]) for part in keep}
         open_ones = self._step("K list", lambda: self._world.kafka.ongoing(self._key, generation), reads=True)
         gone = [one for one in open_ones if one not in kept]
+        if gone and self.lost_fence(self._step("K describe open", self.now_fenced_at, reads=True)):
+            # the newest driver sweeps
+            return []
         self.refuse_done(gone, done)
         for one in gone:
             self._abort(*one)

@@ -133,10 +133,10 @@ MUTANTS = (
     ),
     Mutant(
         "Kafka sweep takes newer generations",
-        Variant(ports={"K": sink.KafkaSweepsNewer}, spool=False),
+        Variant(ports={"K": world.KafkaSweepsNewerUnfenced}, spool=False),
         "K",
         ((35, ("pause", 60, 2)),),
-        NO_SPOOL,
+        Variant(ports={"K": world.KafkaUnfenced}, spool=False),
     ),
     Mutant("42704 taken as done", Variant(ports={"P": sink.TrustsMissing}), "P", ((31, ("rollback",)),)),
     Mutant("42704 taken as aborted", Variant(ports={"P": sink.MissingIsAborted}), "P", ((45, ("lost",)),)),
@@ -232,7 +232,38 @@ MUTANTS = (
         ((78, ("back", "E", 1)),),
     ),
     # against a second copy of the checkpoint, altered markers and an altered spool
-    Mutant("nobody asks who wrote Kafka's marker", Variant(ports={"K": world.KafkaAnyWriter}), "K", ((51, ("copy",)),)),
+    Mutant(
+        "nobody asks who wrote Kafka's marker",
+        Variant(ports={"K": world.KafkaAnyWriterUnfenced}),
+        "K",
+        ((51, ("copy",)),),
+        Variant(ports={"K": world.KafkaUnfenced}),
+    ),
+    Mutant(
+        "no fence between two copies in Kafka",
+        Variant(ports={"K": world.KafkaUnfenced}),
+        "K",
+        ((61, ("copy",)), (97, ("stall", 25))),
+    ),
+    Mutant(
+        "Kafka's fence is not looked at after a replay",
+        Variant(ports={"K": world.KafkaLooksOnce}),
+        "K",
+        ((76, ("copy",)), (79, ("stall", 25))),
+    ),
+    Mutant(
+        "who has lost Kafka's fence sweeps all the same",
+        Variant(ports={"K": world.KafkaSweepsAnyway}, spool=False),
+        "K",
+        ((55, ("copy",)), (56, ("before",))),
+        NO_SPOOL,
+    ),
+    Mutant(
+        "what a later generation has open is left, and not refused",
+        Variant(ports={"K": world.KafkaIgnoresNewer}),
+        "K",
+        ((55, ("copy",)), (59, ("before",)), (68, ("stall", 60)), (85, ("before",)), (130, ("stall", 40))),
+    ),
     Mutant(
         "nobody asks who wrote the marker row",
         Variant(ports={"S": world.StagedAnyWriter}),

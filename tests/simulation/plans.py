@@ -127,6 +127,18 @@ def late_and_backwards(seed: int, steps: int, sinks: str) -> Iterator[Plan]:
     return another_too(seed, steps, behind, late)
 
 
+def copied_and_stalled(seed: int, steps: int) -> Iterator[Plan]:
+    """Yield plans for ever in which the checkpoint is copied, and soon after a thread of either query stalls."""
+    choose = random.Random(seed)
+    while True:
+        copied = choose.randint(20, steps)
+        stalls = [
+            (copied + choose.randint(1, 70), ("stall", choose.choice((3, 6, 12, 25))))
+            for _ in range(choose.randint(1, 2))
+        ]
+        yield ((copied, ("copy",)), *sorted(stalls))
+
+
 def by_kind(faults: Sequence[Fault]) -> dict[str, list[Fault]]:
     """Return faults by their names."""
     found: dict[str, list[Fault]] = {}

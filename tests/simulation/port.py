@@ -101,6 +101,9 @@ class PortBase:
         self._identity = identity
         self._key = identity_key(identity)
 
+    def fence(self) -> None:
+        """Shut nobody out: what this target commits, it commits on a condition."""
+
     def leftovers(self) -> list[str]:
         """Find nothing."""
         return []

@@ -13,6 +13,8 @@ from epochsink.identity import PreparedName, TransactionalId
 from epochsink.sink import Mark
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from simulation.readers import Readers, Row
 
 
@@ -51,7 +53,14 @@ class Kafka:
     markers: dict[tuple[str, int, int], Mark] = field(default_factory=dict)
     bumps_on_commit: bool = True
     log: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    fences: dict[str, int] = field(default_factory=dict)
+    """By identity key, the producer epoch of the transactional id that each driver takes as it starts."""
     _end: int = 0
+
+    def fence(self, key: str) -> int:
+        """Take the fence of an identity; return its producer epoch."""
+        self.fences[key] = self.fences.get(key, 0) + 1
+        return self.fences[key]
 
     def initialise(self, name: str) -> int:
         """Fence every earlier producer of an id, aborting what it left open; return the new producer epoch."""
@@ -116,12 +125,17 @@ class Kafka:
 
     def ongoing(self, key: str, generation: int) -> list[tuple[str, int]]:
         """Return (id, producer epoch) of the open transactions of an identity, up to a generation."""
-        found = []
+        return [one for one, made_by in self._ongoing(key) if made_by <= generation]
+
+    def newer(self, key: str, generation: int) -> list[str]:
+        """Return the ids of the open transactions of an identity that later generations have begun."""
+        return [name for (name, _), made_by in self._ongoing(key) if made_by > generation]
+
+    def _ongoing(self, key: str) -> Iterator[tuple[tuple[str, int], int]]:
         for name, transaction in self.transactions.items():
             parsed = TransactionalId.parse(name)
-            if transaction.state == "Ongoing" and parsed and parsed.key == key and parsed.generation <= generation:
-                found.append((name, transaction.epoch))
-        return found
+            if transaction.state == "Ongoing" and parsed and parsed.key == key:
+                yield (name, transaction.epoch), parsed.generation
 
     def marker(self, key: str, partition: int) -> int:
         """Return the newest epoch committed for a partition, -1 if none."""

@@ -29,6 +29,16 @@ def test_a_copy_of_the_checkpoint_runs_beside_the_original(sinks: str) -> None:
     every_step(sinks, ("copy",))
 
 
+@pytest.mark.parametrize("sinks", ["K", "P", "S", "KPE"])
+def test_two_copies_of_a_checkpoint_meet_in_every_instant(sinks: str) -> None:
+    """One of them stalls anywhere: no row is committed by both, whatever lies between a comparison and a commit."""
+    seed = 6_000 + len(sinks) + ord(sinks[0])
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    findings = explore(plans.copied_and_stalled(seed, steps_of(sinks, 0)), sinks, 0, most=200)
+    assert not findings.violations, findings.report()
+    assert findings.struck >= 80, findings.report()
+
+
 @pytest.mark.parametrize("sinks", EACH)
 def test_the_users_function_swallows_our_errors(sinks: str) -> None:
     """An epoch that Spark decides without us is named; once accepted, all others are exact."""

@@ -13,6 +13,7 @@ from simulation.driver import SLOTS
 from simulation.kafka_port import KafkaPort
 from simulation.postgres_port import PreparedPort, StagedPort
 from simulation.search_port import KeyedSearchPort, SearchPort
+from simulation.sink_mutants import KafkaSweepsNewer
 from simulation.storage import MemorySpool
 
 if TYPE_CHECKING:
@@ -177,6 +178,52 @@ class KafkaAnyWriter(KafkaPort):
         return {place: replace(mark, attempt="") for place, mark in super().marks().items()}
 
     def expect_both(self, this: LastDone, after: LastDone | None) -> None:
+        pass
+
+
+class KafkaUnfenced(KafkaPort):
+    """Shuts no driver out that runs on another copy of the checkpoint."""
+
+    def fence(self) -> None:
+        pass
+
+
+class KafkaAnyWriterUnfenced(KafkaUnfenced, KafkaAnyWriter):
+    """Does neither."""
+
+
+class KafkaSweepsNewerUnfenced(KafkaUnfenced, KafkaSweepsNewer):
+    """Sweeps what newer generations have left, with no fence that would keep it from that."""
+
+
+class KafkaLooksOnce(KafkaPort):
+    """Does not look at the fence after it has prepared something again."""
+
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
+        fenced_at, self.fenced_at = self.fenced_at, 0
+        try:
+            return super().replay(epoch, part, rows, attempt, after)
+        finally:
+            self.fenced_at = fenced_at
+
+
+class KafkaSweepsAnyway(KafkaPort):
+    """Sweeps when another driver has taken the fence, too."""
+
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
+        fenced_at, self.fenced_at = self.fenced_at, 0
+        try:
+            return super().abort_orphans(keep, done)
+        finally:
+            self.fenced_at = fenced_at
+
+
+class KafkaIgnoresNewer(KafkaPort):
+    """Goes on beside what a later generation has open."""
+
+    def refuse_newer(self) -> None:
         pass
 
 

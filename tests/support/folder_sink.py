@@ -164,6 +164,9 @@ class FolderCommitter:
         for place in ("prepared", "visible"):
             self._place(place).mkdir(parents=True, exist_ok=True)
 
+    def fence(self) -> None:
+        """Shut nobody out."""
+
     def newest(self) -> int | None:
         if self._sink.faults.strike("unreachable"):
             raise ConnectionError("the folder's server is down")

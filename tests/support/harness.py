@@ -110,11 +110,18 @@ class Harness:
             raise TimeoutError("the source topic did not take the input")
 
     def start(
-        self, *, crash: str = "", once: str = "", stop: bool = False, attempts: int = 1, tasks: int = 0
+        self,
+        *,
+        crash: str = "",
+        once: str = "",
+        stop: bool = False,
+        attempts: int = 1,
+        tasks: int = 0,
+        checkpoint: str = "checkpoint",
     ) -> PipelineProcess:
         """Start the pipeline, with a failpoint armed for its first pass. To be used as a context manager.
 
-        With ``stop`` it stops at that point, until it gets SIGCONT.
+        With ``stop`` it stops at that point, until it gets SIGCONT. Only the folder "checkpoint" is watched.
         """
         self.runs += 1
         driver = uuid.uuid4().hex
@@ -122,7 +129,7 @@ class Harness:
             run=self._run,
             driver=driver,
             history=str(self.log.folder),
-            checkpoint=str(self.folder / "checkpoint"),
+            checkpoint=str(self.folder / checkpoint),
             bootstrap_servers=self._servers,
             topic=self._topic,
             attempts=attempts,

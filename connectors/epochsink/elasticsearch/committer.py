@@ -61,6 +61,9 @@ class ElasticsearchCommitter:
         self._identity = identity
         self._seen_index = False
 
+    def fence(self) -> None:
+        """Shut nobody out: the marker is written only over the one that was read."""
+
     def newest(self) -> int | None:
         """Return the newest epoch that the marker says is applied."""
         kept = self._kept()

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.errors import OutcomeUnknown, WentBack
+from epochsink.errors import Fenced, OutcomeUnknown, WentBack
 from epochsink.failpoints import reach
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import end_txn, preflight
@@ -15,6 +15,7 @@ from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.end_txn import Answer, State
 from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.fence import Fence
 from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
 from epochsink.kafka.vote import Polls, vote
@@ -64,6 +65,12 @@ class KafkaCommitter:
         self._identity = identity
         self._key = identity_key(identity)
         self._markers = Markers(self._cluster, self._key)
+        self._fence = Fence(self._transactions, identity, f"Kafka at {self._config.bootstrap_servers}")
+        self._seen_all = False
+
+    def fence(self) -> None:
+        """Shut out drivers on other copies of the checkpoint; see `epochsink.kafka.fence`."""
+        self._fence.take(self._cluster.deadline())
         self._seen_all = False
 
     def newest(self) -> int | None:
@@ -81,6 +88,8 @@ class KafkaCommitter:
         partitions the later epochs had rows.
         """
         deadline = self._cluster.deadline()
+        if not self._seen_all:
+            self._fence.await_others(deadline)
         found = self._markers.read_around(done, pending, deadline=deadline)
         if not self._seen_all:
             found |= self._markers.read_all(deadline)
@@ -103,8 +112,13 @@ class KafkaCommitter:
         if after is not None:
             written_to = {topic: known for part in parts for topic, known in part.topics.items()}
             self._refuse_other_topics(after, _topics(after) | written_to)
-        polls = Polls(self._config, self._cluster, self._transactions, self._identity)
-        return [part.to_json() for part in vote(polls, epoch, parts, rows)]
+        polls = Polls(self._config, self._cluster, self._transactions, self._identity, self._fence)
+        try:
+            return [part.to_json() for part in vote(polls, epoch, parts, rows)]
+        except Fenced:
+            for part in parts:
+                self._abort(part.transaction)
+            raise
 
     def commit(
         self,
@@ -141,7 +155,13 @@ class KafkaCommitter:
         self._abort(lost.transaction)
         task = Task(self._identity, epoch, lost.partition, attempt)
         self._busy.add(str(transactional_id(task, spool=self._config.spool)))
-        return write_again(self._config, task, lost, rows).to_json()
+        again = write_again(self._config, task, lost, rows)
+        try:
+            self._fence.look(self._cluster.deadline())
+        except Fenced:
+            self._abort(again.transaction)
+            raise
+        return again.to_json()
 
     def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
@@ -152,8 +172,14 @@ class KafkaCommitter:
             for name in self._transactions.open_ids(TransactionalId.prefix(self._key), deadline)
             if self._ours(name)
         ]
+        if not ids:
+            return []
+        described = self._transactions.describe([*ids, self._fence.name], deadline)
+        if self._fence.is_lost(described.pop(self._fence.name)):
+            # the newest driver sweeps: what is open may be recorded by it
+            return []
         lines = []
-        for name, now in self._transactions.describe(ids, deadline).items():
+        for name, now in described.items():
             transaction = Transaction(name, now.producer_id, now.producer_epoch)
             # asked after the listing: a replay says that it is busy before it begins
             if now.state is not State.ONGOING or transaction in kept or name in self._busy:

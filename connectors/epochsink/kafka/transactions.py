@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from kafka.errors import RetriableError
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.metadata import CoordinatorType
-from kafka.protocol.producer.transaction import EndTxnRequest
+from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
 from epochsink.kafka import errors
 from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.end_txn import Answer, Description, State, answer_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.transactional_id import Transaction
@@ -29,6 +29,11 @@ Clusters take it whatever level of transaction.version they have finalised. Vers
 protocol of level 2, and brokers offer it at any level: below 2 it can leave a transaction open, beyond every timeout,
 until the broker restarts (docs/explanation/decisions.md).
 """
+
+_NEWEST_INIT_PRODUCER_ID = 4
+"""Later versions are for the protocol of level 2."""
+_NO_TRANSACTION_MS = 1000
+"""The timeout of transactions that are never begun: less than any broker's limit."""
 
 
 class Transactions:
@@ -60,11 +65,31 @@ class Transactions:
         found: dict[str, Description] = self._cluster.until(deadline, lambda: self._describe_once(wanted))
         return found
 
+    def initialise(self, name: str, deadline: float) -> tuple[int, int]:
+        """Take a transactional id over, as a producer does; return its producer id and its new producer epoch."""
+        request = InitProducerIdRequest(
+            transactional_id=name, transaction_timeout_ms=_NO_TRANSACTION_MS, max_version=_NEWEST_INIT_PRODUCER_ID
+        )
+
+        def attempt() -> tuple[int, int]:
+            [answer] = self._cluster.ask_coordinators(CoordinatorType.TRANSACTION, [name], lambda _: request)
+            if answer.error_code != 0:
+                self._cluster.forget(CoordinatorType.TRANSACTION, [name])
+            raise_for(answer.error_code, f"taking {name}")
+            return int(answer.producer_id), int(answer.producer_epoch)
+
+        found: tuple[int, int] = self._cluster.until(deadline, attempt)
+        return found
+
     def open_ids(self, prefix: str, deadline: float) -> list[str]:
         """Return the transactional ids with this prefix whose transaction is open, on any broker."""
+        return self.ids(prefix, (State.ONGOING,), deadline)
+
+    def ids(self, prefix: str, states: Sequence[State], deadline: float) -> list[str]:
+        """Return the transactional ids with this prefix that are in one of these states, on any broker."""
 
         def attempt() -> list[str]:
-            listings = self._cluster.admin().list_transactions(state_filters=[State.ONGOING.value])
+            listings = self._cluster.admin().list_transactions(state_filters=[state.value for state in states])
             ids = [listing.transactional_id for listed in listings.values() for listing in listed]
             return sorted(found for found in ids if found.startswith(prefix))
 

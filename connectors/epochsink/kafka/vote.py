@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.committable import KafkaCommittable
     from epochsink.kafka.config import KafkaConfig
+    from epochsink.kafka.fence import Fence
     from epochsink.kafka.transactions import Transactions
     from epochsink.sink import Epoch, Identity, Rows
 
@@ -34,10 +35,11 @@ class Polls(NamedTuple):
     cluster: Cluster
     transactions: Transactions
     identity: Identity
+    fence: Fence
 
 
 def vote(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable], rows: Rows) -> list[KafkaCommittable]:
-    """Return parts whose transactions were all open in one and the same moment. Raises `PrepareFailed`.
+    """Return parts whose transactions were all open in one and the same moment. Raises `PrepareFailed`, `Fenced`.
 
     A transaction may be lost before the vote: the epoch took longer than the transaction timeout, another attempt at
     the task has used its id, or a topic was created anew. With a spool its rows are written again, into a transaction
@@ -67,7 +69,10 @@ def _lost(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> dict
     """Return why parts cannot be committed, by their index; none if all can be."""
     deadline = polls.cluster.deadline()
     try:
-        now = polls.transactions.describe([part.transaction.transactional_id for part in parts], deadline)
+        # together: that costs no request, and the fence has to be seen after the last part was prepared
+        wanted = [*(part.transaction.transactional_id for part in parts), polls.fence.name]
+        now = polls.transactions.describe(wanted, deadline)
+        polls.fence.verify(now[polls.fence.name], deadline)
         # after the transactions: what is created anew after this is found by the commit
         topics = polls.cluster.topic_ids({topic for part in parts for topic in part.topics}, deadline)
     except (Unreachable, Refused) as failure:

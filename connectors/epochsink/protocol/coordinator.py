@@ -62,7 +62,7 @@ class Coordinator(Takeover, EpochCommit):
         """
         history = self._take_over()
         # first: what a superseded driver prepared again and could not record may hold locks that a commit needs
-        self._abort_orphans()
+        self._fence_others()
         for prepared in history.pending:
             if self._checkpoint.is_decided(prepared.epoch):
                 self._commit(prepared.epoch)

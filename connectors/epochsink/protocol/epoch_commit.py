@@ -100,6 +100,7 @@ class EpochCommit(Sweep):
             # each of them before the first: what they share, the first one's commit makes visible for all
             for name in names:
                 self._check.verify_before_commit(number, name)
+            reach("coordinator.commit.compared")
             for name in names:
                 for index in range(len(recorded[name].parts)):
                     if not self._commit_part(number, name, index, history.applied):

@@ -34,6 +34,18 @@ class Takeover(Sweep):
         self._refuse_other_stories(history)
         return history
 
+    def _fence_others(self) -> None:
+        """End what drivers on other copies of this checkpoint may still do.
+
+        In this order: who prepares after our fence sees it before it records; what was prepared before, the sweep ends,
+        or it is committed by then, which the comparison finds.
+        """
+        for name, sink in self._sinks.items():
+            with self._if_ours(name):
+                sink.fence()
+        self._abort_orphans()
+        self._check.verify_all()
+
     def _take(self) -> None:
         # in this order: what is decided by now is recorded by the time that the ledger is read
         newest_decided = self._checkpoint.newest_decided()

@@ -64,8 +64,8 @@ class SinkCommitter(Protocol):
     A prepared epoch of a sink is a list of *parts* (committables), each committed on its own; a part is
     the unit of atomicity that the target offers. Every method may be repeated, by another process too.
 
-    Who derives from it inherits `check` that finds nothing, an empty `initial_state`, and `await_visible`, `finish` and
-    `close` that have nothing to do.
+    Who derives from it inherits `check` that finds nothing, an empty `initial_state`, and `fence`, `await_visible`,
+    `finish` and `close` that have nothing to do.
     """
 
     def check(self, schema: pa.Schema) -> list[str]:
@@ -86,6 +86,15 @@ class SinkCommitter(Protocol):
 
     def open(self, identity: Identity) -> None:
         """Learn who this sink is. Called before any method below, and again after each `take`."""
+
+    def fence(self) -> None:
+        """Shut out every other driver of this identity, on whatever copy of the checkpoint; for a target that needs it.
+
+        One that commits on a condition (a marker that is inserted, or replaced only as it was read) has nothing to do.
+        Called at a start, once the target was compared with the ledger. A sweep and another comparison follow.
+        From then on `vote` and `replay` of the others raise `Fenced`.
+        """
+        return
 
     def newest(self) -> int | None:
         """Return the newest epoch of this identity that the target's own marker says is applied."""

@@ -213,6 +213,9 @@ class LocalCommitter:
         self._home = Path(self._sink.folder) / identity_key(identity)
         self._generation = identity.generation
 
+    def fence(self) -> None:
+        """Shut nobody out: an epoch is renamed into place once."""
+
     def newest(self) -> int | None:
         """Return the newest visible epoch."""
         return max((int(path.name) for path in (self._home / "visible").glob("*")), default=None)

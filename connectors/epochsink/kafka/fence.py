@@ -1,0 +1,128 @@
+"""Which driver may prepare for a sink: the newest that has said so, on whatever copy of the checkpoint it runs.
+
+The ledger fences drivers of one checkpoint; a copy of that has a ledger of its own, and EndTxn takes no condition. So
+each driver, as it starts, takes one and the same transactional id, which no transaction is ever begun under: brokers
+then give it a new producer epoch. A later look at the id says whether another driver has done so since.
+
+Two copies cannot commit the same epoch, at whatever moment. A driver looks after it has prepared, and before it records
+(the vote, and each replay). The other one takes the fence first, then ends every open transaction and waits for those
+that are being committed, and only then reads the markers. Either the look came before the fence was taken: then the
+sweep finds the transaction, and ends it or sees its marker. Or it came after: then the driver that looks stops.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from epochsink.errors import Fenced, WentBack
+from epochsink.identity import FenceHolder, TransactionalId, fence_id, identity_key
+from epochsink.kafka.end_txn import State
+from epochsink.kafka.errors import Unreachable
+
+if TYPE_CHECKING:
+    from epochsink.kafka.end_txn import Description
+    from epochsink.kafka.transactions import Transactions
+    from epochsink.sink import Identity
+
+
+_LOOK_AGAIN_SECONDS: Final = 0.01
+
+
+class Taken(NamedTuple):
+    """Under which producer the fence was taken."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+class Fence:
+    """The fence of one identity in the cluster that ``target`` names. Deadlines are monotonic seconds.
+
+    Raises what `Transactions` raises.
+    """
+
+    def __init__(self, transactions: Transactions, identity: Identity, target: str) -> None:
+        self._transactions = transactions
+        self._key = identity_key(identity)
+        self._generation = identity.generation
+        self._target = target
+        self.name = fence_id(self._key)
+        self._taken: Taken | None = None
+
+    def take(self, deadline: float) -> None:
+        """Shut out whoever has taken it before. Raises `WentBack` where that would not do."""
+        # before: a driver that this one cannot shut out goes on undisturbed
+        self._refuse_newer(deadline)
+        self._taken = Taken(*self._transactions.initialise(self.name, deadline))
+        # for people alone: who looks and finds another one wants to know where that runs
+        ours = FenceHolder(self._key, *self._taken, int(time.time()), os.getpid(), socket.gethostname())
+        self._transactions.initialise(str(ours), deadline)
+
+    def await_others(self, deadline: float) -> None:
+        """Wait until what others have decided to commit shows its markers: after the first sweep under the fence.
+
+        Does nothing for who has not taken it.
+        """
+        if self._taken is None:
+            return
+        while self._transactions.ids(TransactionalId.prefix(self._key), (State.PREPARE_COMMIT,), deadline):
+            if time.monotonic() >= deadline:
+                raise Unreachable(
+                    f"{self._target} has not ended transactions of this query in time",
+                    hint="see that all brokers run; nothing is lost meanwhile",
+                )
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        self._refuse_newer(deadline)
+
+    def _refuse_newer(self, deadline: float) -> None:
+        """Raise `WentBack` if a driver that was started more often has something open, which no sweep of ours may end.
+
+        On one checkpoint that driver has superseded this one, and the ledger says so.
+        """
+        for name in self._transactions.open_ids(TransactionalId.prefix(self._key), deadline):
+            parsed = TransactionalId.parse(name)
+            if parsed is not None and parsed.generation > self._generation:
+                raise WentBack(
+                    f"transaction {name} of {self._target} is open: a driver of this query in generation "
+                    f"{parsed.generation} has begun it, and this one is generation {self._generation}, so this "
+                    "checkpoint is the older copy, and a driver on the newer one runs or has run until now",
+                    hint="stop the other driver, or use the newer copy of the checkpoint. If there is neither, wait "
+                    "until the brokers have given the transaction up (transaction_timeout=), or end it: epochsink "
+                    "orphans --bootstrap-servers SERVERS",
+                )
+
+    def is_lost(self, now: Description) -> bool:
+        """Whether another driver has taken it since; ``now`` is what the coordinator says about ``name``."""
+        if self._taken is None or now.state is State.NOT_FOUND:
+            # brokers forget ids that are not used for days: then nobody has taken it meanwhile
+            return False
+        # an older epoch is that of a cluster which was set back: the markers tell
+        return now.producer_id != self._taken.producer_id or now.producer_epoch > self._taken.producer_epoch
+
+    def look(self, deadline: float) -> None:
+        """Ask the coordinator, and raise `Fenced` if another driver has taken it."""
+        self.verify(self._transactions.describe([self.name], deadline)[self.name], deadline)
+
+    def verify(self, now: Description, deadline: float) -> None:
+        """Raise `Fenced` if another driver has taken it."""
+        if not self.is_lost(now):
+            return
+        names = self._transactions.ids(FenceHolder.prefix(self._key), (State.EMPTY,), deadline)
+        holders = [holder for holder in map(FenceHolder.parse, names) if holder is not None]
+        at = (now.producer_id, now.producer_epoch)
+        who = next((_described(one) for one in holders if (one.producer_id, one.producer_epoch) == at), "just now")
+        raise Fenced(
+            f"another driver writes for this query to {self._target} ({who}), and the ledger of this checkpoint does "
+            "not know it: it runs on another copy of the checkpoint; this query stops and writes nothing more",
+            hint="keep one copy of the checkpoint, and run one driver on it: stop the other one, or remove this copy. "
+            "Nothing is lost: a driver that is started on the older copy says so",
+        )
+
+
+def _described(holder: FenceHolder) -> str:
+    since = datetime.fromtimestamp(holder.since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return f"since {since}, process {holder.process} on host {holder.host}"
