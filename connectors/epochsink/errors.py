@@ -11,7 +11,8 @@
     ├── OutcomeUnknown              whether an epoch was committed cannot be established
     ├── LedgerCorrupt               a ledger entry cannot be read
     ├── SpoolMissing                the durable copy of an epoch's rows is gone
-    │   └── SpoolDamaged            it is there, and is not what was written
+    │   ├── SpoolDamaged            it is there, and is not what was written
+    │   └── LogIncomplete           the topic that keeps the rows does not hold them all any more
     └── ServiceError                a development service did not start or stop
 
 Each carries its facts as attributes, survives pickling (errors cross from executors to the driver),
@@ -143,6 +144,10 @@ class SpoolMissing(EpochsinkError):
 
 class SpoolDamaged(SpoolMissing):
     """A file of the spool was cut or changed since it was written: nothing of it is applied."""
+
+
+class LogIncomplete(SpoolMissing):
+    """A Kafka topic no longer holds all records of a transaction whose rows are kept there: nothing is applied."""
 
 
 class ServiceError(EpochsinkError):

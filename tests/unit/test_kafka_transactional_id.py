@@ -11,8 +11,8 @@ from epochsink.sink import Epoch, Identity, Task
 WHO = Identity("query", "sink", 3)
 
 
-def of(epoch: int, partition: int = 5, name: str | None = None, *, spool: bool = True) -> TransactionalId:
-    return transactional_id(Task(WHO, Epoch(epoch, "a" * 32), partition, name or uuid.uuid4().hex), spool=spool)
+def of(epoch: int, partition: int = 5, name: str | None = None, *, bounded: bool = True) -> TransactionalId:
+    return transactional_id(Task(WHO, Epoch(epoch, "a" * 32), partition, name or uuid.uuid4().hex), bounded=bounded)
 
 
 def test_the_ids_of_all_attempts_at_all_epochs_are_bounded() -> None:
@@ -32,5 +32,5 @@ def test_partitions_and_generations_never_share_an_id() -> None:
 
 def test_without_a_spool_each_attempt_has_an_id_of_its_own() -> None:
     name = uuid.uuid4().hex
-    assert of(0, name=name, spool=False).nonce == name
-    assert TransactionalId.parse(str(of(0, name=name, spool=False))) == of(0, name=name, spool=False)
+    assert of(0, name=name, bounded=False).nonce == name
+    assert TransactionalId.parse(str(of(0, name=name, bounded=False))) == of(0, name=name, bounded=False)

@@ -80,7 +80,7 @@ class Cluster:
         Raises `Unreachable`, `Refused`.
         """
         # kafka-python's describe_cluster ends with a KeyError at brokers before 3.7
-        cluster = self.until(self.deadline(), lambda: self._run(MetadataRequest(topics=[]), None))
+        cluster = self.until(self.deadline(), lambda: self.ask(MetadataRequest(topics=[]), None))
         broker = str(cluster.brokers[0].node_id)
         asked = [ConfigResource("broker", broker, [name])]
         told = self.describe_configs(asked)
@@ -107,7 +107,7 @@ class Cluster:
 
         def attempt() -> dict[str, str]:
             found = {}
-            for topic in self._run(request, None).topics:
+            for topic in self.ask(request, None).topics:
                 if topic.error_code not in (0, _LEADER_NOT_AVAILABLE, _UNKNOWN_TOPIC):
                     raise_for(topic.error_code, f"topic '{topic.name}'")
                 if topic.error_code != _UNKNOWN_TOPIC:
@@ -180,7 +180,7 @@ class Cluster:
         """
         wanted = list(keys)
         try:
-            return [self._run(request(mine), node) for node, mine in self._by_coordinator(kind, wanted).items()]
+            return [self.ask(request(mine), node) for node, mine in self._by_coordinator(kind, wanted).items()]
         except (kafka_errors.KafkaError, OSError):
             self.forget(kind, wanted)
             raise
@@ -195,7 +195,7 @@ class Cluster:
             self._coordinators.clear()  # without a spool, no transactional id is used twice
         unknown = [key for key in keys if (kind.value, key) not in self._coordinators]
         if unknown:
-            answer = self._run(
+            answer = self.ask(
                 FindCoordinatorRequest(key_type=kind.value, coordinator_keys=unknown, min_version=4), None
             )
             for found in answer.coordinators:
@@ -206,7 +206,8 @@ class Cluster:
             nodes.setdefault(self._coordinators[kind.value, key], []).append(key)
         return nodes
 
-    def _run(self, request: Any, node: int | None) -> Any:
+    def ask(self, request: Any, node: int | None) -> Any:
+        """Send one request to a broker, any if ``node`` is None; raises what kafka-python raises."""
         manager = self.admin()._manager  # noqa: SLF001 - there is no public way to send a request
         return manager.run(manager.send, request, node)
 

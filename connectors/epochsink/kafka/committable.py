@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Committable
 
-VERSION: Final = 3
-"""2 said "slot" no more and named the topics' ids; 3 keeps the markers of even and odd epochs apart."""
+VERSION: Final = 4
+"""2 said "slot" no more and named the topics' ids; 3 keeps the markers of even and odd epochs apart; 4 may keep its
+rows in the topic."""
 _PARITY_SINCE: Final = 3
 
 
@@ -26,7 +27,8 @@ class KafkaCommittable:
     ``task`` is the uuid under which the rows are spooled, ``prepared_at`` the time in seconds since 1970. ``topics``
     holds the id of each topic written to, as it was before the first row: a topic that has another one now is another
     topic. It is empty where nobody asked, as in the first version. ``version`` is that of the task which wrote it, and
-    says where the marker stands.
+    says where the marker stands. ``log_from`` tells for each partition of the topic where its log ended before the
+    first row: the rows are kept there, from those offsets on. It is empty where they are in the spool, or nowhere.
     """
 
     transaction: Transaction
@@ -35,6 +37,7 @@ class KafkaCommittable:
     rows: int
     prepared_at: int
     topics: Mapping[str, str] = field(default_factory=dict, hash=False)
+    log_from: tuple[int, ...] = ()
     version: int = VERSION
 
     @property
@@ -55,6 +58,7 @@ class KafkaCommittable:
             "rows": self.rows,
             "prepared_at": self.prepared_at,
             "topics": dict(self.topics),
+            **({"log_from": list(self.log_from)} if self.log_from else {}),
         }
 
     def recreated(self, now: Mapping[str, str]) -> list[str]:
@@ -84,6 +88,7 @@ class KafkaCommittable:
                 rows=int(part["rows"]),
                 prepared_at=int(part["prepared_at"]),
                 topics=dict(part.get("topics", {})),
+                log_from=tuple(int(offset) for offset in part.get("log_from", ())),
                 version=version,
             )
         except (KeyError, TypeError, ValueError) as failure:

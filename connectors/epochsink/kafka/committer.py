@@ -16,6 +16,8 @@ from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.end_txn import Answer, State
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.fence import Fence
+from epochsink.kafka.log_ends import LogEnds
+from epochsink.kafka.log_redo import produce_again
 from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
 from epochsink.kafka.vote import Polls, vote
@@ -45,6 +47,7 @@ class KafkaCommitter:
         self._transactions = Transactions(self._cluster)
         # ids that a replay uses now: a sweep beside it must not take them for orphans
         self._busy: set[str] = set()
+        self._log_ends = LogEnds(config, self._cluster)
         # the topics' ids as they were when the commit of this attempt at an epoch began
         self._topics_at_commit: tuple[str, dict[str, str]] = ("", {})
 
@@ -100,6 +103,10 @@ class KafkaCommitter:
         verify_marks(f"Kafka at {self._config.bootstrap_servers}", found, must, pending, self._markers.marks_of)
         self._seen_all = True
 
+    def keeps_rows(self, epoch: Epoch, schema: pa.Schema) -> bool:
+        """Whether the topic's log keeps the rows that tasks are about to write; see `epochsink.kafka.rows_in_log`."""
+        return self._log_ends.note(epoch, schema)
+
     def vote(
         self,
         epoch: Epoch,
@@ -108,7 +115,7 @@ class KafkaCommitter:
         after: LastDone | None = None,
     ) -> list[Committable]:
         """Verify that each accepted task's transaction is open, or write its rows again; see `epochsink.kafka.vote`."""
-        parts = [KafkaCommittable.from_json(part) for part in written]
+        parts = [self._log_ends.added(epoch, KafkaCommittable.from_json(part)) for part in written]
         if after is not None:
             written_to = {topic: known for part in parts for topic, known in part.topics.items()}
             self._refuse_other_topics(after, _topics(after) | written_to)
@@ -149,19 +156,25 @@ class KafkaCommitter:
         attempt: str,
         after: LastDone | None = None,  # noqa: ARG002 - producing takes no condition
     ) -> Committable:
-        """Write a part's rows, out of the spool, into a new transaction, by the same code as the task did."""
+        """Write a part's rows into a new transaction: out of the topic's log, or out of the spool as the task did."""
         lost = KafkaCommittable.from_json(part)
         # one that is still open has lost its topic: it must not hold readers back, nor be committed by anybody
         self._abort(lost.transaction)
         task = Task(self._identity, epoch, lost.partition, attempt)
-        self._busy.add(str(transactional_id(task, spool=self._config.spool)))
-        again = write_again(self._config, task, lost, rows)
+        again = self._again(task, lost, rows)
         try:
             self._fence.look(self._cluster.deadline())
         except Fenced:
             self._abort(again.transaction)
             raise
         return again.to_json()
+
+    def _again(self, task: Task, lost: KafkaCommittable, rows: Rows) -> KafkaCommittable:
+        if lost.log_from:
+            self._busy.add(str(transactional_id(task, bounded=True)))
+            return produce_again(self._config, self._cluster, task, lost)
+        self._busy.add(str(transactional_id(task, bounded=self._config.is_redone)))
+        return write_again(self._config, task, lost, rows)
 
     def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
@@ -314,7 +327,8 @@ class KafkaCommitter:
     def _without_topic(self, epoch: Epoch, part: KafkaCommittable, recreated: list[str], deadline: float) -> Verdict:
         """Say what became of a transaction whose topic is another one now: if not committed, it is written again."""
         now = self._describe(part.transaction, deadline)
-        if now.is_of(part.transaction) and now.state is State.ONGOING and self._config.spool:
+        spooled = self._config.is_redone and not part.log_from  # what the topic kept has gone with it
+        if now.is_of(part.transaction) and now.state is State.ONGOING and spooled:
             return Verdict(
                 Outcome.ABORTED,
                 f"{part.transaction.transactional_id} is open, and topic(s) {', '.join(recreated)}, which it has "

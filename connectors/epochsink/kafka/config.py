@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Identity
 
 DEFAULT_TRANSACTION_TIMEOUT: Final = 60.0
-"""Seconds: how long readers wait for a transaction that was left behind; the spool makes up for longer epochs."""
+"""Seconds: how long readers wait for a transaction that was left behind, where the spool makes up for longer epochs."""
 
 DEFAULT_CAP: Final = 900.0
 """Seconds: the longest that brokers allow, unless somebody has changed it."""
@@ -60,7 +60,7 @@ class KafkaConfig:
     select: Sequence[str] = ("*",)
     where: str | None = None
     delete_when: str | None = None
-    spool: bool = True
+    spool: bool | None = None
     transaction_timeout: float | None = None
     timeout: float = 120.0
     create: NewTopic | bool = False
@@ -73,8 +73,9 @@ class KafkaConfig:
             arguments.optional_text(name, getattr(self, name))
         for name in ("key", "value"):
             object.__setattr__(self, name, _single(name, getattr(self, name)))
-        for name in ("spool", "allow_insecure"):
-            arguments.flag(name, getattr(self, name))
+        arguments.flag("allow_insecure", self.allow_insecure)
+        if self.spool is not None:
+            arguments.flag("spool", self.spool)
         object.__setattr__(self, "select", arguments.expressions("select", self.select) or ("*",))
         object.__setattr__(self, "timeout", arguments.seconds("timeout", self.timeout))
         object.__setattr__(self, "options", arguments.mapping("options", self.options))
@@ -89,15 +90,22 @@ class KafkaConfig:
             return self.create
         return NewTopic() if self.create else None
 
-    def transaction_timeout_ms(self, identity: Identity) -> int:
+    @property
+    def is_redone(self) -> bool:
+        """Whether rows are kept, in the topic or in the spool, until their epoch is done."""
+        return self.spool is not False
+
+    def transaction_timeout_ms(self, identity: Identity, *, spooled: bool = True) -> int:
         """Return how long brokers keep the transactions of tasks open.
 
-        By default a short time if there is a spool, or else the longest that was allowed when this sink joined.
+        By default a short time if the rows are ``spooled``, so that a task can outlive its transaction, or else the
+        longest that was allowed when this sink joined.
         """
-        cap = identity.origin.get("transaction_timeout") or DEFAULT_CAP
+        known = identity.origin.get("transaction_timeout")
+        cap = known or DEFAULT_CAP
         # the client refuses a delivery timeout that is longer than the transaction may be
         short = max(DEFAULT_TRANSACTION_TIMEOUT, float(self.options.get("message.timeout.ms", 0)) / 1000)
-        default = min(short, cap) if self.spool else cap
+        default = min(short, cap) if self.is_redone and (spooled or known is None) else cap
         return round(1000 * (self.transaction_timeout or default))
 
     def longest_transaction_timeout_ms(self, identity: Identity) -> int:

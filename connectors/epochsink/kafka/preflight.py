@@ -13,7 +13,7 @@ from kafka.errors import BrokerResponseError, IncompatibleBrokerVersion
 from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 
 from epochsink.errors import ConfigurationError
-from epochsink.kafka import errors, row_mapping, trial_transaction
+from epochsink.kafka import errors, row_mapping, rows_in_log, trial_transaction
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.sink import Identity
 
@@ -54,8 +54,16 @@ def transaction_timeout_cap(cluster: Cluster) -> float | None:
 
 def largest_batch(cluster: Cluster, topic: str | None) -> int | None:
     """Return how many bytes a topic takes at once, or None if there is none or the brokers do not tell."""
-    found = None if topic is None else _topic_settings(cluster, topic).get("max.message.bytes")
+    found = None if topic is None else topic_settings(cluster, topic).get("max.message.bytes")
     return None if found is None else int(found)
+
+
+def topic_settings(cluster: Cluster, topic: str) -> Mapping[str, str]:
+    """Return the settings of a topic, by their names; none if there is none or the brokers do not tell."""
+    told = cluster.describe_configs([ConfigResource("topic", topic)])
+    if told is None:
+        return {}
+    return {name: entry["value"] for name, entry in told["topic"].get(topic, {}).items()}
 
 
 def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
@@ -106,7 +114,8 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str
     if told["error_code"] != 0:
         code = int(told["error_code"])
         return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
-    settings = _topic_settings(cluster, topic)
+    settings = topic_settings(cluster, topic)
+    log.info("topic %s: rows are kept %s", topic, rows_in_log.where(config, settings, schema))
     found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
     return found or _compaction(config, settings, schema) or trial_transaction.ending(config, cluster, topic)
 
@@ -131,13 +140,6 @@ def _create(config: KafkaConfig, cluster: Cluster, topic: str) -> str | None:
         return f"topic '{topic}' could not be created as {wanted}: {failure}; create it by hand or correct create="
     log.info("created topic %s with %d partition(s)", topic, wanted.partitions)
     return None
-
-
-def _topic_settings(cluster: Cluster, topic: str) -> Mapping[str, str]:
-    told = cluster.describe_configs([ConfigResource("topic", topic)])
-    if told is None:
-        return {}
-    return {name: entry["value"] for name, entry in told["topic"].get(topic, {}).items()}
 
 
 def _rights(topic: str, told: Mapping[str, Any]) -> list[str]:

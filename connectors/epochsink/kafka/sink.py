@@ -52,10 +52,12 @@ class Kafka(KafkaConfig):
         select: SQL expressions that make the row, one as a string or several as a list; all columns by default.
         where: SQL predicate: which rows go to this topic; None for all.
         delete_when: SQL predicate: which rows become tombstones (a key without a value); None for none.
-        spool: keep a durable copy of the rows until the epoch is done. Without it, an epoch whose transaction the
-            broker aborts, because the job was down for longer than ``transaction_timeout``, stops the query.
-        transaction_timeout: seconds after which the brokers give up a transaction, and with the spool its rows are
-            written again; None for 60, or without a spool for the longest that they allow.
+        spool: how rows are kept until their epoch is done, in case that the brokers abort its transaction because the
+            job was down for longer than ``transaction_timeout``. None: in the topic itself, whose log keeps aborted
+            records too, where its retention is long enough (see `epochsink.kafka.rows_in_log`), and else in a durable
+            copy beside the checkpoint. True: always in the copy. False: nowhere, and such an epoch stops the query.
+        transaction_timeout: seconds after which the brokers give up a transaction, and its rows are written again from
+            where they are kept; None for 60 with a copy, and else for the longest that the brokers allow.
         timeout: seconds that a task or the driver waits for a cluster that does not answer.
         create: create ``topic`` if it does not exist: True, or NewTopic(...) to say how.
         options: settings of the client in librdkafka's names, e.g. {"security.protocol": "SSL"}.

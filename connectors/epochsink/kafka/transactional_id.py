@@ -15,15 +15,15 @@ ATTEMPTS: Final = 16
 Two attempts of one task that live at the same time (a retry or a speculative copy) should differ, or the later one
 aborts what the earlier one prepared. With this number they collide one time in sixteen. A collision costs time and
 never rows: before the vote it is seen there and the epoch runs again; after it, the marker in the Spark partition's
-group proves that the transaction was not applied, and the spool prepares its rows again.
+group proves that the transaction was not applied, and its rows are prepared again, out of the topic or the spool.
 """
 
 
-def transactional_id(task: Task, *, spool: bool) -> TransactionalId:
+def transactional_id(task: Task, *, bounded: bool) -> TransactionalId:
     """Return the id that one attempt at one Spark partition of an epoch uses.
 
-    Epoch N may be prepared and uncommitted while N+1 is written: hence the parity. Without a spool nothing repairs a
-    collision, so the id then bears the whole uuid and is never used again.
+    Epoch N may be prepared and uncommitted while N+1 is written: hence the parity. Where nobody keeps the rows, nothing
+    repairs a collision, so the id is not ``bounded`` then: it bears the whole uuid and is never used again.
     """
     return TransactionalId(
         key=identity_key(task.identity),
@@ -31,7 +31,7 @@ def transactional_id(task: Task, *, spool: bool) -> TransactionalId:
         partition=task.partition,
         parity=task.epoch.number % 2,
         attempt=int(task.uuid, 16) % ATTEMPTS,
-        nonce="" if spool else task.uuid,
+        nonce="" if bounded else task.uuid,
         label=identity_label(task.identity),
     )
 

@@ -6,9 +6,10 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from epochsink.errors import PrepareFailed
+from epochsink.errors import LogIncomplete, PrepareFailed
 from epochsink.kafka.end_txn import State
 from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.log_redo import produce_again
 from epochsink.kafka.write_again import write_again
 from epochsink.sink import Task
 
@@ -42,8 +43,8 @@ def vote(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable], rows: Ro
     """Return parts whose transactions were all open in one and the same moment. Raises `PrepareFailed`, `Fenced`.
 
     A transaction may be lost before the vote: the epoch took longer than the transaction timeout, another attempt at
-    the task has used its id, or a topic was created anew. With a spool its rows are written again, into a transaction
-    that may stay open for as long as the brokers allow.
+    the task has used its id, or a topic was created anew. Where its rows are kept they are written again, into a
+    transaction that may stay open for as long as the brokers allow.
     """
     found = list(parts)
     for turn in range(_TURNS + 1):
@@ -51,18 +52,26 @@ def vote(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable], rows: Ro
         lost = _lost(polls, epoch, found)
         if not lost:
             return found
-        if turn == _TURNS or not polls.config.spool:
+        if turn == _TURNS or not polls.config.is_redone:
             break
         log.info("epoch %d: %d of %d transaction(s) are written again: %s", epoch.number, len(lost), len(found), lost)
         for index in lost:
             part = found[index]
-            task = Task(polls.identity, epoch, part.partition, uuid.uuid4().hex)
-            found[index] = write_again(polls.config, task, part, rows)
+            found[index] = _again(polls, Task(polls.identity, epoch, part.partition, uuid.uuid4().hex), part, rows)
     raise PrepareFailed(
         f"epoch {epoch.number}: {next(iter(lost.values()))}",
         hint="nothing is lost, and Spark runs the epoch again; if the write took longer than transaction_timeout=, "
         "raise that, or make epochs smaller (maxOffsetsPerTrigger, maxFilesPerTrigger)",
     )
+
+
+def _again(polls: Polls, task: Task, part: KafkaCommittable, rows: Rows) -> KafkaCommittable:
+    if not part.log_from:
+        return write_again(polls.config, task, part, rows)
+    try:
+        return produce_again(polls.config, polls.cluster, task, part)
+    except LogIncomplete as gone:
+        raise PrepareFailed(gone.message, hint="nothing is recorded yet: Spark runs the epoch again") from gone
 
 
 def _lost(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> dict[int, str]:

@@ -50,14 +50,17 @@ class KafkaWriter:
         self._rows = 0
         self._topics: dict[str, str] = {}
         again = spooled_as != task.uuid
-        self._can_be_lost = config.spool and not again
+        spooled = task.spooled and config.is_redone
+        self._can_be_lost = spooled and not again
         self._lost: NativeError | None = None
-        self.transactional_id = str(transactional_id(task, spool=config.spool))
+        self.transactional_id = str(transactional_id(task, bounded=config.is_redone))
         try:
             self._producer = TransactionalProducer(
                 producer_config.fitting(config.options, task.identity.origin.get("largest_batch")),
                 self.transactional_id,
-                (config.longest_transaction_timeout_ms if again else config.transaction_timeout_ms)(task.identity),
+                config.longest_transaction_timeout_ms(task.identity)
+                if again
+                else config.transaction_timeout_ms(task.identity, spooled=spooled),
                 config.timeout,
                 config.bootstrap_servers,
             )

@@ -11,6 +11,7 @@ JSON values that name what was prepared, so that any later process can commit or
 """
 
 from epochsink.sink.contract import Rows, Sink, SinkCommitter, SinkWriter
+from epochsink.sink.keeping import KeepingCommitter
 from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.nested_json import json_text
 from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
@@ -37,6 +38,7 @@ __all__ = [
     "Committable",
     "Epoch",
     "Identity",
+    "KeepingCommitter",
     "LastDone",
     "Mark",
     "Outcome",

@@ -182,8 +182,11 @@ class Sink(Protocol):
         return None
 
     @property
-    def spool(self) -> bool:
-        """Whether a durable copy of the rows is kept until the epoch is done."""
+    def spool(self) -> bool | None:
+        """Whether a durable copy of the rows is kept until the epoch is done.
+
+        None: unless the target keeps them itself (`KeepingCommitter.keeps_rows`, asked for each attempt).
+        """
         return True
 
     @property

@@ -45,13 +45,14 @@ class Task:
     """One invocation of one Spark task.
 
     ``partition`` is the partition's index, ``uuid`` (32 hex) is fresh for every invocation, because (stage,
-    partition, attempt number) is not unique in Spark.
+    partition, attempt number) is not unique in Spark. ``spooled`` says whether its rows go into the spool too.
     """
 
     identity: Identity
     epoch: Epoch
     partition: int
     uuid: str
+    spooled: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,7 +238,7 @@ class ExactlyOnce:
         try:
             spool.check()
         except ConfigurationError:
-            if any(sink.spool for sink in self.sinks.values()):
+            if any(sink.spool is not False for sink in self.sinks.values()):
                 raise
             return NoSpool()
         return spool

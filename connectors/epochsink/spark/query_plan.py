@@ -30,13 +30,15 @@ class OnePass:
     """SQL for the pass: ``rows`` adds each sink's selected struct, ``inputs`` makes each writer's struct of it.
 
     Each ``where=`` and ``select=`` is evaluated once a row, in ``rows``: what comes after refers to its result, so that
-    ``rand()`` gives one answer. ``wanted`` drops rows for no sink, and never the whole plan.
+    ``rand()`` gives one answer. ``wanted`` drops rows for no sink, and never the whole plan. ``schemas`` are those of
+    the sinks' selected rows, by name.
     """
 
     rows: Sequence[str]
     wanted: str | None
     distribute_by: Sequence[str]
     inputs: Sequence[str]
+    schemas: Mapping[str, pa.Schema]
 
     def apply(self, frame: DataFrame, parallelism: int) -> DataFrame:
         """Return a frame with one nullable struct column for each sink, null where a row is not for it."""
@@ -121,7 +123,7 @@ def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> One
             if sink.where is None
             else f"IF({row} IS NOT NULL, struct({columns}), NULL) AS sink_{index}"
         )
-    return OnePass(rows, _wanted([sink.where for sink in sinks.values()]), _distribution(sinks), inputs)
+    return OnePass(rows, _wanted([sink.where for sink in sinks.values()]), _distribution(sinks), inputs, schemas)
 
 
 def _wanted(predicates: Sequence[str | None]) -> str | None:

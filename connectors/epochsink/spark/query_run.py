@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.spool import NoSpool, Spool
     from epochsink.protocol.storage import Storage
-    from epochsink.sink import Committable, Epoch, Sink, Spooled, Written
+    from epochsink.sink import Committable, Epoch, KeepingCommitter, Sink, Spooled, Written
     from epochsink.spark.stream_execution import StreamExecution
 
 _log = logging.getLogger("epochsink")
@@ -229,9 +229,16 @@ class Run:
     def _write(self, frame: DataFrame, epoch: Epoch) -> tuple[Written, Spooled]:
         """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
         identities = {name: self._coordinator.identity(name) for name in self._sinks}
-        job = WriteJob(epoch, self._sinks, identities, self._spool)
-        session = frame.sparkSession
-        passed = self._plan(frame).apply(frame, session.sparkContext.defaultParallelism)
+        session, plan = frame.sparkSession, self._plan(frame)
+        passed = plan.apply(frame, session.sparkContext.defaultParallelism)
+        # after the planning, which takes a while: a target may note where it stands now
+        kept = frozenset(
+            name
+            for name, sink in self._sinks.items()
+            if sink.spool is None
+            and cast("KeepingCommitter", self._committers[name]).keeps_rows(epoch, plan.schemas[name])
+        )
+        job = WriteJob(epoch, self._sinks, identities, self._spool, kept)
         with self._byte_limit.lifted(session):
             answers = passed.mapInArrow(job.write_partition, ANSWER).collect()
         written: dict[str, list[tuple[str, Committable]]] = {}

@@ -56,6 +56,8 @@ class WriteJob:
     sinks: Mapping[str, Sink]
     identities: Mapping[str, Identity]
     spool: Spool | NoSpool
+    kept: frozenset[str] = frozenset()
+    """The sinks whose targets keep the rows themselves, in this attempt."""
 
     def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition into every sink; yield what was prepared, in one record batch."""
@@ -145,8 +147,9 @@ class _Attempt:
     def _begin(self, name: str, schema: pa.Schema) -> _Share:
         reach("task.begin")
         sink = self._job.sinks[name]
-        task = Task(self._job.identities[name], self._job.epoch, self._partition, self._uuid)
-        spool = self._job.spool.writer(task, schema) if sink.spool else None
+        spooled = sink.spool is not False and name not in self._job.kept
+        task = Task(self._job.identities[name], self._job.epoch, self._partition, self._uuid, spooled)
+        spool = self._job.spool.writer(task, schema) if spooled else None
         self._shares[name] = share = _Share(sink.writer(task), spool)
         return share
 

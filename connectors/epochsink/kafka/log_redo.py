@@ -1,0 +1,237 @@
+"""Prepare a lost transaction's rows again out of the topic itself: an aborted record stays in the log until retention.
+
+Batches are copied as they are, without a look at their records. Nothing is left open unless all of them were there: in
+each partition their sequence numbers, which their producer began at 0, follow one another without a gap, and together
+they are as many as the task has written.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from epochsink.errors import LogIncomplete
+from epochsink.identity import identity_key, marker_group
+from epochsink.kafka import errors, record_batch
+from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.librdkafka import NativeError
+from epochsink.kafka.producer import TransactionalProducer
+from epochsink.kafka.record_batch import SEQUENCES, Batch
+from epochsink.kafka.topic_log import TopicLog
+from epochsink.kafka.transactional_id import Transaction, transactional_id
+from epochsink.kafka.transactions import Transactions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.config import KafkaConfig
+    from epochsink.kafka.topic_log import Fetched
+    from epochsink.sink import Task
+
+logger = logging.getLogger("epochsink.kafka")
+
+
+class Log(Protocol):
+    """What is read of a topic: see `TopicLog`."""
+
+    topic: str
+
+    def starts(self) -> Mapping[int, int]: ...  # noqa: D102 - described there
+    def fetch(self, positions: Mapping[int, int]) -> Sequence[Fetched]: ...  # noqa: D102 - described there
+
+
+class Found(NamedTuple):
+    """A batch of the lost transaction."""
+
+    partition: int
+    batch: Batch
+
+
+def produce_again(config: KafkaConfig, cluster: Cluster, task: Task, lost: KafkaCommittable) -> KafkaCommittable:
+    """Copy the batches of a lost transaction into a new one, which ``task`` names, and leave that one open.
+
+    Raises `LogIncomplete` if one of them is missing or not as it was, and `PrepareFailed`.
+    """
+    log = TopicLog(cluster, next(iter(lost.topics)))
+    try:
+        return _produce_again(config, cluster, task, lost, log)
+    except NativeError as failure:
+        raise errors.error(failure, _doing(task, lost)) from failure
+    except Refused as failure:
+        code = failure.facts["code"]
+        if code not in errors.FENCED:
+            raise
+        raise errors.error(NativeError(code, failure.message), _doing(task, lost)) from failure
+
+
+def _doing(task: Task, lost: KafkaCommittable) -> str:
+    return (
+        f"epoch {task.epoch.number}, Spark partition {task.partition}: the rows of transaction "
+        f"{lost.transaction.transactional_id} could not be prepared again"
+    )
+
+
+def _produce_again(
+    config: KafkaConfig, cluster: Cluster, task: Task, lost: KafkaCommittable, log: TopicLog
+) -> KafkaCommittable:
+    name = str(transactional_id(task, bounded=True))
+    producer = TransactionalProducer(
+        config.options,
+        name,
+        config.longest_transaction_timeout_ms(task.identity),
+        config.timeout,
+        config.bootstrap_servers,
+    )
+    transaction = None
+    try:
+        producer.begin()
+        transaction = Transaction(name, *producer.identity())
+        # before the first copy: from here on they are in the log once more
+        ends = log.ends()
+        joined: set[int] = set()
+        for partition, batch in lost_batches(log, lost, ends, cluster.timeout, task):
+            if partition not in joined:
+                log.join(transaction, [partition])
+                joined.add(partition)
+            again = batch.under(transaction.producer_id, transaction.producer_epoch, batch.base_sequence)
+            log.append(transaction, partition, again)
+        group = marker_group(identity_key(task.identity), task.partition, task.epoch.number % 2)
+        producer.mark(group, log.topic, task.epoch.number, task.epoch.attempt)
+    except BaseException:
+        if transaction is not None:
+            _abort(cluster, transaction)
+        raise
+    finally:
+        producer.release()
+    return KafkaCommittable(
+        transaction=transaction,
+        partition=lost.partition,
+        task=lost.task,
+        rows=lost.rows,
+        prepared_at=int(time.time()),
+        topics=lost.topics,
+        log_from=tuple(ends[partition] for partition in sorted(ends)),
+    )
+
+
+def _abort(cluster: Cluster, transaction: Transaction) -> None:
+    """End what was begun, as far as the cluster lets us; the client knows nothing of the partitions in it."""
+    try:
+        Transactions(cluster).end(transaction, cluster.deadline(), commit=False)
+    except (Unreachable, Refused) as failure:
+        logger.info("transaction %s is left for a sweep: %s", transaction.transactional_id, failure.message)
+
+
+def lost_batches(
+    log: Log, lost: KafkaCommittable, ends: Mapping[int, int], timeout: float, task: Task
+) -> Iterator[Found]:
+    """Yield the batches of a transaction, those of one partition in their order, and prove that they are all.
+
+    ``ends`` are those of the partitions now, ``timeout`` the seconds for which brokers may show none of what is there.
+    Raises `LogIncomplete`.
+    """
+    return _Search(log, lost, ends, timeout, task).batches()
+
+
+class _Search:
+    def __init__(self, log: Log, lost: KafkaCommittable, ends: Mapping[int, int], timeout: float, task: Task) -> None:
+        self._log = log
+        self._lost = lost
+        self._timeout = timeout
+        self._task = task
+        self._ends = dict(ends)
+        self._starts = log.starts()
+        self._positions = {partition: self._first(partition) for partition in ends}
+        self._next: dict[int, int] = dict.fromkeys(ends, 0)
+        self._found = 0
+
+    def batches(self) -> Iterator[Found]:
+        shown = time.monotonic()
+        while self._found < self._lost.rows and (ahead := self._ahead()):
+            for fetched in self._log.fetch(ahead):
+                if fetched.records is None:
+                    self._again_from_start(fetched.partition)
+                    continue
+                for batch in self._ours(fetched.partition, fetched.records):
+                    yield Found(fetched.partition, batch)
+            if self._ahead() != ahead:
+                shown = time.monotonic()
+            elif time.monotonic() - shown > self._timeout:
+                raise Unreachable(
+                    f"topic '{self._log.topic}' shows no records from {ahead} on, and has some",
+                    hint="see that all brokers run; nothing is lost meanwhile",
+                )
+        if self._found != self._lost.rows:
+            raise self._incomplete(f"{self._found} of {self._lost.rows} records of the transaction are left")
+
+    def _first(self, partition: int) -> int:
+        # partitions that were added since have all their records after that
+        begun = self._lost.log_from[partition] if partition < len(self._lost.log_from) else 0
+        return max(begun, self._starts[partition])
+
+    def _ahead(self) -> dict[int, int]:
+        return {partition: at for partition, at in self._positions.items() if at < self._ends[partition]}
+
+    def _again_from_start(self, partition: int) -> None:
+        """Go on behind what retention has deleted since the last look: if rows were there, their number tells."""
+        self._starts = self._log.starts()
+        at = self._positions[partition]
+        self._positions[partition] = self._starts[partition] if at < self._starts[partition] else self._ends[partition]
+
+    def _ours(self, partition: int, records: bytes) -> Iterator[Batch]:
+        _, producer_id, producer_epoch = self._lost.transaction
+        for after, batch in record_batch.split(records):
+            # a fetch begins with the batch that the position lies in
+            if after <= self._positions[partition]:
+                continue
+            self._positions[partition] = after
+            if batch is None or batch.producer_id != producer_id:
+                continue
+            if batch.is_control:
+                if batch.producer_epoch >= producer_epoch:
+                    self._positions[partition] = self._ends[partition]
+                    return
+            elif batch.producer_epoch == producer_epoch:
+                self._prove(partition, batch)
+                yield batch
+
+    def _prove(self, partition: int, batch: Batch) -> None:
+        where = f"partition {partition} at offset {batch.base_offset}"
+        if batch.base_sequence != self._next[partition]:
+            raise self._incomplete(
+                f"{where} has sequence number {batch.base_sequence} of the transaction, and the next one is "
+                f"{self._next[partition]}"
+            )
+        if not batch.is_whole:
+            raise self._incomplete(
+                f"{where} has a batch with {batch.records} records that was written with {batch.last_offset_delta + 1}"
+            )
+        self._next[partition] = (batch.base_sequence + batch.records) % SEQUENCES
+        self._found += batch.records
+        if self._found > self._lost.rows:
+            raise self._incomplete(f"there are more than the {self._lost.rows} records that the task has written")
+
+    def _incomplete(self, why: str) -> LogIncomplete:
+        number, sink = self._task.epoch.number, self._task.identity.sink
+        return LogIncomplete(
+            f"epoch {number}, sink '{sink}': the rows of transaction {self._lost.transaction.transactional_id}, which "
+            f"was aborted, cannot be taken from topic '{self._log.topic}' again: {why}{self._deleted()}; none of them "
+            "is applied",
+            hint="retention or an operator has deleted or compacted them, or a broker lost them: these rows are only "
+            f"in the source. To close the epoch without them: epochsink resolve CHECKPOINT {number} --sink {sink} "
+            f"--as discard; its input (offsets/{number} in the checkpoint) can then be loaded by a query of its own. "
+            "Kafka(spool=True) keeps a copy outside of the topic",
+        )
+
+    def _deleted(self) -> str:
+        """Return which partitions no longer hold all that came after the epoch's beginning."""
+        begun = dict(enumerate(self._lost.log_from))
+        deleted = [
+            f"; partition {partition} now begins at offset {start}, and the epoch began at {begun.get(partition, 0)}"
+            for partition, start in sorted(self._starts.items())
+            if start > begun.get(partition, 0)
+        ]
+        return "".join(deleted)

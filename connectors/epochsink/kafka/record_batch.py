@@ -1,0 +1,151 @@
+"""Record batches as brokers keep them: read by their headers alone, and put under another producer.
+
+What is in a batch, and how it is compressed, stays as it is. So does the evidence that it is whole: the new header's
+checksum is computed from the stored one and from what changes, so that a batch which was damaged in the log is
+refused by the broker, and by every reader, as it was before.
+"""
+
+from __future__ import annotations
+
+import struct
+from functools import cache
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SEQUENCES: Final = 1 << 31
+"""Sequence numbers begin again at 0 after so many."""
+
+_PREFIX: Final = struct.Struct(">qi")
+"""Base offset, and the number of bytes that follow: the same in every format that there was."""
+_MAGIC_AT: Final = 16
+_MAGIC: Final = 2
+_HEADER: Final = struct.Struct(">qiibIhiqqqhii")
+_CRC_AT: Final = 17
+_COVERED_FROM: Final = 21
+"""The checksum is of all that follows it."""
+_NO_LEADER_EPOCH: Final = -1
+
+_LOG_APPEND_TIME: Final = 0x08
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
+
+_POLYNOMIAL: Final = 0x82F63B78
+"""Castagnoli's, its bits in reverse."""
+
+
+class Batch(NamedTuple):
+    """One record batch, and what its header says."""
+
+    data: memoryview
+    base_offset: int
+    attributes: int
+    last_offset_delta: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records: int
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it is the marker of a transaction's end."""
+        return bool(self.attributes & _CONTROL)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds every record that it was written with: compaction takes records out of batches."""
+        return bool(self.attributes & _TRANSACTIONAL) and self.records == self.last_offset_delta + 1
+
+    def under(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
+        """Return the batch as another producer sends it."""
+        fields = list(_HEADER.unpack_from(self.data))
+        size, _, _, crc = fields[1:5]
+        # brokers take no timestamps of their own from a producer; they set them again where the topic says so
+        attributes = self.attributes & ~_LOG_APPEND_TIME
+        fields[:3] = 0, size, _NO_LEADER_EPOCH
+        fields[5] = attributes
+        fields[9:12] = producer_id, producer_epoch, base_sequence
+        header = bytearray(_HEADER.pack(*fields))
+        covered = slice(_COVERED_FROM, _HEADER.size)
+        changed = bytes(was ^ now for was, now in zip(self.data[covered], header[covered], strict=True))
+        crc ^= _after_zeros(_remainder(changed), len(self.data) - _HEADER.size)
+        struct.pack_into(">I", header, _CRC_AT, crc)
+        return bytes(header) + self.data[_HEADER.size :]
+
+
+def split(data: bytes) -> Iterator[tuple[int, Batch | None]]:
+    """Yield each complete batch of what a fetch has brought, after the offset that follows it.
+
+    The last one may be cut, and is left out then. None stands for one of the formats before there were transactions.
+    """
+    view, at = memoryview(data), 0
+    while len(view) - at >= _HEADER.size:
+        base_offset, size = _PREFIX.unpack_from(view, at)
+        end = at + _PREFIX.size + size
+        if end > len(view):
+            return
+        if view[at + _MAGIC_AT] != _MAGIC:
+            yield base_offset + 1, None
+        else:
+            fields = _HEADER.unpack_from(view, at)
+            attributes, last_offset_delta = fields[5:7]
+            batch = Batch(view[at:end], base_offset, attributes, last_offset_delta, *fields[9:])
+            yield base_offset + last_offset_delta + 1, batch
+        at = end
+
+
+# ---- the checksum, CRC-32C, of a change: of messages of one length, it is linear in their bits
+
+
+@cache
+def _table() -> list[int]:
+    table = []
+    for byte in range(256):
+        value = byte
+        for _ in range(8):
+            value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
+        table.append(value)
+    return table
+
+
+def _remainder(data: bytes) -> int:
+    table, value = _table(), 0
+    for byte in data:
+        value = table[(value ^ byte) & 0xFF] ^ value >> 8
+    return value
+
+
+def _after_zeros(value: int, count: int) -> int:
+    """Return a remainder after ``count`` more bytes of zero, in as many steps as that number has bits."""
+    power = 0
+    while count:
+        if count & 1:
+            value = _applied(_zeros(power), value)
+        count >>= 1
+        power += 1
+    return value
+
+
+@cache
+def _zeros(power: int) -> tuple[int, ...]:
+    """Return what 2 ** power bytes of zero make of each bit of a remainder."""
+    if power == 0:
+        return tuple(_remainder_step(1 << bit) for bit in range(32))
+    half = _zeros(power - 1)
+    return tuple(_applied(half, column) for column in half)
+
+
+def _remainder_step(value: int) -> int:
+    return _table()[value & 0xFF] ^ value >> 8
+
+
+def _applied(matrix: tuple[int, ...], value: int) -> int:
+    found = 0
+    for column in matrix:
+        if not value:
+            break
+        if value & 1:
+            found ^= column
+        value >>= 1
+    return found
