@@ -44,7 +44,7 @@ class Report:
         processor = statistics.median(theirs.processor / own.processor for own, theirs in pairs)
         median = statistics.median(ratios)
         spread_ = f"from {ratios[0]:.2f} to {ratios[-1]:.2f}, in processor seconds {processor:.2f}"
-        self.lines.append(f"RATIO {name} {median:.2f} (aim {aim:.1f}) {spread_}")
+        self.lines.append(f"RATIO {name} {median:.2f} (aim {aim:g}) {spread_}")
         return median
 
     def print(self) -> None:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
-from fix_kafka import at_every_transaction_version
-from kafka_kit import create_topic, rows
+from fix_kafka import NEWEST_LEVEL, at_every_transaction_version
+from kafka.structs import TopicPartition as TopicPart
+from kafka_kit import admin, create_topic, rows
 
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import Kafka
 from epochsink.kafka.cluster import Cluster
+from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.end_txn import State
+from epochsink.kafka.topic_log import TopicLog
 from epochsink.kafka.transactions import Transactions
-from epochsink.sink import Identity
+from epochsink.sink import Epoch, Identity, Task
 from epochsink.testing.sink_contract import OTHER_QUERY, QUERY, SinkContract
 from epochsink.testing.sink_rig import SinkRig
 
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
+    from epochsink.sink import Committable
 
 PARTITIONS = 2
 SECONDS = 30.0
@@ -99,14 +104,55 @@ class KafkaRig(SinkRig):
         return names
 
 
+class KafkaLogRig(KafkaRig):
+    """Spools nothing: the topic keeps the rows."""
+
+    def __init__(self, sink: Kafka, folder: Path, servers: str, topic: str) -> None:
+        super().__init__(sink, folder, servers, topic)
+        self._log = TopicLog(self._cluster, topic)
+        self._ends: dict[str, tuple[int, ...]] = {}
+
+    def write(
+        self, query: str, generation: int, epoch: Epoch, partition: int, rows_: list[int]
+    ) -> tuple[str, Committable]:
+        """Run one task, and add to its committable what the driver has noted before the first one."""
+        noted = self._ends.setdefault(epoch.attempt, tuple(self._log.ends().values()))
+        task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex, spooled=False)
+        writer = self.sink.writer(task)
+        writer.write(self.batch(rows_))
+        part = replace(KafkaCommittable.from_json(writer.prepare()), log_from=noted)
+        return task.uuid, part.to_json()
+
+    def drop_spool(self, query: str, epoch: Epoch) -> None:
+        """Leave an abandoned attempt's records to retention."""
+
+    def damage_spool(self, query: str, epoch: Epoch, task: str) -> None:
+        """Delete all records, as retention does."""
+        with admin(self._servers) as client:
+            client.delete_records({TopicPart(self._topic, at): end for at, end in self._log.ends().items()})
+
+
 @at_every_transaction_version
 class TestKafka(SinkContract):
-    """With a spool: bounded ids; on clusters with each level of transaction.version."""
+    """With a copy in the spool; on clusters with each level of transaction.version."""
 
     @pytest.fixture
     def rig(self, kafka: KafkaService, fresh_topic: FreshName, tmp_path: Path) -> Iterator[KafkaRig]:
         topic = create_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS)
         sink = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
         rig = KafkaRig(sink, tmp_path, kafka.bootstrap_servers, topic)
+        yield rig
+        rig.close()
+
+
+@pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=["kept in the topic"])
+class TestKafkaLog(SinkContract):
+    """Without a copy, out of the topic's own log; the tests of that run at the other levels too."""
+
+    @pytest.fixture
+    def rig(self, kafka: KafkaService, fresh_topic: FreshName, tmp_path: Path) -> Iterator[KafkaLogRig]:
+        topic = create_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS)
+        sink = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
+        rig = KafkaLogRig(sink, tmp_path, kafka.bootstrap_servers, topic)
         yield rig
         rig.close()

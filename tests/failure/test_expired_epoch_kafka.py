@@ -37,14 +37,17 @@ def wait_until_expired(rig: KafkaRig) -> None:
         time.sleep(0.5)
 
 
+@pytest.mark.parametrize("spool", [None, True], ids=["kept in the topic", "kept in the spool"])
 def test_epochs_that_expired_while_the_job_was_down_are_delivered_once_and_before_later_ones(
-    tmp_path: Path, private_kafka: PrivateKafka
+    tmp_path: Path, private_kafka: PrivateKafka, *, spool: bool | None
 ) -> None:
     """One expires before its decision; of another one transaction is committed, and the broker dies, too."""
     broker = private_kafka(**{"transaction.abort.timed.out.transaction.cleanup.interval.ms": 500})
-    with pipeline_into_kafka(tmp_path, broker, transaction_timeout=TRANSACTION_SECONDS) as rig:
+    with pipeline_into_kafka(tmp_path, broker, transaction_timeout=TRANSACTION_SECONDS, spool=spool) as rig:
         rig.restart_with("coordinator.record.after:2")
         assert rig.reader.leftovers(), "the recorded epoch's transactions have to be open at first"
+        spooled = list((rig.harness.folder / "checkpoint" / "epochsink" / "spool").rglob("*.arrow"))
+        assert bool(spooled) is bool(spool)
         wait_until_expired(rig)
 
         # each of the expired two is asked for twice, before it is prepared again and after; then comes a new epoch

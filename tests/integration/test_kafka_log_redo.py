@@ -185,7 +185,7 @@ def test_rows_that_the_log_holds_no_more_are_named_and_none_of_the_others_is_app
     "settings", [{"message_timestamp_type": "LogAppendTime"}, {"compression_type": "gzip"}], ids=str
 )
 def test_batches_that_the_broker_has_stamped_or_compressed_itself_are_taken_as_well(
-    kafka: KafkaService, fresh_topic: FreshName, settings: dict[str, str]
+    kafka: KafkaService, fresh_topic: FreshName, settings: dict[str, Any]
 ) -> None:
     servers = kafka.bootstrap_servers
     topic = create_topic(servers, fresh_topic(), **settings)

@@ -41,7 +41,8 @@ class Variant:
 
     ``in_batch`` recovers in the first foreachBatch, as without `ExactlyOnce.start` (None: as the schedule is);
     ``later_sinks`` are those of every driver but the first; ``purges`` lets Spark keep only its last two commits.
-    ``refuses_second_calls`` is the guard of `epochsink.spark.query_run`.
+    ``refuses_second_calls`` is the guard of `epochsink.spark.query_run`. ``kept`` are the sinks whose targets keep the
+    rows themselves, so that these are not spooled.
     """
 
     coordinator: type[Coordinator] = Coordinator
@@ -54,6 +55,7 @@ class Variant:
     purges: bool = False
     spool_keeper: type[MemorySpool] = MemorySpool
     refuses_second_calls: bool = True
+    kept: str = ""
 
     def port(self, letter: str) -> type[PortBase]:
         """Return the class of a sink's port."""
@@ -280,7 +282,7 @@ class Driver(Process):
             writers[letter] = writer = self._begin(port, task, attempt_number)
             writer.write(rows)
         for letter in self.ports:
-            if self.variant.spool or letter in "EF":
+            if (self.variant.spool or letter in "EF") and letter not in self.variant.kept:
                 query_id, name = self.simulation.query, spool_name(letter, identifier)
                 files = written.files.setdefault(letter, {})
                 files[identifier] = self.spool.write(query_id, epoch, name, rows)

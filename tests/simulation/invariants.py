@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from epochsink.errors import ConfigurationError, OutcomeUnknown, SpoolMissing, WentBack
+from epochsink.errors import ConfigurationError, LogIncomplete, OutcomeUnknown, SpoolMissing, WentBack
 from simulation.driver import EPOCHS, PASSING, SLOTS, parse_offsets
 from simulation.storage import ALTERED
 
@@ -27,6 +27,7 @@ EXCUSES: dict[str, tuple[type[BaseException], ...]] = {
     "swallow": (WentBack,),
     "double": (ConfigurationError,),
     "spool": (SpoolMissing, OutcomeUnknown),
+    "log": (LogIncomplete, OutcomeUnknown),
 }
 """The errors with which a query may stop for its operator once a kind of fault has struck."""
 
@@ -45,7 +46,7 @@ def check(simulation: Simulation) -> None:
         if not stopped or simulation.twin.is_whole:
             if missing:
                 simulation.flag(f"LOST {sink}")
-        elif not simulation.faults & (BACKWARDS | {"rejoin", "spool", "copy"}):
+        elif not simulation.faults & (BACKWARDS | {"rejoin", "spool", "log", "copy"}):
             _check_recoverable(simulation, sink, missing)
     if not stopped and simulation.query == "query-1" and "copy" not in simulation.faults:
         _check_leftovers(simulation)
@@ -105,6 +106,8 @@ def _check_recoverable(simulation: Simulation, sink: str, missing: set[tuple[str
     for transaction in world.kafka.transactions.values():
         if transaction.state == "Ongoing" and sink == "K":
             kept |= {(row.query, row.source) for row in transaction.rows}
+    if sink in simulation.variant.kept:
+        kept |= {(row.query, row.source) for _, _, row in world.kafka.records}
     if sink in "PS":
         target = world.postgres[sink]
         kept |= {(row.query, row.source) for one in target.prepared.values() for row in one.rows}
@@ -161,6 +164,9 @@ def verdict(simulation: Simulation, plan: Plan) -> list[str]:
     if simulation.faults & BACKWARDS and simulation.faults & {"restore", "ledger"}:
         # an epoch that an older ledger takes for pending, and a target that has forgotten it
         excused += (SpoolMissing,)
+    if simulation.faults & BACKWARDS and simulation.variant.kept:
+        # what the target keeps goes back with it
+        excused += (LogIncomplete,)
     stops = [stop for stop in (simulation.loud, simulation.twin.loud) if stop is not None]
     found = [anomaly for anomaly in simulation.anomalies if not (stops and anomaly.startswith(_of_copies(simulation)))]
     found += [f"ZOMBIE CONCLUDES {stop!r}" for stop in simulation.zombies if not isinstance(stop, excused)]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from epochsink.errors import Fenced, PrepareFailed, WentBack
+from epochsink.errors import Fenced, LogIncomplete, PrepareFailed, WentBack
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, ANY_GENERATION, PortBase, twice
@@ -188,26 +188,66 @@ class KafkaPort(PortBase):
                 raise WentBack(f"{name}: what nobody recorded is committed")
 
 
+class KafkaLogPort(KafkaPort):
+    """Keeps rows in the topic's log alone: a replay takes them from there."""
+
+    def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:
+        """Count the rows: they are recorded."""
+        made = super().begin(task, attempt_number)
+        return CountingTask(self, made.part["id"], task, made.part["epoch"])
+
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
+        """Produce what the log holds of the lost transaction again, if it is all."""
+        found = self.find(part)
+        self.prove(part, found)
+        self.apply_with(epoch, part)
+        name = str(TransactionalId(self._key, self._identity.generation, part["slot"], epoch.number % 2, 0, attempt))
+        replayed = {**part, "id": name, "epoch": self.initialise(name)}
+        self.send(replayed, self._key, found, epoch)
+        return replayed
+
+    def find(self, part: Committable) -> list[Row]:
+        """Read the log, whatever became of the transactions in it, for what this producer has written."""
+        name, epoch = part["id"], part["epoch"]
+        return self._step("K log", lambda: self._world.kafka.records_of(name, epoch), reads=True)
+
+    def prove(self, part: Committable, found: list[Row]) -> None:
+        """Raise `LogIncomplete` unless these are all."""
+        if len(found) != part["rows"]:
+            raise LogIncomplete(f"{len(found)} of {part['rows']} records of {part['id']} are left")
+
+
 class KafkaTask:
     """A task's transaction."""
 
-    def __init__(self, port: KafkaPort, name: str, task: Task) -> None:
+    def __init__(self, port: KafkaPort, name: str, task: Task, epoch: int | None = None) -> None:
         self._port = port
         self._task = task
-        self._part: Committable = {
+        self.part: Committable = {
             "id": name,
-            "epoch": port.initialise(name),
+            "epoch": port.initialise(name) if epoch is None else epoch,
             "slot": task.partition,
             "task": task.uuid,
         }
 
     def write(self, rows: list[Row]) -> None:
         """Produce."""
-        self._port.send(self._part, identity_key(self._task.identity), rows, self._task.epoch)
+        self._port.send(self.part, identity_key(self._task.identity), rows, self._task.epoch)
 
     def prepare(self) -> Committable:
         """Leave the transaction open."""
-        return self._part
+        return self.part
+
+
+class CountingTask(KafkaTask):
+    """Says how many rows it has written."""
+
+    def write(self, rows: list[Row]) -> None:
+        """Produce."""
+        super().write(rows)
+        self.part["rows"] = self.part.get("rows", 0) + len(rows)
 
 
 def group(partition: int, parity: int) -> str:

@@ -13,6 +13,7 @@ from simulation import sink_mutants as sink
 from simulation import world_mutants as world
 from simulation.driver import PRODUCTION, Variant
 from simulation.explorer import Case
+from simulation.kafka_port import KafkaLogPort
 from simulation.storage import TrimmingLedger
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Mutant:
 
 
 NO_SPOOL = Variant(spool=False)
+LOGGED = Variant(ports={"K": KafkaLogPort}, kept="K")
 TRIMMING = Variant(ledger=TrimmingLedger)
 
 
@@ -130,6 +132,20 @@ MUTANTS = (
         "K",
         ((45, ("delay", 50)),),
         Variant(ports={"K": sink.KafkaOldBroker}),
+    ),
+    Mutant(
+        "Kafka's log is believed to hold all records",
+        Variant(ports={"K": sink.KafkaBelievesTheLog}, kept="K"),
+        "K",
+        ((70, ("log", "gone")), (70, ("timeout",))),
+        LOGGED,
+    ),
+    Mutant(
+        "records of another producer are taken from Kafka's log",
+        Variant(ports={"K": sink.KafkaTakesOthersRecords}, kept="K"),
+        "K",
+        ((66, ("timeout",)),),
+        LOGGED,
     ),
     Mutant(
         "Kafka sweep takes newer generations",

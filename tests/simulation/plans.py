@@ -22,6 +22,7 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
     remark sink how          somebody changes a target's newest marker: to a "newer" epoch, or to an "other" attempt
     outside sink             somebody else writes to every document of an index
     spool how                the newest attempt's files in the spool are "changed", "cut" or "gone"
+    log how                  retention takes the beginning of Kafka's newest transaction ("cut"), or all ("gone")
     copy                     the checkpoint is copied, and a second query runs on the copy beside the first
     options                  all drivers die; the next one starts with other options
     rejoin                   all drivers die; epochsink/ is lost, and join_running=True was left in the code
@@ -61,6 +62,7 @@ def kinds(
 
 
 MISUSE: tuple[Fault, ...] = (("skip",), ("double",), ("swallow",))
+LOG: tuple[Fault, ...] = (("log", "cut"), ("log", "gone"))
 SPOOL: tuple[Fault, ...] = (("spool", "changed"), ("spool", "cut"), ("spool", "gone"))
 
 

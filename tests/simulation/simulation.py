@@ -182,6 +182,7 @@ class Simulation(Scheduler):
             "remark": self._alter_marker,
             "outside": self.world.write_from_outside,
             "spool": self._damage_spool,
+            "log": self.world.kafka.lose_records,
             "copy": self._copy_checkpoint,
             "options": self._change_options,
             "rejoin": self._join_again,

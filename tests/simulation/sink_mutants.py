@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.identity import PreparedName, TransactionalId, identity_key
 from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Rows, Task, Verdict
-from simulation.kafka_port import KafkaPort, KafkaTask
+from simulation.kafka_port import KafkaLogPort, KafkaPort, KafkaTask
 from simulation.port import ABORTED, ANY_GENERATION, twice
 from simulation.postgres_port import PreparedPort, StagedPort
 from simulation.search_port import KeyedSearchPort, SearchPort
@@ -79,6 +79,21 @@ class KafkaReusesProducer(KafkaOldBroker):
         if known.state != "Ongoing":
             known.rows, known.state = [], "Empty"
         return known.epoch
+
+
+class KafkaBelievesTheLog(KafkaLogPort):
+    """Takes what is left of a transaction in the log for all of it."""
+
+    def prove(self, part: Committable, found: list[Row]) -> None:
+        pass
+
+
+class KafkaTakesOthersRecords(KafkaLogPort):
+    """Takes as many records of an id as there should be, whoever has written them."""
+
+    def find(self, part: Committable) -> list[Row]:
+        name, count = part["id"], part["rows"]
+        return self._step("K log", lambda: self._world.kafka.records_of(name)[:count], reads=True)
 
 
 class KafkaSweepsNewer(KafkaPort):

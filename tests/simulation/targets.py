@@ -45,7 +45,8 @@ class Marked(NamedTuple):
 class Kafka:
     """Transactional ids with producer epochs; marks by (identity key, partition, parity of the epoch).
 
-    ``log`` has, by query, the place and the epoch of each committed transaction.
+    ``log`` has, by query, the place and the epoch of each committed transaction, ``records`` each row with the id and
+    producer epoch that it was sent under, whatever became of its transaction.
     """
 
     readers: Readers
@@ -55,6 +56,7 @@ class Kafka:
     log: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     fences: dict[str, int] = field(default_factory=dict)
     """By identity key, the producer epoch of the transactional id that each driver takes as it starts."""
+    records: list[tuple[str, int, Row]] = field(default_factory=list)
     _end: int = 0
 
     def fence(self, key: str) -> int:
@@ -78,7 +80,9 @@ class Kafka:
             self._end += 1
             transaction.state, transaction.place = "Ongoing", self._end
         # sequence numbers: a produce request that arrives twice is one
-        transaction.rows += [row for row in rows if row not in transaction.rows]
+        new = [row for row in rows if row not in transaction.rows]
+        transaction.rows += new
+        self.records += [(name, epoch, row) for row in new]
         transaction.marker = marker
         return "OK"
 
@@ -93,6 +97,19 @@ class Kafka:
             self.readers.before_commit("K")
         self._complete(transaction, commit=commit)
         return "OK"
+
+    def records_of(self, name: str, epoch: int | None = None) -> list[Row]:
+        """Return what the log holds of one producer, or of all that have used an id."""
+        return [row for sender, sent_in, row in self.records if sender == name and epoch in (None, sent_in)]
+
+    def lose_records(self, how: str) -> bool:
+        """Let retention take the oldest record of the newest transaction ("cut") or all records ("gone")."""
+        if not self.records:
+            return False
+        newest = self.records[-1][:2]
+        first = next(at for at, record in enumerate(self.records) if record[:2] == newest)
+        del self.records[: first + 1 if how == "cut" else None]
+        return True
 
     def _complete(self, transaction: Transaction, *, commit: bool) -> None:
         # a commit and a time-out both bump the producer epoch, so that the epoch alone does not tell them apart

@@ -9,6 +9,7 @@ import pytest
 from simulation import plans
 from simulation.driver import Variant
 from simulation.explorer import Case, Findings, explore, steps_of
+from simulation.mutants import LOGGED
 from simulation.storage import StepwiseLedger, TrimmingLedger
 
 PURGING = Variant(purges=True)
@@ -85,6 +86,17 @@ def test_reply_lost_around_a_losing_task(sinks: str) -> None:
         for fault in (("loser", 0, 0), ("loser", 0, 1), ("loser", 1, 0))
     )
     expect_none(explore(sweep, sinks, 0), 150)
+
+
+@pytest.mark.parametrize("sinks", ["K", "KPE"])
+def test_faults_where_kafkas_log_keeps_the_rows(sinks: str) -> None:
+    """Nothing of Kafka's is spooled: a share of the plans with one fault, and of those with two."""
+    some = itertools.islice(plans.one_fault(steps_of(sinks, 0, LOGGED), plans.QUICK), 0, None, 10)
+    expect_none(explore(some, sinks, 0, variant=LOGGED), 200)
+    seed = 5_000 + len(sinks)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    random = plans.at_random(seed, steps_of(sinks, 0, LOGGED) + 25, 2, plans.MEDIUM)
+    expect_none(explore(random, sinks, 0, variant=LOGGED, most=300), 40)
 
 
 @pytest.mark.parametrize("sinks", ["K", "S"])

@@ -8,6 +8,7 @@ import pytest
 
 from simulation import plans
 from simulation.explorer import Findings, explore, steps_of
+from simulation.mutants import LOGGED
 
 if TYPE_CHECKING:
     from simulation.plans import Fault
@@ -61,6 +62,19 @@ def test_the_users_function_calls_twice_in_an_epoch(sinks: str) -> None:
 def test_options_change_under_a_pending_epoch(sinks: str) -> None:
     """It is applied with the options that it was prepared with."""
     every_step(sinks, ("options",))
+
+
+def test_kafkas_log_loses_what_it_keeps() -> None:
+    """Likewise, where the topic is the only place that keeps the rows; what is open in it is committed all the same."""
+    seed = 5_000
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    steps = steps_of("K", 0, LOGGED) + 10
+    # what is gone is missed only once the transaction is gone too
+    both = plans.another_too(seed, steps, plans.LOG, [("timeout",)])
+    for some in (plans.one_fault(steps, plans.LOG), both):
+        findings = explore(some, "K", 0, variant=LOGGED, most=300)
+        assert not findings.violations, findings.report()
+        assert findings.struck >= 60, findings.report()
 
 
 @pytest.mark.parametrize("sinks", EACH)

@@ -28,13 +28,22 @@ def test_a_committable_survives_the_ledger() -> None:
     assert KafkaCommittable.from_json(json.loads(json.dumps(part.to_json()))) == part
 
 
+def test_a_committable_tells_from_where_in_its_topic_the_rows_are_kept() -> None:
+    part = dataclasses.replace(KafkaCommittable.from_json(FIRST), version=VERSION, log_from=(10, 0, 1 << 40))
+    assert KafkaCommittable.from_json(json.loads(json.dumps(part.to_json()))) == part
+
+
+def test_those_of_older_versions_have_their_rows_in_the_spool() -> None:
+    assert all(KafkaCommittable.from_json(FIRST | {"version": n, "partition": 3}).log_from == () for n in (1, 2, 3))
+
+
 def test_a_committable_of_the_first_version_is_read() -> None:
     part = KafkaCommittable.from_json(FIRST)
     assert part.transaction == Transaction("epochsink.a.g1.s3.p0.a7", 7, 3)
     assert (part.partition, part.task, part.rows, part.prepared_at) == (3, "f" * 32, 9, 1_700_000_000)
 
 
-@pytest.mark.parametrize(("version", "joint"), [(1, True), (2, True), (3, False)])
+@pytest.mark.parametrize(("version", "joint"), [(1, True), (2, True), (3, False), (4, False)])
 def test_a_committable_says_where_its_marker_stands_whoever_records_it_again(*, version: int, joint: bool) -> None:
     part = KafkaCommittable.from_json(FIRST | {"version": version, "partition": 3})
     assert part.has_joint_marker is joint
