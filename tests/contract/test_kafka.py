@@ -128,6 +128,7 @@ class KafkaLogRig(KafkaRig):
 
     def damage_spool(self, query: str, epoch: Epoch, task: str) -> None:
         """Delete all records, as retention does."""
+        del query, epoch, task
         with admin(self._servers) as client:
             client.delete_records({TopicPart(self._topic, at): end for at, end in self._log.ends().items()})
 
