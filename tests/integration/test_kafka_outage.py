@@ -56,19 +56,22 @@ def broker(breakable: KafkaService) -> Iterator[KafkaService]:
     breakable.start()
 
 
+@pytest.mark.parametrize("spooled", [True, False], ids=["kept in the spool", "kept in the topic"])
 def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing(
-    broker: KafkaService, fresh_topic: FreshName
+    broker: KafkaService, fresh_topic: FreshName, *, spooled: bool
 ) -> None:
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
     config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=5, timeout=30)
     who, at = identity(), epoch(8)
     name = uuid.uuid4().hex
-    spool = ListRows({name: [rows("a", "b"), rows("c")]})
-    part = prepare(config, task(who, at, name=name), *spool.read(name))
-
+    batches = [rows("a", "b"), rows("c")]
+    spool = ListRows({name: batches} if spooled else {})
     committer = KafkaCommitter(config)
     committer.open(who)
     try:
+        assert spooled or committer.keeps_rows(at, batches[0].schema)
+        of = dataclasses.replace(task(who, at, name=name), spooled=spooled)
+        [part] = committer.vote(at, [prepare(config, of, *batches)], spool)
         wait_for(lambda: not committer._transactions.open_ids("", committer._cluster.deadline()), "it times out")
         verdict = commit(committer, at, part, spool)
         assert verdict.outcome is Outcome.ABORTED, verdict
@@ -162,6 +165,25 @@ def test_an_epoch_that_takes_longer_than_its_transactions_is_prepared_again_in_t
             assert len(opened(client)) == 2
             assert [commit(committer, at, part, spool) for part in voted] == [COMMITTED, COMMITTED]
     assert read_all(broker.bootstrap_servers, topic, 4) == ["a", "b", "c", "d"]
+
+
+def test_what_has_expired_before_the_vote_is_taken_out_of_the_topic_by_the_vote(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    """Where no copy is kept; what is copied lives longer, and a broker that dies takes nothing along."""
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    config = short_lived(broker, topic)
+    who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
+    with committing(config, who) as committer:
+        assert committer.keeps_rows(at, rows("a").schema)
+        early = prepare(config, dataclasses.replace(task(who, at), spooled=False), rows("a", "b"))
+        with admin(broker.bootstrap_servers) as client:
+            wait_for(lambda: not opened(client), "it times out")
+        broker.kill()
+        broker.start()
+        [voted] = committer.vote(at, [early], NO_ROWS)
+        assert commit(committer, at, voted) == COMMITTED
+    assert read_all(broker.bootstrap_servers, topic, 2) == ["a", "b"]
 
 
 def test_without_a_spool_an_epoch_that_takes_longer_than_its_transactions_is_told_so(

@@ -143,7 +143,7 @@ class _Search:
         self._timeout = timeout
         self._task = task
         self._ends = dict(ends)
-        self._starts = log.starts()
+        self._starts: Mapping[int, int] = {}
         self._positions = {partition: self._first(partition) for partition in ends}
         self._next: dict[int, int] = dict.fromkeys(ends, 0)
         self._found = 0
@@ -169,8 +169,7 @@ class _Search:
 
     def _first(self, partition: int) -> int:
         # partitions that were added since have all their records after that
-        begun = self._lost.log_from[partition] if partition < len(self._lost.log_from) else 0
-        return max(begun, self._starts[partition])
+        return self._lost.log_from[partition] if partition < len(self._lost.log_from) else 0
 
     def _ahead(self) -> dict[int, int]:
         return {partition: at for partition, at in self._positions.items() if at < self._ends[partition]}
@@ -228,10 +227,9 @@ class _Search:
 
     def _deleted(self) -> str:
         """Return which partitions no longer hold all that came after the epoch's beginning."""
-        begun = dict(enumerate(self._lost.log_from))
         deleted = [
-            f"; partition {partition} now begins at offset {start}, and the epoch began at {begun.get(partition, 0)}"
+            f"; partition {partition} now begins at offset {start}, and the epoch began at {self._first(partition)}"
             for partition, start in sorted(self._starts.items())
-            if start > begun.get(partition, 0)
+            if start > self._first(partition)
         ]
         return "".join(deleted)
