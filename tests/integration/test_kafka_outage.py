@@ -61,7 +61,13 @@ def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing
     broker: KafkaService, fresh_topic: FreshName, *, spooled: bool
 ) -> None:
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=5, timeout=30)
+    config = Kafka(
+        bootstrap_servers=broker.bootstrap_servers,
+        topic=topic,
+        transaction_timeout=5,
+        timeout=30,
+        spool=True if spooled else None,
+    )
     who, at = identity(), epoch(8)
     name = uuid.uuid4().hex
     batches = [rows("a", "b"), rows("c")]
@@ -172,7 +178,7 @@ def test_what_has_expired_before_the_vote_is_taken_out_of_the_topic_by_the_vote(
 ) -> None:
     """Where no copy is kept; what is copied lives longer, and a broker that dies takes nothing along."""
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    config = short_lived(broker, topic)
+    config = short_lived(broker, topic, spool=None)
     who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
     with committing(config, who) as committer:
         assert committer.keeps_rows(at, rows("a").schema)

@@ -22,7 +22,7 @@ DATED = pa.schema([("value", pa.string()), ("timestamp", pa.timestamp("us", "UTC
 
 
 def sink(**settings: Any) -> Kafka:
-    return Kafka(bootstrap_servers="broker:9092", **({"topic": "orders"} | settings))
+    return Kafka(bootstrap_servers="broker:9092", **({"topic": "orders", "spool": None} | settings))
 
 
 @pytest.mark.parametrize(
