@@ -145,15 +145,20 @@ class KafkaPort(PortBase):
         self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
     ) -> Committable:
         """Produce the partition's rows again in a new transaction."""
-        spooled: list[Any] = list(rows.read(part["task"]))
+        kept = self.kept(part, rows)
         self.apply_with(epoch, part)
         generation = self._identity.generation
         name = str(TransactionalId(self._key, generation, part["slot"], epoch.number % 2, 0, attempt))
         replayed = {**part, "id": name, "epoch": self.initialise(name)}
-        self.send(replayed, self._key, spooled, epoch)
+        self.send(replayed, self._key, kept, epoch)
         if self.lost_fence(self._step("K describe fence", self.now_fenced_at, reads=True)):
             self._end_own([replayed])
         return replayed
+
+    def kept(self, part: Committable, rows: Rows) -> list[Row]:
+        """Return the rows of a lost part, out of the spool."""
+        found: list[Any] = list(rows.read(part["task"]))
+        return found
 
     def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Abort the open transactions that ``keep`` does not name."""
@@ -196,17 +201,12 @@ class KafkaLogPort(KafkaPort):
         made = super().begin(task, attempt_number)
         return CountingTask(self, made.part["id"], task, made.part["epoch"])
 
-    def replay(
-        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
-    ) -> Committable:
-        """Produce what the log holds of the lost transaction again, if it is all."""
+    def kept(self, part: Committable, rows: Rows) -> list[Row]:
+        """Return what the log holds of the lost transaction, if it is all."""
+        del rows
         found = self.find(part)
         self.prove(part, found)
-        self.apply_with(epoch, part)
-        name = str(TransactionalId(self._key, self._identity.generation, part["slot"], epoch.number % 2, 0, attempt))
-        replayed = {**part, "id": name, "epoch": self.initialise(name)}
-        self.send(replayed, self._key, found, epoch)
-        return replayed
+        return found
 
     def find(self, part: Committable) -> list[Row]:
         """Read the log, whatever became of the transactions in it, for what this producer has written."""
