@@ -9,9 +9,11 @@ import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, cast
 
+import psycopg
 import pyarrow as pa
 import pytest
 from fix_postgres import Driver, Truth, as_user
+from psycopg.pq import ConnStatus, TransactionStatus
 
 from epochsink.postgres import Postgres, server
 from epochsink.sink import Epoch
@@ -392,6 +394,48 @@ def test_nothing_is_set_in_a_session_that_others_get_too(
     for _ in range(2):
         server_of(postgres).connect("epochsink").close()
     assert settings == [(0,), (0,)]
+
+
+class Unknown(set[Any]):
+    """Addresses of which none is ever known."""
+
+    def __contains__(self, _address: object) -> bool:
+        return False
+
+
+def test_a_session_is_given_back_to_its_pooler_with_the_settings_that_it_had(
+    table: str, pg_schema: str, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pooler in session mode need not reset what it lends; here all sessions of an epoch are lent."""
+    lent: dict[int, dict[str, str]] = {}
+    given_back: dict[int, dict[str, str]] = {}
+
+    def settings(connection: psycopg.Connection[Any]) -> dict[str, str]:
+        return dict(connection.execute("SELECT name, setting FROM pg_catalog.pg_settings").fetchall())
+
+    def lend(one: Connection, _other: Connection) -> bool:
+        one.execute("SET search_path = 'public, pg_temp'; SET lock_timeout = 7; SET TimeZone = 'Asia/Tokyo'")
+        lent[one.info.backend_pid] = settings(one)
+        return False
+
+    def give_back(connection: psycopg.Connection[Any]) -> None:
+        if connection.info.backend_pid in lent and connection.info.status is not ConnStatus.BAD:
+            assert connection.info.transaction_status is TransactionStatus.IDLE
+            given_back[connection.info.backend_pid] = settings(connection)
+        close(connection)
+
+    monkeypatch.setattr(server, "_own_sessions", Unknown())
+    monkeypatch.setattr(server, "_is_direct", lambda _connection: False)
+    monkeypatch.setattr(server, "is_lent_to_both", lend)
+    close = psycopg.Connection.close
+    monkeypatch.setattr(psycopg.Connection, "close", give_back)
+    driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", schema_for_markers=pg_schema))
+    assert driver.committer.check(ROW) == []
+    driver.run(0, pa.RecordBatch.from_pylist([{"id": 1, "note": "x"}], ROW))
+    driver.committer.abort_orphans([])
+    driver.close()
+    assert len(given_back) > 2
+    assert given_back == lent
 
 
 def server_of(postgres: PostgresService) -> server.Server:

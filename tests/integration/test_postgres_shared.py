@@ -267,6 +267,21 @@ def test_leftovers_of_the_group_are_ended_whatever_the_order_of_the_sinks(
     assert rows(family, pg_truth) == expected(epoch(0))
 
 
+def test_a_leftover_of_the_group_is_ended_though_the_sink_whose_name_it_bears_has_left_the_query(
+    family: FamilyTables, pg_truth: Truth
+) -> None:
+    """A shared transaction bears the name of the first sink, and holds locks on the tables of both."""
+    use(family, commit="prepared")
+    assert family.killed_at("coordinator.record.before", [epoch(0)])
+    assert len(pg_truth.prepared()) == 1
+    table = family.sinks.pop("parents")["table"]
+    driver = family.driver()
+    assert pg_truth.prepared() == []
+    pg_truth.execute(f"INSERT INTO {table} SELECT generate_series(0, 2)")
+    family.run(driver, 0, {"children": epoch(0)["children"]})
+    assert pg_truth.rows(family.sinks["children"]["table"]) == expected(epoch(0))[1]
+
+
 def test_a_row_that_one_table_refuses_keeps_the_epoch_out_of_both(family: FamilyTables, pg_truth: Truth) -> None:
     """In time, where the epoch is merged after the decision, with validate=True."""
     bad = {**epoch(0), "children": [{"id": 1, "parent": 99}]}

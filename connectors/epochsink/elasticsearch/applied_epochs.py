@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import elasticsearch
+
 from epochsink.elasticsearch.connection import ensure_index
-from epochsink.elasticsearch.errors import CONFLICT, NOT_FOUND
+from epochsink.elasticsearch.errors import CONFLICT, error_type
 from epochsink.identity import PREFIX, identity_key, marker_document
 
 if TYPE_CHECKING:
-    import elasticsearch
-
     from epochsink.sink import Epoch, Identity
 
 INDEX: Final = f"{PREFIX}-markers"
@@ -74,11 +74,13 @@ def _claimed(client: elasticsearch.Elasticsearch, second: int) -> bool:
 
 def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | None:
     """Return the marker of a sink, None if no epoch was ever applied."""
-    answer = client.options(ignore_status=NOT_FOUND).get(
-        index=INDEX, id=marker_document(identity_key(identity)), realtime=True
-    )
-    if not answer.body.get("found"):
-        return None
+    try:
+        answer = client.get(index=INDEX, id=marker_document(identity_key(identity)), realtime=True)
+    except elasticsearch.NotFoundError as error:
+        # a proxy's 404 says nothing about the marker
+        if error_type(error) == "index_not_found_exception" or _is_absent(error.body):
+            return None
+        raise
     kept: dict[str, Any] = answer["_source"]
     place = (answer["_seq_no"], answer["_primary_term"])
     return Marker(
@@ -90,6 +92,11 @@ def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | No
         place,
         kept.get("history"),
     )
+
+
+def _is_absent(body: object) -> bool:
+    """Return whether the server itself says that it has no such document."""
+    return isinstance(body, dict) and body.get("found") is False
 
 
 def write(

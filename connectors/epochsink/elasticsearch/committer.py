@@ -8,6 +8,7 @@ from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, er
 from epochsink.elasticsearch.apply import Application, Overtaken
 from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.connection import connect
+from epochsink.elasticsearch.rows_by_id import NoTemporaryFiles
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.retry import retrying
 from epochsink.sink import COMMITTED, LastDone, Mark, Outcome, Verdict, verify_marks
@@ -129,7 +130,10 @@ class ElasticsearchCommitter:
         """Return how many rows give way to a later one of their id. Raises `RowsRejected` if that is uncertain."""
         if not self._config.key:
             return 0
-        counted, replaced = deduplicate.count(rows, tasks, total)
+        try:
+            counted, replaced = deduplicate.count(rows, tasks, total)
+        except NoTemporaryFiles as error:
+            raise PrepareFailed(error.message, hint=error.hint) from error
         if counted != total:
             raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, the tasks wrote {total}")
         return replaced
@@ -147,7 +151,7 @@ class ElasticsearchCommitter:
             if errors.is_passing(error):
                 return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} may be applied in part; {said}: {hint}")
             raise OutcomeUnknown(f"applying epoch {epoch.number} failed: {said}", hint=hint) from error
-        except errors.TakesNoWrites as error:
+        except (errors.TakesNoWrites, NoTemporaryFiles) as error:
             pending = f"epoch {epoch.number} stays pending in the ledger, its rows in the spool: nothing is lost"
             raise OutcomeUnknown(f"{error.message}; {pending}", hint=error.hint) from error
 

@@ -24,6 +24,7 @@ _SUPPORTED: Final = (8, 9)
 _ASK_ABOUT_SIZE: Final = 1_000_000
 _ACTION_LINE: Final = 1_000
 _ASK_ABOUT_REQUESTS: Final = 5_000_000
+_GC_DELETES: Final = "60s"
 _MEMORY: Final = "indexing_pressure.memory.limit"
 _NOT_TO_BE_KNOWN: Final = frozenset({400, 403, 404, 410})
 """Statuses of questions about nodes where the user has no such right, or the server (serverless) no such API."""
@@ -141,7 +142,8 @@ def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, sch
 
 def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
     settings = config.index_settings
-    if config.delete_when is not None:
+    if config.delete_when is not None and duration_seconds(config.gc_deletes) != duration_seconds(_GC_DELETES):
+        # what every index has anyway is not set: serverless knows no such setting
         settings["index.gc_deletes"] = config.gc_deletes
     if config.epoch_visibility:
         settings["index.refresh_interval"] = "-1"
@@ -150,7 +152,7 @@ def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
 
 def _unfit_settings(found: target_index.Target, config: ElasticsearchConfig) -> list[str]:
     unfit = []
-    kept = found.settings.get("index.gc_deletes", "60s")
+    kept = found.settings.get("index.gc_deletes", _GC_DELETES)
     if config.delete_when is not None and (duration_seconds(kept) or 0) < (duration_seconds(config.gc_deletes) or 0):
         unfit.append(
             f"index {found.index!r} forgets a deleted document's version after index.gc_deletes={kept}, and a delayed "

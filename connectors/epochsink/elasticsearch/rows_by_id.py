@@ -6,8 +6,11 @@ larger epochs are spread by the hash of their ids over files in the temporary fo
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -31,6 +34,17 @@ _MOST_FILES: Final = 256
 _ROWS_GATHERED: Final = 50_000
 """So many rows are spread at once: each file gets some hundreds of them, not a few."""
 
+_BYTES_OF_A_ROW: Final = 60
+
+
+class NoTemporaryFiles(Exception):
+    """The driver's temporary folder does not take the ids of an epoch."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{message}: {hint}")
+        self.message = message
+        self.hint = hint
+
 
 class RowsById:
     """The columns "id", "rank", "rank_2", ... of some tasks, with "task" and "number", a row's place in the epoch.
@@ -42,24 +56,51 @@ class RowsById:
         self._rows = rows
         self._tasks = tasks
         self._total = total
+        self._written = 0
         self.count = 0
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield the rows, all those of an id in one table; of a task's rows of one id at least the last.
 
-        Which one that is, `last` says.
+        Which one that is, `last` says. Raises `NoTemporaryFiles`.
         """
         if self._total <= ROWS_IN_MEMORY:
             yield pa.Table.from_batches(self._batches())
             return
-        with tempfile.TemporaryDirectory(prefix="epochsink-") as folder:
-            files = [Path(folder) / str(number) for number in range(min(_MOST_FILES, self._files_wanted()))]
-            self._spread(files)
+        with self._temporary_folder() as folder:
+            files = [folder / str(number) for number in range(min(_MOST_FILES, self._files_wanted()))]
+            self._spread(folder, files)
             for path in files:
                 if path.exists():
-                    with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
-                        yield _without_most_repetitions(stream)
+                    with self._naming(folder), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+                        table = _without_most_repetitions(stream)
+                    yield table
                     path.unlink()
+
+    @contextmanager
+    def _temporary_folder(self) -> Iterator[Path]:
+        with ExitStack() as stack:
+            with self._naming(Path(tempfile.tempdir or os.environ.get("TMPDIR", "/tmp"))):  # noqa: S108 - for a message
+                name = stack.enter_context(tempfile.TemporaryDirectory(prefix="epochsink-"))
+            yield Path(name)
+
+    @contextmanager
+    def _naming(self, folder: Path) -> Iterator[None]:
+        """Say of an error of the file system which folder it was, and what is wanted there."""
+        try:
+            yield
+        except OSError as error:
+            free = f"{shutil.disk_usage(folder).free >> 20} MiB are free" if folder.exists() else "it is not there"
+            raise NoTemporaryFiles(
+                f"sorting out the ids of {self._total} rows needs files of about {self._megabytes_wanted()} MiB in the "
+                f"driver's temporary folder {folder}, where {free}: {error}",
+                "make room there, or set the driver's TMPDIR to a folder that has it; or make the epochs smaller "
+                "(maxOffsetsPerTrigger and the like)",
+            ) from error
+
+    def _megabytes_wanted(self) -> int:
+        per_row = self._written / self.count if self.count else _BYTES_OF_A_ROW
+        return math.ceil(self._total * per_row / 2**20)
 
     def _files_wanted(self) -> int:
         return -(-self._total // ROWS_IN_MEMORY)
@@ -73,17 +114,28 @@ class RowsById:
                 yield told.append_column("number", pa.array(np.arange(self.count, self.count + size)))
                 self.count += size
 
-    def _spread(self, files: Sequence[Path]) -> None:
+    def _spread(self, folder: Path, files: Sequence[Path]) -> None:
         writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
-        with ExitStack() as stack:
+        try:
             for rows, places in self._gathered(len(files)):
                 order = np.argsort(places, kind="stable")
                 table = rows.take(pa.array(order))
+                self._written += table.nbytes
                 found, starts = np.unique(places[order], return_index=True)
-                for place, start, end in zip(found.tolist(), starts, [*starts[1:], len(order)], strict=True):
-                    if place not in writers:
-                        writers[place] = stack.enter_context(pa.ipc.new_stream(str(files[place]), table.schema))
-                    writers[place].write_table(table.slice(start, end - start))
+                # not around the reading: the spool's errors are no fault of this folder
+                with self._naming(folder):
+                    for place, start, end in zip(found.tolist(), starts, [*starts[1:], len(order)], strict=True):
+                        if place not in writers:
+                            writers[place] = pa.ipc.new_stream(str(files[place]), table.schema)
+                        writers[place].write_table(table.slice(start, end - start))
+            with self._naming(folder):
+                for writer in writers.values():
+                    writer.close()
+        except BaseException:
+            for writer in writers.values():
+                with suppress(OSError):
+                    writer.close()
+            raise
 
     def _gathered(self, files: int) -> Iterator[tuple[pa.Table, npt.NDArray[np.int64]]]:
         """Yield rows, and for each of them the file that it belongs to."""

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 from psycopg import errors, sql
 
 from epochsink.errors import WentBack
-from epochsink.identity import PreparedName, staging_owner
+from epochsink.identity import PREFIX, PreparedName, staging_owner
+from epochsink.postgres.applied_epochs import WHOLE
 from epochsink.postgres.prepared_transaction import rollback_prepared
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.sessions import DRIVER, SessionName
@@ -63,14 +64,13 @@ class Orphans:
         attempts = {part.attempt for part in keep}
         gids = {part.gid for part in keep}
         tables = {table for part in keep for table in part.tables}
+        ended = self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts))
+        staging = [table for table in self._staging() if table not in tables]
+        staged = {owner[1] for owner in map(staging_owner, staging) if owner} - attempts
         return [
-            *self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts)),
-            *self._roll_back(lambda name: str(name) not in gids),
-            *(
-                f"dropped staging table {table}"
-                for table in self._staging()
-                if table not in tables and self.drop(table)
-            ),
+            *ended,
+            *self._roll_back(self._own | self._shared(staged), lambda name: str(name) not in gids),
+            *(f"dropped staging table {table}" for table in staging if self.drop(table)),
         ]
 
     def _refuse_done(self, done: set[str]) -> None:
@@ -117,9 +117,23 @@ class Orphans:
             return False
         return bool(done and done[0])
 
-    def _roll_back(self, is_left: Callable[[PreparedName], bool]) -> list[str]:
+    @property
+    def _own(self) -> set[str]:
+        return prepared_gids(self._connection, self._key)
+
+    def _shared(self, attempts: Collection[str]) -> set[str]:
+        """Return the transactions of attempts that have staged rows of ours, whichever sink's name they bear.
+
+        A shared one bears that of its first sink, which may have left the query since.
+        """
+        if not attempts:
+            return set()
+        found = ((gid, PreparedName.parse(gid)) for gid in _gids_like(self._connection, f"{PREFIX}:%"))
+        return {gid for gid, name in found if name and name.attempt in attempts and name.part == WHOLE}
+
+    def _roll_back(self, gids: Collection[str], is_left: Callable[[PreparedName], bool]) -> list[str]:
         ended = []
-        for gid in sorted(prepared_gids(self._connection, self._key)):
+        for gid in sorted(gids):
             name = PreparedName.parse(gid)
             if name is None or name.generation > self._generation or not is_left(name):
                 continue
@@ -138,8 +152,12 @@ class Orphans:
 
 def prepared_gids(connection: Connection, key: str) -> set[str]:
     """Return the names of an identity's prepared transactions. Raises `psycopg.Error`."""
+    return _gids_like(connection, PreparedName.pattern(key))
+
+
+def _gids_like(connection: Connection, pattern: str) -> set[str]:
     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE %s"
-    return {gid for (gid,) in connection.execute(query, [PreparedName.pattern(key)]).fetchall()}
+    return {gid for (gid,) in connection.execute(query, [pattern]).fetchall()}
 
 
 def still_prepared(connection: Connection, gids: Collection[str]) -> set[str]:

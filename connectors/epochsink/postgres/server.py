@@ -5,15 +5,17 @@ from __future__ import annotations
 import difflib
 import math
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-from psycopg import conninfo, pq
+from psycopg import conninfo, pq, sql
 
 from epochsink.credentials import is_loopback, masked
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.errors import SharedSession, is_passing, refusal
+from epochsink.postgres.sessions import PING_SECONDS, deadline
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ DEFAULTS: Final = {
 }
 _ADDRESS: Final = ("host", "hostaddr", "port", "dbname", "user", "service")
 _ROUNDS: Final = 5
+_SET: Final = ("search_path", "TimeZone", "lock_timeout", "synchronous_commit")
+"""What `Server.connect` sets for a whole session; everything else is set for a transaction."""
+_SETTINGS: Final = "SELECT name, pg_catalog.current_setting(name) FROM pg_catalog.unnest(%s::pg_catalog.text[]) AS name"
 _own_sessions: Final[set[tuple[str | None, ...]]] = set()
 """Addresses of poolers in session mode: asked once in a process."""
 OURS: Final = ("application_name", "fallback_application_name", "client_encoding", "replication")
@@ -47,6 +52,19 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     search_path: str = ""
     schemas: Sequence[str] = ()
     place: Mapping[str, Any] | None = None
+    borrowed: Sequence[tuple[str, str]] = ()
+
+    def close(self) -> None:
+        """Give the session back as it was: not every pooler resets it before the next client gets it."""
+        if self.borrowed and not self.closed:
+            again = sql.SQL(", ").join(
+                sql.SQL("pg_catalog.set_config({}, {}, false)").format(*map(sql.Literal, setting))
+                for setting in self.borrowed
+            )
+            with suppress(psycopg.Error), deadline(self, PING_SECONDS):
+                self.rollback()
+                self.execute(sql.SQL("SELECT {}").format(again))
+        super().close()
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -104,8 +122,10 @@ class Server:
         except psycopg.OperationalError as error:
             raise refusal(error) from None
         # before anything is set: in a session that others get too, a setting would reach them
-        if not _is_direct(connection) and self.address not in _own_sessions:
-            self._refuse_shared(connection)
+        if not _is_direct(connection):
+            if self.address not in _own_sessions:
+                self._refuse_shared(connection)
+            connection.borrowed = connection.execute(_SETTINGS, [list(_SET)]).fetchall()
         # UTC, because an instant that goes into a column without time zone is stored as UTC.
         # synchronous_commit, because it may be off for the role or database, and what is done must outlive a crash.
         said = connection.execute(

@@ -1,0 +1,142 @@
+"""What security, a proxy or serverless would answer, put before a real node that has none of them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from elasticsearch_rig import SCHEMA, Rig, rendered
+from http_proxy import Answer, Proxy, Seen
+
+from epochsink.elasticsearch import Elasticsearch
+from epochsink.errors import OutcomeUnknown
+from epochsink.sink import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from elasticsearch_rig import Document
+    from fix_services import FreshName
+
+    from epochsink.devkit.services import ElasticsearchService
+
+ROWS: list[Document] = [(f"d{number}", {"n": number}) for number in range(40)]
+PASSING = [408, 429, 500, 502, 503, 504]
+
+
+@pytest.fixture
+def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
+    """Arguments of a sink whose epoch has many requests."""
+    settings = {"number_of_shards": 1, "number_of_replicas": 0}
+    common = {"id": "id", "bulk_bytes": 500, "timeout": 30.0, "refresh": True}
+    return {"hosts": elasticsearch.url, "index": fresh_index(), "create": settings, **common}
+
+
+def error(status: int, kind: str) -> Answer:
+    return Answer(status, json.dumps({"error": {"type": kind, "reason": "made up"}, "status": status}).encode())
+
+
+def check(options: dict[str, Any], behave: Callable[[Seen], Answer | None]) -> list[str]:
+    """Return the sink's findings where something answers before the server."""
+    with (
+        Proxy(options["hosts"], behave) as proxy,
+        closing(Elasticsearch(**{**options, "hosts": proxy.url}).committer()) as committer,
+    ):
+        return committer.check(SCHEMA)
+
+
+def test_every_request_of_a_commit_may_meet_an_overloaded_server(options: dict[str, Any]) -> None:
+    """Each in turn gets one of the statuses that pass, as a proxy says them: without JSON."""
+    met: list[tuple[str, str, bytes]] = []
+
+    def behave(seen: Seen) -> Answer | None:
+        request = (seen.method, seen.path, b"" if "markers" in seen.path else seen.body)
+        if request in met:
+            return None
+        met.append(request)
+        return Answer(PASSING[len(met) % len(PASSING)], b"<html>", {"content-type": "text/html"})
+
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        prepared = rig.prepare(0, [rendered(ROWS)])
+        with Proxy(options["hosts"], behave) as proxy:
+            through = Elasticsearch(**{**options, "hosts": proxy.url})
+            with closing(Rig(through, rig.identity)) as unlucky:
+                assert unlucky.commit(prepared).outcome is Outcome.COMMITTED
+        assert len(met) > len(PASSING)
+        assert rig.stored() == dict(ROWS)
+
+
+@pytest.mark.parametrize("where", ["/_bulk", "/epochsink-markers/_doc/"])
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (error(401, "security_exception"), "api_key or basic_auth"),
+        (error(403, "security_exception"), "privileges"),
+        (Answer(404, b"no such route", {"content-type": "text/plain"}), "what a proxy before the server answers"),
+        (Answer(404, b'{"message":"no such route"}'), "what a proxy before the server answers"),
+    ],
+    ids=["401", "403", "404", "404 in JSON"],
+)
+def test_a_refusal_is_named_blames_no_row_and_leaves_the_epoch_pending(
+    options: dict[str, Any], where: str, answer: Answer, hint: str
+) -> None:
+    dead: dict[str, Any] = {"on_rejected": "dead_letter", "dead_letter_index": f"{options['index']}_dead"}
+    with closing(Rig.joining(Elasticsearch(**options, **dead))) as rig:
+        prepared = rig.prepare(0, [rendered(ROWS)])
+        with Proxy(options["hosts"], lambda seen: answer if where in seen.path else None) as proxy:
+            through = Elasticsearch(**{**options, **dead, "hosts": proxy.url})
+            with closing(Rig(through, rig.identity)) as refused, pytest.raises(OutcomeUnknown) as caught:
+                refused.commit(prepared)
+        assert str(answer.status) in str(caught.value)
+        assert hint in caught.value.hint
+        assert rig.committer.newest() is None
+        assert rig.stored(rig.sink.dead_letter_index) == {}
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert rig.stored() == dict(ROWS)
+
+
+@pytest.mark.parametrize(("status", "said"), [(200, []), (403, []), (404, ["refuses an empty document"])])
+def test_a_pipeline_that_needs_fields_is_accepted_and_a_missing_one_is_not(
+    options: dict[str, Any], status: int, said: list[str]
+) -> None:
+    """The node refuses the empty document, for it has no pipelines; what stands for them says whether there is one."""
+    with closing(Elasticsearch(**options).connect()) as client:
+        client.indices.create(index=options["index"], settings={"index.default_pipeline": "needs-fields"})
+    findings = check(options, lambda seen: Answer(status) if "/_ingest/" in seen.path else None)
+    assert len(findings) == len(said)
+    assert all(part in finding for part, finding in zip(said, findings, strict=True))
+
+
+def test_a_user_without_the_right_to_create_uses_what_is_there(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        may_not = error(403, "security_exception")
+
+        def behave(seen: Seen) -> Answer | None:
+            creates = seen.method == "PUT" and "_doc" not in seen.path and "_bulk" not in seen.path
+            return may_not if creates or "/_nodes" in seen.path else None
+
+        assert check(options, behave) == []
+        with (
+            Proxy(options["hosts"], behave) as proxy,
+            closing(Rig(Elasticsearch(**{**options, "hosts": proxy.url}), rig.identity)) as limited,
+        ):
+            limited.apply(0, [rendered(ROWS)])
+        assert rig.stored() == dict(ROWS)
+
+
+def test_serverless_takes_an_index_without_settings_of_its_own(options: dict[str, Any]) -> None:
+    """It knows neither nodes nor shards nor `gc_deletes`."""
+
+    def behave(seen: Seen) -> Answer | None:
+        if "/_nodes" in seen.path:
+            return error(410, "api_not_available_exception")
+        unknown = any(name in seen.body for name in (b"number_of_shards", b"replicas", b"gc_deletes", b"hidden"))
+        return error(400, "illegal_argument_exception") if seen.method == "PUT" and unknown else None
+
+    options |= {"create": True, "delete_when": "gone", "gc_deletes": "60s"}
+    assert check(options, behave) == []
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        rig.apply(0, [rendered(ROWS)])
+        assert rig.stored() == dict(ROWS)
