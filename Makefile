@@ -19,7 +19,7 @@ PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-epoch bench-checkpoint bench-wide experiments wheel lock clean
+.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-epoch bench-against bench-checkpoint bench-wide experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -91,6 +91,9 @@ bench-kafka: $(STAMP) ## Kafka against Spark's own sink
 
 bench-epoch: $(STAMP) ## an epoch with few rows or none, against a plain foreachBatch (AGAINST=other/connectors: and older code)
 	$(RUN)/python tests/benchmarks/bench_epoch.py $(if $(AGAINST),--against $(AGAINST))
+
+bench-against: $(STAMP) ## rows into each target, by this code and by that of OLD=other/connectors
+	$(RUN)/python tests/benchmarks/bench_against.py $(OLD)
 
 bench-elasticsearch: $(STAMP) ## Elasticsearch against parallel_bulk and the server's limit
 	$(RUN)/python tests/benchmarks/bench_elasticsearch.py

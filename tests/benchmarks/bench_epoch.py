@@ -29,7 +29,7 @@ from measure import console
 from rich.table import Table
 
 import epochsink
-from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
+from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, spark_packages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +48,8 @@ class Side:
         if tasks:
             environment[epoch_steps.TASKS_FILE] = tasks
         self._process = subprocess.Popen(
-            [sys.executable, epoch_worker.__file__],
+            # other versions have these elsewhere
+            [sys.executable, epoch_worker.__file__, ",".join(map(str, spark_packages()))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

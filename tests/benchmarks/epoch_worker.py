@@ -1,6 +1,6 @@
 """Small epochs on request: one process with one Spark, of whatever version of epochsink its PYTHONPATH names.
 
-Takes one request a line (JSON), answers each with one line that begins with `ANSWER`.
+Its argument names Spark's jars. Takes one request a line (JSON), answers each with one line that begins with `ANSWER`.
 """
 
 from __future__ import annotations
@@ -65,8 +65,6 @@ class Answer:
 def serve() -> None:
     """Answer requests until there are no more."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    from epochsink.devkit.services import spark_packages  # noqa: PLC0415 - whichever version this process is given
-
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -75,7 +73,7 @@ def serve() -> None:
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.jars", ",".join(map(str, spark_packages())))
+        .config("spark.jars", sys.argv[1])
     )
     if epoch_steps.TASKS_FILE in os.environ:
         builder = builder.config("spark.python.daemon.module", "epoch_daemon")

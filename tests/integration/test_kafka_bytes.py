@@ -163,7 +163,7 @@ def test_rows_are_as_those_of_sparks_own_sink(
     spark: SparkSession, kafka: KafkaService, fresh_topic: FreshName, *, headers: bool
 ) -> None:
     """The same keys on the same partitions, also empty ones; the same values and headers. It ignores timestamps."""
-    frame = spark.range(2_000).selectExpr(
+    frame = spark.range(10_000).selectExpr(
         "CAST(substring(sha2(CAST(id AS STRING), 256), 1, CAST(id % 41 AS INT)) AS BINARY) AS key",
         "IF(id % 7 = 0, NULL, CAST(CAST(id AS STRING) AS BINARY)) AS value",
         *(
@@ -179,5 +179,5 @@ def test_rows_are_as_those_of_sparks_own_sink(
     found = []
     for topic in (theirs, ours):
         with Reader(kafka.bootstrap_servers, topic) as reader:
-            found.append(Counter(seen(message, 1_600_000_000_000) for message in reader.until(2_000)))
+            found.append(Counter(seen(message, 1_600_000_000_000) for message in reader.until(10_000)))
     assert found[0] == found[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +11,8 @@ import pytest
 from epochsink.elasticsearch.mapping import conflicts, from_schema
 
 STRING, LONG, DOUBLE, BOOL = pa.string(), pa.int64(), pa.float64(), pa.bool_()
+FLATTENED = {"type": "flattened", "ignore_above": 4096}
+VARIANT = pa.struct([("value", pa.binary()), pa.field("metadata", pa.binary(), metadata={"variant": "true"})])
 TIMESTAMP, DATE = pa.timestamp("us", tz="UTC"), pa.date32()
 
 
@@ -34,7 +37,12 @@ TIMESTAMP, DATE = pa.timestamp("us", tz="UTC"), pa.date32()
         (DATE, {"type": "date", "ignore_malformed": True}),
         (pa.binary(), {"type": "binary"}),
         (pa.list_(LONG), {"type": "long"}),
-        (pa.map_(STRING, LONG), {"type": "flattened", "ignore_above": 4096}),
+        (pa.map_(STRING, LONG), FLATTENED),
+        (reduce(lambda kind, _: pa.map_(STRING, kind), range(21), LONG), {**FLATTENED, "depth_limit": 21}),
+        (pa.map_(STRING, pa.struct([("x", pa.list_(pa.map_(STRING, LONG)))])), FLATTENED),
+        (VARIANT, {"type": "object", "enabled": False}),
+        (pa.list_(VARIANT), {"type": "object", "enabled": False}),
+        (pa.map_(STRING, pa.struct([("x", VARIANT)])), {"type": "object", "enabled": False}),
         (pa.struct([("x", LONG)]), {"type": "object", "properties": {"x": {"type": "long"}}}),
         (pa.list_(pa.struct([("x", BOOL)])), {"type": "object", "properties": {"x": {"type": "boolean"}}}),
     ],

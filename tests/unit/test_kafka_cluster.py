@@ -1,0 +1,34 @@
+"""What the driver remembers of a cluster."""
+
+from __future__ import annotations
+
+import uuid
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from kafka.protocol.metadata import CoordinatorType
+
+from epochsink.kafka import cluster
+from epochsink.kafka.cluster import Cluster
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Answering(Cluster):
+    """Knows the coordinator of whatever it is asked for, without a broker."""
+
+    def _run(self, request: Any, node: int | None) -> Any:
+        assert node is None
+        keys = request.coordinator_keys
+        return SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, key=key, node_id=1) for key in keys])
+
+
+def test_coordinators_of_ids_that_are_used_once_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a spool each task has an id of its own, for as long as the query runs."""
+    monkeypatch.setattr(cluster, "_COORDINATORS_KEPT", 100)
+    asked = Answering("127.0.0.1:1", {}, 1.0)
+    for _ in range(50):
+        ids = [uuid.uuid4().hex for _ in range(20)]
+        assert asked._by_coordinator(CoordinatorType.TRANSACTION, ids) == {1: ids}
+        assert len(asked._coordinators) <= 120
