@@ -14,10 +14,11 @@ from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres import applied_epochs, orphans
 from epochsink.postgres.applied_epochs import WHOLE, Marker
 from epochsink.postgres.committable import Member, SharedPart, StagedEpoch
+from epochsink.postgres.deadline import deadline
 from epochsink.postgres.errors import describe, failure, is_contended, is_passing
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
-from epochsink.postgres.sessions import deadline, watched
+from epochsink.postgres.sessions import watched
 from epochsink.retry import retrying
 from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict
 

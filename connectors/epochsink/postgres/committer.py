@@ -26,6 +26,7 @@ from epochsink.postgres.committable import (
     read_written,
 )
 from epochsink.postgres.config import PostgresConfig
+from epochsink.postgres.deadline import deadline
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
 from epochsink.postgres.held_locks import name_holder
 from epochsink.postgres.place import Place
@@ -33,7 +34,7 @@ from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.prepared_transaction import commit_prepared
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.server import Server
-from epochsink.postgres.sessions import Session, SessionName, deadline, watched
+from epochsink.postgres.sessions import Session, SessionName, watched
 from epochsink.postgres.table_identity import require_same_table
 from epochsink.postgres.vote import StagedRows, Voter, vote_as_one, vote_by_task
 from epochsink.postgres.writer import make_writer

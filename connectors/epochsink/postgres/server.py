@@ -14,8 +14,8 @@ from psycopg import conninfo, pq, sql
 
 from epochsink.credentials import is_loopback, masked
 from epochsink.errors import ConfigurationError
+from epochsink.postgres.deadline import PING_SECONDS, deadline
 from epochsink.postgres.errors import SharedSession, is_passing, refusal
-from epochsink.postgres.sessions import PING_SECONDS, deadline
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:

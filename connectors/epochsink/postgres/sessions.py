@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, Self
 import psycopg
 
 from epochsink.identity import PREFIX
+from epochsink.postgres.deadline import PING_SECONDS, cut, deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from epochsink.postgres.server import Connection, Server
 
 DRIVER: Final = "driver"
-PING_SECONDS: Final = 5.0
 WATCH_SECONDS: Final = 10.0
 """How often a server is asked whether it still answers, while a statement runs."""
 SILENT_TURNS: Final = 2
@@ -84,23 +84,6 @@ class Session:
 
 
 @contextmanager
-def deadline(connection: Connection, seconds: float) -> Iterator[None]:
-    """Cut the connection if the body takes longer: a server that is frozen keeps its side open for ever.
-
-    The body then raises `psycopg.OperationalError`, as for any connection that is lost.
-    """
-    with socket.socket(fileno=os.dup(connection.fileno())) as line:
-        timer = threading.Timer(seconds, _cut, [line])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-            timer.join()
-
-
-@contextmanager
 def watched(connection: Connection, server: Server) -> Iterator[None]:
     """Cut the connection if, while the body runs, the server stops answering; a slow statement may take its time.
 
@@ -122,10 +105,5 @@ def _watch(line: socket.socket, server: Server, done: threading.Event) -> None:
     while not done.wait(WATCH_SECONDS):
         silent = 0 if server.answers() else silent + 1
         if silent == SILENT_TURNS:
-            _cut(line)
+            cut(line)
             return
-
-
-def _cut(line: socket.socket) -> None:
-    with suppress(OSError):  # the server may have closed it at the same moment
-        line.shutdown(socket.SHUT_RDWR)
