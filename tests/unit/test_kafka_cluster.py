@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Answering(Cluster):
     """Knows the coordinator of whatever it is asked for, without a broker."""
 
-    def _run(self, request: Any, node: int | None) -> Any:
+    def ask(self, request: Any, node: int | None) -> Any:
         assert node is None
         keys = request.coordinator_keys
         return SimpleNamespace(coordinators=[SimpleNamespace(error_code=0, key=key, node_id=1) for key in keys])
