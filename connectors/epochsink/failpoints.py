@@ -46,6 +46,8 @@ POINTS: Final[dict[str, str]] = {
     "postgres.prepared": "prepared, before the vote returns",
     "postgres.committed": "COMMIT PREPARED was answered",
     "elasticsearch.bulk.between": "some bulk requests of the epoch are applied",
+    "elasticsearch.part.between": "an executor has applied some bulk requests of its part",
+    "elasticsearch.parts.after": "executors have applied all parts, before the driver judges what was refused",
     "elasticsearch.marker.before": "all bulk requests are applied, before the marker document",
 }
 """Every failpoint with the state in which it strikes."""

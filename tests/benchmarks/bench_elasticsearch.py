@@ -15,8 +15,19 @@ from typing import TYPE_CHECKING, Self
 
 import elasticsearch
 from elasticsearch import helpers
-from epochs import FIRST, make_rows, our_epoch, plain_epoch, session, small_epochs, stream, ticks, timed_files
-from measure import Report, console, sizes, spread
+from epochs import (
+    FIRST,
+    make_rows,
+    our_apply,
+    our_epoch,
+    plain_epoch,
+    session,
+    small_epochs,
+    stream,
+    ticks,
+    timed_files,
+)
+from measure import Report, console, processor_by_kind, sizes, spread
 from pyarrow import parquet
 
 from epochsink import Elasticsearch
@@ -69,6 +80,19 @@ class Bench:
         index = self.index()
         seconds = our_epoch(stream(self.spark, self.path), Elasticsearch(self.url, index=index, id="id"))
         self.check_and_delete(index, FIRST + self.rows)
+        return seconds
+
+    def apply(self, executors_above: int | None) -> float:
+        """Return the seconds of an epoch's phase 2, and print whose processor time the epoch took."""
+        index = self.index()
+        before = processor_by_kind()
+        sink = Elasticsearch(self.url, index=index, id="id", executors_above=executors_above)
+        seconds = our_apply(stream(self.spark, self.path), sink)
+        used = {kind: total - before[kind] for kind, total in processor_by_kind().items()}
+        self.check_and_delete(index, FIRST + self.rows)
+        shares = ", ".join(f"{kind} {total / self.rows * 1e6:.1f}" for kind, total in sorted(used.items()))
+        who = "driver" if executors_above is None else "executors"
+        console.print(f"applied by the {who} in {seconds:.2f} s; processor us a row, phase 1 included: {shares}")
         return seconds
 
     def parallel_bulk(self) -> float:
@@ -198,6 +222,8 @@ def main() -> None:
         bench.windows(options.epochs // 3)
         bench.report.ratio("elasticsearch-vs-parallel-bulk", 2.0, bench.rows, bench.ours, bench.parallel_bulk)
         bench.report.ratio("elasticsearch-vs-limit", 0.8, bench.rows, bench.ours, bench.limit)
+        name = "elasticsearch-apply-two-executors-vs-driver"
+        bench.report.ratio(name, 1.5, bench.rows, lambda: bench.apply(FIRST), lambda: bench.apply(None))
         bench.report.print()
 
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -75,6 +76,21 @@ def _processor_seconds() -> float:
     for process in (mine, *mine.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
             used += sum(process.cpu_times()[:4])  # user and system, its own and of children that have ended
+    return used
+
+
+def processor_by_kind() -> Counter[str]:
+    """Return the processor seconds of the driver's Python, the executors' Python, Spark's JVM, and the server."""
+    mine = psutil.Process()
+    used: Counter[str] = Counter()
+    for process in (mine, *mine.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            command = " ".join(process.cmdline())
+            kind = "executors" if "pyspark.daemon" in command else "Spark" if "SparkSubmit" in command else "server"
+            times = process.cpu_times()
+            # those of a Python worker that has ended are its daemon's
+            ended = times.children_user + times.children_system if kind == "executors" else 0.0
+            used["driver" if process == mine else kind] += times.user + times.system + ended
     return used
 
 

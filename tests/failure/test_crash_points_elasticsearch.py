@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 import pytest
-from indices import two_indices
+from http_proxy import Proxy
+from indices import Hold, two_indices
 
 from epochsink.failpoints import POINTS
 
@@ -36,9 +37,13 @@ CRASHES: Final = (
 pytestmark = pytest.mark.timeout(900)
 
 
+IN_A_JOB: Final = ("elasticsearch.part.between:2", "elasticsearch.parts.after", "elasticsearch.parts.after:2")
+"""Where executors apply an epoch: a worker dies in the log's, the driver after the log's, and after the state's."""
+
+
 def test_every_point_that_elasticsearch_has_is_among_these() -> None:
     mine = {point for point in POINTS if point.startswith("elasticsearch.")}
-    assert mine <= {crash.partition(":")[0] for crash in CRASHES}
+    assert mine <= {crash.partition(":")[0] for crash in (*CRASHES, *IN_A_JOB)}
 
 
 def test_a_pipeline_killed_in_the_middle_of_its_applies_is_exactly_once(
@@ -53,3 +58,31 @@ def test_a_pipeline_killed_in_the_middle_of_its_applies_is_exactly_once(
     assert report.clean, str(report)
     assert report.counts["rows read"] > 2 * report.counts["source rows"], "the readers were not looking"
     assert min(report.windows.values()) > 1, "no crash left an epoch in part for as long as a start takes"
+
+
+def test_a_pipeline_whose_executors_and_drivers_die_in_the_middle_of_an_apply_is_exactly_once(
+    tmp_path: Path, kafka: KafkaService, elasticsearch: ElasticsearchService, fresh_topic: FreshName
+) -> None:
+    """Executors apply every epoch. What one of them had sent when all died arrives two epochs later."""
+    source, server = fresh_topic("source"), elasticsearch.url
+    with (
+        Proxy(server, lambda _: None) as proxy,
+        two_indices(tmp_path, kafka, source, url=proxy.url, server=server, executors_above=0) as harness,
+    ):
+        harness.feed(ROWS_FED)
+        # Spark gives the part to another worker: the run goes on
+        assert harness.crash_at(IN_A_JOB[0], attempts=3).exit_code == 0
+        harness.feed_and_crash_at(IN_A_JOB[1:], ROWS_FED)
+        hold = proxy.behave = Hold(proxy, f"state-{source}", epoch=3)
+        harness.feed(ROWS_FED)
+        with harness.start() as process:
+            harness.wait_for(process, hold.held.is_set, "a part of the fourth epoch")
+            harness.log.write("killed", what="driver and executors", pid=process.driver)
+        harness.feed(2 * ROWS_FED)
+        harness.drain()
+        hold.released.set()
+        hold.answered.wait(60)
+        report = harness.report()
+    assert hold.answer is not None
+    assert b'"errors":true' in hold.answer.body, "the versions had to refuse what came late"
+    assert report.clean, str(report)

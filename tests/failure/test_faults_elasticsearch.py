@@ -7,11 +7,11 @@ import signal
 import threading
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pytest
-from http_proxy import Answer, Lost, Proxy, Seen
-from indices import epoch_of, two_indices
+from http_proxy import Lost, Proxy, Seen
+from indices import Hold, epoch_of, two_indices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
     from epochsink.devkit.services import ElasticsearchService, KafkaService
     from epochsink.testing import HistoryLog
-
-SLEEP_SECONDS: Final = 240.0
-"""More than a second driver needs, less than a test may take."""
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -89,27 +86,6 @@ def test_a_server_that_dies_while_epochs_are_applied_stops_nothing_and_loses_not
     assert outages.left == []
     assert harness.runs == 1, "the pipeline was to go on by itself when the server is back"
     assert report.clean, str(report)
-
-
-class Hold:
-    """What a proxy does: hold one bulk request of an epoch back until it is released, and keep what became of it."""
-
-    def __init__(self, proxy: Proxy, index: str, epoch: int) -> None:
-        self._proxy = proxy
-        self._index = index
-        self._epoch = epoch
-        self.held = threading.Event()
-        self.released = threading.Event()
-        self.answer: Answer | None = None
-
-    def __call__(self, seen: Seen) -> Answer | None:
-        """Hold the first request of the epoch for the index."""
-        if self.held.is_set() or not seen.path.startswith(f"/{self._index}/_bulk") or epoch_of(seen) != self._epoch:
-            return None
-        self.held.set()
-        self.released.wait(SLEEP_SECONDS)
-        self.answer = self._proxy.forward(seen)
-        return self.answer
 
 
 def send(process: PipelineProcess, signum: signal.Signals) -> None:

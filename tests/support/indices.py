@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,32 +16,41 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from http_proxy import Seen
+    from http_proxy import Answer, Proxy, Seen
 
     from epochsink.devkit.services import KafkaService
 
 BULK_BYTES: Final = 2_500
 """So small that an epoch of 60 rows has six requests for the index without keys and four for the other."""
 
+SLEEP_SECONDS: Final = 240.0
+"""More than a second driver needs, less than a test may take."""
+
 SETTINGS: Final = {"number_of_shards": 2, "number_of_replicas": 0}
 
 
-def keyed(url: str, index: str) -> dict[str, Any]:
+def keyed(url: str, index: str, **more: Any) -> dict[str, Any]:
     """Return the sink of an index that upserts and deletes."""
-    options = {"id": "key", "order_by": "kver", "delete_when": "op = 'D'", "bulk_bytes": BULK_BYTES}
+    options = {"id": "key", "order_by": "kver", "delete_when": "op = 'D'", "bulk_bytes": BULK_BYTES, **more}
     return {"kind": "Elasticsearch", "hosts": url, "index": index, "create": SETTINGS, **options}
 
 
-def keyless(url: str, index: str) -> dict[str, Any]:
+def keyless(url: str, index: str, **more: Any) -> dict[str, Any]:
     """Return the sink of an index that appends."""
-    return {"kind": "Elasticsearch", "hosts": url, "index": index, "create": SETTINGS, "bulk_bytes": BULK_BYTES}
+    options = {"create": SETTINGS, "bulk_bytes": BULK_BYTES, **more}
+    return {"kind": "Elasticsearch", "hosts": url, "index": index, **options}
 
 
 @contextmanager
-def two_indices(folder: Path, kafka: KafkaService, source: str, *, url: str, server: str) -> Iterator[Harness]:
-    """Yield a pipeline into "log" and "state", which it reaches by ``url`` and the readers by ``server``."""
+def two_indices(
+    folder: Path, kafka: KafkaService, source: str, *, url: str, server: str, **more: Any
+) -> Iterator[Harness]:
+    """Yield a pipeline into "log" and "state", which it reaches by ``url`` and the readers by ``server``.
+
+    ``more`` are options of both sinks.
+    """
     log, state = (f"{name}-{source}" for name in ("log", "state"))
-    sinks = {"log": keyless(url, log), "state": keyed(url, state)}
+    sinks = {"log": keyless(url, log, **more), "state": keyed(url, state, **more)}
     with Harness(folder, kafka, source, sinks=sinks) as harness:
         harness.read(Target("log", atomic=False), ElasticsearchReader(server, log))
         harness.read(Target("state", atomic=False, keyed=True), ElasticsearchReader(server, state))
@@ -50,3 +60,26 @@ def two_indices(folder: Path, kafka: KafkaService, source: str, *, url: str, ser
 def epoch_of(bulk: Seen) -> int | None:
     """Return the epoch that a bulk request belongs to, None if it is only a question."""
     return next((version % EPOCHS for version in bulk.versions), None)
+
+
+class Hold:
+    """What a proxy does: hold one bulk request of an epoch back until it is released, and keep what became of it."""
+
+    def __init__(self, proxy: Proxy, index: str, epoch: int) -> None:
+        self._proxy = proxy
+        self._index = index
+        self._epoch = epoch
+        self.held = threading.Event()
+        self.released = threading.Event()
+        self.answered = threading.Event()
+        self.answer: Answer | None = None
+
+    def __call__(self, seen: Seen) -> Answer | None:
+        """Hold the first request of the epoch for the index."""
+        if self.held.is_set() or not seen.path.startswith(f"/{self._index}/_bulk") or epoch_of(seen) != self._epoch:
+            return None
+        self.held.set()
+        self.released.wait(SLEEP_SECONDS)
+        self.answer = self._proxy.forward(seen)
+        self.answered.set()
+        return self.answer

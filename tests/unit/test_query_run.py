@@ -36,6 +36,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         query_id=str(uuid.uuid4()),
         location=str(root),
         join_running=False,
+        executors=None,
     )
     execution: Any = SimpleNamespace(is_active=lambda: True)
     made.execution = execution

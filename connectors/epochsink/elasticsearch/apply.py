@@ -2,50 +2,48 @@
 
 from __future__ import annotations
 
-import time
+import logging
 import uuid
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
-import pyarrow as pa
-
 from epochsink import failpoints
-from epochsink.elasticsearch import applied_epochs, bulk_body, deduplicate, target_index, validation
+from epochsink.elasticsearch import applied_epochs, deduplicate, target_index, validation
+from epochsink.elasticsearch.apply_on_executors import OnExecutors, PartJob
+from epochsink.elasticsearch.bulk_pool import post_all
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.changed_elsewhere import ChangedElsewhere
 from epochsink.elasticsearch.dead_letter import DeadLetters
 from epochsink.elasticsearch.errors import Refusal, documents_rejected
+from epochsink.elasticsearch.operations import Operations
+from epochsink.elasticsearch.overtaken import Lookout, Overtaken
 from epochsink.errors import OutcomeUnknown, RowsRejected
-from epochsink.identity import document_id_prefix, identity_key
+from epochsink.sink import NotCarriedOut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
     import elasticsearch
+    import numpy as np
+    import numpy.typing as npt
 
     from epochsink.elasticsearch.bulk_body import Request
     from epochsink.elasticsearch.committable import PreparedEpoch
     from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import Epoch, Identity, Rows
+    from epochsink.sink import Epoch, Executors, Identity, Rows
+
+_log = logging.getLogger("epochsink")
 
 _MOST_SHOWN: Final = 1000
 _TURNS: Final = 3
-
-LOOK_EVERY = 10.0
-"""Seconds after which a run looks, before it sends more, whether it was overtaken: paused for long, it would bring back
-documents whose deletion the server has forgotten (``gc_deletes``)."""
-
-
-class Overtaken(Exception):
-    """While this epoch was applied, another driver has applied it, or later ones."""
 
 
 class Application:
     """One run at applying one part of an epoch. A further run does the same again.
 
     ``kept`` is the marker as read before; ``trusted`` is it too, unless an operator vouches for the index as it is.
+    ``executors`` do the posting of a large epoch (None: this process does all).
     """
 
     def __init__(
@@ -58,6 +56,7 @@ class Application:
         prepared: PreparedEpoch,
         kept: applied_epochs.Marker | None,
         trusted: applied_epochs.Marker | None,
+        executors: Executors | None = None,
     ) -> None:
         self._client = client
         self._config = config
@@ -68,9 +67,10 @@ class Application:
         self._kept = kept
         self._trusted = trusted
         self._run = uuid.uuid4().hex
-        self._looked_at = time.monotonic()
-        self._version = identity.origin["base"] + epoch.number
-        self._poster = Poster(client, self._index, config.timeout, self._look_now_and_then)
+        self._executors = executors
+        self._parts: OnExecutors | None = None
+        self._lookout = Lookout(client, identity, epoch)
+        self._poster = Poster(client, self._index, config.timeout, self._lookout.now_and_then)
         self._searchable = False
         self._rejected: list[Refusal] = []
         self._keyed = False
@@ -79,8 +79,8 @@ class Application:
             self._poster,
             self._index,
             base=identity.origin["base"],
-            version=self._version,
-            stop_if_overtaken=self._stop_if_overtaken,
+            version=identity.origin["base"] + epoch.number,
+            stop_if_overtaken=self._lookout.now,
         )
         self._dead_letters = (
             DeadLetters(
@@ -92,7 +92,7 @@ class Application:
                 run=self._run,
                 timeout=config.timeout,
                 # Each time: a letter written after the successor has cleared away would stay.
-                stop_if_overtaken=self._stop_if_overtaken,
+                stop_if_overtaken=self._lookout.now,
             )
             if config.dead_letter_index
             else None
@@ -103,8 +103,12 @@ class Application:
 
         Raises `Overtaken`, `GaveUp`, `RowsRejected`, `SpoolMissing`, `OutcomeUnknown`, `WentBack`.
         """
+        if self._executors is not None and self._is_large():
+            job = PartJob(self._config, self._identity, self._epoch, self._index, rows)
+            self._parts = OnExecutors(self._executors, job, self._prepared.tasks)
         # of all tasks before the first request: what was applied of a damaged epoch could not be taken back
-        rows.verify()
+        if not self._verified_on_executors():
+            rows.verify()
         reached = self._apply_to_one_index(rows)
         if self._config.refresh and not self._searchable:
             # Before the marker: once that is written, nobody would come back to refresh.
@@ -140,96 +144,100 @@ class Application:
             return None
         return replace(self._kept, index=index.index, index_uuid=index.uuid, history=index.history)
 
+    def _is_large(self) -> bool:
+        most = self._config.executors_above
+        return most is not None and self._prepared.rows > most and len(self._prepared.tasks) > 1
+
+    def _verified_on_executors(self) -> bool:
+        if self._parts is None:
+            return False
+        try:
+            self._require_all(self._parts.verify())
+        except NotCarriedOut as failure:
+            self._go_on_alone(failure)
+            return False
+        return True
+
+    def _go_on_alone(self, failure: NotCarriedOut) -> None:
+        # what executors have applied, and may go on to apply, is applied again: the same documents, the same versions
+        _log.warning("executors do not apply epoch %d, so the driver does: %s", self._epoch.number, failure)
+        self._parts = None
+
     def _apply(self, rows: Rows) -> None:
         self._searchable = False
+        if not self._applied_on_executors(rows):
+            self._apply_here(rows)
+        if self._rejected:
+            raise self._stopped()
+
+    def _applied_on_executors(self, rows: Rows) -> bool:
+        if self._parts is None:
+            return False
+        survives = self._survivors(rows)
+        try:
+            posted = self._parts.post(survives)
+        except NotCarriedOut as failure:
+            self._go_on_alone(failure)
+            return False
+        failpoints.reach("elasticsearch.parts.after")
+        for partition, each in enumerate(posted):
+            if each.rows < 0:
+                requests = self._of_task(rows, partition, self._parts.flags(partition, survives))
+                post_all(self._poster, requests, self._config.threads, self._answered)
+            elif each.refused:
+                self._keyed = each.keyed
+                self._judge(each.refused)
+        return True
+
+    def _apply_here(self, rows: Rows) -> None:
         requests = self._requests(rows)
         first = list(islice(requests, 2))
         # held back, an epoch shall appear in all shards at once: only a refresh of its own comes close to that
         if len(first) == 1 and self._config.refresh and not self._config.epoch_visibility:
             self._apply_searchable(first[0])
         else:
-            self._apply_in_parallel(chain(first, requests))
-        if self._rejected:
-            raise self._stopped()
+            post_all(self._poster, chain(first, requests), self._config.threads, self._answered)
 
     def _apply_searchable(self, request: Request) -> None:
         """Apply an epoch of one request, which refreshes the index too: a third of a small epoch's time is saved."""
-        poster = Poster(self._client, self._index, self._config.timeout, self._look_now_and_then, refresh=True)
+        poster = Poster(self._client, self._index, self._config.timeout, self._lookout.now_and_then, refresh=True)
         refused = poster.post(request)
         # what is written over documents changed elsewhere goes by other requests
         self._searchable = not refused
+        self._answered(refused)
+
+    def _answered(self, refused: Sequence[Refusal]) -> None:
         self._judge(refused)
         failpoints.reach("elasticsearch.bulk.between")
 
-    def _apply_in_parallel(self, requests: Iterable[Request]) -> None:
-        with ThreadPoolExecutor(self._config.threads, thread_name_prefix="epochsink-bulk") as pool:
-            under_way: set[Future[list[Refusal]]] = set()
-            try:
-                for request in requests:
-                    under_way.add(pool.submit(self._poster.post, request))
-                    if len(under_way) > self._config.threads:
-                        under_way = self._settle(under_way)
-                while under_way:
-                    under_way = self._settle(under_way)
-            except BaseException:
-                self._poster.stop()
-                pool.shutdown(cancel_futures=True)
-                raise
-
-    def _settle(self, under_way: set[Future[list[Refusal]]]) -> set[Future[list[Refusal]]]:
-        ended, going_on = wait(under_way, return_when=FIRST_COMPLETED)
-        for future in ended:
-            self._judge(future.result())
-            failpoints.reach("elasticsearch.bulk.between")
-        return going_on
-
-    def _look_now_and_then(self) -> None:
-        if time.monotonic() - self._looked_at > LOOK_EVERY:
-            self._stop_if_overtaken()
-
-    def _stop_if_overtaken(self) -> None:
-        self._looked_at = time.monotonic()
-        kept = applied_epochs.read(self._client, self._identity)
-        if kept is not None and kept.epoch >= self._epoch.number:
-            raise Overtaken
-
     def _requests(self, rows: Rows) -> Iterator[Request]:
-        heads = bulk_body.action_heads(version=self._version, version_type="external_gte")
+        survives = self._survivors(rows)
         counted = 0
-        for ids, sources, seen in self._columns(rows):
-            yield from bulk_body.cut(bulk_body.render(ids, sources, heads), self._config.bulk_bytes)
-            counted += seen
+        for partition in range(len(self._prepared.tasks)):
+            counted += yield from self._of_task(rows, partition, None if survives is None else survives[counted:])
+        self._require_all(counted)
+
+    def _of_task(
+        self, rows: Rows, partition: int, survives: npt.NDArray[np.bool_] | None
+    ) -> Generator[Request, None, int]:
+        task = self._prepared.tasks[partition]
+        operations = Operations(self._identity, self._epoch, partition, task, size=self._config.bulk_bytes)
+        for request in operations.requests(rows, survives):
+            self._keyed = operations.keyed
+            yield request
+        return operations.seen
+
+    def _survivors(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        if not self._prepared.replaced:
+            return None
+        return deduplicate.survivors(rows, self._prepared.tasks, self._prepared.rows)
+
+    def _require_all(self, counted: int) -> None:
         if counted != self._prepared.rows:
             raise OutcomeUnknown(
                 f"the spool of epoch {self._epoch.number} holds {counted} rows, recorded are {self._prepared.rows}",
                 hint="look for what has changed or removed spool files; `epochsink resolve` says what can be done",
             )
-
-    def _columns(self, rows: Rows) -> Iterator[tuple[pa.Array, pa.Array, int]]:
-        """Yield ids and documents of about one request each, and how many spooled rows they stand for."""
-        tasks = self._prepared.tasks
-        survives = None
-        if self._prepared.replaced:
-            survives = deduplicate.survivors(rows, tasks, self._prepared.rows)
-        start = 0
-        for partition, task in enumerate(tasks):
-            prefix = f"{document_id_prefix(identity_key(self._identity), self._epoch.number)}{partition}-"
-            row = 0
-            for batches in _gathered(rows.read(task), self._config.bulk_bytes):
-                seen = sum(map(len, batches))
-                sources = pa.concat_arrays([batch.column("source") for batch in batches])
-                # The spool says whether there is a key: a later start with other options must not change that.
-                self._keyed = "id" in batches[0].schema.names
-                if self._keyed:
-                    ids = pa.concat_arrays([batch.column("id") for batch in batches])
-                else:
-                    ids = bulk_body.position_ids(prefix, row, seen)
-                if survives is not None:
-                    mask = pa.array(survives[start : start + seen])
-                    ids, sources = ids.filter(mask), sources.filter(mask)
-                yield ids, sources, seen
-                row += seen
-                start += seen
 
     def _judge(self, refusals: Sequence[Refusal]) -> None:
         others = [refusal for refusal in refusals if not refusal.conflict]
@@ -254,15 +262,3 @@ class Application:
     def _stopped(self) -> RowsRejected:
         state = f"epoch {self._epoch.number} stays pending in the ledger, and its rows in the spool: nothing is lost"
         return documents_rejected(self._rejected, f"index {self._index!r}; {state}")
-
-
-def _gathered(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:
-    """Yield small batches together, at least ``size`` bytes of them."""
-    gathered: list[pa.RecordBatch] = []
-    for batch in batches:
-        gathered.append(batch)
-        if sum(each.nbytes for each in gathered) >= size:
-            yield gathered
-            gathered = []
-    if gathered:
-        yield gathered

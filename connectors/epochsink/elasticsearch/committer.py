@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, errors, preflight, target_index
-from epochsink.elasticsearch.apply import Application, Overtaken
+from epochsink.elasticsearch.apply import Application
 from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.connection import connect
+from epochsink.elasticsearch.overtaken import Overtaken
 from epochsink.elasticsearch.rows_by_id import NoTemporaryFiles
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.retry import retrying
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from tenacity import Retrying
 
     from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import Committable, Epoch, Identity, Rows
+    from epochsink.sink import Committable, Epoch, Executors, Identity, Rows
 
 _WHOLE: Final = "all"
 
@@ -31,6 +32,7 @@ class ElasticsearchCommitter:
 
     def __init__(self, config: ElasticsearchConfig) -> None:
         self._config = config
+        self.executors: Executors | None = None
         self._identity: Identity | None = None
         self._connected: elasticsearch.Elasticsearch | None = None
         self._seen_index = False
@@ -167,7 +169,14 @@ class ElasticsearchCommitter:
             self._verify(kept, after, None)
         try:
             Application(
-                self._client, self._config, self._me, epoch=epoch, prepared=prepared, kept=kept, trusted=trusted
+                self._client,
+                self._config,
+                self._me,
+                epoch=epoch,
+                prepared=prepared,
+                kept=kept,
+                trusted=trusted,
+                executors=self.executors,
             ).run(rows)
         except Overtaken:
             return self._overtaken(epoch, kept)

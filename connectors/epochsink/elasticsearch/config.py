@@ -35,7 +35,7 @@ OPTIONS: Final = SECRETS | {
 _ARGUMENTS: Final = (
     *("hosts", "index", "key", "id", "select", "where", "order_by", "delete_when", "on_rejected", "dead_letter_index"),
     *("validate", "refresh", "epoch_visibility", "create", "accept_index", "gc_deletes", "bulk_bytes", "threads"),
-    *("timeout", "allow_insecure", "options"),
+    *("executors_above", "timeout", "allow_insecure", "options"),
 )
 _RENAMED: Final = {
     **{name: f"options={{'{name}': ...}}" for name in OPTIONS},
@@ -79,6 +79,7 @@ class ElasticsearchConfig:
     gc_deletes: str
     bulk_bytes: int
     threads: int
+    executors_above: int | None
     timeout: float
     allow_insecure: bool
     options: tuple[tuple[str, Any], ...]
@@ -104,6 +105,7 @@ class ElasticsearchConfig:
         gc_deletes: str = "1h",
         bulk_bytes: int = 2_500_000,
         threads: int = 2,
+        executors_above: int | None = 200_000,
         timeout: float = 120.0,
         allow_insecure: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -132,6 +134,9 @@ class ElasticsearchConfig:
             "gc_deletes": _duration("gc_deletes", gc_deletes),
             "bulk_bytes": arguments.count("bulk_bytes", bulk_bytes),
             "threads": arguments.count("threads", threads),
+            "executors_above": None
+            if executors_above is None
+            else arguments.count("executors_above", executors_above, lowest=0),
             "timeout": arguments.seconds("timeout", timeout),
             "allow_insecure": arguments.flag("allow_insecure", allow_insecure),
             "options": _options(options or {}),

@@ -94,6 +94,9 @@ class TakesNoWrites(Exception):
         self.message = message
         self.hint = hint
 
+    def __reduce__(self) -> tuple[type[TakesNoWrites], tuple[str, str]]:
+        return TakesNoWrites, (self.message, self.hint)
+
 
 def meaning(status: int, kind: str = "") -> Meaning:
     """Return what a status means, for a request or one operation; ``kind`` is the server's name of the error."""

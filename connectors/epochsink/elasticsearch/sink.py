@@ -50,7 +50,9 @@ class Elasticsearch(ElasticsearchConfig):
         gc_deletes: for how long the index has to remember the versions of deleted documents; after a longer pause a
             driver's delayed write could bring one back.
         bulk_bytes: the size of a bulk request.
-        threads: how many bulk requests are sent at once.
+        threads: how many bulk requests are sent at once, by the driver or by each task of a job.
+        executors_above: above so many rows an epoch is applied by a Spark job beside the stream, task by task, and not
+            by the driver alone; None for never.
         timeout: the seconds without any success after which a commit gives up; the epoch stays pending.
         allow_insecure: whether credentials may travel over http to another machine.
         options: options of the vendor's client: ``api_key``, ``basic_auth``, ``bearer_auth``, ``ca_certs``,

@@ -15,7 +15,7 @@ from epochsink.sink.keeping import KeepingCommitter
 from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.nested_json import json_text
 from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
-from epochsink.sink.ports import CheckpointReader, SpoolKeeper
+from epochsink.sink.ports import CheckpointReader, Executors, NotCarriedOut, SpoolKeeper, UsesExecutors
 from epochsink.sink.sharing import MEMBERS, Ballot, SharingCommitter, sharers
 from epochsink.sink.values import (
     NOTHING_SPOOLED,
@@ -37,10 +37,12 @@ __all__ = [
     "CheckpointReader",
     "Committable",
     "Epoch",
+    "Executors",
     "Identity",
     "KeepingCommitter",
     "LastDone",
     "Mark",
+    "NotCarriedOut",
     "Outcome",
     "Rows",
     "SharingCommitter",
@@ -51,6 +53,7 @@ __all__ = [
     "SpoolKeeper",
     "Spooled",
     "Task",
+    "UsesExecutors",
     "Verdict",
     "Written",
     "json_text",

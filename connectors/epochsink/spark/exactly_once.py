@@ -18,6 +18,7 @@ from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import frame_of, handle_of, refuse_connect
 from epochsink.spark.error_translation import told_to_spark
 from epochsink.spark.executor_check import refuse_bare_executors
+from epochsink.spark.executors import SparkExecutors
 from epochsink.spark.hadoop_storage import first_line, open_checkpoint
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
@@ -227,6 +228,7 @@ class ExactlyOnce:
             query_id=query_id,
             location=location,
             join_running=self.join_running,
+            executors=SparkExecutors(session.sparkContext),
         )
 
     def _open(self, session: SparkSession, checkpoint: str) -> tuple[Storage, str]:

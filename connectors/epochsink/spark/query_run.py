@@ -17,7 +17,7 @@ from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
-from epochsink.sink import SpoolFile
+from epochsink.sink import SpoolFile, UsesExecutors
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.error_translation import sinks_error
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.spool import NoSpool, Spool
     from epochsink.protocol.storage import Storage
-    from epochsink.sink import Committable, Epoch, KeepingCommitter, Sink, Spooled, Written
+    from epochsink.sink import Committable, Epoch, Executors, KeepingCommitter, Sink, Spooled, Written
     from epochsink.spark.stream_execution import StreamExecution
 
 _log = logging.getLogger("epochsink")
@@ -70,11 +70,15 @@ class Run:
         query_id: str,
         location: str,
         join_running: bool,
+        executors: Executors | None,
     ) -> None:
         self._sinks = sinks
         self._query_id = query_id
         self._poll_seconds = LOCAL_POLL_SECONDS if isinstance(files, LocalStorage) else REMOTE_POLL_SECONDS
         self._committers = {name: sink.committer() for name, sink in sinks.items()}
+        for committer in self._committers.values():
+            if isinstance(committer, UsesExecutors):
+                committer.executors = executors
         self._spool = spool
         self.execution: StreamExecution | None = None
         self._commit_thread: CommitThread | None = None

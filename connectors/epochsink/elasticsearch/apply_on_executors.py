@@ -1,0 +1,155 @@
+"""Phase 2 of a large epoch on Spark's executors: each posts the rows of some tasks' files, the driver judges the rest.
+
+A part may be posted twice, or late, by an executor that was cut off and goes on: it sends the same documents with the
+epoch's own version, as a driver that was paused does. So the server refuses it where a later epoch has written, and
+it changes nothing elsewhere. It looks for the marker before it begins, and now and then. What refers to the stored
+documents (those changed elsewhere, dead letters, the marker) is done by the driver alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from epochsink import failpoints
+from epochsink.elasticsearch.bulk_pool import post_all
+from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.connection import connect
+from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, TakesNoWrites, describe, is_passing
+from epochsink.elasticsearch.operations import Operations
+from epochsink.elasticsearch.overtaken import Lookout, Overtaken
+from epochsink.errors import EpochsinkError
+from epochsink.retry import retrying
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import elasticsearch
+    import numpy.typing as npt
+
+    from epochsink.elasticsearch.config import ElasticsearchConfig
+    from epochsink.sink import Epoch, Executors, Identity, Rows
+
+MOST_REFUSED: Final = 1_000
+"""Refused documents of one part that go to the driver; if there are more, it applies that part itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The rows of one task: its place in the epoch, its uuid, and a bit for each row that survives (None: all do)."""
+
+    partition: int
+    task: str
+    survives: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """What became of a part: its rows, whether they have keys, what was refused, or what ended it."""
+
+    rows: int
+    keyed: bool = False
+    refused: tuple[Refusal, ...] = ()
+    problem: Exception | None = None
+
+
+class _TooManyRefused(Exception):
+    """The driver has to judge more than a part may hand to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartJob:
+    """What an executor needs to know of an epoch. Crosses to executors."""
+
+    config: ElasticsearchConfig
+    identity: Identity
+    epoch: Epoch
+    index: str
+    rows: Rows
+
+    def look(self, part: Part) -> Posted:
+        """Compare a part's file with what is recorded of it, and count its rows."""
+        try:
+            return Posted(sum(batch.num_rows for batch in self.rows.read(part.task)))
+        except EpochsinkError as problem:
+            return Posted(0, problem=problem)
+
+    def post(self, part: Part) -> Posted:
+        """Send a part's operations, again after passing failures as the driver does."""
+        try:
+            return retrying(is_passing, seconds=self.config.timeout)(self._post, part)
+        except (EpochsinkError, GaveUp, TakesNoWrites, Overtaken) as problem:
+            return Posted(0, problem=problem)
+        except CLIENT_ERRORS as failure:
+            said, hint = describe(failure)
+            return Posted(0, problem=GaveUp(said) if is_passing(failure) else TakesNoWrites(said, hint))
+
+    def _post(self, part: Part) -> Posted:
+        client = _client(self.config)
+        lookout = Lookout(client, self.identity, self.epoch)
+        # a task that was held up for long, or comes again after all is over, sends nothing
+        lookout.now()
+        poster = Poster(client, self.index, self.config.timeout, lookout.now_and_then)
+        operations = Operations(self.identity, self.epoch, part.partition, part.task, size=self.config.bulk_bytes)
+        survives = None if part.survives is None else np.unpackbits(np.frombuffer(part.survives, np.uint8)).astype(bool)
+        refused: list[Refusal] = []
+
+        def answered(refusals: Sequence[Refusal]) -> None:
+            refused.extend(refusals)
+            failpoints.reach("elasticsearch.part.between")
+            if len(refused) > MOST_REFUSED:
+                raise _TooManyRefused
+
+        try:
+            post_all(poster, operations.requests(self.rows, survives), self.config.threads, answered)
+        except _TooManyRefused:
+            return Posted(-1)
+        return Posted(operations.seen, operations.keyed, tuple(refused))
+
+
+@lru_cache(maxsize=4)
+def _client(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
+    """Return a client; one for each process of an executor, whose connections stay open from part to part."""
+    return connect(config)
+
+
+class OnExecutors:
+    """One epoch's parts, as the driver lets executors do them; every method may raise `NotCarriedOut`."""
+
+    def __init__(self, executors: Executors, job: PartJob, tasks: Sequence[str]) -> None:
+        self._executors = executors
+        self._job = job
+        self._tasks = tasks
+        self._ends: list[int] = []
+
+    def verify(self) -> int:
+        """Compare all files with what is recorded of them; return how many rows they have. Raises as `Rows.read`."""
+        looked = self._map(self._job.look, [Part(number, task) for number, task in enumerate(self._tasks)])
+        self._ends = list(accumulate(each.rows for each in looked))
+        return self._ends[-1]
+
+    def post(self, survives: npt.NDArray[np.bool_] | None) -> list[Posted]:
+        """Apply all parts, once they are verified; return what became of each.
+
+        Raises `Overtaken`, `GaveUp`, `TakesNoWrites`, and what `Rows.read` raises.
+        """
+        parts = []
+        for number, task in enumerate(self._tasks):
+            flags = self.flags(number, survives)
+            parts.append(Part(number, task, None if flags is None else np.packbits(flags).tobytes()))
+        return self._map(self._job.post, parts)
+
+    def flags(self, partition: int, survives: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | None:
+        """Return which rows of a part survive, out of those of the epoch."""
+        return None if survives is None else survives[([0, *self._ends])[partition] : self._ends[partition]]
+
+    def _map(self, function: Callable[[Part], Posted], parts: Sequence[Part]) -> list[Posted]:
+        answers = self._executors.map(function, parts, self._job.config.timeout)
+        for answer in answers:
+            if answer.problem is not None:
+                raise answer.problem
+        return answers
