@@ -34,8 +34,12 @@ class SparkExecutors:
 
     def map(self, function: Callable[[Part], Answer], parts: Sequence[Part], patience: float) -> list[Answer]:
         """Run one job, and cancel it where no task of it runs for ``patience`` seconds. Raises `NotCarriedOut`."""
-        job = _Job(self._context, function, parts)
-        job.start()
+        try:
+            job = _Job(self._context, function, parts)
+            job.start()
+        except (Py4JError, PySparkException, AssertionError, AttributeError, OSError) as failure:
+            # PySpark's own words for a session that has ended
+            raise NotCarriedOut(f"no Spark job can be started: {failure}") from failure
         busy = time.monotonic()
         while job.is_alive():
             job.join(LOOK_SECONDS)
@@ -45,6 +49,8 @@ class SparkExecutors:
                 job.cancel()
         if job.failure is not None:
             raise NotCarriedOut(f"the Spark job failed: {reason_of(str(job.failure))[:1000]}") from job.failure
+        if len(job.answers) != len(parts):
+            raise NotCarriedOut("the Spark session ended before the job had begun")
         return job.answers
 
 
