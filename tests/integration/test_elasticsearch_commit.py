@@ -437,6 +437,15 @@ def test_without_any_success_the_epoch_stays_pending_and_can_be_applied_later(ri
     assert rig.stored() == dict(numbered(0, 20))
 
 
+def test_an_epoch_of_many_small_tasks_takes_few_requests(options: dict[str, Any]) -> None:
+    with Proxy(options["hosts"], lambda _: None) as proxy:
+        rig = Rig.joining(Elasticsearch(**{**options, "hosts": proxy.url, "bulk_bytes": 10_000}))
+        with closing(rig):
+            rig.apply(0, *([rendered(numbered(first, first + 3))] for first in range(0, 120, 3)))
+            assert len(proxy.bulks) == 2
+            assert rig.stored() == {f"d{number}": {"n": number} for number in range(120)}
+
+
 def test_compressed_requests_are_applied(options: dict[str, Any]) -> None:
     with closing(Rig.joining(Elasticsearch(**options, options={"http_compress": True}))) as rig:
         rig.apply(0, [rendered(numbered(0, 30))])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pyarrow as pa
@@ -54,6 +55,19 @@ def test_cutting_keeps_every_byte_in_order_and_the_size(given_documents: list[Do
     assert b"".join(part.body for part in parts) == whole.body
     assert sum(map(len, parts)) == len(whole)
     assert all(len(part.body) <= size or len(part) == 1 for part in parts)
+
+
+@given(st.lists(documents, min_size=1, max_size=10), st.integers(1, 1000))
+def test_small_requests_go_together_and_keep_every_operation(several: list[list[Document]], size: int) -> None:
+    requests = [request_of(each) for each in several]
+    joined = list(bulk_body.gathered(requests, size))
+    assert b"".join(each.body for each in joined) == b"".join(each.body for each in requests)
+    assert [each.operation(n) for each in joined for n in range(len(each))] == [
+        each.operation(n) for each in requests for n in range(len(each))
+    ]
+    given_sizes = {each.size for each in requests}
+    assert all(each.size <= size or each.size in given_sizes for each in joined)
+    assert all(one.size + another.size > size for one, another in itertools.pairwise(joined))
 
 
 def test_hostile_ids_stay_one_operation() -> None:

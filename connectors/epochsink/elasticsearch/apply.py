@@ -9,7 +9,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from epochsink import failpoints
-from epochsink.elasticsearch import applied_epochs, deduplicate, target_index, validation
+from epochsink.elasticsearch import applied_epochs, bulk_body, deduplicate, target_index, validation
 from epochsink.elasticsearch.apply_on_executors import OnExecutors, PartJob
 from epochsink.elasticsearch.bulk_pool import post_all
 from epochsink.elasticsearch.bulk_request import Poster
@@ -190,7 +190,7 @@ class Application:
         return True
 
     def _apply_here(self, rows: Rows) -> None:
-        requests = self._requests(rows)
+        requests = bulk_body.gathered(self._requests(rows), self._config.bulk_bytes)
         first = list(islice(requests, 2))
         # held back, an epoch shall appear in all shards at once: only a refresh of its own comes close to that
         if len(first) == 1 and self._config.refresh and not self._config.epoch_visibility:

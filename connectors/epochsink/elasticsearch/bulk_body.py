@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from epochsink import arrow_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -30,6 +30,11 @@ class Request:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def size(self) -> int:
+        """How many bytes `body` has."""
+        return int(self.offsets[-1] - self.offsets[0])
 
     @property
     def body(self) -> bytes:
@@ -102,6 +107,28 @@ def _request(operations: pa.Array) -> Request:
     _, offsets, data = operations.buffers()
     numbers = np.frombuffer(offsets, np.int64)[operations.offset : operations.offset + len(operations) + 1]
     return Request(data, numbers)
+
+
+def gathered(requests: Iterable[Request], size: int) -> Iterator[Request]:
+    """Yield small requests together, as many as ``size`` bytes hold: an epoch of many tasks has a few rows of each."""
+    waiting: list[Request] = []
+    total = 0
+    for request in requests:
+        if waiting and total + request.size > size:
+            yield _joined(waiting)
+            waiting, total = [], 0
+        waiting.append(request)
+        total += request.size
+    if waiting:
+        yield _joined(waiting)
+
+
+def _joined(requests: Sequence[Request]) -> Request:
+    if len(requests) == 1:
+        return requests[0]
+    starts = np.cumsum([0, *(request.size for request in requests)], dtype=np.int64)
+    ends = [start + request.offsets[1:] - request.offsets[0] for start, request in zip(starts, requests, strict=False)]
+    return Request(pa.py_buffer(b"".join(request.body for request in requests)), np.concatenate([starts[:1], *ends]))
 
 
 def cut(request: Request, size: int) -> Iterator[Request]:
