@@ -34,6 +34,7 @@ from epochsink.protocol.storage import LocalStorage
 from epochsink.spark.hadoop_storage import HadoopStorage
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -66,10 +67,14 @@ class Place:
 
 
 class Calls:
-    """Counts the calls to the store that the driver makes, by thread: looks for a commit that is not there apart."""
+    """Counts and times the calls to the store that the driver makes, by thread.
+
+    Looks for a commit that is not there are counted apart.
+    """
 
     def __init__(self) -> None:
         self.counted: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}
         self.waiting = 0
         for kind in (LocalStorage, HadoopStorage, ObjectStorage):
             for name in CALLS:
@@ -81,11 +86,14 @@ class Calls:
         call: Any = getattr(kind, name)
 
         def counting(*arguments: Any, **options: Any) -> Any:
+            begun = time.perf_counter()
             answer = call(*arguments, **options)
+            thread = threading.current_thread().name
             if name == "read" and answer is None and str(arguments[1]).startswith("commits/"):
                 self.waiting += 1
             else:
-                self.counted[threading.current_thread().name] += 1
+                self.counted[thread] += 1
+                self.seconds[thread] = self.seconds.get(thread, 0.0) + time.perf_counter() - begun
             return answer
 
         setattr(kind, name, counting)
@@ -138,18 +146,25 @@ class Bench:
             f"checkpoint-{place.name}-vs-plain", 0.7, ROWS, lambda: self.ours(place), lambda: self.plain(place)
         )
         self.calls.counted.clear()
+        self.calls.seconds.clear()
         self.calls.waiting = 0
         self.ours(place)
         epochs = self.epochs + SETTLED
-        commit = self.calls.counted["epochsink-commit"] / epochs
-        stream = sum(n for thread, n in self.calls.counted.items() if thread.startswith("Thread")) / epochs
+        commit, stream = self._shares(self.calls.counted, epochs)
+        committing, streaming = (share * 1000 for share in self._shares(self.calls.seconds, epochs))
         batch = {who: statistics.median(self.batches[f"{place.name} {who}"][1:]) * 1000 for who in ("ours", "plain")}
         looks = self.calls.waiting / epochs
         console.print(
             f"{place.name}: foreachBatch {batch['ours']:.0f} ms, plain {batch['plain']:.0f} ms (medians); calls an "
-            f"epoch, starts among them: {stream:.1f} on the stream's thread, {commit:.1f} on the commit thread, and "
-            f"{looks:.1f} looks for commits/N before it is there"
+            f"epoch, starts among them: {stream:.1f} on the stream's thread ({streaming:.0f} ms), {commit:.1f} on the "
+            f"commit thread ({committing:.0f} ms), and {looks:.1f} looks for commits/N before it is there"
         )
+
+    @staticmethod
+    def _shares(by_thread: Mapping[str, float], epochs: int) -> tuple[float, float]:
+        """Return what an epoch takes of the commit thread and of the stream's."""
+        stream = sum(share for thread, share in by_thread.items() if thread.startswith("Thread"))
+        return by_thread.get("epochsink-commit", 0) / epochs, stream / epochs
 
     def _noted(self, name: str, measured: Measured) -> float:
         self.batches.setdefault(name, []).append(measured.batch)
