@@ -204,10 +204,11 @@ def s3_place(service: LocalS3, far: ExitStack, seconds: float) -> Place:
     """Return S3 as it is, or far away, each with a bucket of its own: Hadoop keeps a connection for each bucket."""
     port = far.enter_context(FarAway(service.port, seconds)).port if seconds else service.port
     name = f"s3-{seconds * 1000:.0f}ms" if seconds else "s3"
-    service.make_bucket(name)
+    bucket = f"bench-{name}"
+    service.make_bucket(bucket)
     endpoint = f"http://127.0.0.1:{port}"
-    settings = {**service.spark_settings, f"spark.hadoop.fs.s3a.bucket.{name}.endpoint": endpoint}
-    return Place(name, f"s3a://{name}/bench", settings)
+    settings = {**service.spark_settings, f"spark.hadoop.fs.s3a.bucket.{bucket}.endpoint": endpoint}
+    return Place(name, f"s3a://{bucket}/bench", settings)
 
 
 def s3a_packages() -> list[Path]:
