@@ -201,9 +201,10 @@ def booby_trap(pg_truth: Truth, schema: str) -> None:
     raises = "LANGUAGE plpgsql AS $$ BEGIN RAISE 'stolen'; END $$"
     for left, right in OPERANDS:
         pg_truth.execute(f"CREATE FUNCTION {schema}.steal({left}, {right}) RETURNS boolean {raises}")
-        pg_truth.execute(
-            f"CREATE OPERATOR {schema}.= (FUNCTION = {schema}.steal, LEFTARG = {left}, RIGHTARG = {right})"
-        )
+        for name in ("=", "<>", "<", "<=", ">", ">="):
+            pg_truth.execute(
+                f"CREATE OPERATOR {schema}.{name} (FUNCTION = {schema}.steal, LEFTARG = {left}, RIGHTARG = {right})"
+            )
     for first, second in (("integer", "smallint"), ("smallint", "smallint")):
         pg_truth.execute(f"CREATE FUNCTION {schema}.pg_terminate_backend({first}, {second}) RETURNS boolean {raises}")
     pg_truth.execute(f"CREATE FUNCTION {schema}.to_regclass(text) RETURNS regclass {raises}")

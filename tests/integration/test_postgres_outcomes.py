@@ -416,6 +416,29 @@ REFUSALS = [
         "DROP TRIGGER t ON {0}",
         "no, it says",
     ),
+    (
+        (
+            "CREATE TRIGGER t BEFORE INSERT ON {0} EXECUTE FUNCTION {0}_slow(); "
+            "ALTER DATABASE postgres SET statement_timeout = 300"
+        ),
+        "ALTER DATABASE postgres RESET statement_timeout; DROP TRIGGER t ON {0}",
+        "statement timeout",
+    ),
+    (
+        "INSERT INTO {0} VALUES (1, 'y'); ALTER TABLE {0} ADD CONSTRAINT e EXCLUDE (id WITH =)",
+        "ALTER TABLE {0} DROP CONSTRAINT e; DELETE FROM {0}",
+        "exclusion constraint",
+    ),
+    (
+        "ALTER TABLE {0} DROP note; ALTER TABLE {0} ADD note text GENERATED ALWAYS AS (id::text) STORED",
+        "ALTER TABLE {0} DROP note; ALTER TABLE {0} ADD note text",
+        "generated column",
+    ),
+    (
+        "DROP TABLE {0}; CREATE TABLE {0} (id bigint, note text) PARTITION BY LIST (id)",
+        "CREATE TABLE {0}_1 PARTITION OF {0} DEFAULT",
+        "no partition",
+    ),
 ]
 
 
@@ -425,7 +448,8 @@ def test_what_the_server_refuses_after_the_decision_is_named_and_stays_recorded(
 ) -> None:
     """Not called unknown: nothing was committed, and the message says why."""
     pg_truth.execute(
-        f"CREATE FUNCTION {table}_no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no, it says'; END $$"
+        f"CREATE FUNCTION {table}_no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no, it says'; END $$; "
+        f"CREATE FUNCTION {table}_slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(9); END $$"
     )
     driver = pg_driver(table, orders(1), commit="staged", timeout=0.2)
     written, parts = driver.prepare(0, orders(1))
@@ -439,6 +463,31 @@ def test_what_the_server_refuses_after_the_decision_is_named_and_stays_recorded(
     assert "the next start commits it" in caught.value.hint
     pg_truth.execute(repair.format(table))
     assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert pg_truth.count(table) == 1
+
+
+def test_a_lock_that_somebody_holds_for_a_while_after_the_decision_is_waited_for(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a transaction of its own each time, though one wait may take no longer than ``timeout``."""
+    driver = pg_driver(table, orders(1), commit="staged", timeout=0.1)
+    written, parts = driver.prepare(0, orders(1))
+    real: Callable[..., None] = getattr(module, "merge")  # noqa: B009 - imported there, not exported
+    refused: list[str] = []
+
+    def merge(*given: Any) -> None:
+        try:
+            real(*given)
+        except psycopg.errors.LockNotAvailable:
+            refused.append("lock timeout")
+            pg_truth.execute("ROLLBACK")
+            raise
+
+    monkeypatch.setattr(module, "merge", merge)
+    pg_truth.execute("BEGIN")
+    pg_truth.execute(f"LOCK TABLE {table}")
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    assert refused == ["lock timeout"]
     assert pg_truth.count(table) == 1
 
 
