@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,10 +29,16 @@ def masked(options: Mapping[str, Any], secrets: AbstractSet[str]) -> dict[str, A
 
 def without_userinfo(address: str) -> str:
     """Return a URL, or ``user:password@host`` without a scheme, without the credentials that may stand in it."""
-    if "://" not in address:
+    scheme, separator, rest = address.partition("://")
+    if not separator:
         return address.rpartition("@")[2]
-    url = urlsplit(address)
-    return url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+    authority = re.split("[/?#]", rest, maxsplit=1)[0]
+    host = authority.rpartition("@")[2]
+    port = host.rpartition("]")[2].partition(":")[2]
+    if port and not port.isdigit():
+        # no port, but the beginning of a password with a "/" in it, which ends the part that names the host
+        return f"{scheme}{separator}{rest.rpartition('@')[2]}"
+    return f"{scheme}{separator}{host}{rest.removeprefix(authority)}"
 
 
 def is_loopback(host: str) -> bool:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from elasticsearch_rig import SCHEMA, Rig, rendered
+from elasticsearch_rig import SCHEMA, ListedRows, Rig, rendered
 from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch, preflight
+from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.errors import PrepareFailed, RowsRejected
-from epochsink.sink import Outcome
+from epochsink.sink import Epoch, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -215,14 +217,21 @@ def test_a_document_too_large_for_a_proxy_stops_at_the_commit_and_is_never_dropp
         assert "huge" in rig.stored()
 
 
-def test_a_document_above_the_indexing_pressure_is_judged_at_the_vote(client: vendor.Elasticsearch) -> None:
+def test_a_document_above_the_indexing_pressure_is_judged_at_the_vote(
+    client: vendor.Elasticsearch, options: dict[str, Any]
+) -> None:
     stats = client.nodes.stats(metric="indexing_pressure")["nodes"].values()
     limit = min(each["indexing_pressure"]["memory"]["limit_in_bytes"] for each in stats)
     content = client.nodes.info(metric="http")["nodes"].values()
     preflight.refuse_too_large(client, limit // 2)
     assert limit < min(each["http"]["max_content_length_in_bytes"] for each in content)
-    with pytest.raises(RowsRejected, match=r"indexing_pressure\.memory\.limit"):
-        preflight.refuse_too_large(client, limit + 1)
+    written = WrittenTask(uuid.uuid4().hex, len(GOOD), limit + 1)
+    rows = ListedRows({written.task: [rendered(GOOD)]})
+    with (
+        closing(Rig.joining(Elasticsearch(**options))) as rig,
+        pytest.raises(RowsRejected, match=r"indexing_pressure\.memory\.limit"),
+    ):
+        rig.committer.vote(Epoch(0, uuid.uuid4().hex), [written.to_json()], rows)
 
 
 def test_requests_above_the_indexing_pressure_are_a_finding(

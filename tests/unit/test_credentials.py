@@ -26,6 +26,10 @@ def test_named_options_are_masked() -> None:
         ("https://user:secret@search.example:9200/x", "https://search.example:9200/x"),
         ("user:secret@search.example:9200", "search.example:9200"),
         ("search.example", "search.example"),
+        ("https://user:sec/ret@search.example:9200", "https://search.example:9200"),
+        ("https://user:sec?r@e#t@search.example:9200/x", "https://search.example:9200/x"),
+        ("https://[::1]:9200/a@b", "https://[::1]:9200/a@b"),
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
     ],
 )
 def test_addresses_are_shown_without_credentials(address: str, shown: str) -> None:

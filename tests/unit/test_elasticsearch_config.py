@@ -6,6 +6,7 @@ import dataclasses
 import inspect
 import pickle
 import re
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,16 @@ def test_credentials_in_a_url_count_and_are_masked() -> None:
         sink(f"http://elastic:{CANARY}@search.example:9200")
     assert CANARY not in str(caught.value)
     assert CANARY not in repr(sink(f"https://elastic:{CANARY}@search.example:9200"))
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["elastic:{}@search.example:9200", "https://elastic:{}/x@search.example:9200", "https://[elastic:{}@search:9"],
+)
+def test_a_host_that_is_no_url_prints_no_password(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="is not a URL") as caught:
+        sink(host.format(CANARY))
+    assert CANARY not in "".join(traceback.format_exception(caught.value))
 
 
 def test_repr_shows_options_and_masks_secrets() -> None:

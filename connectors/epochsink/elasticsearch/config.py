@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from epochsink import arguments, credentials
 from epochsink.errors import ConfigurationError
@@ -175,8 +175,8 @@ class ElasticsearchConfig:
         return f"Elasticsearch({self.shown_hosts!r}, index={self.index!r}{key}{options})"
 
     def _check_host(self, host: str) -> None:
-        url = urlsplit(host)
-        if url.scheme not in {"http", "https"} or not url.hostname or not _port(host):
+        url = _split(host)
+        if url is None or url.scheme not in {"http", "https"} or not url.hostname or not _port(url):
             raise ConfigurationError(
                 f"the host {credentials.without_userinfo(host)!r} is not a URL with scheme, name and port",
                 hint='write it as "https://search.example:9200"',
@@ -270,9 +270,16 @@ def _unchangeable(value: Any, *, secret: bool) -> Any:
     return credentials.Secret(value) if secret and isinstance(value, str) else value
 
 
-def _port(host: str) -> int | None:
+def _split(host: str) -> SplitResult | None:
     try:
-        return urlsplit(host).port
+        return urlsplit(host)
+    except ValueError:  # whose text may quote a password
+        return None
+
+
+def _port(url: SplitResult) -> int | None:
+    try:
+        return url.port
     except ValueError:
         return None
 
