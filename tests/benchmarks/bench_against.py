@@ -44,7 +44,9 @@ def targets(stack: ExitStack, names: list[str]) -> dict[str, tuple[str, dict[str
         found["postgres-upsert"] = ("Postgres", {"dsn": server.dsn, "table": "upserted", **keyed})
     if "kafka" in names:
         broker = stack.enter_context(LocalKafka()).bootstrap_servers
-        AdminClient({"bootstrap.servers": broker}).create_topics([NewTopic("bench", 4)])["bench"].result(30)
+        # by name: without one it ends before it has answered
+        admin = AdminClient({"bootstrap.servers": broker})
+        admin.create_topics([NewTopic("bench", 4)])["bench"].result(30)
         found["kafka"] = ("Kafka", {"bootstrap_servers": broker, "topic": "bench"})
     if "elasticsearch" in names:
         url = stack.enter_context(LocalElasticsearch()).url
