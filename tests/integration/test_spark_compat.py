@@ -9,12 +9,15 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import LongType, StructField, StructType
 from streams import DEADLINE, wait_until
 
 from epochsink.errors import UnsupportedQuery
 from epochsink.spark import compat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from streams import Stream
@@ -85,6 +88,24 @@ def test_which_expressions_may_change(stream: Stream) -> None:
         "monotonically_increasing_id()",
     ]
     assert compat.changeable(stream.frame(), []) == []
+
+
+def test_sql_and_a_function_made_once_serve_frames_of_other_queries(spark: SparkSession) -> None:
+    answer = StructType([StructField("most", LongType())])
+
+    def largest(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            most = max(row["n"] for row in batch.column("it").to_pylist())
+            yield pa.RecordBatch.from_pydict({"most": pa.array([most])})
+
+    columns = compat.columns_of(["*", "struct(id AS n\n, 'a' AS text) AS it"])
+    function = compat.arrow_function(largest, answer, ["it"])
+    for rows in (3, 7):
+        frame = spark.range(0, rows, 1, 1)
+        selected = compat.select(frame, columns)
+        assert selected.columns == ["id", "it"]
+        assert [row["most"] for row in compat.map_in_arrow(selected.select("it"), function).collect()] == [rows - 1]
+    assert compat.schema_text(spark.range(1)) == compat.schema_text(spark.range(2)) != compat.schema_text(selected)
 
 
 def test_what_is_not_a_classic_session_is_refused(spark: SparkSession) -> None:

@@ -12,16 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas import types
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.util import PythonEvalType
 
 from epochsink.errors import UnsupportedQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
@@ -106,6 +107,40 @@ def changeable(frame: DataFrame, expressions: Sequence[str]) -> list[str]:
     selected: Any = frame.selectExpr(*expressions)
     columns = selected._jdf.queryExecution().analyzed().expressions()
     return [expression for index, expression in enumerate(expressions) if not columns.apply(index).deterministic()]
+
+
+def schema_text(frame: DataFrame) -> str:
+    """Return the schema of a frame as JSON, which says of two frames whether the same SQL serves them."""
+    untyped: Any = frame
+    return str(untyped._jdf.schema().json())
+
+
+def columns_of(expressions: Sequence[str]) -> Any:
+    """Return the JVM's list of the columns that SQL expressions stand for, of no frame yet: it serves any number."""
+    jvm: Any = SparkContext._jvm
+    made: list[Any] = [functions.expr(expression) for expression in expressions]
+    return jvm.PythonUtils.toSeq([column._jc for column in made])
+
+
+def select(frame: DataFrame, columns: Any) -> DataFrame:
+    """Return a frame's `columns_of`: what ``selectExpr`` does, by one call of the JVM."""
+    untyped: Any = frame
+    return DataFrame(untyped._jdf.select(columns), frame.sparkSession)
+
+
+def arrow_function(
+    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], answer: StructType, names: Sequence[str]
+) -> Any:
+    """Return the JVM's form of a function for `map_in_arrow`, of columns of these names: it serves any frame."""
+    untyped: Any = pandas_udf
+    udf = untyped(function, returnType=answer, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    return udf(*map(functions.col, names))._jc
+
+
+def map_in_arrow(frame: DataFrame, function: Any) -> DataFrame:
+    """Return what ``mapInArrow`` does, which would pickle the function and make thirty calls of the JVM each time."""
+    untyped: Any = frame
+    return DataFrame(untyped._jdf.mapInArrow(function, False, None), frame.sparkSession)  # noqa: FBT003 - no barrier
 
 
 def refuse_connect(session: SparkSession) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
-from epochsink.spark.compat import arrow_schema, changeable
+from epochsink.spark.compat import arrow_schema, changeable, columns_of, select
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ _NEVER: Final = "spark_partition_id() < 0"
 skip the plan below it, and with it the update of the state of a query with aggregations, then lost for good."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class OnePass:
     """SQL for the pass: ``rows`` adds each sink's selected struct, ``inputs`` makes each writer's struct of it.
 
@@ -40,16 +41,26 @@ class OnePass:
     inputs: Sequence[str]
     schemas: Mapping[str, pa.Schema]
 
-    def apply(self, frame: DataFrame, parallelism: int) -> DataFrame:
+    def apply(self, frame: DataFrame) -> DataFrame:
         """Return a frame with one nullable struct column for each sink, null where a row is not for it."""
-        frame = frame.selectExpr("*", *self.rows)
+        frame = select(frame, self._rows)
         # after the rows, by what they came to; where the predicates cannot change, Spark itself filters first
         if self.wanted is not None:
             frame = frame.where(self.wanted)
         if self.distribute_by:
             frame = frame.selectExpr("*", f"struct({', '.join(self.distribute_by)}) AS {ROW}key")
-            frame = frame.repartition(parallelism, f"{ROW}key")
-        return frame.selectExpr(*self.inputs)
+            frame = frame.repartition(frame.sparkSession.sparkContext.defaultParallelism, f"{ROW}key")
+        return select(frame, self._inputs)
+
+    # each epoch has a frame of its own, of the same columns: so the JVM's form of the SQL is made once
+
+    @cached_property
+    def _rows(self) -> Any:
+        return columns_of(["*", *self.rows])
+
+    @cached_property
+    def _inputs(self) -> Any:
+        return columns_of(self.inputs)
 
 
 def row_schemas(frame: DataFrame, sinks: Mapping[str, Sink]) -> dict[str, pa.Schema]:
@@ -78,7 +89,7 @@ def refuse_bad_plan(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mappin
     """Raise `ConfigurationError`, which names the sink, for a pass that Spark cannot plan; no data moves."""
     for name, sink in sinks.items():
         try:
-            one_pass({name: sink}, schemas).apply(frame, 1)
+            one_pass({name: sink}, schemas).apply(frame)
         except PySparkException as refused:
             raise ConfigurationError(
                 f"sink '{name}': Spark refuses the SQL of its options: {refused}",
@@ -86,7 +97,7 @@ def refuse_bad_plan(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mappin
                 f"{', '.join(frame.columns)}",
             ) from refused
         _refuse_changeable(name, sink, frame)
-    one_pass(sinks, schemas).apply(frame, 1)
+    one_pass(sinks, schemas).apply(frame)
 
 
 def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:

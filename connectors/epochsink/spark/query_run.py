@@ -21,9 +21,9 @@ from epochsink.sink import SpoolFile, UsesExecutors
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.error_translation import sinks_error
-from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
 from epochsink.spark.retried_reads import RetriedReads
-from epochsink.spark.write_task import ANSWER, WriteJob
+from epochsink.spark.write_plans import WritePlans
+from epochsink.spark.write_task import EPOCH, told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from epochsink.protocol.storage import Storage
     from epochsink.sink import Committable, Epoch, Executors, KeepingCommitter, Sink, Spooled, Written
     from epochsink.spark.stream_execution import StreamExecution
+    from epochsink.spark.write_plans import WritePlan
 
 _log = logging.getLogger("epochsink")
 
@@ -86,7 +87,6 @@ class Run:
         self._call = threading.RLock()
         self._called = -1
         self._recording = False
-        self._plans: dict[str, OnePass] = {}
         self._byte_limit = ByteLimit()
         read_again = cast("Storage", RetriedReads(files))
         self._coordinator = Coordinator(
@@ -99,6 +99,7 @@ class Run:
             pipeline=pipeline_name(location),
             location=location,
         )
+        self._plans = WritePlans(sinks, self._coordinator.identity, spool)
         try:
             self._coordinator.recover()
         except BaseException:
@@ -137,6 +138,7 @@ class Run:
                 raise self._commit_thread.failure
 
     def _close(self) -> None:
+        self._plans.close()
         for committer in self._committers.values():
             committer.close()
 
@@ -196,14 +198,17 @@ class Run:
 
     def _attempt(self, frame: DataFrame, number: int) -> None:
         self._recording = False
-        # again for each attempt: it ends what the one before has left
-        if self._coordinator.settle(number) is Plan.RUN_FOR_STATE:
+        # Spark analyses beside what the ledger and the targets are asked
+        with self._plans.of(frame) as planned:
+            # again for each attempt: it ends what the one before has left
+            settled = self._coordinator.settle(number)
+        if settled is Plan.RUN_FOR_STATE:
             _log.info("epoch %d stands as recorded by an earlier attempt: its plan runs for its state only", number)
             frame.write.format("noop").mode("overwrite").save()
             return
         epoch = self._coordinator.begin(number)
         try:
-            written, spooled = self._write(frame, epoch)
+            written, spooled = self._write(planned.result(), epoch)
         except BaseException:
             self._coordinator.abandon(epoch)
             raise
@@ -230,11 +235,8 @@ class Run:
     def _is_active(self) -> bool:
         return self.execution is not None and self.execution.is_active()
 
-    def _write(self, frame: DataFrame, epoch: Epoch) -> tuple[Written, Spooled]:
+    def _write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
         """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
-        identities = {name: self._coordinator.identity(name) for name in self._sinks}
-        session, plan = frame.sparkSession, self._plan(frame)
-        passed = plan.apply(frame, session.sparkContext.defaultParallelism)
         # after the planning, which takes a while: a target may note where it stands now
         kept = frozenset(
             name
@@ -242,9 +244,10 @@ class Run:
             if sink.spool is None
             and cast("KeepingCommitter", self._committers[name]).keeps_rows(epoch, plan.schemas[name])
         )
-        job = WriteJob(epoch, self._sinks, identities, self._spool, kept)
+        session = plan.answers.sparkSession
+        session.sparkContext.setLocalProperty(EPOCH, told(epoch, kept))
         with self._byte_limit.lifted(session):
-            answers = passed.mapInArrow(job.write_partition, ANSWER).collect()
+            answers = plan.answers.collect()
         written: dict[str, list[tuple[str, Committable]]] = {}
         spooled: dict[str, dict[str, SpoolFile]] = {}
         for answer in sorted(answers, key=lambda row: row["partition"]):
@@ -254,12 +257,6 @@ class Run:
             if (file := json.loads(answer["spooled"])) is not None:
                 spooled.setdefault(answer["sink"], {})[answer["task"]] = SpoolFile(**file)
         return written, spooled
-
-    def _plan(self, frame: DataFrame) -> OnePass:
-        key = frame.schema.json()
-        if key not in self._plans:
-            self._plans[key] = one_pass(self._sinks, row_schemas(frame, self._sinks))
-        return self._plans[key]
 
 
 def _called_twice(number: int) -> ConfigurationError:

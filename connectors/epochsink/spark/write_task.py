@@ -6,6 +6,7 @@ spools, writes and prepares for every sink, and answers one row for each sink th
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import uuid
@@ -21,13 +22,13 @@ from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, 
 from epochsink import arrow_buffers
 from epochsink.errors import EpochsinkError
 from epochsink.failpoints import reach
-from epochsink.sink import Task
+from epochsink.sink import Epoch, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from epochsink.protocol.spool import NoSpool, Spool, SpoolWriter
-    from epochsink.sink import Committable, Epoch, Identity, Sink, SinkWriter, SpoolFile
+    from epochsink.sink import Committable, Identity, Sink, SinkWriter, SpoolFile
 
 ANSWER: Final = StructType(
     [
@@ -44,8 +45,52 @@ in the spool holds (JSON, null without one), and the largest average of bytes in
 its batches had."""
 
 
+EPOCH: Final = "epochsink.epoch"
+"""The local property by which a job tells its tasks what differs from epoch to epoch."""
+
+
 class TaskFailed(Exception):
     """Carries an error of this package, as a line of text, out of a Python worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteJobs:
+    """What the tasks of all epochs of a run need to know. Crosses to executors, once made ready for that."""
+
+    sinks: Mapping[str, Sink]
+    identities: Mapping[str, Identity]
+    spool: Spool | NoSpool
+
+    def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do what `WriteJob.write_partition` does, in the epoch that the task's job is of."""
+        context = TaskContext.get()
+        said = context.getLocalProperty(EPOCH) if context is not None else None
+        if said is None:
+            raise RuntimeError(f"the task's job has no local property {EPOCH!r}")
+        number, attempt, *kept = json.loads(said)
+        job = WriteJob(Epoch(number, attempt), self.sinks, self.identities, self.spool, frozenset(kept))
+        yield from job.write_partition(batches)
+        spare_collector()
+
+
+def spare_collector() -> None:
+    """Let Python's garbage collector pass over what this process has loaded, once for each time that it has grown.
+
+    PySpark collects garbage after each task, which takes 15 ms for going through modules that stay anyway.
+    """
+    global _modules  # noqa: PLW0603 - of the process, as the collector is
+    if len(sys.modules) != _modules:
+        _modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+
+
+_modules = 0
+
+
+def told(epoch: Epoch, kept: Collection[str] = ()) -> str:
+    """Return the value of `EPOCH`: which attempt at which epoch, and the sinks whose targets keep the rows."""
+    return json.dumps([epoch.number, epoch.attempt, *kept])
 
 
 @dataclass(frozen=True, slots=True)
