@@ -175,9 +175,13 @@ class Faults:
 
 
 def roles(cluster: Cluster) -> tuple[Server, Server, Server]:
-    """Return PostgreSQL's primary, its synchronous standby and the other one."""
+    """Return PostgreSQL's primary, its synchronous standby and the other one. RuntimeError if no primary answers."""
     first, second, third = cluster.servers
-    return (first, second, third) if first.is_primary() else (second, first, third)
+    if first.is_primary():
+        return first, second, third
+    if second.is_primary():
+        return second, first, third
+    raise RuntimeError("no primary answers")
 
 
 def has_everything(primary: Server) -> bool:
