@@ -35,7 +35,7 @@ GRACE_SECONDS: Final = 8.0
 ROWS_PER_SECOND: Final = 12
 READ_EVERY_SECONDS: Final = 0.7
 """A read takes the whole of a target: not the more often the better, on a small machine."""
-FIRST_EPOCH_SECONDS: Final = 180.0
+FIRST_EPOCH_SECONDS: Final = 300.0
 
 
 class Timeline:
