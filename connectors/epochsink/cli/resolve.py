@@ -217,7 +217,9 @@ class Resolution:
         try:
             return f"write its {self._count_rows(sink)} spooled rows to {self._file(sink)}"
         except SpoolMissing as gone:
-            return f"THE ROWS CANNOT BE KEPT: {gone.message}"
+            spooled = self._prepared.shares[sink].files
+            why = gone.message if spooled else "no copy is in the spool; what a topic has of them stays there, aborted"
+            return f"THE ROWS CANNOT BE KEPT: {why}"
 
     def _count_rows(self, sink: str) -> int:
         rows = self._rows(sink)

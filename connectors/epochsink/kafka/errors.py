@@ -56,7 +56,7 @@ class KnownError(NamedTuple):
 _FENCED: Final = (
     "nothing is lost, and Spark runs the task or the epoch again: either another attempt at this task has taken over "
     "its transactional id, or writing took longer than transaction_timeout= and the broker gave the transaction up: "
-    "then raise it, or make epochs smaller"
+    "then raise it, make epochs smaller, or set spool=True, with which a task outlives its transaction"
 )
 
 KNOWN_ERRORS: Final[dict[int, KnownError]] = {
