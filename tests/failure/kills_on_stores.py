@@ -92,7 +92,7 @@ def prove(store: str, root: str, settings: dict[str, str], folder: Path, chance:
         values = stream.sink.values()
         right = values == list(range(files * ROWS)) and stream.sink.prepared() == []
         console.print(
-            f"{store}: {kills} kills, {files} epochs ({epochs} before the last start), {len(values)} rows, "
+            f"{store}: {kills} kills, {epochs} epochs before the last start, {files} files, {len(values)} rows, "
             f"{'no row lost or doubled, nothing left prepared' if right else 'WRONG'}"
         )
         stream.end()

@@ -441,8 +441,9 @@ def test_an_epoch_of_many_small_tasks_takes_few_requests(options: dict[str, Any]
     with Proxy(options["hosts"], lambda _: None) as proxy:
         rig = Rig.joining(Elasticsearch(**{**options, "hosts": proxy.url, "bulk_bytes": 10_000}))
         with closing(rig):
+            asked = len(proxy.bulks)
             rig.apply(0, *([rendered(numbered(first, first + 3))] for first in range(0, 120, 3)))
-            assert len(proxy.bulks) == 2
+            assert len(proxy.bulks) - asked < 5, "a request for each task"
             assert rig.stored() == {f"d{number}": {"n": number} for number in range(120)}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark import TaskContext
 from streams import wait_until
 
 from epochsink.sink import NotCarriedOut
@@ -25,32 +26,23 @@ def test_each_part_is_done_by_a_process_of_an_executor_and_answered_in_order(spa
     assert os.getpid() not in {pid for _, pid in answers}
 
 
-def test_a_job_has_a_group_and_a_pool_of_its_own_and_leaves_the_callers_alone(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_a_job_has_a_group_and_a_pool_of_its_own_and_leaves_the_callers_alone(spark: SparkSession) -> None:
     """The caller may be a stream's thread, whose group is how the run that it serves is found."""
     context = spark.sparkContext
-    released = tmp_path / "released"
 
-    def wait(part: int) -> int:
-        deadline = time.monotonic() + 60
-        while not released.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        return part
+    def told(name: str) -> str | None:
+        task = TaskContext.get()
+        return task.getLocalProperty(name) if task is not None else None
 
+    names = ["spark.scheduler.pool", "spark.jobGroup.id"]
     context.setJobGroup("the caller's", "a stream")
-    thread = threading.Thread(target=lambda: SparkExecutors(context).map(wait, [1], 60.0))
-    thread.start()
-    tracker = context.statusTracker()
-    wait_until(lambda: len(tracker.getActiveJobsIds()) == 1, "the job runs")
     try:
-        assert list(tracker.getJobIdsForGroup("the caller's")) == []
-        pools = context.getLocalProperty("spark.scheduler.pool"), executors.POOL
-        assert pools == (None, "epochsink")
-        assert context.getLocalProperty("spark.jobGroup.id") == "the caller's"
+        pool, group = SparkExecutors(context).map(told, names, 60.0)
+        assert pool == executors.POOL
+        assert group is not None
+        assert group.startswith("epochsink-")
+        assert [context.getLocalProperty(name) for name in names] == [None, "the caller's"]
     finally:
-        released.touch()
-        thread.join()
         for name in ("spark.jobGroup.id", "spark.job.description", "spark.job.interruptOnCancel"):
             context.setLocalProperty(name, None)  # type: ignore[arg-type]
 

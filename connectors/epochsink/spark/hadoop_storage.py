@@ -117,9 +117,14 @@ class HadoopStorage:
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None."""
+        path = self._path(name)
         with _as_oserror():
+            # Most looks are for what is not there yet: the next entry, the next commit. To open it would have PySpark
+            # translate Java's error, forty calls into the JVM, which take longer than a NameNode's answer.
+            if not self._system.exists(path):
+                return None
             try:
-                stream = self._system.open(self._path(name))
+                stream = self._system.open(path)
             except Py4JJavaError as refused:
                 if _is(refused, "FileNotFoundException"):
                     return None
