@@ -150,10 +150,10 @@ def test_executors_that_are_decommissioned_in_the_middle_of_an_epoch_lose_and_do
         "spark.storage.decommission.enabled": "true",
         "spark.executor.decommission.forceKillTimeout": "1s",
         "spark.dynamicAllocation.enabled": "true",
-        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
         "spark.dynamicAllocation.minExecutors": "0",
         "spark.dynamicAllocation.maxExecutors": "2",
-        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+        "spark.dynamicAllocation.executorIdleTimeout": "10s",
+        "spark.executor.cores": "1",
         "spark.executor.memory": "512m",
     }
     put_three(stream)
