@@ -8,6 +8,7 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.devkit.services.hdfs import LocalHdfs
+from epochsink.retry import retrying
 from nemesis.services import OnHost
 
 if TYPE_CHECKING:
@@ -71,6 +72,10 @@ class WatchedFiles:
         return self._get(name, "GETFILESTATUS") is not None
 
     def _get(self, name: str, operation: str) -> bytes | None:
+        # a store on a busy machine may take longer than one try
+        return retrying(lambda failure: isinstance(failure, TimeoutError), attempts=6)(self._ask, name, operation)
+
+    def _ask(self, name: str, operation: str) -> bytes | None:
         try:
             with urllib.request.urlopen(
                 f"{self._root}/{name}?op={operation}&user.name=root", timeout=_SECONDS
