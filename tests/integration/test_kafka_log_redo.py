@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from fix_kafka import NEWEST_LEVEL, at_every_transaction_version
-from kafka.admin import ConfigResource
 from kafka.structs import TopicPartition
 from kafka_kit import (
     NO_ROWS,
@@ -216,19 +215,3 @@ def test_a_topic_that_was_created_anew_while_it_was_written_to_fails_the_vote(
         part = prepare(config, unspooled(who, at), rows("a"))
         with pytest.raises(PrepareFailed, match="deleted and created again"):
             committer.vote(at, [part], NO_ROWS)
-
-
-@newest_transaction_version
-def test_whether_the_topic_keeps_the_rows_is_asked_again_now_and_then(
-    kafka: KafkaService, fresh_topic: FreshName
-) -> None:
-    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), cleanup_policy="compact")
-    with committing(sink(kafka, topic), identity()) as committer, admin(kafka.bootstrap_servers) as client:
-        assert not committer.keeps_rows(epoch(0), SCHEMA)
-        client.alter_configs([ConfigResource("topic", topic, {"cleanup.policy": "delete"})])
-        assert not committer.keeps_rows(epoch(1), SCHEMA)
-        committer._log_ends._asked_at -= 61
-        assert committer.keeps_rows(epoch(2), SCHEMA)
-        committer._cluster.timeout = 0.001
-        committer._log_ends._log._leaders = {}
-        assert not committer.keeps_rows(epoch(3), SCHEMA), "what is not known speaks for a copy"

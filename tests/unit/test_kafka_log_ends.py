@@ -1,0 +1,102 @@
+"""The driver notes where a topic ends, for one attempt, and only where the topic keeps the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from epochsink.errors import PrepareFailed
+from epochsink.kafka import Kafka, preflight
+from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.errors import Unreachable
+from epochsink.kafka.log_ends import LogEnds
+from epochsink.kafka.rows_in_log import MOST_PARTITIONS
+from epochsink.kafka.topic_log import TopicLog
+from epochsink.kafka.transactional_id import Transaction
+from epochsink.sink import Epoch
+
+ROWS = pa.schema([("value", pa.string())])
+FIRST, SECOND = Epoch(7, "a" * 32), Epoch(7, "b" * 32)
+
+
+class Topic:
+    """What the brokers say of the topic now."""
+
+    def __init__(self) -> None:
+        self.settings = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+        self.ends = {1: 20, 0: 10}
+        self.topic_id = "f" * 32
+        self.is_reachable = True
+
+
+@pytest.fixture
+def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
+    told = Topic()
+
+    def ends(log: TopicLog) -> dict[int, int]:
+        if not told.is_reachable:
+            raise Unreachable("no answer")
+        log.topic_id = told.topic_id
+        return told.ends
+
+    monkeypatch.setattr(TopicLog, "ends", ends)
+    monkeypatch.setattr(preflight, "topic_settings", lambda *_: dict(told.settings))
+    return told
+
+
+def made() -> LogEnds:
+    nobody: Any = None
+    return LogEnds(Kafka(bootstrap_servers="broker:9092", topic="orders", spool=None), nobody)
+
+
+def part(topic_id: str = "f" * 32) -> KafkaCommittable:
+    return KafkaCommittable(
+        transaction=Transaction("epochsink.x", 7, 3),
+        partition=0,
+        task="b" * 32,
+        rows=3,
+        prepared_at=0,
+        topics={"orders": topic_id},
+    )
+
+
+@pytest.mark.usefixtures("topic")
+def test_a_part_gets_what_was_noted_for_its_own_attempt() -> None:
+    ends = made()
+    assert ends.added(FIRST, part()).log_from == ()
+    assert ends.note(FIRST, ROWS)
+    assert ends.added(FIRST, part()).log_from == (10, 20)
+    assert ends.added(SECOND, part()).log_from == ()
+
+
+@pytest.mark.usefixtures("topic")
+def test_a_part_of_another_topic_of_that_name_is_refused() -> None:
+    ends = made()
+    assert ends.note(FIRST, ROWS)
+    with pytest.raises(PrepareFailed, match="deleted and created again"):
+        ends.added(FIRST, part("e" * 32))
+
+
+def test_what_is_not_known_speaks_for_a_copy(topic: Topic) -> None:
+    ends = made()
+    assert ends.note(FIRST, ROWS)
+    topic.is_reachable = False
+    assert not ends.note(SECOND, ROWS)
+    assert ends.added(FIRST, part()).log_from == ()
+
+
+def test_a_topic_of_very_many_partitions_is_copied(topic: Topic) -> None:
+    topic.ends = dict.fromkeys(range(MOST_PARTITIONS + 1), 0)
+    assert not made().note(FIRST, ROWS)
+
+
+def test_settings_are_asked_for_again_after_a_minute(topic: Topic) -> None:
+    ends = made()
+    topic.settings["cleanup.policy"] = "compact"
+    assert not ends.note(FIRST, ROWS)
+    topic.settings["cleanup.policy"] = "delete"
+    assert not ends.note(FIRST, ROWS)
+    ends._asked_at -= 61
+    assert ends.note(FIRST, ROWS)
