@@ -167,6 +167,11 @@ def marker_document(key: str) -> str:
     return f"{PREFIX}-marker-{key}"
 
 
+def claim_document(key: str) -> str:
+    """Return the ``_id`` of the Elasticsearch document that names the attempt which may be applied."""
+    return f"{PREFIX}-claim-{key}"
+
+
 def document_id_prefix(key: str, epoch: int) -> str:
     """Return the beginning of the ``_id`` of keyless documents; their position in the spool follows."""
     return f"{key}-{epoch}-"

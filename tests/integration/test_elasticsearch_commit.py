@@ -340,6 +340,20 @@ def test_without_its_spool_the_marker_tells_what_became_of_an_epoch(rig: Rig) ->
     assert rig.committer.newest() == 0
 
 
+def test_of_two_copies_of_a_checkpoint_only_the_one_that_claims_an_epoch_first_applies_any_of_it(rig: Rig) -> None:
+    """Both have compared marker and ledger, and found nothing of the epoch."""
+    first, copy = rig.prepare(0, [rendered(numbered(0, 50))]), rig.another_driver()
+    second = copy.prepare(0, [rendered(numbered(20, 70))])
+    with pytest.raises(SpoolMissing):
+        rig.committer.commit(first.epoch, first.part, first.rows.gone())
+    with pytest.raises(WentBack, match=f"by attempt {first.epoch.attempt}, and epoch 0 is recorded"):
+        copy.commit(second)
+    assert rig.stored() == {}
+    assert rig.commit(first).outcome is Outcome.COMMITTED
+    assert rig.stored() == dict(numbered(0, 50))
+    copy.close()
+
+
 def test_a_marker_of_another_attempt_is_unknown(rig: Rig) -> None:
     prepared = rig.apply(0, [rendered(numbered(0, 2))])
     other = dataclasses.replace(prepared.epoch, attempt=uuid.uuid4().hex)

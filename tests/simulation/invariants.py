@@ -146,15 +146,12 @@ def _names_an_older_copy(error: str) -> bool:
 def _of_copies(simulation: Simulation) -> tuple[str, ...]:
     """Return the anomalies that two queries may bring about if one of them says that it has noticed the other.
 
-    Each ends what the other has prepared. Elasticsearch has no condition for the documents of an epoch: where both
-    apply it in the same instant, each writes over what the other has written.
+    Each ends what the other has prepared.
     """
     if "copy" not in simulation.faults:
         return ("-",)
     others = simulation.faults & (BACKWARDS | {"skip", "swallow", "double"})
-    documents = ("DUPLICATE E", "MIXED ATTEMPTS E", "LOST E")
-    rows = ("DUPLICATE", "MIXED", "ROLLED BACK", "OUT OF ORDER", "STALE", "LOST", "STUCK") if others else ()
-    return (*documents, *rows)
+    return ("DUPLICATE", "MIXED", "ROLLED BACK", "OUT OF ORDER", "STALE", "LOST", "STUCK") if others else ("-",)
 
 
 def verdict(simulation: Simulation, plan: Plan) -> list[str]:

@@ -242,6 +242,12 @@ MUTANTS = (
         ((104, ("failover", "E", 5)),),
     ),
     Mutant(
+        "two copies apply one epoch to an index",
+        Variant(ports={"E": world.SearchClaimsNothing}),
+        "E",
+        ((48, ("copy",)), (68, ("stall", 3)), (105, ("stall", 25))),
+    ),
+    Mutant(
         "any incarnation of the index will do",
         Variant(ports={"E": world.SearchAnyIncarnation}),
         "E",

@@ -25,6 +25,7 @@ class SearchPort(PortBase):
     """Elasticsearch: the spool is what is prepared; phase 2 applies it. Without keys, ids come from the position."""
 
     letter = "E"
+    _claimed: Mark | None = None
 
     @property
     def target(self) -> Any:
@@ -86,6 +87,7 @@ class SearchPort(PortBase):
                 raise
             return COMMITTED if done else Verdict(UNKNOWN, f"{gone}, and no marker")
         self.apply_with(epoch, part)
+        self.claim(Mark(epoch.number, epoch.attempt))
         version = self._identity.origin["base"] + epoch.number
         documents = self.documents(epoch, spooled)
         for some in (documents[:1], documents[1:]):
@@ -101,6 +103,24 @@ class SearchPort(PortBase):
         if self._incarnation() != incarnation:
             raise WentBack("the index was set back while the epoch was applied")
         return COMMITTED
+
+    def claim(self, mark: Mark) -> None:
+        """Claim the epoch for this attempt; stop if another attempt has claimed it, or a later epoch."""
+        while True:
+            known = self._claimed = self._claimed or self._read_claim()
+            if known is not None and known.epoch >= mark.epoch:
+                break
+            request = partial(self.target.claim, self._key, mark, known)
+            answer = twice(partial(self._step, f"{self.letter} claim", request))
+            self._claimed = mark if answer == "OK" else None
+        if known != mark:
+            raise WentBack(f"{known} is being applied, by another attempt than {mark}")
+
+    def _read_claim(self) -> Mark | None:
+        found: Mark | None = twice(
+            lambda: self._step(f"{self.letter} read claim", lambda: self.target.claims.get(self._key), reads=True)
+        )
+        return found
 
     def write_mark(self, mark: Mark, incarnation: int, seen: Mark | None) -> str:
         """Write the marker document if it still is what was seen."""

@@ -322,6 +322,7 @@ class Elasticsearch:
     keyed: bool
     documents: dict[str, tuple[int, Row]] = field(default_factory=dict)
     markers: dict[str, tuple[Mark, int]] = field(default_factory=dict)
+    claims: dict[str, Mark] = field(default_factory=dict)
     bases: int = 0
     incarnation: int = 0
 
@@ -360,6 +361,13 @@ class Elasticsearch:
             self.readers.flag(f"STALE {self.sink}")
         self.documents[name] = version, row
         return True
+
+    def claim(self, key: str, mark: Mark, seen: Mark | None) -> str:
+        """Write the document that says which attempt may be applied, on the condition of the one that was read."""
+        if self.claims.get(key) != seen:
+            return "409"
+        self.claims[key] = mark
+        return "OK"
 
     def mark(self, key: str, mark: Mark, incarnation: int, seen: Mark | None) -> str:
         """Write the marker document, which names the index' incarnation, on the condition of the one that was read."""

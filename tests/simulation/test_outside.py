@@ -30,7 +30,7 @@ def test_a_copy_of_the_checkpoint_runs_beside_the_original(sinks: str) -> None:
     every_step(sinks, ("copy",))
 
 
-@pytest.mark.parametrize("sinks", ["K", "P", "S", "KPE"])
+@pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "F", "KPE"])
 def test_two_copies_of_a_checkpoint_meet_in_every_instant(sinks: str) -> None:
     """One of them stalls anywhere: no row is committed by both, whatever lies between a comparison and a commit."""
     seed = 6_000 + len(sinks) + ord(sinks[0])

@@ -302,6 +302,13 @@ class SearchMarksBlindly(SearchPort):
         return self._step("E mark", apply)
 
 
+class SearchClaimsNothing(SearchPort):
+    """Applies an epoch though another driver may be applying it, too."""
+
+    def claim(self, mark: Mark) -> None:
+        pass
+
+
 class SearchAnyIncarnation(SearchPort):
     """Does not compare the index' incarnation at the two ends of an apply, nor with its marker."""
 

@@ -16,7 +16,7 @@ import elasticsearch
 
 from epochsink.elasticsearch.connection import ensure_index
 from epochsink.elasticsearch.errors import CONFLICT, error_type
-from epochsink.identity import PREFIX, identity_key, marker_document
+from epochsink.identity import PREFIX, claim_document, identity_key, marker_document
 
 if TYPE_CHECKING:
     from epochsink.sink import Epoch, Identity
@@ -49,6 +49,18 @@ class Marker:
     history: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Which attempt at which epoch may be applied: of two drivers on two copies of a checkpoint only one's.
+
+    ``place`` as in `Marker`.
+    """
+
+    epoch: int
+    attempt: str
+    place: tuple[int, int]
+
+
 def ensure(client: elasticsearch.Elasticsearch) -> None:
     """Create the index of markers if it is missing."""
     ensure_index(client, INDEX, mappings=_MAPPING, settings=_SETTINGS)
@@ -74,15 +86,10 @@ def _claimed(client: elasticsearch.Elasticsearch, second: int) -> bool:
 
 def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | None:
     """Return the marker of a sink, None if no epoch was ever applied."""
-    try:
-        answer = client.get(index=INDEX, id=marker_document(identity_key(identity)), realtime=True)
-    except elasticsearch.NotFoundError as error:
-        # a proxy's 404 says nothing about the marker
-        if error_type(error) == "index_not_found_exception" or _is_absent(error.body):
-            return None
-        raise
-    kept: dict[str, Any] = answer["_source"]
-    place = (answer["_seq_no"], answer["_primary_term"])
+    found = _read(client, marker_document(identity_key(identity)))
+    if found is None:
+        return None
+    kept, place = found
     return Marker(
         kept["epoch"],
         kept["attempt"],
@@ -94,9 +101,60 @@ def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | No
     )
 
 
+def _read(client: elasticsearch.Elasticsearch, name: str) -> tuple[dict[str, Any], tuple[int, int]] | None:
+    """Return a document and its place, None if there is none."""
+    try:
+        answer = client.get(index=INDEX, id=name, realtime=True)
+    except elasticsearch.NotFoundError as error:
+        # a proxy's 404 says nothing about the document
+        if error_type(error) == "index_not_found_exception" or _is_absent(error.body):
+            return None
+        raise
+    return answer["_source"], (answer["_seq_no"], answer["_primary_term"])
+
+
 def _is_absent(body: object) -> bool:
     """Return whether the server itself says that it has no such document."""
     return isinstance(body, dict) and body.get("found") is False
+
+
+def claim(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, known: Claim | None) -> Claim:
+    """Claim an epoch for an attempt, before the first document of it is written; return the claim that stands then.
+
+    That is another one if another attempt at this epoch, or a later epoch, was claimed before. ``known`` is the claim
+    that this driver has seen last: usually it still stands, and nothing has to be read.
+    """
+    name = claim_document(identity_key(identity))
+    while True:
+        known = known or _read_claim(client, name)
+        if known is not None and known.epoch >= epoch.number:
+            return known
+        answer = client.options(ignore_status=CONFLICT).index(
+            index=INDEX,
+            id=name,
+            document={
+                "query_id": identity.query_id,
+                "sink": identity.sink,
+                "epoch": epoch.number,
+                "attempt": epoch.attempt,
+            },
+            **_only_over(known.place if known else None),
+        )
+        if answer.meta.status != CONFLICT:
+            return Claim(epoch.number, epoch.attempt, (answer["_seq_no"], answer["_primary_term"]))
+        known = None
+
+
+def _only_over(place: tuple[int, int] | None) -> dict[str, Any]:
+    """Return the condition that a document is the one that was read, or that there is none."""
+    if place is None:
+        return {"op_type": "create"}
+    return {"if_seq_no": place[0], "if_primary_term": place[1]}
+
+
+def _read_claim(client: elasticsearch.Elasticsearch, name: str) -> Claim | None:
+    found = _read(client, name)
+    return None if found is None else Claim(found[0]["epoch"], found[0]["attempt"], found[1])
 
 
 def write(
@@ -107,9 +165,6 @@ def write(
     ``applied`` is the run that has applied it, and the index with its uuid and history. Of two drivers at one epoch
     only one is told True, and clears away what the other's run has left.
     """
-    condition: dict[str, Any] = {"op_type": "create"}
-    if after is not None:
-        condition = {"if_seq_no": after.place[0], "if_primary_term": after.place[1]}
     answer = client.options(ignore_status=CONFLICT).index(
         index=INDEX,
         id=marker_document(identity_key(identity)),
@@ -122,6 +177,6 @@ def write(
             "applied_at": int(time.time() * 1000),
             **applied,
         },
-        **condition,
+        **_only_over(after.place if after else None),
     )
     return bool(answer.meta.status != CONFLICT)

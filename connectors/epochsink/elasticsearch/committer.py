@@ -11,6 +11,7 @@ from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.overtaken import Overtaken
 from epochsink.elasticsearch.rows_by_id import NoTemporaryFiles
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
+from epochsink.identity import claim_document, identity_key
 from epochsink.retry import retrying
 from epochsink.sink import COMMITTED, LastDone, Mark, Outcome, Verdict, verify_marks
 
@@ -36,6 +37,7 @@ class ElasticsearchCommitter:
         self._identity: Identity | None = None
         self._connected: elasticsearch.Elasticsearch | None = None
         self._seen_index = False
+        self._claim: applied_epochs.Claim | None = None
 
     @property
     def _client(self) -> elasticsearch.Elasticsearch:
@@ -63,9 +65,10 @@ class ElasticsearchCommitter:
         """Learn who this sink is."""
         self._identity = identity
         self._seen_index = False
+        self._claim = None
 
     def fence(self) -> None:
-        """Shut nobody out: the marker is written only over the one that was read."""
+        """Shut nobody out: each epoch is claimed for one attempt before it is applied."""
 
     def newest(self) -> int | None:
         """Return the newest epoch that the marker says is applied."""
@@ -167,6 +170,7 @@ class ElasticsearchCommitter:
             return verdict
         if after is not None:
             self._verify(kept, after, None)
+        self._claim_for(epoch)
         try:
             Application(
                 self._client,
@@ -191,6 +195,21 @@ class ElasticsearchCommitter:
         if self._config.dead_letter_index is not None:
             self._forget_other_runs(applied_epochs.read(self._client, self._me), epoch)
         return COMMITTED
+
+    def _claim_for(self, epoch: Epoch) -> None:
+        """Claim the epoch for this attempt at it: two that apply one epoch would mix their documents in it."""
+        self._claim = claim = applied_epochs.claim(self._client, self._me, epoch, self._claim)
+        if (claim.epoch, claim.attempt) == (epoch.number, epoch.attempt):
+            return
+        raise WentBack(
+            f"epoch {claim.epoch} of this query is being applied to index {self._config.index!r}, or was in part, by "
+            f"attempt {claim.attempt}, and epoch {epoch.number} is recorded as attempt {epoch.attempt}: a driver on "
+            "another copy of this checkpoint writes for the same query; nothing of this attempt is applied",
+            hint="stop the other driver, and keep the copy of the checkpoint whose ledger names that attempt "
+            "(epochsink status CHECKPOINT --json): its next start completes the epoch. If that copy is gone for good, "
+            f"remove that epoch's documents, and delete {claim_document(identity_key(self._me))!r} from the index "
+            f"{applied_epochs.INDEX!r}",
+        )
 
     def _overtaken(self, epoch: Epoch, kept: applied_epochs.Marker | None) -> Verdict:
         """Say what it means that the marker is not the one that was read before."""
