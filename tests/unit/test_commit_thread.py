@@ -68,6 +68,7 @@ class FakeStream:
 
     def __init__(self, *, stops_on: str = "stop") -> None:
         self.alive = True
+        self.released = 0
         self.told: list[str] = []
         self.stops_on = stops_on
 
@@ -82,6 +83,10 @@ class FakeStream:
 
     def stop(self) -> None:
         self._tell("stop")
+
+    def release(self) -> None:
+        assert not self.alive
+        self.released += 1
 
     def _tell(self, what: str) -> None:
         self.told.append(what)
@@ -112,6 +117,7 @@ def test_it_commits_while_the_stream_runs_and_drains_when_it_has_ended() -> None
     assert coordinator.calls[0] == "commit_decided"
     assert coordinator.calls[-2:] == ["drain", "tidy"]
     assert stream.told == []
+    assert stream.released == 1
 
 
 def run_until_decided(coordinator: FakeCoordinator, stream: FakeStream) -> None:
@@ -168,6 +174,7 @@ def test_a_failure_is_kept_and_nothing_follows_it(fails: str) -> None:
     assert str(thread.failure) == f"{fails} failed"
     assert coordinator.failure is thread.failure
     assert coordinator.calls[-1] == fails
+    assert stream.released == 1, "of a query whose end nobody waits for, too"
 
 
 @pytest.mark.parametrize(("stops_on", "told"), [("interrupt", ["interrupt"]), ("stop", ["interrupt", "stop"])])

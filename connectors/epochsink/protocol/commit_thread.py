@@ -44,6 +44,9 @@ class Stream(Protocol):
     def stop(self) -> None:
         """End the query."""
 
+    def release(self) -> None:
+        """Release the connections to the targets: the stream has ended, and the commits with it."""
+
 
 class CommitThread(threading.Thread):
     """Commits decided epochs of one run of a query until that ends; ``failure`` is why it stopped early, if it did."""
@@ -66,6 +69,9 @@ class CommitThread(threading.Thread):
             self._coordinator.tidy()
         except BaseException as failure:  # noqa: BLE001 - whatever it is, the stream has to learn it
             self._give_up(failure)
+        # nobody need wait for a query that was started by hand, whose sessions would stay for as long as the process
+        if not self._stream.is_alive():
+            self._stream.release()
 
     def _watch(self) -> None:
         look_again = 0.0

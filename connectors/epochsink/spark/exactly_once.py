@@ -193,8 +193,10 @@ class ExactlyOnce:
             return run
 
     def _watch_unheard(self, session: SparkSession, execution: StreamExecution, epoch: int, failure: Exception) -> None:
-        files, _ = self._open(session, execution.checkpoint())
-        self._unheard = UnheardFailure(execution, Checkpoint(files), epoch, failure)
+        def opened() -> Checkpoint:
+            return Checkpoint(self._open(session, execution.checkpoint())[0])
+
+        self._unheard = UnheardFailure(execution, opened, epoch, failure)
         self._unheard.start()
 
     def _refuse_second_object(self, execution: StreamExecution, epoch: int) -> None:

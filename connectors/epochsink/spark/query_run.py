@@ -104,7 +104,7 @@ class Run:
             self._coordinator.recover()
         except BaseException:
             # nobody will join this run: its sessions would look like those of a driver that lives
-            self._close()
+            self.release()
             raise
 
     def serves(self, execution: StreamExecution) -> bool:
@@ -133,11 +133,12 @@ class Run:
         """Wait for the last commits; raises what stopped them."""
         if self._commit_thread is not None:
             self._commit_thread.join()
-            self._close()
+            self.release()
             if self._commit_thread.failure is not None:
                 raise self._commit_thread.failure
 
-    def _close(self) -> None:
+    def release(self) -> None:
+        """Close the committers. May be repeated."""
         self._plans.close()
         for committer in self._committers.values():
             committer.close()

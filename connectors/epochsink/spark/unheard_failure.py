@@ -11,6 +11,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epochsink.sink import CheckpointReader
     from epochsink.spark.stream_execution import StreamExecution
 
@@ -23,11 +25,16 @@ class UnheardFailure(threading.Thread):
     """Ends the query with ``failure`` if Spark decides the epoch all the same; ends with the query."""
 
     def __init__(
-        self, execution: StreamExecution, checkpoint: CheckpointReader, epoch: int, failure: BaseException
+        self,
+        execution: StreamExecution,
+        open_checkpoint: Callable[[], CheckpointReader],
+        epoch: int,
+        failure: BaseException,
     ) -> None:
         super().__init__(name="epochsink-unheard", daemon=True)
         self._execution = execution
-        self._checkpoint = checkpoint
+        self._open_checkpoint = open_checkpoint
+        self._checkpoint: CheckpointReader | None = None
         self._epoch = epoch
         self._failure = failure
 
@@ -48,7 +55,9 @@ class UnheardFailure(threading.Thread):
 
     def _is_decided(self) -> bool:
         try:
+            # opened here: a store that fails would hide the failure that is to be reported
+            self._checkpoint = self._checkpoint or self._open_checkpoint()
             return self._checkpoint.has_commit(self._epoch)
-        except OSError as unread:
+        except Exception as unread:  # noqa: BLE001 - whatever the store raises, Java's errors too
             _log.warning("the checkpoint cannot be read, and is read again: %s", unread)
             return False
