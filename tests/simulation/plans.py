@@ -141,6 +141,16 @@ def copied_and_stalled(seed: int, steps: int) -> Iterator[Plan]:
         yield ((copied, ("copy",)), *sorted(stalls))
 
 
+def doubled_and_more(seed: int, steps: int) -> Iterator[Plan]:
+    """Yield plans for ever in which the user's function calls twice, and something else happens soon after."""
+    choose = random.Random(seed)
+    others = by_kind([fault for fault in MEDIUM if fault[0] not in ("restore", "ledger", "newck")] + [("swallow",)])
+    while True:
+        doubled = choose.randint(1, steps)
+        other = choose.choice(others[choose.choice(sorted(others))])
+        yield ((doubled, ("double",)), (doubled + choose.randint(1, 70), other))
+
+
 def by_kind(faults: Sequence[Fault]) -> dict[str, list[Fault]]:
     """Return faults by their names."""
     found: dict[str, list[Fault]] = {}

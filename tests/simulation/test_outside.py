@@ -58,6 +58,16 @@ def test_the_users_function_calls_twice_in_an_epoch(sinks: str) -> None:
     every_step(sinks, ("double",))
 
 
+@pytest.mark.parametrize("sinks", ["K", "P", "S", "E"])
+def test_a_second_call_and_another_fault_around_its_refusal(sinks: str) -> None:
+    """Its record is disputed, withdrawn at the next start, and the epoch is written whole, whatever comes between."""
+    seed = 7_000 + ord(sinks[0])
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    findings = explore(plans.doubled_and_more(seed, steps_of(sinks, 0)), sinks, 0, most=400)
+    assert not findings.violations, findings.report()
+    assert findings.struck >= 50, findings.report()
+
+
 @pytest.mark.parametrize("sinks", [*EACH, "KSE"])
 def test_options_change_under_a_pending_epoch(sinks: str) -> None:
     """It is applied with the options that it was prepared with."""

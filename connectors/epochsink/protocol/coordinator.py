@@ -18,7 +18,7 @@ import enum
 import logging
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.failpoints import reach
@@ -27,6 +27,7 @@ from epochsink.protocol.epoch_commit import EpochCommit
 from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Withdrawn
 from epochsink.protocol.run_state import addressed
 from epochsink.protocol.takeover import Takeover
+from epochsink.retry import retrying
 from epochsink.sink import NOTHING_SPOOLED, Epoch
 
 if TYPE_CHECKING:
@@ -35,12 +36,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("epochsink")
 
+DISPUTE_ATTEMPTS: Final = 4
+"""How often the note that a record lacks rows is attempted: without it, a later start takes the record for whole."""
+
 
 class Plan(enum.Enum):
     """What foreachBatch has to do with an epoch."""
 
     WRITE = "write its rows to the sinks"
     RUN_FOR_STATE = "execute the plan for its state only: a recorded attempt stands"
+
+
+def _is_of_store(failure: BaseException) -> bool:
+    return isinstance(failure, OSError)
 
 
 class Coordinator(Takeover, EpochCommit):
@@ -108,17 +116,23 @@ class Coordinator(Takeover, EpochCommit):
         self._owed = -1
         return Plan.RUN_FOR_STATE
 
-    def dispute(self, number: int) -> None:
-        """Say that the record of an epoch has only some of its rows: the query was called again in it.
+    def dispute(self, number: int) -> str:
+        """Say in the ledger that the record of an epoch has only some of its rows: the query was called again in it.
 
-        Where nothing of it is recorded, there is nothing to say. Best effort: the error that the user sees is another.
+        Where nothing of it is recorded, there is nothing to say. Return why that could not be recorded, "" if it was:
+        the error that the user sees is another.
         """
         try:
-            history = self._ledger.verify()
-            if number in history.epochs and number not in history.done:
-                self._ledger.append(Disputed(number))
+            retrying(_is_of_store, attempts=DISPUTE_ATTEMPTS)(self._dispute, number)
         except (EpochsinkError, OSError) as failure:
             _log.warning("that the record of epoch %d lacks rows is not recorded: %s", number, failure)
+            return str(failure)
+        return ""
+
+    def _dispute(self, number: int) -> None:
+        history = self._ledger.verify()
+        if number in history.epochs.keys() - history.done - history.disputed:
+            self._ledger.append(Disputed(number))
 
     def _withdraw(self, number: int) -> History:
         """Take back a disputed record: Spark has not decided the epoch, and runs it again.

@@ -186,7 +186,12 @@ class Run:
         """Refuse another call in an epoch, also if the caller goes on: nothing that follows is prepared."""
         with self._call:
             _log.error("epoch %d: %s", number, mistake)
-            self._coordinator.dispute(number)
+            if unrecorded := self._coordinator.dispute(number):
+                mistake = ConfigurationError(
+                    f"{mistake.message}. That the record of epoch {number} lacks rows could not be noted: {unrecorded}",
+                    hint="start the query once more with the code as it is, until this error comes without that; then "
+                    f"correct it: {mistake.hint}",
+                )
             self._coordinator.fail(mistake)
         raise mistake
 
