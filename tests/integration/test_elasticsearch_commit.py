@@ -21,6 +21,7 @@ from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
 from epochsink import failpoints
 from epochsink.elasticsearch import Elasticsearch, applied_epochs, overtaken
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolMissing, WentBack
+from epochsink.identity import identity_key, marker_document
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Outcome, Task
 
@@ -273,9 +274,9 @@ def test_a_newer_version_of_somebody_else_stops_and_names_the_document(rig: Rig)
     with closing(Rig.joining(rig.sink)) as other:
         other.apply(0, [rendered([("d1", {"n": 100}), ("d2", {"n": 101})])])
         other.apply(1, [rendered([("d2", None)])])
-    for refused in ("d1", "d2"):
+    for number, refused in enumerate(("d1", "d2")):
         documents = [each for each in numbered(0, 5) if each[0] not in {"d1", "d2"} - {refused}]
-        prepared = rig.prepare(0, [rendered(documents)])
+        prepared = rig.prepare(number, [rendered(documents)])
         with pytest.raises(RowsRejected, match="written by somebody else") as caught:
             rig.commit(prepared)
         assert caught.value.facts["ids"] == [refused]
@@ -482,10 +483,7 @@ def _versions(rig: Rig) -> dict[str, int]:
 
 def _forget_marker(rig: Rig) -> None:
     with closing(rig.sink.connect()) as client:
-        client.indices.refresh(index=applied_epochs.INDEX)
-        query = {"term": {"query_id": rig.identity.query_id}}
-        (hit,) = client.search(index=applied_epochs.INDEX, query=query)["hits"]["hits"]
-        client.delete(index=applied_epochs.INDEX, id=hit["_id"])
+        client.delete(index=applied_epochs.INDEX, id=marker_document(identity_key(rig.identity)))
 
 
 def _ahead(rig: Rig, number: int, documents: list[Document]) -> Prepared:

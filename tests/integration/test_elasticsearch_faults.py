@@ -85,7 +85,7 @@ def test_a_request_of_which_the_server_got_a_part_is_sent_again(
 
 
 def test_the_answer_to_every_request_of_a_commit_may_be_lost(rig: Rig, options: dict[str, Any]) -> None:
-    """Reading the marker, looking at the index, bulk requests, the refresh, writing the marker: each once in vain."""
+    """Reading marker and claim, claiming, looking at the index, bulk, refresh, writing the marker: each once in vain."""
     rig.apply(0, [rendered(OLD)])
     lost: list[tuple[str, str, bytes]] = []
 
@@ -99,7 +99,7 @@ def test_the_answer_to_every_request_of_a_commit_may_be_lost(rig: Rig, options: 
     prepared = rig.prepare(1, [rendered(NEW)])
     with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, options, proxy, refresh=True)) as unlucky:
         assert unlucky.commit(prepared).outcome is Outcome.COMMITTED
-    assert sum("markers" in path for _, path, _ in lost) == 2, "the marker is read and written"
+    assert sum("markers" in path for _, path, _ in lost) == 4, "marker and claim are read and written"
     assert sum("_refresh" in path for _, path, _ in lost) == 1
     assert len(proxy.bulks) > 10
     assert rig.stored() == KEPT
