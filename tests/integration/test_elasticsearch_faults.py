@@ -85,7 +85,7 @@ def test_a_request_of_which_the_server_got_a_part_is_sent_again(
 
 
 def test_the_answer_to_every_request_of_a_commit_may_be_lost(rig: Rig, options: dict[str, Any]) -> None:
-    """Reading marker and claim, claiming, looking at the index, bulk, refresh, writing the marker: each once in vain."""
+    """Reading marker and claim, claiming, looking at the index, bulk, refresh, writing the marker: each in vain."""
     rig.apply(0, [rendered(OLD)])
     lost: list[tuple[str, str, bytes]] = []
 

@@ -132,8 +132,9 @@ def claim(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch,
         answer = client.options(ignore_status=CONFLICT).index(
             index=INDEX,
             id=name,
+            # not "query_id", by which markers are found
             document={
-                "query_id": identity.query_id,
+                "query": identity.query_id,
                 "sink": identity.sink,
                 "epoch": epoch.number,
                 "attempt": epoch.attempt,
