@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -239,11 +240,21 @@ class Driver(Process):
                 return
             mistake = ConfigurationError(f"called twice in epoch {number}")
             self.simulation.left_out(number, source)
-            self.coordinator.dispute(number)
+            self._dispute(number)
             self.coordinator.fail(mistake)
             raise mistake
         self._foreach_batch(number, source)
         self.called = number
+
+    def _dispute(self, number: int) -> None:
+        for _ in range(2):
+            with suppress(Fenced):
+                try:
+                    self.coordinator.dispute(number)
+                except OSError as failure:
+                    self.simulation.note(f"        {failure}: once more")
+                else:
+                    return
 
     def _foreach_batch(self, number: int, source: list[int]) -> None:
         if not self.recovered:

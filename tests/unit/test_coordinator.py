@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from query_by_hand import Query
 
 from epochsink.errors import Fenced, WentBack
-from epochsink.protocol.coordinator import DISPUTE_ATTEMPTS, Plan
+from epochsink.protocol.coordinator import Plan
 from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER
 from epochsink.sink import Epoch
 
@@ -60,30 +60,6 @@ def test_a_disputed_record_is_withdrawn_when_spark_runs_the_epoch_again(query: Q
     later = query.driver()
     assert list(later.pending) == []
     assert len(query.sink.prepared()) == 1  # until Spark runs the epoch again, it may still be decided
-    query.prepare(later, 0, 1, 2)
-    query.decide(0)
-    assert later.commit_decided()
-    assert query.visible() == [1, 2]
-
-
-def test_a_store_that_fails_for_a_moment_does_not_keep_a_record_from_being_disputed(
-    query: Query, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The next driver would take the record for whole; one that could not be disputed is told of."""
-    driver = query.driver()
-    query.prepare(driver, 0, 1)
-    ledger: Any = driver._ledger
-    append, failures = ledger.append, [OSError("no route to host")] * (2 * DISPUTE_ATTEMPTS - 1)
-
-    def failing(entry: Any) -> None:
-        if failures:
-            raise failures.pop()
-        append(entry)
-
-    monkeypatch.setattr(ledger, "append", failing)
-    assert driver.dispute(0) == "no route to host"
-    assert driver.dispute(0) == ""
-    later = query.driver()
     query.prepare(later, 0, 1, 2)
     query.decide(0)
     assert later.commit_decided()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import uuid
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from psycopg import errors as psycopg_errors
 
 from epochsink.elasticsearch.errors import explained
-from epochsink.errors import EpochsinkError, PrepareFailed, RowsRejected
+from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed, RowsRejected
 from epochsink.kafka.errors import error as kafka_error
 from epochsink.postgres.errors import failure as postgres_failure
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
+from epochsink.retry import retrying
+from epochsink.spark import query_run
 from epochsink.spark.query_run import Run
 from epochsink.testing import LocalSink
 
@@ -93,3 +96,28 @@ def test_what_may_pass_is_attempted_again(run: Run, failure: EpochsinkError) -> 
 def test_what_somebody_has_to_mend_is_not_attempted_again(run: Run, failure: EpochsinkError) -> None:
     for way in (failure, as_a_task_sends_it(failure), pickle.loads(pickle.dumps(failure))):  # noqa: S301 - our own
         assert not run._may_pass(way)
+
+
+def test_a_store_that_fails_for_a_moment_does_not_keep_a_record_from_being_disputed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next driver would take the record for whole; where it cannot be disputed, the error says what to do first."""
+    coordinator: Any = run._coordinator
+    failures = [OSError("no route to host")] * (2 * query_run.ATTEMPTS - 1)
+    disputed: list[int] = []
+
+    def dispute(number: int) -> None:
+        if failures:
+            raise failures.pop()
+        disputed.append(number)
+
+    monkeypatch.setattr(coordinator, "dispute", dispute)
+    monkeypatch.setattr(query_run, "retrying", partial(retrying, first_pause=0.001))
+    mistake = ConfigurationError("called twice", hint="call it once")
+    with pytest.raises(ConfigurationError, match="could not be noted: no route to host") as told:
+        run.refuse_call(3, mistake)
+    assert told.value.hint.startswith("start the query once more with the code as it is")
+    with pytest.raises(ConfigurationError, match="called twice") as as_it_is:
+        run.refuse_call(3, mistake)
+    assert as_it_is.value is mistake
+    assert disputed == [3]

@@ -18,7 +18,7 @@ import enum
 import logging
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.failpoints import reach
@@ -27,7 +27,6 @@ from epochsink.protocol.epoch_commit import EpochCommit
 from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Withdrawn
 from epochsink.protocol.run_state import addressed
 from epochsink.protocol.takeover import Takeover
-from epochsink.retry import retrying
 from epochsink.sink import NOTHING_SPOOLED, Epoch
 
 if TYPE_CHECKING:
@@ -36,19 +35,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("epochsink")
 
-DISPUTE_ATTEMPTS: Final = 4
-"""How often the note that a record lacks rows is attempted: without it, a later start takes the record for whole."""
-
 
 class Plan(enum.Enum):
     """What foreachBatch has to do with an epoch."""
 
     WRITE = "write its rows to the sinks"
     RUN_FOR_STATE = "execute the plan for its state only: a recorded attempt stands"
-
-
-def _is_of_store(failure: BaseException) -> bool:
-    return isinstance(failure, OSError)
 
 
 class Coordinator(Takeover, EpochCommit):
@@ -116,20 +108,12 @@ class Coordinator(Takeover, EpochCommit):
         self._owed = -1
         return Plan.RUN_FOR_STATE
 
-    def dispute(self, number: int) -> str:
+    def dispute(self, number: int) -> None:
         """Say in the ledger that the record of an epoch has only some of its rows: the query was called again in it.
 
-        Where nothing of it is recorded, there is nothing to say. Return why that could not be recorded, "" if it was:
-        the error that the user sees is another.
+        Where nothing of it is recorded, there is nothing to say. May be repeated; until it stands, a later start takes
+        the record for whole.
         """
-        try:
-            retrying(_is_of_store, attempts=DISPUTE_ATTEMPTS)(self._dispute, number)
-        except (EpochsinkError, OSError) as failure:
-            _log.warning("that the record of epoch %d lacks rows is not recorded: %s", number, failure)
-            return str(failure)
-        return ""
-
-    def _dispute(self, number: int) -> None:
         history = self._ledger.verify()
         if number in history.epochs.keys() - history.done - history.disputed:
             self._ledger.append(Disputed(number))

@@ -10,7 +10,7 @@ import uuid
 import weakref
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
-from epochsink.errors import ConfigurationError, PrepareFailed
+from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed
 from epochsink.identity import pipeline_name
 from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.coordinator import Coordinator, Plan
@@ -186,7 +186,7 @@ class Run:
         """Refuse another call in an epoch, also if the caller goes on: nothing that follows is prepared."""
         with self._call:
             _log.error("epoch %d: %s", number, mistake)
-            if unrecorded := self._coordinator.dispute(number):
+            if unrecorded := self._dispute(number):
                 mistake = ConfigurationError(
                     f"{mistake.message}. That the record of epoch {number} lacks rows could not be noted: {unrecorded}",
                     hint="start the query once more with the code as it is, until this error comes without that; then "
@@ -194,6 +194,14 @@ class Run:
                 )
             self._coordinator.fail(mistake)
         raise mistake
+
+    def _dispute(self, number: int) -> str:
+        """Note that the record of an epoch lacks rows; return why that could not be done, "" if it was."""
+        try:
+            retrying(_is_of_store, attempts=ATTEMPTS)(self._coordinator.dispute, number)
+        except (EpochsinkError, OSError) as failure:
+            return str(failure)
+        return ""
 
     def _prepare(self, frame: DataFrame, number: int) -> None:
         """Attempt an epoch, and once more with a fresh attempt where a failure may pass: a target that fails over."""
@@ -263,6 +271,10 @@ class Run:
             if (file := json.loads(answer["spooled"])) is not None:
                 spooled.setdefault(answer["sink"], {})[answer["task"]] = SpoolFile(**file)
         return written, spooled
+
+
+def _is_of_store(failure: BaseException) -> bool:
+    return isinstance(failure, OSError)
 
 
 def _called_twice(number: int) -> ConfigurationError:
