@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 from epochsink.errors import SpoolDamaged, SpoolMissing
 from epochsink.protocol.ledger import FOLDER, Ledger
+from epochsink.protocol.ledger_entries import Take
 from epochsink.sink import Epoch, Identity, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from epochsink.protocol.ledger_entries import Entry
     from epochsink.protocol.ledger_history import History
     from simulation.readers import Row
     from simulation.steps import Stepper
@@ -107,6 +110,13 @@ class TrimmingLedger(QuickLedger):
 
     def __init__(self, files: MemoryFiles, driver: str) -> None:
         super().__init__(files, driver, retained_epochs=1, summarised_after=1)
+
+
+class LedgerWithoutSummaries(QuickLedger):
+    """Writes takes as earlier versions did: with what was applied, and nothing else of the entries before."""
+
+    def _create(self, number: int, entry: Entry) -> bool:
+        return super()._create(number, replace(entry, summary=None) if isinstance(entry, Take) else entry)
 
 
 class MemorySpool:

@@ -94,8 +94,10 @@ class Coordinator(Takeover, EpochCommit):
             history = self._withdraw(number)
         recorded = history.epochs.get(number)
         if recorded is None:
-            if number <= history.newest:
-                raise self._conclude(consistency.unknown_past(number, history.newest))
+            # a take names what was applied, also where somebody has removed the entries of those epochs
+            newest = max(history.newest, *(last.epoch for last in history.applied.values() if last.parts), -1)
+            if number <= newest:
+                raise self._conclude(consistency.unknown_past(number, newest))
             # before anything is swept: what a target that was set back holds prepared is evidence, and may be the rows
             self._check.verify_all()
             self._abort_orphans_of_owner()
