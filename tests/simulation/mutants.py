@@ -171,7 +171,7 @@ MUTANTS = (
     Mutant("keyless ids without the query id", Variant(ports={"E": sink.SearchWithoutQuery}), "E", ((47, ("newck",)),)),
     Mutant("automatic document ids", Variant(ports={"E": sink.SearchAutomaticIds}), "E", ((34, ("pause", 44, 999)),)),
     Mutant("no version base", Variant(ports={"F": sink.SearchWithoutBase}), "F", ((81, ("newck",)),)),
-    Mutant("no external version", Variant(ports={"F": sink.SearchWithoutVersion}), "F", ((1, ("pause", 36, 999)),)),
+    Mutant("no external version", Variant(ports={"F": sink.SearchWithoutVersion}), "F", ((39, ("delay", 50)),)),
     # against a world that goes back. Some rules find the same; then the control has only the rule in question
     Mutant(
         "markers compared at the start",
