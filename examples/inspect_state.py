@@ -15,7 +15,7 @@ from typing import Any, Final
 import psycopg
 
 from epochsink import ExactlyOnce, Postgres
-from experiment import Findings, Run, Table, finish, main, spark_session
+from experiment import Findings, Run, Table, bars, finish, main, spark_session
 
 FILES: Final = 4
 
@@ -57,8 +57,10 @@ def experiment(run: Run) -> Findings:
     headings = ("", "words in Spark's state", "words in the table", "epochs done, by the ledger")
     expected = FILES * 4 * copies
     behind = killed[0] - killed[1] == 4 * copies
+    drawn = {f"{when}: {what}": float(row[at]) for when, *row in rows for at, what in enumerate(("state", "table"))}
     return Findings(
         [Table("State, table and ledger", headings, rows)],
+        picture=bars("Words in Spark's state and in the table", "words", drawn),
         exact=ended == (expected, expected, FILES) and behind and killed[2] == 2,  # noqa: PLR2004 - the third was next
     )
 

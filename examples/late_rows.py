@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from epochsink import ExactlyOnce, Kafka, Postgres
-from experiment import Findings, Run, Table, finish, main, make_topic, produce, read_topic, spark_session
+from experiment import Findings, Run, Table, bars, finish, main, make_topic, produce, read_topic, spark_session
 
 START: Final = 1_767_225_600
 MINUTE: Final = 60
@@ -94,7 +94,11 @@ def experiment(run: Run) -> Findings:
         ("late, in a topic of their own", len(too_late), len(passed_on), passed_on == too_late),
     ]
     title = f"{count:,} events, each query killed once"
-    return Findings([Table(title, ("events", "expected", "found", "exact"), rows)], all(row[-1] for row in rows))
+    drawn: dict[str, float] = {}
+    for what, expected, there, _ in rows:
+        drawn |= {f"{what}: expected": expected, f"{what}: found": there}
+    table_of_events = Table(title, ("events", "expected", "found", "exact"), rows)
+    return Findings([table_of_events], all(row[-1] for row in rows), bars(title, "events", drawn))
 
 
 if __name__ == "__main__":

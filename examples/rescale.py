@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from epochsink import ExactlyOnce, Kafka
-from experiment import Findings, Run, Table, finish, main, make_topic, produce, read_topic, spark_session
+from experiment import Findings, Run, Table, finish, lines, main, make_topic, produce, read_topic, spark_session
 
 SCALES: Final = ((2, 1), (4, 2), (8, 3), (8, 1))
 """Partitions of the input and cores, run by run."""
@@ -50,6 +50,7 @@ def experiment(run: Run) -> Findings:
         "epoch": count // 2,
     }
     rows, written, partitions = [], 0, SCALES[0][0]
+    drawn: dict[str, list[tuple[float, float]]] = {"fed": [], "visible": []}
     for wanted, cores in SCALES:
         if wanted > partitions:
             admin.create_partitions([NewPartitions(topic, wanted)])[topic].result(30)
@@ -63,10 +64,13 @@ def experiment(run: Run) -> Findings:
         )
         found = Counter(int(row["number"]) for row in read_topic(kafka, copy))
         twice = sum(found.values()) - len(found)
-        rows.append((f"{wanted} partitions, {cores} cores", "ended" if last else "killed", written, len(found), twice))
+        rows.append((f"partitions {wanted}, cores {cores}", "ended" if last else "killed", written, len(found), twice))
+        drawn["fed"].append((len(rows), written))
+        drawn["visible"].append((len(rows), len(found)))
     exact = found == Counter(range(written))
     headings = ("run", "how it ended", "rows so far", "visible", "twice")
-    return Findings([Table("Partitions and cores changed between runs", headings, rows)], exact)
+    title = "Partitions and cores changed between runs"
+    return Findings([Table(title, headings, rows)], exact, lines(title, "rows", "run", drawn))
 
 
 if __name__ == "__main__":

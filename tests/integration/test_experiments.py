@@ -45,4 +45,7 @@ def test_an_experiment_is_exact(
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     assert "every comparison is equal" in done.stdout
-    assert (tmp_path / f"{name}.md").read_text().count("|") > 0
+    page = (tmp_path / f"{name}.md").read_text()
+    assert page.count("|") > 0
+    assert f"({name}.svg)" in page
+    assert (tmp_path / f"{name}.svg").exists()

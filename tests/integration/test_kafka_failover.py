@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
@@ -38,6 +38,8 @@ REPLICATED: Final[Settings] = {
 }
 COORDINATORS: Final = "__transaction_state"
 SLOTS: Final = 3
+LOAD: Final = 500
+"""Rows of a task in an epoch while brokers are restarted."""
 
 
 class Cluster(NamedTuple):
@@ -160,12 +162,13 @@ def test_epochs_go_on_over_tls_while_each_broker_is_restarted(
         restarts = operator.submit(restart_each)
         for number in count():
             last = restarts.done()
-            at, values = epoch(number), [f"{number:05}-{slot}" for slot in range(SLOTS)]
-            parts = [prepare(config, task(who, at, slot), rows(value)) for slot, value in enumerate(values)]
+            at = epoch(number)
+            values = [[f"{number:05}-{slot}-{row:04}" for row in range(LOAD)] for slot in range(SLOTS)]
+            parts = [prepare(config, task(who, at, slot), rows(*mine)) for slot, mine in enumerate(values)]
             assert committer.vote(at, parts, NO_ROWS) == parts
             assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
             committer.await_visible(at, parts)
-            written += values
+            written += chain.from_iterable(values)
             if last:
                 break
         restarts.result()
