@@ -20,7 +20,7 @@ def every_step(sinks: str, *faults: Fault) -> Findings:
     """Play each fault at every step; fail with the first case of each violation, and if hardly any has struck."""
     findings = explore(plans.one_fault(steps_of(sinks, 0) + 10, faults), sinks, 0)
     assert not findings.violations, findings.report()
-    assert findings.struck >= 40 * len(faults), findings.report()
+    assert findings.struck >= 30 * len(faults), findings.report()
     return findings
 
 
