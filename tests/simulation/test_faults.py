@@ -32,9 +32,9 @@ def test_every_plan_with_one_fault(sinks: str) -> None:
 @pytest.mark.parametrize("schedule", [1, 2])
 @pytest.mark.parametrize("sinks", plans.SINKS)
 def test_one_fault_with_a_thread_that_goes_first(sinks: str, schedule: int) -> None:
-    """A fifth of the faults, with the stream or the commit thread always ahead of the other."""
-    some = itertools.islice(plans.one_fault(steps_of(sinks, schedule), plans.QUICK), schedule, None, 5)
-    expect_none(explore(some, sinks, schedule), 400)
+    """An eighth of the faults, with the stream or the commit thread always ahead of the other."""
+    some = itertools.islice(plans.one_fault(steps_of(sinks, schedule), plans.QUICK), schedule, None, 8)
+    expect_none(explore(some, sinks, schedule), 250)
 
 
 @pytest.mark.parametrize("sinks", plans.SINKS)
@@ -43,7 +43,7 @@ def test_two_faults_at_random(sinks: str) -> None:
     seed = 1_000 + plans.SINKS.index(sinks)
     print(f"seed {seed}")  # noqa: T201 - shown when the test fails
     random = plans.at_random(seed, steps_of(sinks, 0) + 25, 2, plans.MEDIUM)
-    expect_none(explore(random, sinks, 0, most=700), 90)
+    expect_none(explore(random, sinks, 0, most=400), 50)
 
 
 @pytest.mark.parametrize("sinks", ["KPE", "KSE"])
