@@ -83,6 +83,7 @@ class Run:
         self._spool = spool
         self.execution: StreamExecution | None = None
         self._commit_thread: CommitThread | None = None
+        self._released = False
         self._in_batch = False
         self._call = threading.RLock()
         self._called = -1
@@ -138,7 +139,10 @@ class Run:
                 raise self._commit_thread.failure
 
     def release(self) -> None:
-        """Close the committers. May be repeated."""
+        """Close the committers, once. May be repeated."""
+        if self._released:
+            return
+        self._released = True
         self._plans.close()
         for committer in self._committers.values():
             committer.close()
