@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from fix_kafka import NEWEST_LEVEL, at_every_transaction_version
 from kafka.structs import TopicPartition as TopicPart
-from kafka_kit import admin, create_topic, rows
+from kafka_kit import admin, rows, sink_on_new_topic
 
 from epochsink.identity import TransactionalId, identity_key
-from epochsink.kafka import Kafka
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.end_txn import State
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
+    from epochsink.kafka import Kafka
     from epochsink.sink import Committable
 
 PARTITIONS = 2
@@ -41,11 +42,11 @@ SECONDS = 30.0
 class KafkaRig(SinkRig):
     """A topic of two partitions."""
 
-    def __init__(self, sink: Kafka, folder: Path, servers: str, topic: str) -> None:
+    def __init__(self, sink: Kafka, folder: Path) -> None:
         super().__init__(sink, folder)
-        self._servers = servers
-        self._topic = topic
-        self._cluster = Cluster(servers, {}, SECONDS)
+        self._servers = sink.bootstrap_servers
+        self._topic = str(sink.topic)
+        self._cluster = Cluster(self._servers, {}, SECONDS)
         self._transactions = Transactions(self._cluster)
 
     def close(self) -> None:
@@ -107,9 +108,9 @@ class KafkaRig(SinkRig):
 class KafkaLogRig(KafkaRig):
     """Spools nothing: the topic keeps the rows."""
 
-    def __init__(self, sink: Kafka, folder: Path, servers: str, topic: str) -> None:
-        super().__init__(sink, folder, servers, topic)
-        self._log = TopicLog(self._cluster, topic)
+    def __init__(self, sink: Kafka, folder: Path) -> None:
+        super().__init__(sink, folder)
+        self._log = TopicLog(self._cluster, self._topic)
         self._ends: dict[str, tuple[int, ...]] = {}
 
     def write(
@@ -139,11 +140,9 @@ class TestKafka(SinkContract):
 
     @pytest.fixture
     def rig(self, kafka: KafkaService, fresh_topic: FreshName, tmp_path: Path) -> Iterator[KafkaRig]:
-        topic = create_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS)
-        sink = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
-        rig = KafkaRig(sink, tmp_path, kafka.bootstrap_servers, topic)
-        yield rig
-        rig.close()
+        sink = sink_on_new_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS)
+        with closing(KafkaRig(sink, tmp_path)) as rig:
+            yield rig
 
 
 @pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=["kept in the topic"])
@@ -152,8 +151,7 @@ class TestKafkaLog(SinkContract):
 
     @pytest.fixture
     def rig(self, kafka: KafkaService, fresh_topic: FreshName, tmp_path: Path) -> Iterator[KafkaLogRig]:
-        topic = create_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS)
-        sink = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
-        rig = KafkaLogRig(sink, tmp_path, kafka.bootstrap_servers, topic)
-        yield rig
-        rig.close()
+        with closing(
+            KafkaLogRig(sink_on_new_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS), tmp_path)
+        ) as rig:
+            yield rig

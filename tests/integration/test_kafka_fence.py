@@ -16,18 +16,17 @@ from kafka_kit import (
     admin,
     commit,
     committing,
-    create_topic,
     epoch,
     identity,
     prepare,
     read_all,
     rows,
+    sink_on_new_topic,
     task,
 )
 
 from epochsink.errors import Fenced, WentBack
 from epochsink.identity import identity_key, marker_group
-from epochsink.kafka import Kafka
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
 if TYPE_CHECKING:
@@ -36,13 +35,13 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
+    from epochsink.kafka import Kafka
     from epochsink.kafka.committer import KafkaCommitter
 
 
 @pytest.fixture
 def config(kafka: KafkaService, fresh_topic: FreshName) -> Kafka:
-    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
-    return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
+    return sink_on_new_topic(kafka.bootstrap_servers, fresh_topic())
 
 
 @pytest.fixture

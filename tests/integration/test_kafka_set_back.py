@@ -6,7 +6,20 @@ import shutil
 from typing import TYPE_CHECKING
 
 import pytest
-from kafka_kit import NO_ROWS, admin, commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task
+from kafka_kit import (
+    NO_ROWS,
+    admin,
+    commit,
+    committing,
+    create_topic,
+    epoch,
+    identity,
+    prepare,
+    read_all,
+    rows,
+    sink_on_new_topic,
+    task,
+)
 
 from epochsink.devkit.services import LocalKafka
 from epochsink.errors import WentBack
@@ -24,8 +37,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def config(kafka: KafkaService, fresh_topic: FreshName) -> Kafka:
-    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
-    return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
+    return sink_on_new_topic(kafka.bootstrap_servers, fresh_topic())
 
 
 def test_a_cluster_that_is_set_back_between_check_and_commit_is_noticed_before_the_epoch_is_done(

@@ -10,13 +10,13 @@ from kafka_kit import (
     ListRows,
     commit,
     committing,
-    create_topic,
     epoch,
     identity,
     prepare,
     read_all,
     recreate_topic,
     rows,
+    sink_on_new_topic,
     task,
 )
 
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def config(kafka: KafkaService, fresh_topic: FreshName) -> Kafka:
-    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
-    return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20)
+    return sink_on_new_topic(kafka.bootstrap_servers, fresh_topic())
 
 
 def test_a_topic_recreated_between_prepare_and_commit_gets_the_rows_again(config: Kafka) -> None:

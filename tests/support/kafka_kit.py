@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from epochsink.errors import SpoolMissing
+from epochsink.kafka import Kafka
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.committer import KafkaCommitter
 from epochsink.sink import Epoch, Identity, Outcome, Task
@@ -22,7 +23,6 @@ from epochsink.sink import Epoch, Identity, Outcome, Task
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from epochsink.kafka import Kafka
     from epochsink.sink import Committable, Rows, Verdict
 
 DEADLINE_SECONDS = 30.0
@@ -155,6 +155,12 @@ def create_topic(servers: str, topic: str, partitions: int = 2, replicas: int = 
     with admin(servers) as client:
         client.create_topics({topic: how}, wait_for_metadata=True)
     return topic
+
+
+def sink_on_new_topic(servers: str, topic: str, partitions: int = 2) -> Kafka:
+    """Create a topic, and return the sink that writes to it."""
+    create_topic(servers, topic, partitions)
+    return Kafka(bootstrap_servers=servers, topic=topic, timeout=20)
 
 
 def recreate_topic(servers: str, topic: str, partitions: int = 2) -> None:
