@@ -13,6 +13,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch, helpers
+from http_proxy import Lost, Proxy, Seen
 
 from epochsink.testing import History, HistoryLog, Target, Workload
 from epochsink.testing.readers import Unreachable
@@ -186,6 +187,26 @@ def test_an_index_that_does_not_exist_has_no_documents(
     reader = ElasticsearchReader(elasticsearch.url, fresh_index())
     assert reader.read().num_rows == 0
     reader.close()
+
+
+@pytest.mark.parametrize("answered", [True, False], ids=["search answers 404", "only the end answers 404"])
+def test_a_point_in_time_that_a_killed_server_forgot_is_no_empty_index(
+    elasticsearch: ElasticsearchService, fresh_index: FreshName, *, answered: bool
+) -> None:
+    index = fresh_index()
+
+    def forget(seen: Seen) -> Lost | None:
+        if seen.path.partition("?")[0] != "/_search":
+            return None
+        client.close_point_in_time(id=json.loads(seen.body)["pit"]["id"])
+        return None if answered else Lost(0)
+
+    with Elasticsearch(elasticsearch.url) as client, Proxy(elasticsearch.url, forget) as proxy:
+        client.index(index=index, document={"src_off": 1})
+        reader = ElasticsearchReader(proxy.url, index, max_retries=0)
+        with pytest.raises(Unreachable):
+            reader.read()
+        reader.close()
 
 
 def test_a_sampler_writes_the_first_and_the_last_of_reads_that_saw_the_same(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -31,9 +32,9 @@ class ElasticsearchReader:
         """Return every document's proof columns; none while the index does not exist."""
         try:
             documents = list(self._documents())
-        except NotFoundError:
-            return SCHEMA.empty_table()
         except (TransportError, ApiError) as failure:
+            if _has_no_index(failure):
+                return SCHEMA.empty_table()
             raise Unreachable(str(failure)) from failure
         columns = {field.name: pa.array([one.get(field.name) for one in documents], field.type) for field in SCHEMA}
         return pa.table(columns, schema=SCHEMA)
@@ -70,4 +71,11 @@ class ElasticsearchReader:
                 if len(hits) < _PAGE:
                     return
         finally:
-            client.close_point_in_time(id=point)
+            # A server that was killed meanwhile knows nothing of it: what the search found, or failed with, counts.
+            with suppress(TransportError, ApiError):
+                client.close_point_in_time(id=point)
+
+
+def _has_no_index(failure: Exception) -> bool:
+    """Tell an index that is not there from a point in time that a killed server has forgotten: both answer 404."""
+    return isinstance(failure, NotFoundError) and failure.error == "index_not_found_exception"
