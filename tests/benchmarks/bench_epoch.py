@@ -24,6 +24,8 @@ import elasticsearch
 import epoch_steps
 import epoch_worker
 import psycopg
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from epoch_worker import Answer, Request
 from measure import console
 from rich.table import Table
@@ -86,7 +88,10 @@ def postgres() -> Iterator[dict[str, Any]]:
 @contextmanager
 def kafka() -> Iterator[dict[str, Any]]:
     with LocalKafka() as server:
-        yield {"bootstrap_servers": server.bootstrap_servers, "topic": "bench", "create": True}
+        # by hand, since older versions cannot create one; by name, since an admin without one ends before it has answered
+        admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
+        admin.create_topics([NewTopic("bench", 1)])["bench"].result(30)
+        yield {"bootstrap_servers": server.bootstrap_servers, "topic": "bench"}
 
 
 @contextmanager
