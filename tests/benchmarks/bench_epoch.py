@@ -88,7 +88,7 @@ def postgres() -> Iterator[dict[str, Any]]:
 @contextmanager
 def kafka() -> Iterator[dict[str, Any]]:
     with LocalKafka() as server:
-        # by hand, since older versions cannot create one; by name, since an admin without one ends before it has answered
+        # older versions cannot create it; by name, since an admin without one ends before it has answered
         admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
         admin.create_topics([NewTopic("bench", 1)])["bench"].result(30)
         yield {"bootstrap_servers": server.bootstrap_servers, "topic": "bench"}
