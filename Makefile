@@ -14,12 +14,16 @@ VERSIONS ?= oldest newest
 EXPERIMENTS ?= windowed_counts_kafka late_rows output_commit rescale back_pressure inspect_state \
 	distinct_strings state_backends
 KEEP ?= experiments
+RESULTS ?= benchmarks
+# Flink wants other versions of much that is in the environment
+FLINK := $(VENV)/flink
+FLINK_VERSION := 2.0.2
 WHEEL = $(firstword $(wildcard $(CURDIR)/dist/epochsink-*.whl))
 PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-epoch bench-against bench-checkpoint bench-wide experiments wheel lock clean
+.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -81,13 +85,24 @@ prove: $(STAMP) ## many more kills and fault plans than the tests have, for thre
 prove-stores: $(STAMP) ## twenty kills each with the checkpoint on HDFS and on S3 (which fetches 530 MB)
 	$(RUN)/python tests/failure/kills_on_stores.py
 
-bench: bench-postgres bench-kafka bench-elasticsearch ## all benchmarks
+bench: bench-postgres bench-kafka bench-elasticsearch ## all benchmarks; results (JSON) and picture go to ./benchmarks
 
 bench-postgres: $(STAMP) ## PostgreSQL against Spark's JDBC writer, bare COPY and executemany
-	$(RUN)/python tests/benchmarks/bench_postgres.py
+	$(RUN)/python tests/benchmarks/bench_postgres.py --keep $(RESULTS)
 
 bench-kafka: $(STAMP) ## Kafka against Spark's own sink
-	$(RUN)/python tests/benchmarks/bench_kafka.py
+	$(RUN)/python tests/benchmarks/bench_kafka.py --keep $(RESULTS)
+
+bench-fair-copy: $(STAMP) ## PostgreSQL against what can be reached: the same pass of Spark with rows discarded, and bare COPY
+	$(RUN)/python tests/benchmarks/bench_postgres.py --keep $(RESULTS) --only fair-copy
+
+$(FLINK)/.installed-$(FLINK_VERSION):
+	$(PYTHON) -m venv $(FLINK)
+	$(FLINK)/bin/pip install --quiet --disable-pip-version-check "setuptools<80" apache-flink==$(FLINK_VERSION)
+	touch $@
+
+bench-flink: $(STAMP) $(FLINK)/.installed-$(FLINK_VERSION) ## Kafka against Flink's KafkaSink (which fetches 500 MB)
+	$(RUN)/python tests/benchmarks/bench_flink.py --keep $(RESULTS) --python $(FLINK)/bin/python
 
 bench-epoch: $(STAMP) ## an epoch with few rows or none, against a plain foreachBatch (AGAINST=other/connectors: and older code)
 	$(RUN)/python tests/benchmarks/bench_epoch.py $(if $(AGAINST),--against $(AGAINST))
@@ -96,7 +111,7 @@ bench-against: $(STAMP) ## rows into each target, by this code and by that of OL
 	$(RUN)/python tests/benchmarks/bench_against.py $(OLD)
 
 bench-elasticsearch: $(STAMP) ## Elasticsearch against parallel_bulk and the server's limit
-	$(RUN)/python tests/benchmarks/bench_elasticsearch.py
+	$(RUN)/python tests/benchmarks/bench_elasticsearch.py --keep $(RESULTS)
 
 experiments: $(STAMP) ## the founding experiments, run exactly once; tables and pictures go to ./experiments (SIZE=--full: as in the original)
 	@for name in $(EXPERIMENTS); do $(RUN)/python examples/$$name.py --keep $(KEEP) $(SIZE) || exit 1; done

@@ -58,7 +58,6 @@ class Bench:
         self.spark = spark
         self.url = server.url
         self.rows = rows
-        self.report = Report()
         self.path = make_rows(spark, folder, rows)
         self.client = elasticsearch.Elasticsearch(self.url, request_timeout=120)
         self.bodies = list(self.rendered())
@@ -217,14 +216,15 @@ def main() -> None:
         LocalElasticsearch() as server,
         session() as spark,
     ):
-        bench = Bench(spark, server, options.rows, Path(folder))
-        bench.latencies(options.epochs)
-        bench.windows(options.epochs // 3)
-        bench.report.ratio("elasticsearch-vs-parallel-bulk", 2.0, bench.rows, bench.ours, bench.parallel_bulk)
-        bench.report.ratio("elasticsearch-vs-limit", 0.8, bench.rows, bench.ours, bench.limit)
+        bench, report = Bench(spark, server, options.rows, Path(folder)), Report(options.only, options.keep)
+        if not options.only:
+            bench.latencies(options.epochs)
+            bench.windows(options.epochs // 3)
+        report.ratio("elasticsearch-vs-parallel-bulk", 2.0, bench.rows, bench.ours, bench.parallel_bulk)
+        report.ratio("elasticsearch-vs-limit", 0.8, bench.rows, bench.ours, bench.limit)
         name = "elasticsearch-apply-two-executors-vs-driver"
-        bench.report.ratio(name, 1.5, bench.rows, lambda: bench.apply(FIRST), lambda: bench.apply(None))
-        bench.report.print()
+        report.ratio(name, 1.5, bench.rows, lambda: bench.apply(FIRST), lambda: bench.apply(None))
+        report.print()
 
 
 if __name__ == "__main__":

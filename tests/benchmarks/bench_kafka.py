@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PARTITIONS = 4
 DELETED_SECONDS = 60
+MARKERS = 1_000
+"""Offsets that the ends of transactions take, at the most."""
 AT_ONCE = {"log.segment.delete.delay.ms": 100}
 """Deleted topics leave the disk before the next run; by default it takes a minute."""
 TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1048576", "kafka.compression.type": "lz4"}
@@ -38,7 +40,6 @@ class Bench:
         self.servers = broker.bootstrap_servers
         self.data = broker.data
         self.rows = rows
-        self.report = Report()
         self.path = make_rows(spark, folder, rows)
         self.admin = AdminClient({"bootstrap.servers": self.servers})
 
@@ -55,7 +56,7 @@ class Bench:
         consumer = Consumer({"bootstrap.servers": self.servers, "group.id": "bench"})
         ends = [consumer.get_watermark_offsets(TopicPartition(topic, n))[1] for n in range(PARTITIONS)]
         consumer.close()
-        if not FIRST + self.rows <= sum(ends) <= FIRST + self.rows + 100:
+        if not FIRST + self.rows <= sum(ends) <= FIRST + self.rows + MARKERS:
             raise AssertionError(f"{sum(ends)} offsets for {self.rows} rows: the measurement means nothing")
         self.admin.delete_topics([topic])[topic].result(30)
         deadline = time.monotonic() + DELETED_SECONDS
@@ -105,9 +106,10 @@ def main() -> None:
         LocalKafka(AT_ONCE) as broker,
         session() as spark,
     ):
-        bench = Bench(spark, broker, options.rows, Path(folder))
-        report, rows, ours = bench.report, bench.rows, bench.ours()
-        bench.latencies(options.epochs)
+        bench, report = Bench(spark, broker, options.rows, Path(folder)), Report(options.only, options.keep)
+        rows, ours = bench.rows, bench.ours()
+        if not options.only:
+            bench.latencies(options.epochs)
         report.ratio("kafka-vs-spark-default", 1.3, rows, ours, bench.spark_sink())
         report.ratio("kafka-vs-spark-tuned", 1.0, rows, bench.ours(options=OURS_TUNED), bench.spark_sink(**TUNED))
         unkept = bench.ours(spool=False)

@@ -8,9 +8,12 @@ import os
 import statistics
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+import results
+from results import Pair, Ratio
 from rich.console import Console
 from rich.table import Table
 
@@ -24,34 +27,38 @@ console = Console()
 
 @dataclass
 class Report:
-    """Collects ratios; prints each as it is measured, and all of them, by name, as the last lines."""
+    """Measures ratios whose names have ``only`` in them; prints each at once, and all of them as the last lines."""
 
-    lines: list[str] = field(default_factory=list)
+    only: str = ""
+    folder: Path | None = None
+    ratios: list[Ratio] = field(default_factory=list)
 
-    def ratio(self, name: str, aim: float, rows: int, ours: Callable[[], float], peer: Callable[[], float]) -> float:
-        """Measure both (seconds for ``rows`` rows) in turn; return ours over the peer's in rows per second."""
+    def ratio(self, name: str, aim: float, rows: int, ours: Callable[[], float], peer: Callable[[], float]) -> None:
+        """Measure both (seconds for ``rows`` rows) in turn, after a warm-up."""
+        if self.only not in name:
+            return
         ours()
         peer()
-        pairs = [(_timed(ours), _timed(peer)) for _ in range(PAIRS)]
+        pairs = []
+        for _ in range(PAIRS):
+            own, theirs = _timed(ours), _timed(peer)
+            pairs.append(Pair(own.seconds, theirs.seconds, own.processor, theirs.processor))
         table = Table(title=f"{name}: {rows:,} rows", title_justify="left")
         for heading in ("pair", "ours, s", "peer, s", "ratio", "ours, processor s", "peer, processor s"):
             table.add_column(heading, justify="right")
-        for number, (own, theirs) in enumerate(pairs, 1):
-            wall = theirs.seconds / own.seconds
-            figures = (own.seconds, theirs.seconds, wall, own.processor, theirs.processor)
+        for number, pair in enumerate(pairs, 1):
+            figures = (pair.ours, pair.peer, pair.peer / pair.ours, pair.ours_processor, pair.peer_processor)
             table.add_row(str(number), *(f"{figure:.2f}" for figure in figures))
         console.print(table)
-        ratios = sorted(theirs.seconds / own.seconds for own, theirs in pairs)
-        processor = statistics.median(theirs.processor / own.processor for own, theirs in pairs)
-        median = statistics.median(ratios)
-        spread_ = f"from {ratios[0]:.2f} to {ratios[-1]:.2f}, in processor seconds {processor:.2f}"
-        self.lines.append(f"RATIO {name} {median:.2f} (aim {aim:g}) {spread_}")
-        return median
+        self.ratios.append(Ratio(name, aim, rows, pairs))
+        if self.folder is not None:
+            # at once: a later one may be broken off
+            results.keep(self.ratios, self.folder)
 
     def print(self) -> None:
         """Print the ratios as the last lines, in a form that a program reads."""
-        for line in self.lines:
-            console.print(line, highlight=False, soft_wrap=True)
+        for ratio in self.ratios:
+            console.print(ratio.line(), highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -94,11 +101,20 @@ def processor_by_kind() -> Counter[str]:
     return used
 
 
-def sizes(description: str | None, rows: int) -> argparse.Namespace:
-    """Read the command line: ``rows`` of the timed epoch, and how many small ``epochs`` the latencies take."""
+def sizes(description: str | None, rows: int, **needed: str) -> argparse.Namespace:
+    """Read the command line: ``rows`` of the timed epoch, how many small ``epochs`` the latencies take, what to keep.
+
+    ``needed`` are options of one benchmark alone, with their help.
+    """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--rows", type=int, default=rows, help="rows of the timed epoch (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=60, help="small epochs for latencies (default: %(default)s)")
+    parser.add_argument(
+        "--only", default="", metavar="TEXT", help="measure the ratios alone that have it in their names"
+    )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave results (JSON) and picture there")
+    for name, text in needed.items():
+        parser.add_argument(f"--{name}", required=True, help=text)
     return parser.parse_args()
 
 
