@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import uuid
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,36 +26,47 @@ import epochsink
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from epoch_worker import Answer
 
 KEYS: Final = 50_000
 """Upserts insert these first, then update them; every tenth row deletes its key."""
 
 
-def targets(stack: ExitStack, names: list[str]) -> dict[str, tuple[str, dict[str, Any]]]:
-    """Start the servers; return the sink's class and arguments of each way that is asked for."""
-    found: dict[str, tuple[str, dict[str, Any]]] = {}
+def targets(stack: ExitStack, names: list[str]) -> dict[str, tuple[str, Callable[[], dict[str, Any]]]]:
+    """Start the servers; return the sink's class of each way that is asked for, and what makes a run's arguments."""
+    found: dict[str, tuple[str, Callable[[], dict[str, Any]]]] = {}
     if any(name.startswith("postgres") for name in names):
         server = stack.enter_context(LocalPostgres())
-        with psycopg.connect(server.dsn, autocommit=True) as connection:
-            connection.execute("CREATE TABLE appended (id bigint, payload text)")
-            connection.execute("CREATE TABLE upserted (id bigint PRIMARY KEY, payload text)")
+        found["postgres-append"] = ("Postgres", lambda: _table(server.dsn, ""))
+        found["postgres-append-by-task"] = ("Postgres", lambda: {**_table(server.dsn, ""), "atomic": False})
         keyed = {"key": "id", "select": [f"id % {KEYS} AS id", "payload"], "delete_when": "id % 10 = 0"}
-        found["postgres-append"] = ("Postgres", {"dsn": server.dsn, "table": "appended"})
-        found["postgres-append-by-task"] = ("Postgres", {"dsn": server.dsn, "table": "appended", "atomic": False})
-        found["postgres-upsert"] = ("Postgres", {"dsn": server.dsn, "table": "upserted", **keyed})
+        found["postgres-upsert"] = ("Postgres", lambda: {**_table(server.dsn, "PRIMARY KEY"), **keyed})
     if "kafka" in names:
         broker = stack.enter_context(LocalKafka()).bootstrap_servers
         # by name: without one it ends before it has answered
         admin = AdminClient({"bootstrap.servers": broker})
         admin.create_topics([NewTopic("bench", 4)])["bench"].result(30)
-        found["kafka"] = ("Kafka", {"bootstrap_servers": broker, "topic": "bench"})
+        found["kafka"] = ("Kafka", lambda: {"bootstrap_servers": broker, "topic": "bench"})
     if "elasticsearch" in names:
         url = stack.enter_context(LocalElasticsearch()).url
         with elasticsearch.Elasticsearch(url) as client:
             client.indices.create(index="bench", settings={"number_of_replicas": 0})
-        found["elasticsearch"] = ("Elasticsearch", {"hosts": url, "index": "bench", "id": "id"})
+        found["elasticsearch"] = ("Elasticsearch", lambda: {"hosts": url, "index": "bench", "id": "id"})
     return found
+
+
+def _table(dsn: str, constraint: str) -> dict[str, Any]:
+    """Make a table for one run: a query that is stopped in mid-epoch keeps its locks until it runs again."""
+    name = f"bench_{uuid.uuid4().hex[:12]}"
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(f"CREATE TABLE {name} (id bigint {constraint}, payload text)")
+    return {"dsn": dsn, "table": name}
+
+
+def _request(rows: int, epochs: int, kind: str, arguments: Callable[[], dict[str, Any]]) -> Request:
+    return Request(rows, epochs, {kind: arguments()})
 
 
 def main() -> None:
@@ -78,19 +91,19 @@ def main() -> None:
             "old": stack.enter_context(closing(Side(said.old.resolve()))),
         }
         for name in names:
-            kind, arguments = known[name]
-            lines += measured(name, sides, Request(said.rows, said.epochs, {kind: arguments}), said.turns)
+            request = partial(_request, said.rows, said.epochs, *known[name])
+            lines += measured(name, sides, said.rows, request, said.turns)
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
 
 
-def measured(name: str, sides: dict[str, Side], request: Request, turns: int) -> list[str]:
+def measured(name: str, sides: dict[str, Side], rows: int, request: Callable[[], Request], turns: int) -> list[str]:
     """Run both sides in turn, after a warm-up; return the lines to print."""
     found: dict[str, list[Answer]] = {label: [] for label in sides}
     for turn in range(turns + 1):
         labels = list(sides) if turn % 2 else list(reversed(sides))
         for label in labels:
-            found[label].append(sides[label].run(request))
+            found[label].append(sides[label].run(request()))
     lines = []
     for what, unit in (("milliseconds", ""), ("processor_milliseconds", "-processor")):
         pairs = [
@@ -100,7 +113,7 @@ def measured(name: str, sides: dict[str, Side], request: Request, turns: int) ->
         old, ours = (statistics.median(side) for side in zip(*pairs[1:], strict=True))
         lines.append(
             f"RATIO against-{name}{unit} {statistics.median(ratios):.2f} (aim {AIM_AGAINST}) "
-            f"from {ratios[0]:.2f} to {ratios[-1]:.2f}; old {old:.0f} ms, ours {ours:.0f} ms for {request.rows:,} rows"
+            f"from {ratios[0]:.2f} to {ratios[-1]:.2f}; old {old:.0f} ms, ours {ours:.0f} ms for {rows:,} rows"
         )
     return lines
 
