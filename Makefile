@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed-from-lock
 ELASTICSEARCH9 := $(VENV)/elasticsearch9
 CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
 	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py examples/test_pipeline.py
-CONTAINER_ROUND ?= tests/contract/test_postgres.py tests/contract/test_elasticsearch.py
+CONTAINER_ROUND ?= examples/test_pipeline.py tests/contract/test_postgres.py tests/contract/test_elasticsearch.py
 SINKS ?= kafka,postgres,elasticsearch
 SECONDS_EACH ?= 600
 VERSIONS ?= oldest newest
@@ -54,7 +54,7 @@ test-containers-round: $(STAMP) ## a part of test-containers within 8 minutes; s
 	@docker/round $(RUN)/python $(CONTAINER_ROUND)
 
 nemesis: $(STAMP) ## faults at random on a cluster of hosts, as root: SINKS=kafka,postgres,elasticsearch SECONDS_EACH=600
-	@PYTHONPATH=tests:tests/support $(RUN)/python -m nemesis.run --sinks $(SINKS) --seconds $(SECONDS_EACH)
+	@PYTHONPATH=tests:tests/support:tests/benchmarks $(RUN)/python -m nemesis.run --sinks $(SINKS) --seconds $(SECONDS_EACH)
 
 test-elasticsearch9: $(STAMP) ## what talks to Elasticsearch, with client and server of version 9 (make test: 8)
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/epochsink services fetch

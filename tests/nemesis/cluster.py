@@ -23,7 +23,7 @@ from epochsink.testing.readers.kafka import KafkaReader
 from epochsink.testing.readers.postgres import PostgresReader
 from nemesis.hosts import Host, Network
 from nemesis.services import ELASTICSEARCH_PORT, KAFKA_PORT, POSTGRES_PORT, Broker, Node, OnHost, Server, answers, until
-from nemesis.store import Store, WatchedFiles
+from nemesis.store import STORES, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 SINKS: Final = ("kafka", "postgres", "elasticsearch")
 SOURCE: Final = "source"
 OUT: Final = "out"
+TRANSACTIONS: Final = "__transaction_state"
 PARTITIONS: Final = 2
 SKEW_SECONDS: Final = 600
 """Kafka refuses records from an hour ahead, so two hosts differ by less."""
@@ -46,11 +47,12 @@ _INDEX: Final = {"number_of_shards": 2, "number_of_replicas": 1, "index.unassign
 class Cluster:
     """All hosts and what runs on them. As a context manager it ends everything that it has started.
 
+    ``store`` says where the checkpoint lies: on `hdfs` or `s3`, which have a host then, or on the machine's own files.
     With ``skew`` the wall clock of each host is wrong, from the start, by something that is drawn from it.
     """
 
     def __init__(
-        self, folder: Path, sinks: Sequence[str], *, subnet: str, store: bool = False, skew: Random | None = None
+        self, folder: Path, sinks: Sequence[str], *, subnet: str, store: str = "", skew: Random | None = None
     ) -> None:
         self.folder = folder
         self.sinks = sinks
@@ -59,7 +61,7 @@ class Cluster:
         self.servers: list[Server] = []
         self.nodes: list[Node] = []
         self.store: Store | None = None
-        self._with_store = store
+        self._kind_of_store = store
         self.spark: dict[str, Host] = {}
         self._processes: dict[str, SupervisedProcess] = {}
         self._skew = skew
@@ -112,8 +114,8 @@ class Cluster:
         if "elasticsearch" in self.sinks:
             hosts = [self._host(f"elastic{number}", disk="300m") for number in (1, 2)]
             self.nodes = [Node(host, hosts) for host in hosts]
-        if self._with_store:
-            self.store = Store(self._host("store"))
+        if self._kind_of_store:
+            self.store = STORES[self._kind_of_store](self._host("store"))
             self.store.start()
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda one: one.start(), [*self.brokers, *self.servers[:1], *self.nodes]))
@@ -143,7 +145,33 @@ class Cluster:
         if self.store is None:
             return self.folder / "checkpoint"
         # which only reads
-        return cast("Storage", WatchedFiles(self.store, "checkpoint"))
+        return cast("Storage", self.store.files("checkpoint"))
+
+    # ---- who leads
+
+    def roles(self) -> tuple[Server, Server, Server]:
+        """Return PostgreSQL's primary, its synchronous standby, the other one. RuntimeError if none takes writes."""
+        first, second, third = self.servers
+        if first.is_primary():
+            return first, second, third
+        if second.is_primary():
+            return second, first, third
+        raise RuntimeError("no primary answers")
+
+    def leaders(self) -> list[tuple[Host, str]]:
+        """Return who leads in each service, and how its hosts' names begin. RuntimeError, KafkaException if unknown."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
+        topics = admin.list_topics(timeout=5).topics
+        topic = topics[TRANSACTIONS if TRANSACTIONS in topics else SOURCE]
+        numbers = {partition.leader for partition in topic.partitions.values()} - {-1}
+        found = [(self.brokers[number - 1].host, "kafka") for number in sorted(numbers)][:1]
+        if self.servers:
+            found.append((self.roles()[0].host, "postgres"))
+        if self.nodes:
+            found.append((self.nodes[0].host, "elastic"))
+        if not found:
+            raise RuntimeError("no leader is known")
+        return found
 
     # ---- addresses
 
@@ -259,5 +287,5 @@ class Cluster:
             "spark.network.timeoutInterval": "3s",
             "spark.storage.blockManagerHeartbeatTimeoutMs": "10000",
             "spark.task.maxFailures": "4",
-            **(self.store.spark_settings if self.store else {}),
+            **(self.store.session_settings() if self.store else {}),
         }

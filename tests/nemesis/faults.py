@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import psycopg
+from confluent_kafka import KafkaException
 
 from nemesis.services import until
 
@@ -51,7 +52,7 @@ class Faults:
     def draw(self) -> Fault:
         """Return a fault of any kind that this cluster can suffer."""
         kinds = [self._isolate, self._one_way, self._link, self._link, self._slow, self._lossy, self._pause, self._kill]
-        kinds += [self._disk, self._kill_worker]
+        kinds += [self._disk, self._kill_worker, self._leader]
         if self._cluster.network.clocks:
             kinds.append(self._clock)
         if self._cluster.servers:
@@ -100,7 +101,7 @@ class Faults:
             for kind in ("kafka", "postgres", "elastic", "worker")
         }
         pairs = [(one, other) for kind in of.values() for one in kind for other in kind if one != other]
-        targets = [*of["kafka"], *of["postgres"], *of["elastic"]]
+        targets = [*of["kafka"], *of["postgres"], *of["elastic"], *(["store"] if self._cluster.store else [])]
         pairs += [(name, target) for name in ("driver", *of["worker"]) for target in targets]
         pairs += [("driver", worker) for worker in of["worker"]]
         one, other = self._chance.choice(pairs)
@@ -114,6 +115,21 @@ class Faults:
             hosts[one].connect,
             blinds,
         )
+
+    def _leader(self) -> Fault:
+        """Cut a leader off from those who follow it, and from nobody else: clients go on asking it."""
+        try:
+            host, service = self._chance.choice(self._cluster.leaders())
+        except (KafkaException, RuntimeError):
+            return self._link()
+        peers = [other for other in self._cluster.network.hosts.values() if other.name.startswith(service)]
+
+        def make() -> None:
+            for peer in peers:
+                if peer is not host:
+                    host.cut(peer.address)
+
+        return Fault("leader without followers", host.name, make, host.connect, {service})
 
     # ---- processes, disks, clocks
 
@@ -159,7 +175,7 @@ class Faults:
         lost: list[tuple[Server, Server]] = []
 
         def make() -> None:
-            primary, standby, _ = roles(self._cluster)
+            primary, standby, _ = self._cluster.roles()
             # what a primary shows after a crash of its own, the standby may not have yet
             until(lambda: has_everything(primary), RECOVERY_SECONDS, "the synchronous standby")
             lost.append((primary, standby))
@@ -172,16 +188,6 @@ class Faults:
                 primary.follow(standby)
 
         return Fault("failover", "postgres", make, undo, {"postgres"}, restarts=True)
-
-
-def roles(cluster: Cluster) -> tuple[Server, Server, Server]:
-    """Return PostgreSQL's primary, its synchronous standby and the other one. RuntimeError if no primary answers."""
-    first, second, third = cluster.servers
-    if first.is_primary():
-        return first, second, third
-    if second.is_primary():
-        return second, first, third
-    raise RuntimeError("no primary answers")
 
 
 def has_everything(primary: Server) -> bool:

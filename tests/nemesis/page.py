@@ -23,6 +23,7 @@ COLOURS: Final = {
     "link cut": "#8e44ad",
     "paused": "#2980b9",
     "killed": "#111111",
+    "leader without followers": "#6c3483",
     "usurped": "#16a085",
     "failover": "#7f0000",
     "disk full": "#7f8c8d",

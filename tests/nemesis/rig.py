@@ -150,7 +150,7 @@ class Rig:
         seed: int,
         *,
         canaries: bool,
-        store: bool = False,
+        store: str = "",
         subnet: str = SUBNET,
     ) -> None:
         self.folder = folder

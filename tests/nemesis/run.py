@@ -25,10 +25,9 @@ from nemesis.hosts import SUBNET, missing
 from nemesis.page import write_page
 from nemesis.recovery import Recovery
 from nemesis.rig import Rig
+from nemesis.store import STORES
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from epochsink.testing import Report
 
 CALM_EVERY_SECONDS: Final = 75.0
@@ -107,12 +106,13 @@ class Nemesis:
         self._rig.timeline.tell("progress", took=str(recovery), epochs=self._rig.watch.epochs)
 
 
-def play(folder: Path, sinks: Sequence[str], seconds: float, seed: int, subnet: str) -> tuple[Report, Nemesis]:
+def play(folder: Path, chosen: argparse.Namespace) -> tuple[Report, Nemesis]:
     """Play one run; return what the checker says."""
-    with Rig(folder, sinks, seed + 1, canaries=True, subnet=subnet) as rig:
+    sinks, seed = chosen.sinks.split(","), chosen.seed
+    with Rig(folder, sinks, seed + 1, canaries=True, store=chosen.store, subnet=chosen.subnet) as rig:
         rig.begin()
         nemesis = Nemesis(rig, random.Random(seed))
-        nemesis.play(seconds)
+        nemesis.play(chosen.seconds)
         return rig.finish(), nemesis
 
 
@@ -120,6 +120,7 @@ def main() -> int:
     """Play what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sinks", default=",".join(SINKS), help="which of kafka, postgres, elasticsearch")
+    parser.add_argument("--store", default="", choices=("", *STORES), help="where the checkpoint lies")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--folder", type=Path, default=Path("artifacts/nemesis"))
@@ -130,13 +131,15 @@ def main() -> int:
         return 1
     # so that nothing is left: an exit runs what a signal would not
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    folder = (chosen.folder / f"{chosen.sinks.replace(',', '-')}-{chosen.seed}").absolute()
+    name = "-".join([*chosen.sinks.split(","), *filter(None, [chosen.store]), str(chosen.seed)])
+    folder = (chosen.folder / name).absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    report, nemesis = play(folder, chosen.sinks.split(","), chosen.seconds, chosen.seed, chosen.subnet)
+    report, nemesis = play(folder, chosen)
     slowest = max(nemesis.recoveries, key=lambda one: one.seconds, default=None)
     summary = {
         "sinks": chosen.sinks,
+        "checkpoint": chosen.store or "local",
         "seed": chosen.seed,
         "seconds": chosen.seconds,
         "faults": nemesis.count,

@@ -24,19 +24,22 @@ import psutil
 from elasticsearch import Elasticsearch
 from kafka.admin import KafkaAdminClient
 
-from nemesis.faults import has_everything, roles, start_again
+from nemesis.faults import has_everything, start_again
 from nemesis.hosts import SUBNET, missing
 from nemesis.page import write_page
 from nemesis.rig import Rig
 from nemesis.services import until
+from nemesis.store import STORES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from nemesis.hosts import Host
+    from nemesis.services import Broker
 
 ARMED_SECONDS: Final = 120.0
 TASK_SECONDS: Final = 90.0
+CUT_SECONDS: Final = 25.0
 
 
 class Scene:
@@ -111,23 +114,41 @@ def zombie_executor(point: str) -> Callable[[Scene], None]:
 def coordinator_moves(scene: Scene) -> None:
     """Take the leader away from Kafka's transaction coordinator between the vote and the commit."""
     stopped = scene.stop_at("coordinator.commit.before", 3)
-    admin = KafkaAdminClient(bootstrap_servers=scene.cluster.bootstrap_servers.split(","))
-    try:
-        listed = admin.list_transactions(state_filters=["Ongoing"])
-    finally:
-        admin.close()
-    holder = next(number for number, listings in listed.items() if listings)
-    broker = scene.cluster.brokers[int(holder) - 1]
+    broker = coordinator(scene)
     scene.fault("killed", broker.host.name, broker.host.kill)
     scene.go_on(stopped)
     scene.rig.progress()
     scene.healed("killed", broker.host.name, lambda: start_again(broker))
 
 
+def driver_without_the_coordinator(scene: Scene) -> None:
+    """Cut the driver off from Kafka's transaction coordinator, and from no other broker, between vote and commit."""
+    stopped = scene.stop_at("coordinator.commit.before", 3)
+    broker, driver = coordinator(scene).host, scene.host_of(stopped)
+    link = f"{driver.name} -x- {broker.name}"
+    scene.fault("link cut", link, lambda: driver.cut(broker.address))
+    scene.go_on(stopped)
+    with suppress(TimeoutError):
+        scene.rig.progress(CUT_SECONDS)
+    scene.healed("link cut", link, driver.connect)
+    scene.rig.progress()
+
+
+def coordinator(scene: Scene) -> Broker:
+    """Return the broker that coordinates a transaction which is open now."""
+    admin = KafkaAdminClient(bootstrap_servers=scene.cluster.bootstrap_servers.split(","))
+    try:
+        listed = admin.list_transactions(state_filters=["Ongoing"])
+    finally:
+        admin.close()
+    holder = next(number for number, listings in listed.items() if listings)
+    return scene.cluster.brokers[int(holder) - 1]
+
+
 def promotion_between_prepare_and_commit(scene: Scene) -> None:
     """Promote the synchronous standby when an epoch is prepared on the old primary, decided, and not committed."""
     stopped = scene.stop_at("coordinator.commit.before", 3)
-    primary, standby, _ = roles(scene.cluster)
+    primary, standby, _ = scene.cluster.roles()
     until(lambda: has_everything(primary), 30, "the synchronous standby")
     assert primary.query("SELECT count(*) FROM pg_prepared_xacts"), "nothing is prepared: the scenario shows nothing"
     scene.fault("killed", primary.host.name, primary.host.kill)
@@ -141,7 +162,7 @@ def promotion_between_prepare_and_commit(scene: Scene) -> None:
 
 def promotion_of_a_standby_that_lags(scene: Scene) -> None:
     """Promote the standby that nobody waits for, which lacks epochs that are done: the query has to stop."""
-    primary, standby, behind = roles(scene.cluster)
+    primary, standby, behind = scene.cluster.roles()
     link = f"{behind.host.name} -x- {primary.host.name}"
     scene.fault("link cut", link, lambda: behind.host.cut(f"{behind.host.network.subnet}.0/24"))
     for _ in range(3):
@@ -178,20 +199,23 @@ def elasticsearch_primary_lost(scene: Scene) -> None:
     scene.rig.progress()
 
 
-def driver_without_its_store(scene: Scene) -> None:
-    """Cut the driver off from the checkpoint's store when all have voted: it cannot know what it has recorded."""
+def cut_off_from_the_store(scene: Scene) -> None:
+    """Cut the driver off from the checkpoint's store when all have voted, when all is decided; then an executor.
+
+    The driver cannot know what it has recorded. The executor has written its rows, and not its file of the spool.
+    """
     assert scene.cluster.store is not None
     store = scene.cluster.store.host
-    for point in ("coordinator.record.before", "coordinator.commit.before"):
+    for point in ("coordinator.record.before", "coordinator.commit.before", "task.written"):
         stopped = scene.stop_at(point, 3)
-        driver = scene.host_of(stopped)
-        link = f"{driver.name} -x- {store.name}"
-        scene.fault("link cut", link, partial(driver.cut, store.address))
+        host = scene.host_of(stopped)
+        link = f"{host.name} -x- {store.name}"
+        scene.fault("link cut", link, partial(host.cut, store.address))
         scene.go_on(stopped)
         # longer than the client waits for one answer, and than a look at the checkpoint
         with suppress(TimeoutError):
-            scene.rig.progress(25)
-        scene.healed("link cut", link, driver.connect)
+            scene.rig.progress(CUT_SECONDS)
+        scene.healed("link cut", link, host.connect)
         scene.rig.progress()
 
 
@@ -203,8 +227,10 @@ SCENARIOS: Final[dict[str, tuple[str, Callable[[Scene], None]]]] = {
     "zombie-kafka": ("kafka", zombie_executor("kafka.produced")),
     "zombie-postgres": ("postgres", zombie_executor("postgres.copied")),
     "zombie-elasticsearch": ("elasticsearch", zombie_executor("task.written")),
-    "driver-without-its-store": ("postgres", driver_without_its_store),
+    "cut-off-from-hdfs": ("postgres", cut_off_from_the_store),
+    "cut-off-from-s3": ("postgres", cut_off_from_the_store),
     "coordinator-moves": ("kafka", coordinator_moves),
+    "driver-without-the-coordinator": ("kafka", driver_without_the_coordinator),
     "promotion-before-commit": ("postgres", promotion_between_prepare_and_commit),
     "promotion-of-a-lagging-standby": ("postgres", promotion_of_a_standby_that_lags),
     "primary-shard-lost": ("elasticsearch", elasticsearch_primary_lost),
@@ -218,7 +244,8 @@ def play(name: str, folder: Path, subnet: str) -> list[str]:
     folder.mkdir(parents=True)
     summary: dict[str, object] = {"sinks": sinks, "seed": name}
     try:
-        with Rig(folder, [sinks], 1, canaries=False, store="store" in name, subnet=subnet) as rig:
+        store = next((store for store in STORES if store in name), "")
+        with Rig(folder, [sinks], 1, canaries=False, store=store, subnet=subnet) as rig:
             rig.begin()
             scenario(Scene(rig))
             report = rig.finish()

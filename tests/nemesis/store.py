@@ -1,15 +1,21 @@
-"""A checkpoint on a host of its own: HDFS, and how the checker's watch reads it over WebHDFS."""
+"""A checkpoint on a host of its own, HDFS or S3, and how the checker's watch reads it without their clients."""
 
 from __future__ import annotations
 
 import json
+import re
 import urllib.error
 import urllib.request
+from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, Final
 
+from bench_checkpoint import s3a_packages
+
+from epochsink.devkit.services import spark_packages
 from epochsink.devkit.services.hdfs import LocalHdfs
+from epochsink.devkit.services.s3 import BUCKET, LocalS3
 from epochsink.retry import retrying
-from nemesis.services import OnHost
+from nemesis.services import OnHost, answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,10 +24,27 @@ if TYPE_CHECKING:
 
 PORT: Final = 8020
 WEB_PORT: Final = 9870
+S3_PORT: Final = 9000
 _SECONDS: Final = 10
 
 
-class Store(OnHost, LocalHdfs):
+class Store(OnHost):
+    """A store on a host. ``url`` is its root, for Spark."""
+
+    @property
+    @abstractmethod
+    def url(self) -> str: ...
+
+    @abstractmethod
+    def session_settings(self) -> dict[str, str]:
+        """Return what a Spark session has to be told."""
+
+    @abstractmethod
+    def files(self, folder: str) -> WatchedFiles:
+        """Return the files below a folder."""
+
+
+class Hdfs(Store, LocalHdfs):
     """One NameNode and one DataNode on a host."""
 
     def __init__(self, host: Host) -> None:
@@ -41,27 +64,59 @@ class Store(OnHost, LocalHdfs):
         """Its root, for Spark."""
         return f"hdfs://{self.host.address}:{PORT}"
 
-    @property
-    def spark_settings(self) -> dict[str, str]:
-        """What a Spark session has to be told."""
+    def session_settings(self) -> dict[str, str]:
+        """Return what a Spark session has to be told."""
         return {"spark.hadoop.dfs.namenode.http-address": f"{self.host.address}:{WEB_PORT}"}
+
+    def files(self, folder: str) -> WatchedFiles:
+        """Return the files below a folder, through WebHDFS."""
+        return HdfsFiles(f"http://{self.host.address}:{WEB_PORT}/webhdfs/v1/{folder}")
+
+
+class S3(Store, LocalS3):
+    """One S3 API on a host."""
+
+    def __init__(self, host: Host) -> None:
+        self.listens_on = host.address
+        super().__init__(home=host.folder / "s3", port=S3_PORT)
+        self.host = host
+
+    @property
+    def url(self) -> str:
+        """Its root, for Spark."""
+        return f"s3a://{BUCKET}"
+
+    def session_settings(self) -> dict[str, str]:
+        """Return what a Spark session has to be told; its own jars are where every host finds them."""
+        jars = ":".join(map(str, [*spark_packages(), *s3a_packages()]))
+        return {
+            **self.spark_settings,
+            "spark.hadoop.fs.s3a.connection.ssl.enabled": "false",
+            "spark.driver.extraClassPath": jars,
+            "spark.executor.extraClassPath": jars,
+        }
+
+    def files(self, folder: str) -> WatchedFiles:
+        """Return the files below a folder."""
+        return S3Files(f"{self.endpoint}/{BUCKET}", folder)
+
+    def _is_ready(self) -> bool:
+        return answers(self.host.address, S3_PORT)
+
+
+STORES: Final = {"hdfs": Hdfs, "s3": S3}
 
 
 class WatchedFiles:
     """The files of a checkpoint, as far as the checker's watch and the ledger's reader ask for them."""
 
-    def __init__(self, store: Store, folder: str) -> None:
-        self._root = f"http://{store.host.address}:{WEB_PORT}/webhdfs/v1/{folder}"
-
+    @abstractmethod
     def names(self, folder: str) -> list[str]:
         """Return the plain names of the files in a folder; none if it does not exist."""
-        found = self._get(folder, "LISTSTATUS")
-        listed: list[dict[str, Any]] = json.loads(found)["FileStatuses"]["FileStatus"] if found else []
-        return [one["pathSuffix"] for one in listed if one["type"] == "FILE"]
 
+    @abstractmethod
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None if it does not exist."""
-        return self._get(name, "OPEN")
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
         """Return what `read` would for each name."""
@@ -69,19 +124,56 @@ class WatchedFiles:
 
     def exists(self, name: str) -> bool:
         """Return whether a file exists."""
-        return self._get(name, "GETFILESTATUS") is not None
+        return self.read(name) is not None
 
-    def _get(self, name: str, operation: str) -> bytes | None:
-        # a store on a busy machine may take longer than one try
-        return retrying(lambda failure: isinstance(failure, TimeoutError), attempts=6)(self._ask, name, operation)
 
-    def _ask(self, name: str, operation: str) -> bytes | None:
-        try:
-            with urllib.request.urlopen(
-                f"{self._root}/{name}?op={operation}&user.name=root", timeout=_SECONDS
-            ) as answer:
-                return bytes(answer.read())
-        except urllib.error.HTTPError as refused:
-            if refused.code == 404:
-                return None
-            raise
+class HdfsFiles(WatchedFiles):
+    """Through WebHDFS, below ``root``."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    def names(self, folder: str) -> list[str]:
+        """Return the plain names of the files in a folder; none if it does not exist."""
+        found = _get(f"{self._root}/{folder}?op=LISTSTATUS&user.name=root")
+        listed: list[dict[str, Any]] = json.loads(found)["FileStatuses"]["FileStatus"] if found else []
+        return [one["pathSuffix"] for one in listed if one["type"] == "FILE"]
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes, or None if it does not exist."""
+        return _get(f"{self._root}/{name}?op=OPEN&user.name=root")
+
+
+class S3Files(WatchedFiles):
+    """Objects of ``bucket``, a URL, whose names begin with ``folder``."""
+
+    def __init__(self, bucket: str, folder: str) -> None:
+        self._bucket = bucket
+        self._folder = folder
+
+    def names(self, folder: str) -> list[str]:
+        """Return the plain names of the files in a folder; none if it does not exist."""
+        prefix = f"{self._folder}/{folder}/"
+        answer = (_get(f"{self._bucket}?list-type=2&delimiter=/&prefix={prefix}") or b"").decode()
+        assert "<IsTruncated>false" in answer, f"no list, or more files than one answer holds, in {prefix}: {answer}"
+        keys = [key.removeprefix(prefix) for key in re.findall(r"<Key>([^<]+)</Key>", answer)]
+        return [key for key in keys if key]
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's bytes, or None if it does not exist."""
+        return _get(f"{self._bucket}/{self._folder}/{name}")
+
+
+def _get(url: str) -> bytes | None:
+    # a store on a busy machine may take longer than one try
+    return retrying(lambda failure: isinstance(failure, TimeoutError), attempts=6)(_ask, url)
+
+
+def _ask(url: str) -> bytes | None:
+    try:
+        with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
+            return bytes(answer.read())
+    except urllib.error.HTTPError as refused:
+        if refused.code == 404:
+            return None
+        raise

@@ -43,6 +43,7 @@ class ContainerService(Service):
         self._port = free_port()
         self._container: Any = None
         self._starts = 0
+        self._stopped = False
         self._log_folder = tempfile.TemporaryDirectory(prefix=f"epochsink-{self.name}-")
         self._cleaner = weakref.finalize(self, self._log_folder.cleanup)
 
@@ -70,13 +71,24 @@ class ContainerService(Service):
         if self.running:
             self._wrapped().kill()
             self._wrapped().wait()
+        self._stopped = False
 
     def pause(self) -> None:  # noqa: D102 - Service
-        self._wrapped().pause()
+        from docker.errors import APIError  # type: ignore[import-not-found, import-untyped, unused-ignore]  # noqa: PLC0415 - optional
+
+        try:
+            self._wrapped().pause()
+        except APIError:
+            # the engine cannot freeze every busy server: with cgroups of version 1 it gives up after some tries
+            self._stopped = True
+            self._signal("STOP")
 
     def resume(self) -> None:  # noqa: D102 - Service
         if self._status() == "paused":
             self._wrapped().unpause()
+        if self._stopped:
+            self._signal("CONT")
+            self._stopped = False
 
     def close(self) -> None:  # noqa: D102 - Service
         if self._container is not None:
@@ -116,6 +128,11 @@ class ContainerService(Service):
         wrapped = self._wrapped()
         wrapped.reload()
         return str(wrapped.status)
+
+    def _signal(self, name: str) -> None:
+        """Send a signal to every process: to the first one by the engine, since none inside can stop it."""
+        self._wrapped().exec_run(["/bin/sh", "-c", f"kill -{name} -1"], user="root")
+        self._wrapped().kill(signal=name)
 
     def _check_alive(self) -> None:
         if not self.running:

@@ -21,6 +21,7 @@ class LocalS3(LocalService):
     """One S3 API with the bucket `lake`; it forgets everything when it stops."""
 
     name = "s3"
+    listens_on = LOOPBACK
 
     @property
     def version(self) -> str:  # noqa: D102 - Service
@@ -29,7 +30,7 @@ class LocalS3(LocalService):
     @property
     def endpoint(self) -> str:
         """For S3 clients."""
-        return f"http://{LOOPBACK}:{self.port}"
+        return f"http://{self.listens_on}:{self.port}"
 
     @property
     def address(self) -> str:
@@ -53,7 +54,7 @@ class LocalS3(LocalService):
 
     def make_bucket(self, name: str) -> None:
         """Make a bucket; no error if it is there."""
-        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=10)
+        connection = http.client.HTTPConnection(self.listens_on, self.port, timeout=10)
         try:
             connection.request("PUT", f"/{name}")
             answer = connection.getresponse()
@@ -70,7 +71,7 @@ class LocalS3(LocalService):
             )
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", "moto.server", "-H", LOOPBACK, "-p", str(self.port)]
+        return [sys.executable, "-m", "moto.server", "-H", self.listens_on, "-p", str(self.port)]
 
     def _is_ready(self) -> bool:
         return answers(self.port)
