@@ -7,7 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, cast
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyspark
 from confluent_kafka.admin import AdminClient
@@ -144,8 +144,7 @@ class Cluster:
         """Return the checkpoint as the checker's watch takes it."""
         if self.store is None:
             return self.folder / "checkpoint"
-        # which only reads
-        return cast("Storage", self.store.files("checkpoint"))
+        return self.store.files("checkpoint")
 
     # ---- who leads
 

@@ -1,25 +1,26 @@
-"""A checkpoint on a host of its own, HDFS or S3, and how the checker's watch reads it without their clients."""
+"""A checkpoint on a host of its own: HDFS or S3, and how the checker's watch reads it."""
 
 from __future__ import annotations
 
 import json
-import re
 import urllib.error
 import urllib.request
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from bench_checkpoint import s3a_packages
 
 from epochsink.devkit.services import spark_packages
 from epochsink.devkit.services.hdfs import LocalHdfs
 from epochsink.devkit.services.s3 import BUCKET, LocalS3
+from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.retry import retrying
 from nemesis.services import OnHost, answers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from epochsink.protocol.storage import Storage
     from nemesis.hosts import Host
 
 PORT: Final = 8020
@@ -40,8 +41,8 @@ class Store(OnHost):
         """Return what a Spark session has to be told."""
 
     @abstractmethod
-    def files(self, folder: str) -> WatchedFiles:
-        """Return the files below a folder."""
+    def files(self, folder: str) -> Storage:
+        """Return the files below a folder, for the checker's watch, which only reads."""
 
 
 class Hdfs(Store, LocalHdfs):
@@ -68,9 +69,9 @@ class Hdfs(Store, LocalHdfs):
         """Return what a Spark session has to be told."""
         return {"spark.hadoop.dfs.namenode.http-address": f"{self.host.address}:{WEB_PORT}"}
 
-    def files(self, folder: str) -> WatchedFiles:
-        """Return the files below a folder, through WebHDFS."""
-        return HdfsFiles(f"http://{self.host.address}:{WEB_PORT}/webhdfs/v1/{folder}")
+    def files(self, folder: str) -> Storage:
+        """Return the files below a folder, to read: the driver's own client would be one more Java."""
+        return cast("Storage", HdfsFiles(f"http://{self.host.address}:{WEB_PORT}/webhdfs/v1/{folder}"))
 
 
 class S3(Store, LocalS3):
@@ -96,9 +97,10 @@ class S3(Store, LocalS3):
             "spark.executor.extraClassPath": jars,
         }
 
-    def files(self, folder: str) -> WatchedFiles:
+    def files(self, folder: str) -> Storage:
         """Return the files below a folder."""
-        return S3Files(f"{self.endpoint}/{BUCKET}", folder)
+        given = {"endpoint": self.endpoint, "access_key_id": "anyone", "secret_access_key": "anything"}
+        return ObjectStorage(open_store(f"{self.url}/{folder}", json.dumps(given | {"region": "us-east-1"})))
 
     def _is_ready(self) -> bool:
         return answers(self.host.address, S3_PORT)
@@ -107,28 +109,8 @@ class S3(Store, LocalS3):
 STORES: Final = {"hdfs": Hdfs, "s3": S3}
 
 
-class WatchedFiles:
-    """The files of a checkpoint, as far as the checker's watch and the ledger's reader ask for them."""
-
-    @abstractmethod
-    def names(self, folder: str) -> list[str]:
-        """Return the plain names of the files in a folder; none if it does not exist."""
-
-    @abstractmethod
-    def read(self, name: str) -> bytes | None:
-        """Return a file's bytes, or None if it does not exist."""
-
-    def read_many(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return what `read` would for each name."""
-        return [self.read(name) for name in names]
-
-    def exists(self, name: str) -> bool:
-        """Return whether a file exists."""
-        return self.read(name) is not None
-
-
-class HdfsFiles(WatchedFiles):
-    """Through WebHDFS, below ``root``."""
+class HdfsFiles:
+    """What the checker's watch and the ledger's reader ask for, through WebHDFS, below ``root``."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -143,25 +125,13 @@ class HdfsFiles(WatchedFiles):
         """Return a file's bytes, or None if it does not exist."""
         return _get(f"{self._root}/{name}?op=OPEN&user.name=root")
 
+    def read_many(self, names: Sequence[str]) -> list[bytes | None]:
+        """Return what `read` would for each name."""
+        return [self.read(name) for name in names]
 
-class S3Files(WatchedFiles):
-    """Objects of ``bucket``, a URL, whose names begin with ``folder``."""
-
-    def __init__(self, bucket: str, folder: str) -> None:
-        self._bucket = bucket
-        self._folder = folder
-
-    def names(self, folder: str) -> list[str]:
-        """Return the plain names of the files in a folder; none if it does not exist."""
-        prefix = f"{self._folder}/{folder}/"
-        answer = (_get(f"{self._bucket}?list-type=2&delimiter=/&prefix={prefix}") or b"").decode()
-        assert "<IsTruncated>false" in answer, f"no list, or more files than one answer holds, in {prefix}: {answer}"
-        keys = [key.removeprefix(prefix) for key in re.findall(r"<Key>([^<]+)</Key>", answer)]
-        return [key for key in keys if key]
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file's bytes, or None if it does not exist."""
-        return _get(f"{self._bucket}/{self._folder}/{name}")
+    def exists(self, name: str) -> bool:
+        """Return whether a file exists."""
+        return _get(f"{self._root}/{name}?op=GETFILESTATUS&user.name=root") is not None
 
 
 def _get(url: str) -> bytes | None:
