@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyspark
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
@@ -37,6 +38,7 @@ SOURCE: Final = "source"
 OUT: Final = "out"
 TRANSACTIONS: Final = "__transaction_state"
 PARTITIONS: Final = 2
+FIRST_TRANSACTION_SECONDS: Final = 300
 SKEW_SECONDS: Final = 600
 """Kafka refuses records from an hour ahead, so two hosts differ by less."""
 _HOME: Final = Path(pyspark.__file__).parent
@@ -89,8 +91,7 @@ class Cluster:
 
     def _host(self, name: str, disk: str = "") -> Host:
         host = self.network.host(name, disk=disk)
-        # brokers that start with wrong clocks may take minutes to begin their first transaction
-        if self._skew and not (name.startswith("kafka") and "kafka" in self.sinks):
+        if self._skew:
             host.skew = round(self._skew.uniform(-SKEW_SECONDS, SKEW_SECONDS))
             host.set_clock(0)
         return host
@@ -128,6 +129,10 @@ class Cluster:
         topics = [NewTopic(SOURCE, PARTITIONS, 3), NewTopic(OUT, PARTITIONS, 3)]
         for made in admin.create_topics(topics).values():
             made.result(timeout=60)
+        if "kafka" in self.sinks:
+            # the first of all makes the brokers' log of transactions, which may take minutes on a busy machine
+            first = Producer({"bootstrap.servers": self.bootstrap_servers, "transactional.id": "first", "log_level": 0})
+            first.init_transactions(FIRST_TRANSACTION_SECONDS)
         if self.servers:
             make_table(self.dsn, OUT)
         if self.nodes:
