@@ -13,8 +13,9 @@ from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch, preflight
 from epochsink.elasticsearch.committable import WrittenTask
-from epochsink.errors import PrepareFailed, RowsRejected
-from epochsink.sink import Epoch, Outcome
+from epochsink.errors import PrepareFailed, RowsRejected, WentBack
+from epochsink.identity import identity_key, marker_document
+from epochsink.sink import Epoch, LastDone, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -164,6 +165,55 @@ def test_letters_of_a_broken_off_run_are_cleared_away_by_who_finds_the_epoch_app
         monkeypatch.undo()
         assert rig.commit(prepared).outcome is Outcome.COMMITTED
         assert len(rig.stored(rig.sink.dead_letter_index)) == len(BAD)
+
+
+def test_a_superseding_driver_that_loses_the_race_clears_its_own_letters_away(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first driver, which has voted on the epoch and applies it once, looks for nobody's letters."""
+    with closing(Rig.joining(dead_lettered(options))) as rig, closing(rig.another_driver()) as successor:
+        prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
+        overtaken: list[str] = []
+
+        def overtake(point: str) -> None:
+            if point == "elasticsearch.marker.before" and not overtaken:
+                overtaken.append(point)
+                assert rig.commit(prepared).outcome is Outcome.COMMITTED
+
+        monkeypatch.setattr("epochsink.elasticsearch.apply.failpoints.reach", overtake)
+        assert successor.commit(prepared).outcome is Outcome.COMMITTED
+        assert overtaken
+        assert len(rig.stored(rig.sink.dead_letter_index)) == len(BAD)
+
+
+def test_a_small_epoch_takes_five_requests_and_none_searches_for_dead_letters(options: dict[str, Any]) -> None:
+    """The comparison before it included."""
+    with Proxy(options["hosts"], lambda _: None) as proxy:
+        sink = dead_lettered(options, hosts=proxy.url, refresh=True, bulk_bytes=100_000)
+        with closing(Rig.joining(sink)) as rig:
+            first = rig.apply(0, [rendered(GOOD)])
+            done = LastDone(0, first.epoch.attempt, (first.part,))
+            prepared = rig.prepare(1, [rendered(GOOD)], after=done)
+            proxy.seen.clear()
+            rig.committer.verify_applied(done, LastDone(1, prepared.epoch.attempt, (prepared.part,)))
+            assert rig.commit(prepared, done).outcome is Outcome.COMMITTED
+            index, marker = f"/{sink.index}", f"/epochsink-markers/_doc/{marker_document(identity_key(rig.identity))}"
+    asked = [(each.method, each.path.partition("?")[0]) for each in proxy.seen]
+    assert asked == [("GET", marker), ("GET", index), ("PUT", f"{index}/_bulk"), ("GET", index), ("PUT", marker)]
+
+
+def test_a_marker_that_was_compared_a_while_ago_is_read_again(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        first = rig.apply(0, [rendered(GOOD)])
+        done = LastDone(0, first.epoch.attempt, (first.part,))
+        prepared = rig.prepare(1, [rendered(GOOD)], after=done)
+        rig.committer.verify_applied(done, None)
+        rig.committer._compared.marker = (rig.committer._compared.marker[0], 0.0)
+        client.delete(index="epochsink-markers", id=marker_document(identity_key(rig.identity)))
+        with pytest.raises(WentBack):
+            rig.commit(prepared, done)
 
 
 def _killed(*_: Any, **__: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, errors, preflight, target_index
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Committable, Epoch, Executors, Identity, Rows
 
 _WHOLE: Final = "all"
+_JUST_READ_SECONDS: Final = 0.05
 
 
 class ElasticsearchCommitter:
@@ -38,6 +41,9 @@ class ElasticsearchCommitter:
         self._connected: elasticsearch.Elasticsearch | None = None
         self._seen_index = False
         self._claim: applied_epochs.Claim | None = None
+        # of each of the two threads: one that the other has read may be older than what this one has written since
+        self._compared = threading.local()
+        self._voted: str | None = None
 
     @property
     def _client(self) -> elasticsearch.Elasticsearch:
@@ -85,6 +91,7 @@ class ElasticsearchCommitter:
         Each vote and each commit compare the index themselves.
         """
         kept = self._kept()
+        self._compared.marker = (kept, time.monotonic())
         self._verify(kept, done, pending)
         if not self._seen_index and _trusted(kept, done) is not None:
             with errors.explained(OutcomeUnknown, f"looking at index {self._config.index!r}"):
@@ -129,6 +136,7 @@ class ElasticsearchCommitter:
             preflight.refuse_too_large(self._client, max(share.largest for share in shares))
         total = sum(expected.values())
         replaced = self._replaced(epoch, rows, tasks, total)
+        self._voted = epoch.attempt
         return [PreparedEpoch(tasks, total, replaced, self._config.index, found.uuid).to_json()]
 
     def _replaced(self, epoch: Epoch, rows: Rows, tasks: Sequence[str], total: int) -> int:
@@ -160,8 +168,19 @@ class ElasticsearchCommitter:
             pending = f"epoch {epoch.number} stays pending in the ledger, its rows in the spool: nothing is lost"
             raise OutcomeUnknown(f"{error.message}; {pending}", hint=error.hint) from error
 
+    def _just_compared(self) -> applied_epochs.Marker | None:
+        """Return the marker, as this thread has read it for the comparison before a commit if that was only just now.
+
+        What is applied ends by writing over that very document, so another one there is noticed all the same.
+        """
+        kept: applied_epochs.Marker | None
+        kept, read_at = self._compared.__dict__.pop("marker", (None, 0.0))
+        if time.monotonic() - read_at < _JUST_READ_SECONDS:
+            return kept
+        return applied_epochs.read(self._client, self._me)
+
     def _commit(self, epoch: Epoch, prepared: PreparedEpoch, rows: Rows, after: LastDone | None) -> Verdict:
-        kept = applied_epochs.read(self._client, self._me)
+        kept = self._just_compared()
         trusted = _trusted(kept, after)
         if (verdict := _told(kept, epoch)) is not None:
             # it was applied, but perhaps to an index that has been set back since
@@ -171,6 +190,9 @@ class ElasticsearchCommitter:
         if after is not None:
             self._verify(kept, after, None)
         self._claim_for(epoch)
+        # else other runs may have left dead letters: this committer's last, or a driver's before. One that supersedes
+        # us while this runs finds our marker, and clears its own away.
+        only_run, self._voted = self._voted == epoch.attempt, None
         try:
             Application(
                 self._client,
@@ -192,7 +214,7 @@ class ElasticsearchCommitter:
             return told
         except errors.GaveUp as error:
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
-        if self._config.dead_letter_index is not None:
+        if self._config.dead_letter_index is not None and not only_run:
             self._forget_other_runs(applied_epochs.read(self._client, self._me), epoch)
         return COMMITTED
 
@@ -215,6 +237,7 @@ class ElasticsearchCommitter:
         """Say what it means that the marker is not the one that was read before."""
         now = applied_epochs.read(self._client, self._me)
         if (verdict := _told(now, epoch)) is not None:
+            self._forget_other_runs(now, epoch)
             return verdict
         if kept is not None:
             # one that is older than it was, or gone, was set back while this epoch was applied
