@@ -14,7 +14,7 @@ from http_proxy import Answer, Proxy, Seen
 from epochsink.elasticsearch import Elasticsearch, preflight
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
-from epochsink.identity import identity_key, marker_document
+from epochsink.identity import claim_document, identity_key, marker_document
 from epochsink.sink import Epoch, LastDone, Outcome
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def test_a_superseding_driver_that_loses_the_race_clears_its_own_letters_away(
         assert len(rig.stored(rig.sink.dead_letter_index)) == len(BAD)
 
 
-def test_a_small_epoch_takes_five_requests_and_none_searches_for_dead_letters(options: dict[str, Any]) -> None:
+def test_a_small_epoch_takes_six_requests_and_none_searches_for_dead_letters(options: dict[str, Any]) -> None:
     """The comparison before it included."""
     with Proxy(options["hosts"], lambda _: None) as proxy:
         sink = dead_lettered(options, hosts=proxy.url, refresh=True, bulk_bytes=100_000)
@@ -199,9 +199,18 @@ def test_a_small_epoch_takes_five_requests_and_none_searches_for_dead_letters(op
             proxy.seen.clear()
             rig.committer.verify_applied(done, LastDone(1, prepared.epoch.attempt, (prepared.part,)))
             assert rig.commit(prepared, done).outcome is Outcome.COMMITTED
-            index, marker = f"/{sink.index}", f"/epochsink-markers/_doc/{marker_document(identity_key(rig.identity))}"
+            key = identity_key(rig.identity)
+            claim, marker = (f"/epochsink-markers/_doc/{name(key)}" for name in (claim_document, marker_document))
+            index = f"/{sink.index}"
     asked = [(each.method, each.path.partition("?")[0]) for each in proxy.seen]
-    assert asked == [("GET", marker), ("GET", index), ("PUT", f"{index}/_bulk"), ("GET", index), ("PUT", marker)]
+    assert asked == [
+        ("GET", marker),
+        ("PUT", claim),
+        ("GET", index),
+        ("PUT", f"{index}/_bulk"),
+        ("GET", index),
+        ("PUT", marker),
+    ]
 
 
 def test_a_marker_that_was_compared_a_while_ago_is_read_again(
