@@ -10,7 +10,7 @@ import threading
 import uuid
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
 import pyarrow as pa
@@ -19,7 +19,7 @@ from fix_postgres import Driver, ListedRows, Truth
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
-from epochsink.postgres import Postgres, sessions, vote, writer
+from epochsink.postgres import Postgres, sessions, vote, wide_commit, writer
 from epochsink.postgres import commit as module
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
@@ -237,6 +237,35 @@ def test_a_lost_connection_during_commit_is_repeated(
     assert losses == [moment]
     assert pg_truth.rows(table) == [(1, "x1")]
     assert pg_truth.prepared() == []
+
+
+def test_many_prepared_transactions_are_committed_in_several_sessions(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One is gone, and one session is lost on its way: those are left to who asks one by one."""
+    driver = pg_driver(table, orders(1), atomic=False)
+    written, parts = driver.prepare(0, *(orders(number) for number in range(24)))
+    pg_truth.execute(f"ROLLBACK PREPARED '{parts[5]['gid']}'")
+    committer = cast("PostgresCommitter", driver.committer)
+    opened: list[str] = []
+    connect = Server.connect
+
+    def counted(server: Server, name: str, retry_seconds: float = 0.0) -> Any:
+        opened.append(name)
+        return connect(server, name, retry_seconds)
+
+    monkeypatch.setattr(Server, "connect", counted)
+    losses = cut_once(monkeypatch, "commit_prepared", "after", wide_commit)
+    committed = committer.commit_at_once(written.epoch, parts)
+    assert losses == ["after"]
+    assert len(opened) == 3
+    assert 5 not in committed
+    assert len(committed) == 22, committed
+    found = [verdict.outcome for verdict in driver.commit(written, parts)]
+    assert [index for index, outcome in enumerate(found) if outcome is not Outcome.COMMITTED] == [5]
+    assert pg_truth.rows(table) == [(n, f"x{n}") for n in range(24) if n != 5]
+    assert pg_truth.prepared() == []
+    assert committer.commit_at_once(written.epoch, parts[:3]) == set()
 
 
 def cut_once(monkeypatch: pytest.MonkeyPatch, name: str, moment: str, where: ModuleType = module) -> list[str]:

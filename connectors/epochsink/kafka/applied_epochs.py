@@ -113,6 +113,11 @@ def committables(last: LastDone) -> list[KafkaCommittable]:
     return [KafkaCommittable.from_json(part) for part in last.parts]
 
 
+def topics_of(last: LastDone) -> dict[str, str]:
+    """Return the ids of the topics that an epoch was written to, by name."""
+    return {topic: known for part in committables(last) for topic, known in part.topics.items()}
+
+
 def _offsets_of(groups: list[str]) -> OffsetFetchRequest:
     every_topic = [OffsetFetchRequest.OffsetFetchRequestGroup(group_id=group, topics=None) for group in groups]
     return OffsetFetchRequest(groups=every_topic, min_version=_SEVERAL_GROUPS, max_version=_SEVERAL_GROUPS)

@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _COORDINATORS_KEPT: Final = 10_000
+_IN_FLIGHT: Final = 64
+"""Requests of one commit that are sent to a broker before the first of them is answered."""
+_MOST_IN_FLIGHT: Final = 2 * _IN_FLIGHT
+"""Of all threads: kafka-python refuses what would go beyond that."""
 _UNKNOWN_TOPIC: Final = 3
 _LEADER_NOT_AVAILABLE: Final = 5
 
@@ -57,6 +61,7 @@ class Cluster:
         settings = {
             "request_timeout_ms": min(30_000, milliseconds),
             "retry_backoff_ms": 50,
+            "max_in_flight_requests_per_connection": _MOST_IN_FLIGHT,
             "reconnect_backoff_max_ms": 1000,
             "socket_connection_setup_timeout_ms": min(10_000, milliseconds),
             "socket_connection_setup_timeout_max_ms": min(10_000, milliseconds),
@@ -185,6 +190,35 @@ class Cluster:
             self.forget(kind, wanted)
             raise
 
+    def ask_each(self, kind: CoordinatorType, requests: Mapping[str, Any]) -> dict[str, Any]:
+        """Send each transactional id's (or group's) request to its coordinator, many before the first answer.
+
+        Return the answers that came; of the others nothing is known. Raises what kafka-python raises where the
+        coordinators cannot be found.
+        """
+        nodes = self._by_coordinator(kind, list(requests))
+        found: dict[str, Any] = {}
+        for node, mine in nodes.items():
+            answers = self._ask_in_flight(node, [requests[key] for key in mine])
+            found |= {key: answer for key, answer in zip(mine, answers, strict=True) if answer is not None}
+        self.forget(kind, requests.keys() - found.keys())
+        return found
+
+    def _ask_in_flight(self, node: int, requests: Sequence[Any]) -> list[Any]:
+        manager = self.admin()._manager  # noqa: SLF001 - as in `ask`
+
+        async def ask_all() -> list[Any]:
+            answers: list[Any] = []
+            sent: list[Any] = []
+            for request in requests:
+                sent.append(manager.send(request, node))
+                if len(sent) - len(answers) >= _IN_FLIGHT:
+                    answers.append(await _answer(sent[len(answers)]))
+            return answers + [await _answer(waiting) for waiting in sent[len(answers) :]]
+
+        found: list[Any] = manager.run(ask_all)
+        return found
+
     def forget(self, kind: CoordinatorType, keys: Iterable[str]) -> None:
         """Look these coordinators up again next time."""
         for key in keys:
@@ -229,6 +263,13 @@ class _Admin(KafkaAdminClient):  # type: ignore[misc] # kafka-python has no type
                 self._client.close()
                 self._net.stop()
             raise
+
+
+async def _answer(sent: Any) -> Any:
+    try:
+        return await sent
+    except (kafka_errors.KafkaError, OSError):
+        return None
 
 
 def raise_for(code: int, what: str) -> None:

@@ -10,7 +10,7 @@ from epochsink.errors import Fenced, OutcomeUnknown, WentBack
 from epochsink.failpoints import reach
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import end_txn, preflight
-from epochsink.kafka.applied_epochs import Markers, committables
+from epochsink.kafka.applied_epochs import Markers, committables, topics_of
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.end_txn import Answer, State
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("epochsink.kafka")
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
+_MANY: Final = 8
+"""Transactions of an epoch that are worth a way of their own."""
 
 
 class KafkaCommitter:
@@ -98,7 +100,7 @@ class KafkaCommitter:
             found |= self._markers.read_all(deadline)
         if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= found.keys()):
             # before the markers are judged: offsets go with their topic, and this says what has become of it
-            self._refuse_other_topics(done, self._cluster.topic_ids(_topics(done), deadline))
+            self._refuse_other_topics(done, self._cluster.topic_ids(topics_of(done), deadline))
         must = None if done is None else self._markers.unexpired(done, found)
         verify_marks(f"Kafka at {self._config.bootstrap_servers}", found, must, pending, self._markers.marks_of)
         self._seen_all = True
@@ -118,7 +120,7 @@ class KafkaCommitter:
         parts = [self._log_ends.added(epoch, KafkaCommittable.from_json(part)) for part in written]
         if after is not None:
             written_to = {topic: known for part in parts for topic, known in part.topics.items()}
-            self._refuse_other_topics(after, _topics(after) | written_to)
+            self._refuse_other_topics(after, topics_of(after) | written_to)
         polls = Polls(self._config, self._cluster, self._transactions, self._identity, self._fence)
         try:
             return [part.to_json() for part in vote(polls, epoch, parts, rows)]
@@ -139,7 +141,7 @@ class KafkaCommitter:
         prepared = KafkaCommittable.from_json(part)
         transaction = prepared.transaction
         try:
-            self._see_topics(epoch, prepared, after, deadline)
+            self._see_topics(epoch, prepared.topics, after, deadline)
             verdict = self._commit(epoch, prepared, deadline)
         except (Unreachable, Refused) as failure:
             verdict = Verdict(Outcome.UNKNOWN, f"{transaction.transactional_id}: {failure.message}; {failure.hint}")
@@ -147,6 +149,25 @@ class KafkaCommitter:
             self._busy.discard(transaction.transactional_id)
         reach("kafka.commit.between")
         return verdict
+
+    def commit_at_once(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> set[int]:
+        """Send "commit" for many transactions without waiting for one before the next; see `WideCommitter`."""
+        if len(parts) < _MANY:
+            return set()
+        deadline = self._cluster.deadline()
+        known = [KafkaCommittable.from_json(part) for part in parts]
+        written_to = topics_of(LastDone(epoch.number, epoch.attempt, tuple(parts)))
+        try:
+            self._see_topics(epoch, written_to, after, deadline)
+            whole = [part.transaction for part in known if not part.recreated(self._topics_at_commit[1])]
+            decided = self._transactions.commit_many(whole, deadline)
+            # asked again, once for all: see `_commit`
+            topics = self._cluster.topic_ids(written_to, deadline)
+        except (Unreachable, Refused) as failure:
+            log.info("epoch %d: its transactions are committed one by one, after %s", epoch.number, failure)
+            return set()
+        self._busy -= {transaction.transactional_id for transaction in decided}
+        return {index for index, part in enumerate(known) if part.transaction in decided and not part.recreated(topics)}
 
     def replay(
         self,
@@ -302,13 +323,13 @@ class KafkaCommitter:
                 )
             time.sleep(_LOOK_AGAIN_SECONDS)
 
-    def _see_topics(self, epoch: Epoch, part: KafkaCommittable, after: LastDone | None, deadline: float) -> None:
+    def _see_topics(self, epoch: Epoch, written_to: Mapping[str, str], after: LastDone | None, deadline: float) -> None:
         """Ask which topics there are now, once for an epoch; they must be those of the epoch before."""
         attempt, topics = self._topics_at_commit
-        if attempt == epoch.attempt and topics.keys() >= part.topics.keys():
+        if attempt == epoch.attempt and topics.keys() >= written_to.keys():
             return
-        before = _topics(after) if after else {}
-        topics = self._cluster.topic_ids(part.topics.keys() | before.keys(), deadline)
+        before = topics_of(after) if after else {}
+        topics = self._cluster.topic_ids(written_to.keys() | before.keys(), deadline)
         self._topics_at_commit = (epoch.attempt, topics)
         if after is not None:
             self._refuse_other_topics(after, topics)
@@ -374,8 +395,3 @@ class KafkaCommitter:
     def _ours(self, name: str) -> bool:
         parsed = TransactionalId.parse(name)
         return parsed is not None and parsed.generation <= self._identity.generation
-
-
-def _topics(last: LastDone) -> dict[str, str]:
-    """Return the ids of the topics that an epoch was written to, by name."""
-    return {topic: known for part in committables(last) for topic, known in part.topics.items()}

@@ -59,6 +59,16 @@ class Transactions:
         found: tuple[Answer, str] = self._cluster.until(deadline, attempt)
         return found
 
+    def commit_many(self, transactions: Sequence[Transaction], deadline: float) -> set[Transaction]:
+        """Commit transactions without waiting for one before the next; return those whose coordinator has decided so.
+
+        Of the others nothing is known: `end` asks again, and says what is wrong.
+        """
+        requests = {each.transactional_id: _end_txn(each, commit=True) for each in transactions}
+        answers = self._cluster.until(deadline, lambda: self._cluster.ask_each(CoordinatorType.TRANSACTION, requests))
+        decided = {name for name, answer in answers.items() if answer_to(answer.error_code)[0] is Answer.DECIDED}
+        return {each for each in transactions if each.transactional_id in decided}
+
     def describe(self, ids: Iterable[str], deadline: float) -> dict[str, Description]:
         """Return the state of each transactional id."""
         wanted = list(ids)
@@ -97,16 +107,8 @@ class Transactions:
         return found
 
     def _end_once(self, transaction: Transaction, *, commit: bool) -> int:
-        request = EndTxnRequest(
-            transactional_id=transaction.transactional_id,
-            producer_id=transaction.producer_id,
-            producer_epoch=transaction.producer_epoch,
-            committed=commit,
-            max_version=_NEWEST_END_TXN,
-        )
-        [answer] = self._cluster.ask_coordinators(
-            CoordinatorType.TRANSACTION, [transaction.transactional_id], lambda _: request
-        )
+        name, request = transaction.transactional_id, _end_txn(transaction, commit=commit)
+        [answer] = self._cluster.ask_coordinators(CoordinatorType.TRANSACTION, [name], lambda _: request)
         return int(answer.error_code)
 
     def _describe_once(self, ids: list[str]) -> dict[str, Description]:
@@ -126,3 +128,13 @@ class Transactions:
                     State(told.transaction_state), told.producer_id, told.producer_epoch
                 )
         return found
+
+
+def _end_txn(transaction: Transaction, *, commit: bool) -> EndTxnRequest:
+    return EndTxnRequest(
+        transactional_id=transaction.transactional_id,
+        producer_id=transaction.producer_id,
+        producer_epoch=transaction.producer_epoch,
+        committed=commit,
+        max_version=_NEWEST_END_TXN,
+    )

@@ -37,6 +37,7 @@ from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session, SessionName, watched
 from epochsink.postgres.table_identity import require_same_table
 from epochsink.postgres.vote import StagedRows, Voter, vote_as_one, vote_by_task
+from epochsink.postgres.wide_commit import commit_side_by_side
 from epochsink.postgres.writer import make_writer
 from epochsink.retry import retrying
 from epochsink.sink import Ballot, Epoch, LastDone, Task, Verdict
@@ -262,6 +263,18 @@ class PostgresCommitter:
     ) -> Verdict:
         """Commit a prepared transaction, or merge staged rows; repeated for `RETRY_SECONDS` where that may help."""
         return self._commit(epoch, read_part(part), after)
+
+    def commit_at_once(
+        self,
+        epoch: Epoch,  # noqa: ARG002 - the contract's: each name says which epoch it is of
+        parts: Sequence[Committable],
+        after: LastDone | None = None,  # noqa: ARG002 - as in `Commit`: a prepared transaction cannot outlive that
+    ) -> set[int]:
+        """Commit the transactions that tasks have prepared side by side; see `epochsink.postgres.wide_commit`."""
+        known = {index: read_part(part).gid for index, part in enumerate(parts)}
+        gids = {index: gid for index, gid in known.items() if gid is not None}
+        name = str(SessionName(self._key, self._identity.generation))
+        return commit_side_by_side(self._server, name, gids, self._retry_seconds)
 
     def replay(
         self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None

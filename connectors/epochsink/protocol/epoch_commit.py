@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency, transaction_groups
@@ -14,7 +14,7 @@ from epochsink.protocol.sweep import Sweep
 from epochsink.sink import Epoch, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from epochsink.sink import LastDone
 
@@ -102,8 +102,9 @@ class EpochCommit(Sweep):
                 self._check.verify_before_commit(number, name)
             reach("coordinator.commit.compared")
             for name in names:
+                committed = self._commit_at_once(number, name, history.applied)
                 for index in range(len(recorded[name].parts)):
-                    if not self._commit_part(number, name, index, history.applied):
+                    if index not in committed and not self._commit_part(number, name, index, history.applied):
                         return
                     reach("coordinator.commit.between")
         prepared = self._ledger.known().epochs[number]  # a replay has put parts in the place of others
@@ -117,6 +118,18 @@ class EpochCommit(Sweep):
         reach("coordinator.done.after")
         self._recorded_here.discard(number)
         self._clear(prepared)
+
+    def _commit_at_once(self, number: int, name: str, applied: Mapping[str, LastDone]) -> Collection[int]:
+        """Let a sink commit what it can of its parts side by side; return which. The others are committed by one."""
+        at_once = getattr(self._sinks[name], "commit_at_once", None)
+        if at_once is None:  # a committer need not know of that
+            return ()
+        prepared = self._ledger.known().epochs[number]
+        with self._if_ours(name):
+            return cast(
+                "Collection[int]",
+                at_once(Epoch(number, prepared.attempt), prepared.shares[name].parts, applied.get(name)),
+            )
 
     def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
         """Commit one part, replaying it if the target has lost it; False if the epoch proves to be done."""

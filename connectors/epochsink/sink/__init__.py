@@ -28,6 +28,7 @@ from epochsink.sink.values import (
     Task,
     Written,
 )
+from epochsink.sink.wide import WideCommitter
 
 __all__ = [
     "COMMITTED",
@@ -55,6 +56,7 @@ __all__ = [
     "Task",
     "UsesExecutors",
     "Verdict",
+    "WideCommitter",
     "Written",
     "json_text",
     "sharers",
