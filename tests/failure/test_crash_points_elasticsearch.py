@@ -6,12 +6,15 @@ deletes. Each start goes on with what the crash before it left half applied, and
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Final
 
 import pytest
+from harness import RUN_SECONDS
 from http_proxy import Proxy
 from indices import Hold, two_indices
 
+from epochsink.devkit.services import spark_packages
 from epochsink.failpoints import POINTS
 
 if TYPE_CHECKING:
@@ -38,7 +41,15 @@ pytestmark = pytest.mark.timeout(900)
 
 
 IN_A_JOB: Final = ("elasticsearch.part.between:2", "elasticsearch.parts.after:2")
-"""Where executors apply an epoch: a worker dies in the log's, then the driver once the state's is applied."""
+"""Where executors apply an epoch: one dies in the log's, then the driver once the state's is applied."""
+
+IN_PROCESSES: Final = {
+    "spark.master": "local-cluster[2,1,512]",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraClassPath": ":".join(map(str, spark_packages())),
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+"""Two executors with a JVM each."""
 
 
 def test_every_point_that_elasticsearch_has_is_among_these() -> None:
@@ -63,15 +74,21 @@ def test_a_pipeline_killed_in_the_middle_of_its_applies_is_exactly_once(
 def test_a_pipeline_whose_executors_and_drivers_die_in_the_middle_of_an_apply_is_exactly_once(
     tmp_path: Path, kafka: KafkaService, elasticsearch: ElasticsearchService, fresh_topic: FreshName
 ) -> None:
-    """Executors apply every epoch. What one of them had sent when all died arrives two epochs later."""
+    """Executors apply every epoch. What one of them had sent when all died arrives two epochs later.
+
+    First one freezes with a part of its share sent, and its JVM is killed: Spark gives the share to another.
+    """
     source, server = fresh_topic("source"), elasticsearch.url
     with (
         Proxy(server, lambda _: None) as proxy,
         two_indices(tmp_path, kafka, source, url=proxy.url, server=server, executors_above=0) as harness,
     ):
         harness.feed(ROWS_FED)
-        # Spark gives the part to another worker: the run goes on
-        assert harness.crash_at(IN_A_JOB[0], attempts=3).exit_code == 0
+        frozen = str(tmp_path / "frozen")
+        with harness.start(crash=IN_A_JOB[0], once=frozen, stop=True, settings=IN_PROCESSES) as process:
+            executor = harness.wait_for(process, process.executor_of_stopped, "an executor that freezes")
+            harness.kill(process, "executor", executor)
+            assert process.wait(time.monotonic() + RUN_SECONDS, harness.watch.look) == 0, harness.tail()
         harness.feed_and_crash_at(IN_A_JOB[1:], ROWS_FED)
         hold = proxy.behave = Hold(proxy, f"state-{source}", epoch=2)
         harness.feed(ROWS_FED)

@@ -19,6 +19,7 @@ from epochsink.errors import Fenced, WentBack
 from epochsink.failpoints import POINTS
 from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.protocol.spool import Spool
+from epochsink.spark import write_task
 from epochsink.spark.hadoop_storage import HadoopStorage
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import LocalHdfs, LocalS3
 
 EPOCHS: Final = 3
-STEPS: Final = sorted(point for point in POINTS if point.startswith("coordinator."))
+STEPS: Final = sorted(point for point in POINTS if point.startswith(("coordinator.", "task.")))
 
 
 class Crash(BaseException):
-    """The end of a driver."""
+    """The end of a driver, or of a task and its driver with it."""
 
 
 @pytest.fixture(params=["hdfs", "s3"])
@@ -61,6 +62,8 @@ def crashes(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
         raise Crash
 
     before = signal.signal(signal.SIGUSR1, end)
+    # a killed task undoes nothing
+    monkeypatch.setattr(write_task._Attempt, "abort", lambda _: None)
     monkeypatch.setenv("EPOCHSINK_FAILPOINT_SIGNAL", "USR1")
     monkeypatch.setattr(failpoints, "_reached", Counter())
     yield monkeypatch

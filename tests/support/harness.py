@@ -25,7 +25,7 @@ from epochsink.testing.checkpoint_watch import CheckpointWatch
 from epochsink.testing.sampling import Sampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from epochsink.devkit.services import KafkaService
     from epochsink.testing import Target
@@ -118,10 +118,12 @@ class Harness:
         attempts: int = 1,
         tasks: int = 0,
         checkpoint: str = "checkpoint",
+        settings: Mapping[str, str] | None = None,
     ) -> PipelineProcess:
         """Start the pipeline, with a failpoint armed for its first pass. To be used as a context manager.
 
         With ``stop`` it stops at that point, until it gets SIGCONT. Only the folder "checkpoint" is watched.
+        ``settings`` are more of Spark's, for this run.
         """
         self.runs += 1
         driver = uuid.uuid4().hex
@@ -136,7 +138,7 @@ class Harness:
             tasks=tasks,
             jvm_options=jvm_options(),
             workload=asdict(self._workload),
-            **self._spec,
+            **{**self._spec, "settings": {**self._spec.get("settings", {}), **(settings or {})}},
         )
         armed = {"EPOCHSINK_FAILPOINT": crash, "EPOCHSINK_FAILPOINT_ONCE": once} if crash else {}
         if stop:

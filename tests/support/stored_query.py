@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import SUMMARISED_AFTER, Ledger
-from epochsink.sink import Task
+from epochsink.sink import SpoolFile
 from epochsink.spark.checkpoint import Checkpoint
+from epochsink.spark.write_task import WriteJob
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.spool import Spool
     from epochsink.protocol.storage import Storage
-    from epochsink.sink import Epoch, SpoolFile
+    from epochsink.sink import Epoch
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 
@@ -66,22 +67,20 @@ class StoredQuery:
         if driver.settle(number) is Plan.RUN_FOR_STATE:
             return
         epoch = driver.begin(number)
-        written: dict[str, list[Any]] = {}
-        spooled: dict[str, dict[str, SpoolFile]] = {}
-        for name in self.sinks:
-            task, prepared, file = self._task(driver, name, epoch, ids)
-            written[name], spooled[name] = [(task, prepared)], {task: file}
+        written: dict[str, list[Any]] = {name: [] for name in self.sinks}
+        spooled: dict[str, dict[str, SpoolFile]] = {name: {} for name in self.sinks}
+        for answer in self._task(driver, epoch, ids):
+            written[answer["sink"]].append((answer["task"], json.loads(answer["committable"])))
+            spooled[answer["sink"]][answer["task"]] = SpoolFile(**json.loads(answer["spooled"]))
         driver.record(epoch, written, spooled)
 
-    def _task(self, driver: Coordinator, name: str, epoch: Epoch, ids: tuple[int, ...]) -> tuple[str, Any, SpoolFile]:
-        task = Task(driver.identity(name), epoch, 0, uuid.uuid4().hex)
-        rows = pa.RecordBatch.from_pydict({"id": list(ids)})
-        spool = self.spool.writer(task, rows.schema)
-        spool.write(rows)
-        file = spool.close()
-        writer = self.sinks[name].writer(task)
-        writer.write(rows)
-        return task.uuid, writer.prepare(), file
+    def _task(self, driver: Coordinator, epoch: Epoch, ids: tuple[int, ...]) -> list[dict[str, Any]]:
+        """Be Spark's one task: what executors run, on the same rows for each sink."""
+        identities = {name: driver.identity(name) for name in self.sinks}
+        rows = pa.StructArray.from_arrays([pa.array(ids, pa.int64())], ["id"])
+        batch = pa.RecordBatch.from_arrays([rows for _ in self.sinks], list(self.sinks))
+        job = WriteJob(epoch, self.sinks, identities, self.spool)
+        return [answer for answers in job.write_partition([batch]) for answer in answers.to_pylist()]
 
     def decide(self, number: int) -> None:
         """Write commits/N, as Spark does last."""
