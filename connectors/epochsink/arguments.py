@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 _Owner = TypeVar("_Owner")
+_NAMED = re.compile(r"(.+)\s+as\s+(`?)(.+?)\2\s*", re.IGNORECASE | re.DOTALL)
+_PLAIN = re.compile(r"(\w+)|`((?:[^`]|``)+)`|\*")
 
 
 def expressions(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -34,6 +37,23 @@ def expressions(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]
     if not found:
         raise ConfigurationError(f"{name}=[] is empty", hint=f"leave {name}= out, or name at least one")
     return found
+
+
+def origin(select: Sequence[str], column: str) -> str | None:
+    """Return the expression over the stream's columns that ``select`` calls ``column``; None if it does not say."""
+    quoted = f"`{column.replace('`', '``')}`"
+    for expression in select:
+        named = _NAMED.fullmatch(expression)
+        if named and named[3].replace("``", "`") == column:
+            return named[1]
+        if _PLAIN.fullmatch(expression.strip()) and expression.strip() in (column, quoted, "*"):
+            return quoted
+    return None
+
+
+def says_all_names(select: Sequence[str]) -> bool:
+    """Whether each expression is nothing but a name, or says its name with AS: there is no alias without one."""
+    return all(_NAMED.fullmatch(expression) or _PLAIN.fullmatch(expression.strip()) for expression in select)
 
 
 def text(name: str, value: str) -> str:

@@ -11,7 +11,7 @@ import pytest
 from elasticsearch_rig import Rig, keyless, rendered
 from http_proxy import Answer, Proxy
 
-from epochsink.elasticsearch import Elasticsearch, apply_on_executors, overtaken
+from epochsink.elasticsearch import Elasticsearch, apply_on_executors, deduplicate, overtaken
 from epochsink.elasticsearch.apply_on_executors import Part, PartJob
 from epochsink.elasticsearch.errors import GaveUp, TakesNoWrites
 from epochsink.errors import OutcomeUnknown, RowsRejected, SpoolDamaged
@@ -113,6 +113,23 @@ def test_the_last_row_of_an_id_wins_in_whatever_task_it_is(rig: Rig) -> None:
     rig.apply(0, [numbered(0, 30, 5), numbered(0, 10, 7)], [numbered(20, 40, 6)], [numbered(0, 5, 1)])
     values = [7] * 10 + [5] * 10 + [6] * 20
     assert rig.stored() == {f"d{number}": {"n": value} for number, value in enumerate(values)}
+
+
+@pytest.mark.parametrize("above", [0, None], ids=["executors", "driver"])
+def test_where_spark_brings_keys_together_each_task_finds_its_last_rows_and_the_driver_reads_no_ids(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, above: int | None
+) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("the driver has read the ids of all tasks")
+
+    monkeypatch.setattr(deduplicate, "count", read)
+    rig = Rig.joining(Elasticsearch(**{**options, "partition_by_key": True, "executors_above": above}))
+    rig.committer.executors = Elsewhere()
+    with closing(rig):
+        rig.apply(0, [numbered(0, 30, 5), numbered(0, 10, 7), numbered(5, 20, 6)], [numbered(30, 60, 1)])
+        values = [7] * 10 + [6] * 10 + [5] * 10 + [1] * 30
+        assert rig.stored() == {f"d{number}": {"n": value} for number, value in enumerate(values)}
+        assert jobs(rig) == (["look", "post"] if above == 0 else [])
 
 
 def test_rows_without_a_key_get_the_ids_that_the_driver_gives_them(options: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import RowsRejected
+from epochsink.spark.query_plan import one_pass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -228,3 +229,14 @@ def test_rows_without_a_key_are_rendered_without_one(spark: SparkSession, sink: 
     with closing(Rig.joining(keyless, schema_of(frame, keyless))) as rig:
         rig.apply(0, rendered(frame, keyless))
         assert sorted(each["n"] for each in rig.stored().values()) == [1, 2]
+
+
+def test_all_rows_of_a_key_are_brought_into_one_task(spark: SparkSession, sink: Elasticsearch) -> None:
+    together = changed(
+        sink, id="key", select=["concat('order-', n % 7) AS key", "n"], order_by="n", partition_by_key=True
+    )
+    frame = spark.range(0, 200, 1, 8).selectExpr("id AS n")
+    schema = to_arrow_schema(frame.selectExpr(*together.select).schema)
+    spread = one_pass({"search": together}, {"search": schema}).apply(frame)
+    found = spread.selectExpr("sink_0.id AS key", "spark_partition_id() AS task").distinct().collect()
+    assert len({row["key"] for row in found}) == len(found) == 7

@@ -171,6 +171,32 @@ def test_spool_is_forced_and_rows_may_lie_anywhere() -> None:
     assert sink().distribute_by == ()
 
 
+@pytest.mark.parametrize(
+    ("key", "select", "spread"),
+    [
+        ("id", "*", ["`id`"]),
+        (["id", "concat(a, b)"], ["upper(x) AS id", "a", "b"], ["upper(x)", "concat(a, b)"]),
+        ("id", ["n"], ["id"]),
+    ],
+)
+def test_rows_of_a_key_are_brought_together_by_the_texts_of_its_id(key: Any, select: Any, spread: list[str]) -> None:
+    made = sink(key=key, select=select, order_by="n", partition_by_key=True)
+    assert [each.replace("\n", "") for each in made.distribute_by] == [f"CAST(({one}) AS STRING)" for one in spread]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"key": None}, "without key"),
+        ({}, "and order_by="),
+        ({"order_by": "n", "select": ["upper(x) id"]}, "with AS"),
+    ],
+)
+def test_what_a_shuffle_would_mix_up_is_refused(options: dict[str, Any], what: str) -> None:
+    with pytest.raises(ConfigurationError, match=what):
+        sink(**{"key": "id", "partition_by_key": True, **options})
+
+
 def test_sink_committer_and_writer_are_what_the_protocol_asks_for() -> None:
     """A static truth, which the type checker verifies."""
     made: Sink = sink()

@@ -104,7 +104,8 @@ class Application:
         Raises `Overtaken`, `GaveUp`, `RowsRejected`, `SpoolMissing`, `OutcomeUnknown`, `WentBack`.
         """
         if self._executors is not None and self._is_large():
-            job = PartJob(self._config, self._identity, self._epoch, self._index, rows)
+            by_task = self._prepared.by_task
+            job = PartJob(self._config, self._identity, self._epoch, self._index, rows, by_task)
             self._parts = OnExecutors(self._executors, job, self._prepared.tasks)
         # of all tasks before the first request: what was applied of a damaged epoch could not be taken back
         if not self._verified_on_executors():
@@ -221,6 +222,8 @@ class Application:
         self, rows: Rows, partition: int, survives: npt.NDArray[np.bool_] | None
     ) -> Generator[Request, None, int]:
         task = self._prepared.tasks[partition]
+        if self._prepared.by_task:
+            survives = deduplicate.survivors(rows, [task], self._prepared.rows)
         operations = Operations(self._identity, self._epoch, partition, task, size=self._config.bulk_bytes)
         for request in operations.requests(rows, survives):
             self._keyed = operations.keyed

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from epochsink import failpoints
+from epochsink.elasticsearch import deduplicate
 from epochsink.elasticsearch.bulk_pool import post_all
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, TakesNoWrites, describe, is_passing
 from epochsink.elasticsearch.operations import Operations
 from epochsink.elasticsearch.overtaken import Lookout, Overtaken
+from epochsink.elasticsearch.rows_by_id import NoTemporaryFiles
 from epochsink.errors import EpochsinkError
 from epochsink.retry import retrying
 
@@ -40,11 +42,15 @@ MOST_REFUSED: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one task: its place in the epoch, its uuid, and a bit for each row that survives (None: all do)."""
+    """The rows of one task: its place in the epoch, its uuid, a bit for each row that survives (None: all do).
+
+    ``rows`` is how many there are, once that is known.
+    """
 
     partition: int
     task: str
     survives: bytes | None = None
+    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class PartJob:
     epoch: Epoch
     index: str
     rows: Rows
+    by_task: bool = False
 
     def look(self, part: Part) -> Posted:
         """Compare a part's file with what is recorded of it, and count its rows."""
@@ -84,6 +91,8 @@ class PartJob:
             return retrying(is_passing, seconds=self.config.timeout)(self._post, part)
         except (EpochsinkError, GaveUp, TakesNoWrites, Overtaken) as problem:
             return Posted(0, problem=problem)
+        except NoTemporaryFiles as problem:
+            return Posted(0, problem=TakesNoWrites(f"an executor: {problem.message}", problem.hint))
         except CLIENT_ERRORS as failure:
             said, hint = describe(failure)
             return Posted(0, problem=GaveUp(said) if is_passing(failure) else TakesNoWrites(said, hint))
@@ -95,7 +104,7 @@ class PartJob:
         lookout.now()
         poster = Poster(client, self.index, self.config.timeout, lookout.now_and_then)
         operations = Operations(self.identity, self.epoch, part.partition, part.task, size=self.config.bulk_bytes)
-        survives = None if part.survives is None else np.unpackbits(np.frombuffer(part.survives, np.uint8)).astype(bool)
+        survives = self._survivors(part)
         refused: list[Refusal] = []
 
         def answered(refusals: Sequence[Refusal]) -> None:
@@ -109,6 +118,12 @@ class PartJob:
         except _TooManyRefused:
             return Posted(-1)
         return Posted(operations.seen, operations.keyed, tuple(refused))
+
+    def _survivors(self, part: Part) -> npt.NDArray[np.bool_] | None:
+        """Return which of a part's rows survive: as the driver has found, or found here where no other task counts."""
+        if self.by_task:
+            return deduplicate.survivors(self.rows, [part.task], part.rows)
+        return None if part.survives is None else np.unpackbits(np.frombuffer(part.survives, np.uint8)).astype(bool)
 
 
 @lru_cache(maxsize=4)
@@ -140,7 +155,8 @@ class OnExecutors:
         parts = []
         for number, task in enumerate(self._tasks):
             flags = self.flags(number, survives)
-            parts.append(Part(number, task, None if flags is None else np.packbits(flags).tobytes()))
+            packed = None if flags is None else np.packbits(flags).tobytes()
+            parts.append(Part(number, task, packed, self._ends[number] - ([0, *self._ends])[number]))
         return self._map(self._job.post, parts)
 
     def flags(self, partition: int, survives: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | None:

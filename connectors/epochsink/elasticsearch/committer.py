@@ -135,9 +135,10 @@ class ElasticsearchCommitter:
             found = self._require_same(_trusted(kept, after))
             preflight.refuse_too_large(self._client, max(share.largest for share in shares))
         total = sum(expected.values())
-        replaced = self._replaced(epoch, rows, tasks, total)
+        by_task = all(share.by_task for share in shares)
+        replaced = 0 if by_task else self._replaced(epoch, rows, tasks, total)
         self._voted = epoch.attempt
-        return [PreparedEpoch(tasks, total, replaced, self._config.index, found.uuid).to_json()]
+        return [PreparedEpoch(tasks, total, replaced, self._config.index, found.uuid, by_task).to_json()]
 
     def _replaced(self, epoch: Epoch, rows: Rows, tasks: Sequence[str], total: int) -> int:
         """Return how many rows give way to a later one of their id. Raises `RowsRejected` if that is uncertain."""

@@ -35,7 +35,7 @@ OPTIONS: Final = SECRETS | {
 _ARGUMENTS: Final = (
     *("hosts", "index", "key", "id", "select", "where", "order_by", "delete_when", "on_rejected", "dead_letter_index"),
     *("validate", "refresh", "epoch_visibility", "create", "accept_index", "gc_deletes", "bulk_bytes", "threads"),
-    *("executors_above", "timeout", "allow_insecure", "options"),
+    *("executors_above", "partition_by_key", "timeout", "allow_insecure", "options"),
 )
 _RENAMED: Final = {
     **{name: f"options={{'{name}': ...}}" for name in OPTIONS},
@@ -80,6 +80,7 @@ class ElasticsearchConfig:
     bulk_bytes: int
     threads: int
     executors_above: int | None
+    partition_by_key: bool
     timeout: float
     allow_insecure: bool
     options: tuple[tuple[str, Any], ...]
@@ -106,6 +107,7 @@ class ElasticsearchConfig:
         bulk_bytes: int = 2_500_000,
         threads: int = 2,
         executors_above: int | None = 200_000,
+        partition_by_key: bool = False,
         timeout: float = 120.0,
         allow_insecure: bool = False,
         options: Mapping[str, Any] | None = None,
@@ -137,6 +139,7 @@ class ElasticsearchConfig:
             "executors_above": None
             if executors_above is None
             else arguments.count("executors_above", executors_above, lowest=0),
+            "partition_by_key": arguments.flag("partition_by_key", partition_by_key),
             "timeout": arguments.seconds("timeout", timeout),
             "allow_insecure": arguments.flag("allow_insecure", allow_insecure),
             "options": _options(options or {}),
@@ -197,6 +200,31 @@ class ElasticsearchConfig:
                     f"{name}= is given without key=: without one no two rows concern the same document",
                     hint=f"give key= (a column, an SQL expression or a list), or leave {name}= out",
                 )
+
+        if self.partition_by_key:
+            self._check_partitioning()
+
+    @property
+    def partitioning(self) -> tuple[str, ...]:
+        """What Spark spreads rows by with ``partition_by_key``, over the stream's columns: the texts of the ``_id``."""
+        if not self.partition_by_key:
+            return ()
+        made = (arguments.origin(self.select, name) or name for name in self.key)
+        # texts, as the _id is made of them: whatever has one text goes to one task
+        return tuple(f"CAST(({each}\n) AS STRING)" for each in made)
+
+    def _check_partitioning(self) -> None:
+        if not self.key or not self.order_by:
+            raise ConfigurationError(
+                "partition_by_key=True without key= and order_by=: in a shuffle rows lose the order that they had",
+                hint="give order_by= (the highest value of a key wins), or leave partition_by_key= out",
+            )
+        if not arguments.says_all_names(self.select):
+            raise ConfigurationError(
+                f"partition_by_key=True brings rows together by the key, and select= does not say what its columns are "
+                f"called: {list(self.select)}",
+                hint="write each expression that is more than a name with AS: '... AS name'",
+            )
 
     def _check_dead_letters(self, on_rejected: str) -> None:
         if (on_rejected == "dead_letter") != (self.dead_letter_index is not None):

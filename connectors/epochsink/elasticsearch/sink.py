@@ -53,6 +53,9 @@ class Elasticsearch(ElasticsearchConfig):
         threads: how many bulk requests are sent at once, by the driver or by each task of a job.
         executors_above: above so many rows an epoch is applied by a Spark job beside the stream, task by task, and not
             by the driver alone; None for never.
+        partition_by_key: whether Spark brings all rows of a key into one task, by a shuffle in each epoch. Which of
+            them is the last is then found by whoever applies that task's rows, and the driver never reads the ids of an
+            epoch: for epochs of tens of millions of rows. Needs ``order_by``.
         timeout: the seconds without any success after which a commit gives up; the epoch stays pending.
         allow_insecure: whether credentials may travel over http to another machine.
         options: options of the vendor's client: ``api_key``, ``basic_auth``, ``bearer_auth``, ``ca_certs``,
@@ -68,8 +71,8 @@ class Elasticsearch(ElasticsearchConfig):
 
     @property
     def distribute_by(self) -> tuple[str, ...]:
-        """Nothing: rows of one id may lie in any tasks if they have an order."""
-        return ()
+        """What makes the ids, as expressions over the stream, with ``partition_by_key``; else rows may lie anywhere."""
+        return self.partitioning
 
     def columns(self, row: str, schema: pa.Schema) -> list[str]:
         """Return the expressions that render action lines' ends and documents. Raises `ConfigurationError`."""
@@ -78,10 +81,10 @@ class Elasticsearch(ElasticsearchConfig):
     def writer(self, task: Task) -> ElasticsearchWriter:
         """Make the writer of one task attempt; it connects only to validate."""
         if not self.validate:
-            return ElasticsearchWriter(task)
+            return ElasticsearchWriter(task, by_task=self.partition_by_key)
         from epochsink.elasticsearch.validation import Validator  # noqa: PLC0415 - imports the client
 
-        return ElasticsearchWriter(task, Validator(self))
+        return ElasticsearchWriter(task, Validator(self), by_task=self.partition_by_key)
 
     def committer(self) -> ElasticsearchCommitter:
         """Make the driver's side; does not connect yet."""

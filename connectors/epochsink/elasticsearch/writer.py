@@ -30,11 +30,12 @@ class Validator(Protocol):
 class ElasticsearchWriter:
     """Counts one task's rows and refuses those that no server would take.
 
-    ``validator`` asks the target; None where the server is not asked.
+    ``validator`` asks the target; None where the server is not asked. ``by_task`` as in `WrittenTask`.
     """
 
-    def __init__(self, task: Task, validator: Validator | None = None) -> None:
+    def __init__(self, task: Task, validator: Validator | None = None, *, by_task: bool = False) -> None:
         self._task = task
+        self._by_task = by_task
         self._validator = validator
         self._rows = 0
         self._largest = 0
@@ -51,7 +52,7 @@ class ElasticsearchWriter:
 
     def prepare(self) -> Committable:
         """Name what the machine has spooled."""
-        return WrittenTask(self._task.uuid, self._rows, self._largest).to_json()
+        return WrittenTask(self._task.uuid, self._rows, self._largest, self._by_task).to_json()
 
     def abort(self) -> None:
         """Do nothing: nothing was written but the spool."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from typing import TYPE_CHECKING, Any
 
 from epochsink import arguments
@@ -106,14 +105,9 @@ class Postgres(PostgresConfig):
 
     def _origin(self, column: str) -> str:
         """Return the expression that ``select`` calls ``column``. Raises `ConfigurationError` if it does not say."""
-        for expression in self.select:
-            named = re.fullmatch(r"(.+)\s+as\s+(`?)(.+?)\2\s*", expression, re.IGNORECASE | re.DOTALL)
-            if named and named[3].replace("``", "`") == column:
-                return named[1]
-            # nothing but a name: anything else may be an alias without AS, and then the column is another value
-            plain = re.fullmatch(r"(\w+)|`((?:[^`]|``)+)`|\*", expression.strip())
-            if plain and expression.strip() in (column, _quoted(column), "*"):
-                return _quoted(column)
+        found = arguments.origin(self.select, column)
+        if found is not None:
+            return found
         raise ConfigurationError(
             f"atomic=False spreads rows over tasks by the key, and select= does not say what {column!r} is: "
             f"{list(self.select)}",

@@ -107,7 +107,8 @@ def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:
         raise ConfigurationError(
             f"sink '{name}' spreads rows over tasks by its key, and this key is another each time that Spark evaluates "
             f"it, so that a repeated task would lose or double rows: {', '.join(found)}",
-            hint="use atomic=True, or a key that the rows bring with them",
+            hint="use atomic=True (PostgreSQL) or no partition_by_key= (Elasticsearch), or a key that the rows bring "
+            "with them",
         )
 
 
@@ -150,6 +151,7 @@ def _distribution(sinks: Mapping[str, Sink]) -> Sequence[str]:
         raise ConfigurationError(
             "sinks ask for rows to be spread over tasks in different ways: "
             + "; ".join(f"'{name}' by {', '.join(keys)}" for name, keys in wishes.items()),
-            hint="give them the same key, use atomic=True, or feed one of them by a query of its own",
+            hint="give them the same key, use atomic=True (PostgreSQL) or no partition_by_key= (Elasticsearch), or "
+            "feed one of them by a query of its own",
         )
     return next(iter(wishes.values()), ())
