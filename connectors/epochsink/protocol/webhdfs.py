@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import threading
+import time
 from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _TIMEOUT_SECONDS: Final = 60.0
+_IDLE_SECONDS: Final = 10.0
 _CHUNK_BYTES: Final = 1 << 20
 _QUOTED: Final = "/%:@!$&'()*+,;=~"
 
@@ -73,13 +76,14 @@ class WebHdfs:
         return list(answer["FileStatuses"]["FileStatus"])
 
     def _ask(self, method: str, path: str, **parameters: str) -> Mapping[str, Any]:
-        """Ask the active NameNode. Raises OSError, FileNotFoundError."""
+        """Ask the active NameNode, over a connection that stays open. Raises OSError, FileNotFoundError."""
         query = urlencode({**parameters, "user.name": self._user})
         refused: OSError = OSError("no NameNode's address is known")
         for address in self._addresses:
             try:
-                with _request(method, f"{address}/webhdfs/v1{quote(path)}?{query}") as response:
-                    answer: Mapping[str, Any] = json.loads(response.read() or b"{}")
+                answer: Mapping[str, Any] = json.loads(
+                    _asked(method, f"{address}/webhdfs/v1{quote(path)}?{query}") or b"{}"
+                )
             except _Refused as failure:
                 if failure.kind != "StandbyException":
                     raise
@@ -117,7 +121,9 @@ class HdfsOutput:
             if self._waiting:
                 self._send()
             self._connection.send(b"0\r\n\r\n")
-        _raise_refusal(self._connection.getresponse(), self._location)
+        response = self._connection.getresponse()
+        with response:
+            _raise_refusal(response, self._location, response.read())
         self._connection.close()
 
     def _send(self) -> None:
@@ -133,17 +139,58 @@ class _Refused(OSError):
         self.kind = kind
 
 
-def _request(method: str, url: str) -> http.client.HTTPResponse:
+class _Kept(threading.local):
+    """Each thread's connections to NameNodes, by scheme and address, and when they were used last."""
+
+    def __init__(self) -> None:
+        self.connections: dict[tuple[str, str], tuple[http.client.HTTPConnection, float]] = {}
+
+
+_kept = _Kept()
+
+
+def _asked(method: str, url: str) -> bytes:
+    """Return the body of an answer. All that we ask may be asked again, if a connection that was closed swallows it."""
     target = urlparse(url)
-    connection = _connection(url)
+    connection, used = _kept.connections.pop((target.scheme, target.netloc), (None, 0.0))
+    if connection is not None:
+        # one that was idle for long may be dead without a sign, and its request would be waited for in vain
+        if time.monotonic() - used < _IDLE_SECONDS:
+            with suppress(ConnectionError):
+                return _answered(connection, method, url)
+        connection.close()
+    return _answered(_connection(url), method, url)
+
+
+def _answered(connection: http.client.HTTPConnection, method: str, url: str) -> bytes:
+    target = urlparse(url)
+    response = _sent(connection, method, url)
+    with response:
+        body = response.read()
+    if not response.will_close:
+        _kept.connections[target.scheme, target.netloc] = (connection, time.monotonic())
+    _raise_refusal(response, url, body)
+    return body
+
+
+def _request(method: str, url: str) -> http.client.HTTPResponse:
+    response = _sent(_connection(url), method, url)
+    if response.status >= HTTPStatus.MULTIPLE_CHOICES:
+        with response:
+            _raise_refusal(response, url, response.read())
+    return response
+
+
+def _sent(connection: http.client.HTTPConnection, method: str, url: str) -> http.client.HTTPResponse:
+    target = urlparse(url)
     try:
         # the body's length is said: a NameNode waits for a body otherwise
         connection.request(method, _target(target), headers={"Content-Length": "0"})
-        response = connection.getresponse()
+        return connection.getresponse()
+    except http.client.RemoteDisconnected:
+        raise
     except http.client.HTTPException as broken:
         raise ConnectionError(f"{target.netloc} does not speak WebHDFS: {broken!r}") from broken
-    _raise_refusal(response, url)
-    return response
 
 
 def _target(url: ParseResult) -> str:
@@ -157,11 +204,9 @@ def _connection(url: str) -> http.client.HTTPConnection:
     return kind(target.netloc, timeout=_TIMEOUT_SECONDS)
 
 
-def _raise_refusal(response: http.client.HTTPResponse, url: str) -> None:
+def _raise_refusal(response: http.client.HTTPResponse, url: str, body: bytes) -> None:
     if response.status < HTTPStatus.MULTIPLE_CHOICES:
         return
-    with response:
-        body = response.read()
     try:
         said = json.loads(body)["RemoteException"]
     except (ValueError, KeyError, TypeError):

@@ -11,7 +11,7 @@ import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
+
+
+_SOON_COMPLETE: Final = {
+    "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10",
+    "dfs.client.block.write.locateFollowingBlock.retries": "11",
+}
+"""How soon HDFS's client asks again whether a file is complete: it often asks the NameNode before the DataNode has told
+that of the block, and by default waits 400 ms then. Twice as long each time; in all it is as patient as by default."""
 
 
 def open_checkpoint(
@@ -93,17 +101,24 @@ class HadoopStorage:
         configuration = hadoop_configuration_of(session)
         path = self._path("")
         self._system = path.getFileSystem(configuration)
+        for name, value in _SOON_COMPLETE.items():
+            configuration.set(name, value)
+        # unlike a FileSystem, which all of the JVM shares, it has these settings for itself
         self._context = self._jvm.org.apache.hadoop.fs.FileContext.getFileContext(path.toUri(), configuration)
-        rename = self._jvm.org.apache.hadoop.fs.Options.Rename
-        self._never_overwrite = gateway_of(session).new_array(rename, 1)
-        self._never_overwrite[0] = rename.NONE
+        options = self._jvm.org.apache.hadoop.fs.Options
+        new_array = gateway_of(session).new_array
+        self._never_overwrite = new_array(options.Rename, 1)
+        self._never_overwrite[0] = options.Rename.NONE
+        self._with_folders = new_array(options.CreateOpts, 1)
+        self._with_folders[0] = options.CreateOpts.createParent()
+        self._new = self._jvm.java.util.EnumSet.of(self._jvm.org.apache.hadoop.fs.CreateFlag.CREATE)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a temporary file and rename it, which fails if the name exists."""
         folder, _, last = name.rpartition("/")
         temporary = self._path(f"{folder}/.{last}.{uuid.uuid4().hex}.tmp")
         with _as_oserror():
-            stream = self._system.create(temporary, False)  # noqa: FBT003 - Java's overwrite flag
+            stream = self._context.create(temporary, self._new, self._with_folders)
             stream.write(bytearray(data))
             stream.close()
             try:
