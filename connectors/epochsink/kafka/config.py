@@ -60,7 +60,7 @@ class KafkaConfig:
     select: Sequence[str] = ("*",)
     where: str | None = None
     delete_when: str | None = None
-    spool: bool | None = True
+    spool: bool | None = None
     transaction_timeout: float | None = None
     timeout: float = 120.0
     create: NewTopic | bool = False
