@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
+from confluent_kafka import Producer
 from fix_kafka import KEY_PASSWORD
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
@@ -19,6 +21,7 @@ from epochsink.devkit.services import LocalKafka
 from epochsink.devkit.services.kafka import PROTOCOLS
 from epochsink.devkit.services.ports import LOOPBACK, free_port
 from epochsink.kafka import Kafka
+from epochsink.kafka.topic_log import TopicLog
 from epochsink.sink import COMMITTED
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.kafka.committer import KafkaCommitter
+    from epochsink.kafka.transactional_id import Transaction
     from epochsink.sink import Committable
 
 Settings = dict[str, str | int | bool]
@@ -136,6 +140,39 @@ def test_transactions_whose_coordinators_have_moved_since_the_vote_are_committed
     with voted(cluster, config) as commit:
         coordinators_move_to(1, cluster)
         commit()
+
+
+def test_rows_are_taken_out_of_a_topic_whose_leaders_change_meanwhile(
+    cluster: Cluster, config: Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One broker stops after the first batch was copied: the other one leads its partitions then."""
+    config = dataclasses.replace(config, options={"batch.num.messages": 5, "linger.ms": 0})
+    who, at, values = identity(), epoch(2), [str(number) for number in range(100)]
+    append, stopped = TopicLog.append, list[int]()
+
+    def append_and_stop(log: TopicLog, transaction: Transaction, partition: int, batch: bytes) -> None:
+        append(log, transaction, partition, batch)
+        if not stopped:
+            stopped.append(partition)
+            assert set(log._leaders.values()) == {1, 2}
+            cluster.second.stop()
+
+    with committing(config, who) as committer:
+        assert committer.keeps_rows(at, rows("a").schema)
+        of = dataclasses.replace(task(who, at), spooled=False)
+        [part] = committer.vote(at, [prepare(config, of, rows(*values))], NO_ROWS)
+        Producer(
+            {"bootstrap.servers": cluster.servers, "transactional.id": part["transactional_id"]}
+        ).init_transactions(30)
+        monkeypatch.setattr(TopicLog, "append", append_and_stop)
+        try:
+            replayed = committer.replay(at, part, NO_ROWS, "e" * 32)
+        finally:
+            cluster.second.start()
+        assert stopped
+        assert committer.commit(at, replayed, NO_ROWS) == COMMITTED
+        committer.await_visible(at, [replayed])
+    assert read_all(cluster.servers, config.topic or "", 100) == sorted(values)
 
 
 def test_epochs_go_on_over_tls_while_each_broker_is_restarted(

@@ -47,7 +47,7 @@ SECONDS = 30.0
 
 
 def sink(kafka: KafkaService, topic: str, **settings: Any) -> Kafka:
-    return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20, spool=None, **settings)
+    return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20, **settings)
 
 
 def unspooled(who: Identity, at: Epoch, partition: int = 0) -> Task:

@@ -8,10 +8,13 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from confluent_kafka import Producer
+from kafka.admin import ConfigResource
 from kafka.protocol.admin.client_quotas import AlterClientQuotasRequest as Quotas
 from kafka_kit import (
     NO_ROWS,
     ListRows,
+    Reader,
     admin,
     commit,
     committing,
@@ -22,11 +25,13 @@ from kafka_kit import (
     prepare_and_die,
     read_all,
     rows,
+    sorted_values,
     task,
     wait_for,
 )
 
-from epochsink.errors import OutcomeUnknown, PrepareFailed
+from epochsink.devkit.services import LocalKafka
+from epochsink.errors import LogIncomplete, OutcomeUnknown, PrepareFailed
 from epochsink.kafka import Kafka
 from epochsink.kafka.committer import KafkaCommitter
 from epochsink.kafka.writer import KafkaWriter
@@ -49,6 +54,19 @@ def breakable(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]
         yield service
 
 
+@pytest.fixture(scope="module")
+def forgetful() -> Iterator[LocalKafka]:
+    """Start a broker whose files can be reached, and which deletes at once what it may."""
+    settings: dict[str, str | int | bool] = {
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
+        "log.retention.check.interval.ms": 200,
+        "log.cleaner.backoff.ms": 200,
+        "log.initial.task.delay.ms": 200,
+    }
+    with LocalKafka(settings, short_lived=True) as service:
+        yield service
+
+
 @pytest.fixture
 def broker(breakable: KafkaService) -> Iterator[KafkaService]:
     yield breakable
@@ -66,7 +84,7 @@ def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing
         topic=topic,
         transaction_timeout=5,
         timeout=30,
-        spool=True if spooled else None,
+        spool=spooled or None,
     )
     who, at = identity(), epoch(8)
     name = uuid.uuid4().hex
@@ -178,7 +196,7 @@ def test_what_has_expired_before_the_vote_is_taken_out_of_the_topic_by_the_vote(
 ) -> None:
     """Where no copy is kept; what is copied lives longer, and a broker that dies takes nothing along."""
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    config = short_lived(broker, topic, spool=None)
+    config = short_lived(broker, topic)
     who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
     with committing(config, who) as committer:
         assert committer.keeps_rows(at, rows("a").schema)
@@ -190,6 +208,66 @@ def test_what_has_expired_before_the_vote_is_taken_out_of_the_topic_by_the_vote(
         [voted] = committer.vote(at, [early], NO_ROWS)
         assert commit(committer, at, voted) == COMMITTED
     assert read_all(broker.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def lose_disk(broker: LocalKafka, topic: str) -> None:
+    """Have the broker come back without what it kept of a topic, as after an unclean leader election."""
+    broker.kill()
+    for partition in (0, 1):
+        for file in (broker.data / f"{topic}-{partition}").iterdir():
+            if file.name != "partition.metadata":
+                file.unlink()
+    broker.start()
+
+
+def have_deleted(broker: LocalKafka, topic: str, **settings: str) -> None:
+    """Change the topic's settings, go on writing until nothing of the epoch is left, and change them back."""
+    named = {name.replace("_", "."): value for name, value in settings.items()} | {"segment.ms": "100"}
+    before = {"cleanup.policy": "delete", "retention.ms": "-1"}
+    other = Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0})
+
+    def deleted() -> bool:
+        for partition in (0, 1):
+            other.produce(topic, b"other", key=b"other", partition=partition)
+        other.flush(10)
+        with Reader(broker.bootstrap_servers, topic, committed=False) as everything:
+            return not {b"a", b"b"} & {message.value() for message in everything.poll(0.3)}
+
+    with admin(broker.bootstrap_servers) as client:
+        client.alter_configs([ConfigResource("topic", topic, configs=named)])
+        wait_for(deleted, "the broker deletes")
+        client.alter_configs([ConfigResource("topic", topic, configs=before)])
+
+
+def shorten_retention(broker: LocalKafka, topic: str) -> None:
+    have_deleted(broker, topic, retention_ms="1")
+
+
+def compact(broker: LocalKafka, topic: str) -> None:
+    have_deleted(broker, topic, cleanup_policy="compact", min_cleanable_dirty_ratio="0", delete_retention_ms="0")
+
+
+@pytest.mark.parametrize("meanwhile", [lose_disk, shorten_retention, compact])
+def test_an_expired_epoch_whose_rows_its_topic_has_not_kept_is_refused_and_nothing_of_it_is_applied(
+    forgetful: LocalKafka, fresh_topic: FreshName, meanwhile: Callable[[LocalKafka, str], None]
+) -> None:
+    broker = forgetful
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    config = short_lived(broker, topic)
+    who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
+    with committing(config, who) as committer:
+        assert committer.keeps_rows(at, rows("a").schema)
+        of = dataclasses.replace(task(who, at), spooled=False)
+        [part] = committer.vote(at, [prepare(config, of, rows("a", "b"))], NO_ROWS)
+        with admin(broker.bootstrap_servers) as client:
+            wait_for(lambda: not opened(client), "it times out")
+            meanwhile(broker, topic)
+            assert commit(committer, at, part).outcome is Outcome.ABORTED
+            with pytest.raises(LogIncomplete, match="none of them is applied"):
+                committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
+            assert opened(client) == []
+    with Reader(broker.bootstrap_servers, topic) as reader:
+        assert not {"a", "b"} & set(sorted_values(reader.poll(1.0)))
 
 
 def test_without_a_spool_an_epoch_that_takes_longer_than_its_transactions_is_told_so(

@@ -25,7 +25,12 @@ class Topic:
     """What the brokers say of the topic now."""
 
     def __init__(self) -> None:
-        self.settings = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+        self.settings = {
+            "cleanup.policy": "delete",
+            "retention.ms": "-1",
+            "retention.bytes": "-1",
+            "unclean.leader.election.enable": "false",
+        }
         self.ends = {1: 20, 0: 10}
         self.topic_id = "f" * 32
         self.is_reachable = True
@@ -48,7 +53,7 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
 
 def made() -> LogEnds:
     nobody: Any = None
-    return LogEnds(Kafka(bootstrap_servers="broker:9092", topic="orders", spool=None), nobody)
+    return LogEnds(Kafka(bootstrap_servers="broker:9092", topic="orders"), nobody)
 
 
 def part(topic_id: str = "f" * 32) -> KafkaCommittable:

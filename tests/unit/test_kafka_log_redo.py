@@ -127,6 +127,14 @@ def test_what_retention_has_deleted_is_said() -> None:
         found(log, lost(3, 10))
 
 
+def test_a_log_that_was_cut_off_before_the_epoch_began_is_refused() -> None:
+    """As an unclean leader election leaves it; meanwhile others have written in its place."""
+    cut = KeptLog([batch(b"x", b"y", offset=3, producer_id=OTHER)])
+    for log_from in (4, 50):
+        with pytest.raises(LogIncomplete, match="0 of 3 records"):
+            found(cut, lost(3, log_from))
+
+
 def test_retention_that_deletes_only_what_came_before_does_no_harm() -> None:
     log = KeptLog([batch(b"a", b"b", offset=12)], starts={0: 12})
     assert found(log, lost(2, 10)) == [(0, 12)]

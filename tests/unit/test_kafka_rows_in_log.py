@@ -16,13 +16,14 @@ DEFAULTS = {
     "retention.ms": str(7 * DAY_MS),
     "retention.bytes": "-1",
     "message.timestamp.type": "CreateTime",
+    "unclean.leader.election.enable": "false",
 }
 ROWS = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
 DATED = pa.schema([("value", pa.string()), ("timestamp", pa.timestamp("us", "UTC"))])
 
 
 def sink(**settings: Any) -> Kafka:
-    return Kafka(bootstrap_servers="broker:9092", **({"topic": "orders", "spool": None} | settings))
+    return Kafka(bootstrap_servers="broker:9092", **({"topic": "orders"} | settings))
 
 
 @pytest.mark.parametrize(
@@ -33,6 +34,8 @@ def sink(**settings: Any) -> Kafka:
         ({"retention.ms": "-1"}, ROWS),
         ({"retention.ms": "-1"}, DATED),
         ({"message.timestamp.type": "LogAppendTime"}, DATED),
+        ({"message.timestamp.type": "LogAppendTime", "message.timestamp.before.max.ms": "1"}, ROWS),
+        ({"message.timestamp.before.max.ms": str(2**63 - 1)}, ROWS),
     ],
 )
 def test_a_topic_that_deletes_by_age_alone_keeps_the_rows(topics: dict[str, str], schema: pa.Schema) -> None:
@@ -47,6 +50,9 @@ def test_a_topic_that_deletes_by_age_alone_keeps_the_rows(topics: dict[str, str]
         ({}, {"cleanup.policy": "compact,delete"}, ROWS, "cleanup.policy = compact,delete"),
         ({}, {"retention.ms": str(3 * DAY_MS - 1)}, ROWS, "less than 72 hours"),
         ({}, {"retention.bytes": "1000000000000"}, ROWS, "other rows may soon take their place"),
+        ({}, {"unclean.leader.election.enable": "true"}, ROWS, "unclean.leader.election.enable = true"),
+        ({}, {"message.timestamp.before.max.ms": str(DAY_MS)}, ROWS, f"message.timestamp.before.max.ms = {DAY_MS}"),
+        ({}, {"message.timestamp.difference.max.ms": "1"}, ROWS, "message.timestamp.difference.max.ms = 1"),
         ({}, {}, DATED, "bring their own timestamps"),
         ({"timestamp": "at"}, {}, ROWS, "bring their own timestamps"),
         ({"topic": None, "topic_column": "'orders'"}, {}, ROWS, "each row names its topic"),

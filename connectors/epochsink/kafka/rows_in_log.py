@@ -24,6 +24,10 @@ MOST_PARTITIONS: Final = 256
 """The ledger keeps a number for each of them, in each part of an epoch."""
 
 _HOUR_MS: Final = 3_600_000
+_LEAST_MS: Final = LEAST_RETENTION_HOURS * _HOUR_MS
+_OLDEST: Final = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")
+"""The age of the oldest timestamp that brokers take from a producer; the second one until Kafka 3.6."""
+
 _NO_LIMIT: Final = "-1"
 
 
@@ -48,16 +52,26 @@ def where(config: KafkaConfig, settings: Mapping[str, str], schema: pa.Schema) -
 
 
 def _why_not_for_long(settings: Mapping[str, str], *, dated: bool) -> str | None:
-    policy, hours = settings.get("cleanup.policy"), _retention_hours(settings)
-    if policy != "delete":
-        return f"cleanup.policy = {policy}"
+    if settings.get("cleanup.policy") != "delete":
+        return f"cleanup.policy = {settings.get('cleanup.policy')}"
+    if settings.get("unclean.leader.election.enable") != "false":
+        return f"unclean.leader.election.enable = {settings.get('unclean.leader.election.enable')}"
     if settings.get("retention.bytes") != _NO_LIMIT:
         return f"retention.bytes = {settings.get('retention.bytes')}: other rows may soon take their place"
+    return _too_soon(settings, dated=dated)
+
+
+def _too_soon(settings: Mapping[str, str], *, dated: bool) -> str | None:
+    hours = _retention_hours(settings)
     if hours is not None and hours < LEAST_RETENTION_HOURS:
         return f"retention.ms = {settings.get('retention.ms')} is less than {LEAST_RETENTION_HOURS} hours"
-    if hours is not None and dated and settings.get("message.timestamp.type") != "LogAppendTime":
+    if settings.get("message.timestamp.type") == "LogAppendTime":
+        return None
+    if hours is not None and dated:
         return "the rows bring their own timestamps, by which retention.ms may delete them at once"
-    return None
+    # records are appended again with the timestamps that they had
+    too_old = (f"{name} = {age}" for name in _OLDEST if (age := settings.get(name)) and int(age) < _LEAST_MS)
+    return next(too_old, None)
 
 
 def _retention_hours(settings: Mapping[str, str]) -> float | None:
