@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from kafka.errors import RetriableError
+from kafka.errors import KafkaError
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
@@ -223,8 +223,8 @@ class TopicLog:
         def once() -> Any:
             try:
                 return attempt()
-            except RetriableError:
-                # another broker may lead the partition by now
+            except (KafkaError, OSError):
+                # another broker may lead the partition by now, and this one be gone from the cluster
                 self._leaders = {}
                 raise
 
