@@ -12,13 +12,16 @@ from checkpoint_kit import CheckpointKit
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
-from kafka_kit import epoch, identity, prepare, rows, task
+from kafka_kit import committing, epoch, identity, prepare, rows, sink_on_new_topic, task
 from typer.testing import CliRunner
 
+from epochsink.cli.abandon import Abandonment
 from epochsink.cli.app import app
+from epochsink.cli.checkpoint_folder import open_place
 from epochsink.elasticsearch import applied_epochs
 from epochsink.kafka import Kafka
 from epochsink.postgres import Postgres
+from epochsink.protocol.coordinator import Plan
 from epochsink.sink import Epoch, Identity
 
 if TYPE_CHECKING:
@@ -139,3 +142,21 @@ def test_a_clients_options_come_from_a_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setitem(sys.modules, "elasticsearch", None)
     monkeypatch.delitem(sys.modules, "epochsink.elasticsearch.remnants", raising=False)
     assert 'pip install "epochsink[elasticsearch]"' in said(orphans("--hosts", "http://localhost"))
+
+
+def test_what_a_query_prepares_in_kafka_after_it_was_abandoned_is_ended_by_the_query_itself(
+    tmp_path: Path, kafka: KafkaService, fresh_topic: FreshName
+) -> None:
+    """Of a job that fails, nobody votes on the tasks that had ended: no reader may wait for those."""
+    sink = sink_on_new_topic(kafka.bootstrap_servers, fresh_topic())
+    kit = CheckpointKit(tmp_path / "checkpoint", {"topic": sink})
+    kit.plan(0)
+    assert kit.coordinator.settle(0) is Plan.WRITE
+    with open_place(str(kit.root)) as place:
+        Abandonment(place, sinks=kit.sinks, gone=[]).carry_out()
+    attempt, _ = kit.write(0, {"topic": rows("late")})
+    with committing(sink, kit.coordinator.identity("topic")) as other:
+        assert len(other.leftovers()) == 1
+        kit.coordinator.abandon(attempt)
+        assert other.leftovers() == []
+    kit.close()

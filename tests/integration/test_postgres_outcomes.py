@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 import pyarrow as pa
 import pytest
-from fix_postgres import Driver, ListedRows, Truth
+from family_tables import FamilyTables
+from fix_postgres import Driver, ListedRows, Truth, as_user
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
-from epochsink.postgres import Postgres, sessions, vote, wide_commit, writer
+from epochsink.postgres import Postgres, applied_epochs, sessions, vote, wide_commit, writer
 from epochsink.postgres import commit as module
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
@@ -28,7 +29,8 @@ from epochsink.postgres.staging import DELETED
 from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
     from types import ModuleType
 
     from fix_postgres import MakeDriver, Written
@@ -493,6 +495,54 @@ def test_what_the_server_refuses_after_the_decision_is_named_and_stays_recorded(
     pg_truth.execute(repair.format(table))
     assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
     assert pg_truth.count(table) == 1
+
+
+@pytest.fixture
+def poor(pg_schema: str, table: str, pg_truth: Truth) -> Iterator[str]:
+    """Make a user with the rights that an epoch needs, all granted by somebody else; return its connection string."""
+    name, password = f"poor_{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
+    pg_truth.execute(f"CREATE ROLE {name} LOGIN PASSWORD '{password}'")
+    pg_truth.execute(f"GRANT USAGE, CREATE ON SCHEMA {pg_schema} TO {name}")
+    pg_truth.execute(f"GRANT INSERT ON {table} TO {name}")
+    pg_truth.execute(applied_epochs.table_ddl(pg_schema).as_string())
+    pg_truth.execute(f"GRANT SELECT, INSERT, DELETE ON {pg_schema}.marker TO {name}")
+    yield as_user(pg_truth.dsn, name, password)
+    pg_truth.execute(f"DROP OWNED BY {name}")
+    pg_truth.execute(f"DROP ROLE {name}")
+
+
+RIGHTS = [
+    ("staged", "INSERT ON {0}.orders"),
+    ("staged", "SELECT ON {0}.marker"),
+    ("staged", "INSERT ON {0}.marker"),
+    ("staged", "USAGE ON SCHEMA {0}"),
+    ("prepared", "SELECT ON {0}.marker"),
+]
+
+
+@pytest.mark.parametrize(("commit", "right"), RIGHTS)
+def test_a_right_that_is_taken_away_after_the_decision_is_named_and_the_query_goes_on_once_it_is_granted(
+    commit: str, right: str, table: str, pg_schema: str, poor: str, *, tmp_path: Path, pg_truth: Truth
+) -> None:
+    """Whether it is one on the table or on the markers: the server has answered, so nothing is unknown."""
+    user = psycopg.conninfo.conninfo_to_dict(poor)["user"]
+    sink = {"dsn": poor, "table": table, "schema_for_markers": pg_schema, "commit": commit}
+    query = FamilyTables(str(tmp_path / "checkpoint"), {"table": sink}, {"table": {"id": "int64", "note": "string"}})
+    driver = query.driver()
+    query.run(driver, 0, {"table": [{"id": 0, "note": "x"}]})
+    query.prepare(driver, 1, {"table": [{"id": 1, "note": "x"}]})
+    query.decide(1)
+    change = right.format(pg_schema)
+    pg_truth.execute(f"REVOKE {change} FROM {user}")
+    with pytest.raises(PrepareFailed, match=r"decided[\s\S]*permission denied") as caught:
+        driver.commit_decided()
+    assert "the next start commits it" in caught.value.hint
+    pg_truth.execute(f"GRANT {change} TO {user}")
+    later = query.driver()
+    assert later.pending == ()
+    query.run(later, 2, {"table": [{"id": 2, "note": "x"}]})
+    query.close()
+    assert pg_truth.rows(table) == [(0, "x"), (1, "x"), (2, "x")]
 
 
 def test_a_lock_that_somebody_holds_for_a_while_after_the_decision_is_waited_for(

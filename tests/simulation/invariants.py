@@ -21,6 +21,7 @@ EXCUSES: dict[str, tuple[type[BaseException], ...]] = {
     **dict.fromkeys(BACKWARDS, (WentBack, OutcomeUnknown)),
     "restore": (WentBack,),
     "ledger": (WentBack,),
+    "abandon": (ConfigurationError,),
     "rejoin": (WentBack, OutcomeUnknown, SpoolMissing),
     "copy": (WentBack, OutcomeUnknown),
     "skip": (WentBack,),
@@ -43,19 +44,25 @@ def check(simulation: Simulation) -> None:
             # a row that a later one of its key has replaced is not missing
             seen |= {(row.query, at) for row in rows for at in range(row.source % 2, row.source, 2)}
         missing = _wanted(simulation, sink) - seen - simulation.excepted_rows()
-        if not stopped or simulation.twin.is_whole:
+        if simulation.abandoned_at is not None and any(row.source >= simulation.abandoned_at for row in rows):
+            simulation.flag(f"DOUBLED BY A SUCCESSOR {sink}")
+        if not stopped or simulation.twin.is_whole or simulation.abandoned_at is not None:
             if missing:
                 simulation.flag(f"LOST {sink}")
         elif not simulation.faults & (BACKWARDS | {"rejoin", "spool", "log", "copy"}):
             _check_recoverable(simulation, sink, missing)
-    if not stopped and simulation.query == "query-1" and "copy" not in simulation.faults:
+    ended = not stopped or simulation.abandoned_at is not None
+    if ended and simulation.query == "query-1" and "copy" not in simulation.faults:
         _check_leftovers(simulation)
 
 
 def _wanted(simulation: Simulation, sink: str) -> set[tuple[str, int]]:
     """Return what has to be visible: all rows, or where each epoch updates both keys, the last ones."""
     total = simulation.source_rows
-    if simulation.loud is not None and simulation.twin.is_whole:
+    if simulation.abandoned_at is not None:
+        # a successor reads from there
+        total = simulation.abandoned_at
+    elif simulation.loud is not None and simulation.twin.is_whole:
         # what came from the source after the query on the copy had ended is the other one's to write
         total = SLOTS * EPOCHS
     elif sink == "F" and simulation.loud is not None:
@@ -108,7 +115,7 @@ def _check_recoverable(simulation: Simulation, sink: str, missing: set[tuple[str
             kept |= {(row.query, row.source) for row in transaction.rows}
     if sink in simulation.variant.kept:
         kept |= {(row.query, row.source) for _, _, row in world.kafka.records}
-    if sink in "PS":
+    if sink in world.postgres:
         target = world.postgres[sink]
         kept |= {(row.query, row.source) for one in target.prepared.values() for row in one.rows}
         kept |= {

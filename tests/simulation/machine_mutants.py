@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import _name
-from epochsink.protocol.ledger_entries import Entry, Take, encode
+from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Take, encode
 from epochsink.sink import COMMITTED, NOTHING_SPOOLED, Epoch
 from epochsink.spark.checkpoint import Checkpoint
 from simulation.storage import QuickLedger
@@ -297,3 +298,56 @@ class DropsFirst(Coordinator):
         prepared = self._ledger.known().epochs[number]
         self._spool.drop(self._query_id, Epoch(prepared.epoch, prepared.attempt))
         return committed
+
+
+class LeavesItsOwn(Coordinator):
+    """Ends nothing of what it has prepared and could not record once it was superseded."""
+
+    def _end_own(self, epoch: Epoch) -> None:
+        self._spool.drop(self._query_id, epoch)
+
+
+class EndsWithoutTheFence(Coordinator):
+    """Ends that without shutting out the command that has abandoned the checkpoint."""
+
+    def _end_own(self, epoch: Epoch) -> None:
+        history = self._ledger.read()
+        for name, sink in self._sinks.items():
+            sink.abort_orphans(self._kept(history, name), history.done_parts(name))
+        self._spool.drop(self._query_id, epoch)
+
+
+class EndsWhatIsRecorded(Coordinator):
+    """Ends, once it was superseded, all that is its own, recorded or not."""
+
+    def _end_own(self, epoch: Epoch) -> None:
+        for sink in self._sinks.values():
+            sink.abort_orphans([])
+        self._spool.drop(self._query_id, epoch)
+
+
+class ReplaysFromTheFirstRecord(Coordinator):
+    """Builds each replay from the parts that stood before the first."""
+
+    _recorded: Prepared
+
+    def _commit(self, number: int) -> None:
+        self._recorded = self._ledger.verify().epochs[number]
+        super()._commit(number)
+
+    def _replay(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> None:
+        ledger: Any = self._ledger
+        before = self._recorded.shares[name].parts
+
+        class Forgetful:
+            def __getattr__(self, called: str) -> Any:
+                return getattr(ledger, called)
+
+            def append(self, entry: Replay) -> None:
+                ledger.append(replace(entry, parts=(*before[:index], entry.parts[index], *before[index + 1 :])))
+
+        self._ledger = Forgetful()  # type: ignore[assignment]
+        try:
+            super()._replay(number, name, index, applied)
+        finally:
+            self._ledger = ledger

@@ -25,6 +25,7 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
     log how                  retention takes the beginning of Kafka's newest transaction ("cut"), or all ("gone")
     copy                     the checkpoint is copied, and a second query runs on the copy beside the first
     options                  all drivers die; the next one starts with other options
+    abandon                  an operator types `epochsink abandon` while the query runs
     rejoin                   all drivers die; epochsink/ is lost, and join_running=True was left in the code
     skip                     the user's function does not call us for the next epoch
     double                   the user's function calls us twice from now on, each time with some of an epoch's rows
@@ -36,13 +37,15 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
+from simulation.world import home
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Fault = tuple[Any, ...]
 Plan = tuple[tuple[int, Fault], ...]
 
-SINKS = ("F", "K", "P", "S", "E", "KP", "KPE", "KSE", "KE", "PE")
+SINKS = ("F", "K", "P", "S", "E", "T", "AB", "CD", "KP", "KPE", "KSE", "KE", "PE")
 SIMPLE: tuple[Fault, ...] = (("before",), ("after",), ("err",), ("lost",), ("timeout",), ("rollback",), ("newck",))
 LOSERS: tuple[Fault, ...] = (("loser", 0, 0), ("loser", 1, 0), ("loser", 0, 1), ("loser", 0, 2))
 RESTORES: tuple[Fault, ...] = (
@@ -68,7 +71,9 @@ SPOOL: tuple[Fault, ...] = (("spool", "changed"), ("spool", "cut"), ("spool", "g
 
 def outside(sinks: str) -> tuple[Fault, ...]:
     """Return what users, operators and other programs do to a query and to its sinks."""
-    remarks = tuple(("remark", sink, how) for sink in sinks for how in ("newer", "other"))
+    remarks = tuple(
+        ("remark", sink, how) for sink in sorted({home(sink) for sink in sinks}) for how in ("newer", "other")
+    )
     return (
         *MISUSE,
         *SPOOL,
@@ -82,10 +87,11 @@ def outside(sinks: str) -> tuple[Fault, ...]:
 
 def backwards(sinks: str) -> tuple[Fault, ...]:
     """Return the faults that set one of the sinks' targets back, or take its markers away."""
+    targets = sorted({home(sink) for sink in sinks})
     return (
-        *(("back", sink, k) for sink in sinks for k in (1, 2, 3)),
-        *(("failover", sink, k) for sink in sinks for k in (1, 2, 3, 5, 8)),
-        *(("unmark", sink) for sink in sinks),
+        *(("back", sink, k) for sink in targets for k in (1, 2, 3)),
+        *(("failover", sink, k) for sink in targets for k in (1, 2, 3, 5, 8)),
+        *(("unmark", sink) for sink in targets),
     )
 
 

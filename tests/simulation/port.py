@@ -88,6 +88,11 @@ class PortBase:
         found: Any = self
         return found  # type: ignore[no-any-return]
 
+    @property
+    def key(self) -> str:
+        """Return by which key the target knows this sink."""
+        return self._key
+
     def check(self, _schema: object) -> list[str]:
         """Find nothing."""
         return []

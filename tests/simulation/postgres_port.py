@@ -174,17 +174,21 @@ class PreparedPort(PostgresPort):
             )
             return answer
 
-        answer = self._step("P prepare", apply)
+        answer = self._step(f"{self.letter} prepare", apply)
+        self.refuse(epoch, answer)
+        return {**part, "gid": gid}
+
+    def refuse(self, epoch: Epoch, answer: str) -> None:
+        """Raise what an answer to PREPARE TRANSACTION means."""
         if answer in ("23505", "BEHIND"):
             raise WentBack(f"the marker of epoch {epoch.number} exists, or that of the one before it does not")
         if answer != "OK":
             raise PrepareFailed(f"PREPARE TRANSACTION: {answer}")
-        return {**part, "gid": gid}
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """COMMIT PREPARED; where the gid is gone, the marker row tells."""
         gid = part["gid"]
-        answer = twice(lambda: self._step("P commit", lambda: self.target.commit_prepared(gid)))
+        answer = twice(lambda: self._step(f"{self.letter} commit", lambda: self.target.commit_prepared(gid)))
         return COMMITTED if answer == "OK" else self.judge(epoch, part, answer)
 
     def replay(
@@ -198,12 +202,17 @@ class PreparedPort(PostgresPort):
         """Roll back the prepared transactions, then drop the staging tables, that ``keep`` does not name."""
         generation = self._identity.generation
         kept = {part["gid"] for part in keep}
-        gids = self._step("P list", lambda: self.target.prepared_of(self._key, generation), reads=True)
+        gids = self._step(f"{self.letter} list", lambda: self.gids(generation), reads=True)
         gone = [gid for gid in gids if gid not in kept]
         self.refuse_done(gone, done)
         for gid in gone:
             self._roll_back(gid)
         return gone + super().abort_orphans(keep, done)
+
+    def gids(self, generation: int) -> Sequence[str]:
+        """Return the prepared transactions of this identity, up to a generation."""
+        found: list[str] = self.target.prepared_of(self._key, generation)
+        return found
 
     def refuse_done(self, gone: Sequence[str], done: Sequence[Committable]) -> None:
         """Never roll back what a done epoch had."""
@@ -221,20 +230,20 @@ class PreparedPort(PostgresPort):
 
     def finish_again(self, done: LastDone) -> bool:
         """COMMIT PREPARED what is prepared of a done epoch; return whether there was anything."""
-        gids = self._step("P list", lambda: self.target.prepared_of(self._key, ANY_GENERATION), reads=True)
+        gids = self._step(f"{self.letter} list", lambda: set(self.target.prepared), reads=True)
         again = [part["gid"] for part in done.parts if part["gid"] in gids]
         for gid in again:
-            self._step("P commit again", partial(self.target.commit_prepared, gid))
+            self._step(f"{self.letter} commit again", partial(self.target.commit_prepared, gid))
         return bool(again)
 
     def _roll_back(self, gid: str) -> None:
         def apply() -> str:
             answer: str = self.target.rollback_prepared(gid)
             if answer == "OK":
-                self._world.ended("P", gid)
+                self._world.ended(self.letter, gid)
             return answer
 
-        self._step("P roll back", apply)
+        self._step(f"{self.letter} roll back", apply)
 
 
 def marks_of(last: LastDone) -> dict[str, Mark]:

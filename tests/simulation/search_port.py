@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Committable
     from simulation.readers import Row
-    from simulation.targets import Elasticsearch
+    from simulation.search_target import Elasticsearch
 
 
 WRITERS = 4

@@ -7,18 +7,15 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from epochsink.cli.accept import Acceptance
 from epochsink.errors import ConfigurationError, WentBack
 from epochsink.protocol import ledger
-from epochsink.protocol.ledger import FOLDER, Ledger
-from epochsink.spark.checkpoint import Checkpoint
-from simulation import invariants
+from epochsink.protocol.ledger import FOLDER
+from simulation import invariants, operators
 from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
 from simulation.scheduler import Scheduler
-from simulation.steps import at_once
-from simulation.storage import MemoryFiles, altered
+from simulation.storage import altered
 from simulation.world import World
 
 if TYPE_CHECKING:
@@ -71,6 +68,8 @@ class Simulation(Scheduler):
         """Whether the user's function calls us twice, each time with a part of the rows."""
         self.said: list[BaseException] = []
         """The errors after which an operator has taken the way on that they name."""
+        self.abandoned_at: int | None = None
+        """The first source row that a successor reads, once an operator has abandoned the checkpoint."""
         self.joins = False
         """Whether ``join_running=True`` was left in the code."""
         self.omitted: dict[int, list[int]] = {}
@@ -186,6 +185,7 @@ class Simulation(Scheduler):
             "copy": self._copy_checkpoint,
             "options": self._change_options,
             "rejoin": self._join_again,
+            "abandon": self._abandon,
             "skip": process.skip_next,
             "double": self._call_twice,
         }
@@ -239,6 +239,14 @@ class Simulation(Scheduler):
         self.joins = True
         self.world.files.pop(FOLDER, None)
         self.world.spool.clear()
+        return True
+
+    def _abandon(self) -> bool:
+        if self.abandoned_at is not None or self.query != "query-1" or not self.world.files.get(FOLDER):
+            return False
+        self.note("        an operator types: epochsink abandon CHECKPOINT")
+        operators.abandon(self.world, {letter: self.variant.port(letter) for letter in self.sinks}, self.query)
+        self.abandoned_at = self.decided_rows()
         return True
 
     def _copy_checkpoint(self) -> bool:
@@ -320,14 +328,10 @@ class Simulation(Scheduler):
         if isinstance(self.loud, ConfigurationError) and "double" in self.faults:
             self.note("        the operator takes the second call out of the user's function")
         elif isinstance(self.loud, WentBack) and self.omitted:
-            files = MemoryFiles(self.world.files, at_once)
-            place: Any = SimpleNamespace(files=files, checkpoint=Checkpoint(files), query_id=self.query)
-            newest = place.checkpoint.newest_decided()
-            history = Ledger(files, "operator").read()
-            if history.owner is None or history.newest >= newest:
+            newest = operators.accept(self.world, self.query)
+            if newest is None:
                 return False
-            self.note(f"        the operator types: epochsink accept CHECKPOINT {newest}")
-            Acceptance(place, newest, None).carry_out()
+            self.note(f"        the operator has typed: epochsink accept CHECKPOINT {newest}")
         else:
             return False
         self.said.append(self.loud)

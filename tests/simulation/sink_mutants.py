@@ -6,15 +6,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from epochsink.identity import PreparedName, TransactionalId, identity_key
-from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Rows, Task, Verdict
+from epochsink.sink import COMMITTED, MEMBERS, Ballot, Committable, Epoch, LastDone, Mark, Rows, Task, Verdict
 from simulation.kafka_port import KafkaLogPort, KafkaPort, KafkaTask
 from simulation.port import ABORTED, ANY_GENERATION, twice
 from simulation.postgres_port import PreparedPort, StagedPort
 from simulation.search_port import KeyedSearchPort, SearchPort
+from simulation.shared_port import SharedPort, SharedStagedPort
 from simulation.targets import Marked, PreparedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from simulation.readers import Row
 
@@ -150,6 +151,53 @@ class ReusesGid(PreparedPort):
         if answer not in ("OK", "42710"):
             raise OSError(answer)
         return same
+
+
+class SharesNothing(SharedPort):
+    """Prepares a transaction for each sink of a database."""
+
+    group = None
+
+
+class OtherSharesNothing(SharesNothing):
+    """Likewise."""
+
+    letter = "B"
+
+
+class MarksOne(SharedPort):
+    """Marks the epoch as applied for one of the sinks whose rows are in the transaction."""
+
+    def rows_to_prepare(self, shares: dict[str, PreparedRows]) -> dict[str, PreparedRows]:
+        first, *others = shares
+        return {
+            first: shares[first],
+            **{name: shares[name]._replace(marker=("", *shares[name].marker[1:])) for name in others},
+        }
+
+
+class ReplaysOne(SharedPort):
+    """Prepares a lost transaction again for the first of its sinks alone."""
+
+    def replay_together(
+        self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot], attempt: str
+    ) -> Committable:
+        first = dict(list(ballots.items())[:1])
+        return {**super().replay_together(epoch, part, first, attempt), MEMBERS: part[MEMBERS]}
+
+
+class MergesOne(SharedStagedPort):
+    """Merges the staged rows of the sink that is asked, and marks them, alone."""
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+        own = {**part, MEMBERS: {self.letter: part[MEMBERS][self.letter]}}
+        return super().commit(epoch, own, rows, after)
+
+
+class OtherMergesOne(MergesOne):
+    """Likewise."""
+
+    letter = "D"
 
 
 class UpsertsMarker(StagedPort):

@@ -7,7 +7,7 @@ faults to the steps. Every method returns its answer and never raises: a delayed
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epochsink.identity import PreparedName, TransactionalId
 from epochsink.sink import Mark
@@ -186,9 +186,13 @@ class Kafka:
 class PreparedRows(NamedTuple):
     """A prepared PostgreSQL transaction: the marker row that it inserts, with its attempt, and its rows."""
 
-    marker: tuple[str, int]
+    marker: tuple[Any, ...]
     attempt: str
     rows: list[Row]
+
+    def marks(self, marker: tuple[Any, ...]) -> bool:
+        """Whether it inserts this marker row."""
+        return self.marker == marker
 
 
 class Staged(NamedTuple):
@@ -206,8 +210,8 @@ class Postgres:
     readers: Readers
     sink: str
     staging: dict[Staged, dict[str, list[Row]]] = field(default_factory=dict)
-    prepared: dict[str, PreparedRows] = field(default_factory=dict)
-    markers: dict[tuple[str, int], str] = field(default_factory=dict)
+    prepared: dict[str, Any] = field(default_factory=dict)
+    markers: dict[Any, str] = field(default_factory=dict)
 
     def stage(self, table: Staged, task: str, rows: list[Row]) -> str:
         """COPY a task's rows into a staging table, making it if it does not exist."""
@@ -228,16 +232,20 @@ class Postgres:
 
     def prepare(self, gid: str, prepared: PreparedRows, after: Mark | None = None) -> str:
         """PREPARE TRANSACTION: OK, BEHIND, or the SQLSTATE of what stands in the way."""
+        refused = self.refusal(gid, prepared, after)
+        if not refused:
+            self.prepared[gid] = prepared
+        return refused or "OK"
+
+    def refusal(self, gid: str, prepared: PreparedRows, after: Mark | None) -> str:
+        """Return why rows cannot be prepared, "" if they can."""
         if after is not None and self.mark(prepared.marker[0]) != after:
             return "23505" if prepared.marker in self.markers else "BEHIND"
         if gid in self.prepared:
             return "42710"
         if prepared.marker in self.markers:
             return "23505"
-        if any(other.marker == prepared.marker for other in self.prepared.values()):
-            return "55P03"
-        self.prepared[gid] = prepared
-        return "OK"
+        return "55P03" if any(other.marks(prepared.marker) for other in self.prepared.values()) else ""
 
     def commit_prepared(self, gid: str) -> str:
         """COMMIT PREPARED: OK or 42704 (no such gid, for whatever reason)."""
@@ -290,7 +298,7 @@ class Postgres:
         """
         for key, number in sorted(self.markers)[-1:]:
             marker = key, number + by.epoch
-            if any(one.marker == marker for one in self.prepared.values()):
+            if any(one.marks(marker) for one in self.prepared.values()):
                 return False
             self.markers[marker] = by.attempt
         return bool(self.markers)
@@ -308,91 +316,3 @@ class Postgres:
         found = bool(self.prepared)
         self.prepared.clear()
         return found
-
-
-@dataclass(slots=True)
-class Elasticsearch:
-    """Documents by ``_id`` with external versions (external_gte), and marker documents by identity key.
-
-    ``incarnation`` stands for the index' history uuid, which every restore changes.
-    """
-
-    readers: Readers
-    sink: str
-    keyed: bool
-    documents: dict[str, tuple[int, Row]] = field(default_factory=dict)
-    markers: dict[str, tuple[Mark, int]] = field(default_factory=dict)
-    claims: dict[str, Mark] = field(default_factory=dict)
-    bases: int = 0
-    incarnation: int = 0
-
-    def bulk(self, version: int, documents: list[tuple[str, Row]]) -> list[str]:
-        """Index whole documents; return those whose stored version is newer, which stay as they are (409)."""
-        self.readers.before_commit(self.sink)
-        conflicts = []
-        for name, row in documents:
-            if (row.query, row.epoch) not in self.readers.decided:
-                self.readers.flag(f"EARLY {self.sink}")
-            old = self.documents.get(name)
-            if old and not self.keyed and old[1].query != row.query:
-                self.readers.flag(f"OVERWRITTEN {self.sink}")
-            if old is None or version >= old[0]:
-                if old and self.keyed and old[1].query == row.query and row.source < old[1].source:
-                    self.readers.flag(f"STALE {self.sink}")
-                self.documents[name] = (version, row)
-                continue
-            conflicts.append(name)
-            if row.query > old[1].query:
-                # the queries are numbered: a newer one's row stands behind an older one's
-                self.readers.flag(f"SWALLOWED {self.sink}")
-        return conflicts
-
-    def version(self, name: str) -> int:
-        """Return the stored version of a document, 0 if there is none."""
-        return self.documents[name][0] if name in self.documents else 0
-
-    def write_newer(self, version: int, name: str, row: Row) -> bool:
-        """Write over a document of an older version (version type "external"); return whether it was one."""
-        if version <= self.version(name):
-            return False
-        self.readers.before_commit(self.sink)
-        old = self.documents[name][1] if name in self.documents else row
-        if old.query == row.query and row.source < old.source:
-            self.readers.flag(f"STALE {self.sink}")
-        self.documents[name] = version, row
-        return True
-
-    def claim(self, key: str, mark: Mark, seen: Mark | None) -> str:
-        """Write the document that says which attempt may be applied, on the condition of the one that was read."""
-        if self.claims.get(key) != seen:
-            return "409"
-        self.claims[key] = mark
-        return "OK"
-
-    def mark(self, key: str, mark: Mark, incarnation: int, seen: Mark | None) -> str:
-        """Write the marker document, which names the index' incarnation, on the condition of the one that was read."""
-        if self.marker(key) != seen:
-            return "409"
-        self.markers[key] = mark, incarnation
-        return "OK"
-
-    def marker(self, key: str) -> Mark | None:
-        """Return the marker document."""
-        return self.markers[key][0] if key in self.markers else None
-
-    def alter_marker(self, by: Mark) -> bool:
-        """Overwrite a marker document, its epoch counted on; return whether there was one."""
-        for key, (mark, incarnation) in list(self.markers.items())[-1:]:
-            self.markers[key] = Mark(mark.epoch + by.epoch, by.attempt), incarnation
-        return bool(self.markers)
-
-    def newest(self, key: str) -> int:
-        """Return the epoch in the marker document, -1 if there is none."""
-        mark = self.marker(key)
-        return -1 if mark is None else mark.epoch
-
-    def new_base(self) -> int:
-        """Return a base for versions above whatever the index holds, like a clock: each one above all before it."""
-        highest = max((version for version, _ in self.documents.values()), default=0)
-        self.bases = max(self.bases, highest // 100) + 1
-        return 100 * self.bases

@@ -23,9 +23,9 @@ def expect_none(findings: Findings, at_least: int) -> None:
     assert findings.struck >= at_least, f"every fault struck in only {findings.struck} plans"
 
 
-@pytest.mark.parametrize("sinks", plans.SINKS)
+@pytest.mark.parametrize("sinks", [sinks for sinks in plans.SINKS if sinks != "CD"])
 def test_every_plan_with_one_fault(sinks: str) -> None:
-    """Every fault at every step, the threads in turn."""
+    """Every fault at every step, the threads in turn; those of C and D, which are like A and B, by ``make prove``."""
     expect_none(explore(plans.one_fault(steps_of(sinks, 0), plans.QUICK), sinks, 0), 2000)
 
 
@@ -73,7 +73,7 @@ def test_entries_are_removed_by_hand_from_a_ledger_of_an_earlier_version(sinks: 
     expect_none(explore(removed, sinks, 2, variant=Variant(ledger=LedgerWithoutSummaries)), 2)
 
 
-@pytest.mark.parametrize("sinks", ["K", "P"])
+@pytest.mark.parametrize("sinks", ["K", "P", "T"])
 def test_prepared_part_lost_while_its_driver_is_paused(sinks: str) -> None:
     """Sweep on purpose: time-out or rollback, then a pause with a second driver, then the first goes on."""
     loss = ("timeout",) if sinks == "K" else ("rollback",)
@@ -135,11 +135,11 @@ def test_faults_while_spark_purges_its_commits(sinks: str) -> None:
     expect_none(explore(some, sinks, 0, variant=PURGING), 400)
 
 
-@pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "F", "KPE"])
+@pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "F", "T", "AB", "CD", "KPE"])
 def test_a_target_is_set_back_or_loses_its_markers_at_every_step(sinks: str) -> None:
     """A restore, by one to three commits, or a failover, by one to eight requests: exact, or a stop that says so."""
     every = plans.one_fault(steps_of(sinks, 0) + 10, plans.backwards(sinks))
-    some = every if len(sinks) == 1 else itertools.islice(every, 0, None, 4)
+    some = every if len(sinks) < 3 else itertools.islice(every, 0, None, 4)
     expect_none(explore(some, sinks, 0), 250)
 
 

@@ -24,7 +24,7 @@ def every_step(sinks: str, *faults: Fault) -> Findings:
     return findings
 
 
-@pytest.mark.parametrize("sinks", [*EACH, "KPE"])
+@pytest.mark.parametrize("sinks", [*EACH, "T", "AB", "KPE"])
 def test_a_copy_of_the_checkpoint_runs_beside_the_original(sinks: str) -> None:
     """Each row once; or one of the two queries stops, and says that another one writes."""
     every_step(sinks, ("copy",))
@@ -68,7 +68,7 @@ def test_a_second_call_and_another_fault_around_its_refusal(sinks: str) -> None:
     assert findings.struck >= 50, findings.report()
 
 
-@pytest.mark.parametrize("sinks", [*EACH, "KSE"])
+@pytest.mark.parametrize("sinks", [*EACH, "T", "AB", "CD", "KSE"])
 def test_options_change_under_a_pending_epoch(sinks: str) -> None:
     """It is applied with the options that it was prepared with."""
     every_step(sinks, ("options",))
@@ -87,16 +87,22 @@ def test_kafkas_log_loses_what_it_keeps() -> None:
         assert findings.struck >= 60, findings.report()
 
 
+@pytest.mark.parametrize("sinks", [*EACH, "KPE", "AB", "T"])
+def test_an_operator_abandons_the_checkpoint_while_the_query_runs(sinks: str) -> None:
+    """What is decided is committed, all else is ended; by the query itself, what it prepares after that."""
+    every_step(sinks, ("abandon",))
+
+
 @pytest.mark.parametrize("sinks", EACH)
 def test_the_spool_is_altered(sinks: str) -> None:
     """No row of it is applied; what is prepared in the target is committed all the same."""
     every_step(sinks, *plans.SPOOL)
 
 
-@pytest.mark.parametrize("sinks", EACH)
+@pytest.mark.parametrize("sinks", [*EACH, "T", "AB"])
 def test_a_marker_is_altered(sinks: str) -> None:
     """Found before anything is concluded from it."""
-    every_step(sinks, *(("remark", sinks, how) for how in ("newer", "other")))
+    every_step(sinks, *(("remark", sinks[0], how) for how in ("newer", "other")))
 
 
 def test_somebody_else_writes_to_the_index() -> None:

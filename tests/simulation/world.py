@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from epochsink.protocol.ledger import FOLDER
-from epochsink.sink import Mark
+from epochsink.sink import Mark, sharers
+from simulation.by_task_port import ByTaskPostgres
 from simulation.readers import OUTSIDER, Readers, Row
-from simulation.targets import Elasticsearch, Kafka, Postgres, Transaction
+from simulation.search_target import Elasticsearch
+from simulation.shared_port import OTHER, SharedPostgres
+from simulation.targets import Kafka, Postgres, Transaction
 
 if TYPE_CHECKING:
     from simulation.steps import Answer, Stepper
@@ -36,11 +39,11 @@ class World:
         self.files: Folders = {}
         self.spool: Spooled = {}
         self.kafka = Kafka(self.readers)
-        self.postgres = {name: Postgres(self.readers, name) for name in sinks if name in "PS"}
+        self.postgres = postgres_of(self.readers, sinks)
         self.search = {name: Elasticsearch(self.readers, name, name == "F") for name in sinks if name in "EF"}
         self.keeps_copies = False
         self.readers.before_commit = self._note_commit
-        self.copies: dict[str, list[Copy]] = {name: [] for name in sinks}
+        self.copies: dict[str, list[Copy]] = {name: [] for name in sinks if home(name) == name}
         self.options = 0
         """The number of the options with which a driver that starts now is configured."""
         self._written_with: dict[str, int] = {}
@@ -64,7 +67,7 @@ class World:
         for entry in entries:
             if entry["entry"] == "prepared":
                 parts[entry["epoch"]] = entry["shares"].get(sink, {}).get("parts", [])
-            elif entry["entry"] == "replay" and entry["sink"] == sink:
+            elif entry["entry"] == "replay" and sink in sharers(entry["parts"][0], entry["sink"]):
                 # what a replay has taken the place of is nobody's any more
                 parts[entry["epoch"]] = entry["parts"]
         ours = [part for epoch in done for part in parts.get(epoch, [])]
@@ -90,7 +93,7 @@ class World:
         def stepping(name: str, apply: Any, *, reads: bool = False) -> Answer:  # type: ignore[type-var]
             def keep_and_apply() -> Any:
                 if self.keeps_copies:
-                    self._keep_copy(sink)
+                    self._keep_copy(home(sink))
                 return apply()
 
             return step(name, apply if reads else keep_and_apply, reads=reads)  # type: ignore[no-any-return]
@@ -99,8 +102,9 @@ class World:
 
     def _keep_copy(self, sink: str) -> None:
         target = self.target(sink)
-        state = {name: getattr(target, name) for name in target.__slots__ if name != "readers"}
-        self.copies[sink].append(Copy(copied({**state, "visible": self.readers.visible.get(sink, {})})))
+        state = {field.name: getattr(target, field.name) for field in fields(target) if field.name != "readers"}
+        visible = {name: shown for name, shown in self.readers.visible.items() if home(name) == sink}
+        self.copies[sink].append(Copy(copied({**state, "visible": visible})))
 
     def _note_commit(self, sink: str) -> None:
         if self.keeps_copies and self.copies[sink]:
@@ -125,7 +129,8 @@ class World:
             setattr(target, name, value)
         if sink in "EF":
             target.incarnation = incarnation + 1
-        self.readers.visible[sink] = visible
+        for name in [name for name in self.readers.visible if home(name) == sink]:
+            self.readers.visible[name] = visible.get(name, {})
         return True
 
     # ---- what others do to a target
@@ -149,6 +154,19 @@ class World:
         for name, (version, row) in target.documents.items():
             target.documents[name] = version + 2, row._replace(query=OUTSIDER)
         return bool(target.documents)
+
+
+def postgres_of(readers: Readers, sinks: str) -> dict[str, Postgres]:
+    """Return the database of each PostgreSQL sink."""
+    made: dict[str, Postgres] = {"T": ByTaskPostgres(readers, "T")}
+    for first, other in OTHER.items():
+        made[first] = made[other] = SharedPostgres(readers, first)
+    return {name: made.get(name) or Postgres(readers, name) for name in sinks if name in {"P", "S", *made}}
+
+
+def home(sink: str) -> str:
+    """Return the sink by whose letter a target is known: some have a database in common."""
+    return next((first for first, other in OTHER.items() if other == sink), sink)
 
 
 def copied(value: Any) -> Any:

@@ -13,12 +13,13 @@ from checkpoint_kit import CheckpointKit
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
-from epochsink.errors import WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.testing import LocalSink
+from epochsink.testing.local_sink import LocalCommitter
 
 
 @pytest.fixture
@@ -86,6 +87,25 @@ def test_a_target_set_back_before_a_commit_stops_the_commit(kit: CheckpointKit, 
     sink.set_back(0)
     with pytest.raises(WentBack, match="older copy"):
         kit.coordinator.commit_decided()
+    assert ids(sink) == [0]
+
+
+@pytest.mark.parametrize(("may_pass", "kind"), [(False, PrepareFailed), (True, OutcomeUnknown)])
+def test_a_target_that_refuses_to_be_asked_before_a_commit_is_named_and_one_out_of_reach_leaves_it_unknown(
+    kit: CheckpointKit, sink: LocalSink, monkeypatch: pytest.MonkeyPatch, *, may_pass: bool, kind: type[Exception]
+) -> None:
+    """A right that was taken away is for somebody to grant; the next start commits the epoch."""
+    kit.record(0, rows(0))
+    kit.decide(0)
+
+    def refuse(*_: object) -> None:
+        raise PrepareFailed("reading the marker: no", hint="grant it", may_pass=may_pass)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalCommitter, "verify_applied", refuse)
+        with pytest.raises(kind, match=r"epoch 0 is decided, and .*sink 'out'.*reading the marker: no"):
+            kit.coordinator.commit_decided()
+    kit.start()
     assert ids(sink) == [0]
 
 

@@ -57,11 +57,14 @@ class AppliedCheck:
         return consistency.decided_without_us(newest + 1, decided, attempted=attempted)
 
     def verify_before_commit(self, number: int, name: str) -> None:
-        """Compare one sink's target with the ledger; that it cannot be asked leaves the epoch's outcome unknown."""
+        """Compare one sink's target with the ledger; that it cannot be reached leaves the epoch's outcome unknown."""
         try:
             self.verify(name)
-        except PrepareFailed as unreachable:
-            raise consistency.unknown_outcome(number, name, unreachable.message) from unreachable
+        except PrepareFailed as failure:
+            if not failure.may_pass:
+                # it has answered: a right or a setting is missing, which the next start finds mended or not
+                raise consistency.refused_after_decision(number, name, failure) from failure
+            raise consistency.unknown_outcome(number, name, failure.message) from failure
 
     def verify(self, name: str) -> None:
         """Compare one sink's target with the ledger, which the caller has just found to be its own."""

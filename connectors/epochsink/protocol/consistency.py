@@ -142,3 +142,13 @@ def unknown_outcome(epoch: int, sink: str, evidence: str) -> OutcomeUnknown:
         epoch=epoch,
         sink=sink,
     )
+
+
+def refused_after_decision(epoch: int, sink: str, refusal: PrepareFailed) -> PrepareFailed:
+    """Say that a target refuses to be asked what it holds, for a reason that somebody has to remove."""
+    hint = f"{refusal.hint}; the epoch stays recorded, and the next start commits it".removeprefix("; ")
+    return type(refusal)(
+        f"epoch {epoch} is decided, and sink '{sink}' may not be asked what it holds: {refusal.message}",
+        hint=hint,
+        **refusal.facts,
+    )

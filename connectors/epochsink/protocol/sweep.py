@@ -68,6 +68,10 @@ class Sweep(RunState):
         history = self._ledger.read()
         with self._queue.alone():
             for name, sink in self._sinks.items():
+                if history.abandoned is not None:
+                    # the command has shut this driver out, too, and is not followed by another: what is prepared since
+                    # nobody else would end
+                    sink.fence()
                 sink.abort_orphans(self._kept(history, name), history.done_parts(name))
         self._spool.drop(self._query_id, epoch)
 
