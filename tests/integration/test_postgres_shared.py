@@ -325,7 +325,22 @@ def test_only_sinks_that_the_server_would_let_share_are_of_one_group() -> None:
     assert group() is not None
     assert group(atomic=False) is None
     others = ["host=127.0.0.2 dbname=a user=u", "host=127.0.0.1 dbname=b user=u", "host=127.0.0.1 dbname=a user=v"]
-    assert group() not in [*(group(dsn, allow_insecure=True) for dsn in others), group(commit="staged")]
+    settings = group(options={"options": "-c search_path=other"})
+    assert group() not in [*(group(dsn, allow_insecure=True) for dsn in others), group(commit="staged"), settings]
+
+
+def test_sinks_whose_sessions_have_settings_of_their_own_share_no_transaction(
+    family: FamilyTables, pg_truth: Truth
+) -> None:
+    """Triggers, defaults and policies of a table may ask for them: in another's session its rows would be wrong."""
+    for name, sink in family.sinks.items():
+        pg_truth.execute(f"DROP TABLE {sink['table']} CASCADE")
+        pg_truth.execute(f"CREATE TABLE {sink['table']} (id bigint, tenant text DEFAULT current_setting('app.tenant'))")
+        sink.pop("key", None)
+        sink["options"] = {"options": f"-c app.tenant={name}"}
+        family.types[name] = {"id": "int64"}
+    family.run(family.driver(), 0, {name: [{"id": 1}] for name in family.sinks})
+    assert rows(family, pg_truth) == ([(1, "parents")], [(1, "children")])
 
 
 def test_an_operator_closes_a_shared_epoch_for_all_of_its_sinks(

@@ -31,7 +31,7 @@ DEFAULTS: Final = {
     "keepalives_count": "3",
     "tcp_user_timeout": "30000",
 }
-_ADDRESS: Final = ("host", "hostaddr", "port", "dbname", "user", "service")
+_ADDRESS: Final = ("host", "hostaddr", "port", "dbname", "user", "service", "options")
 _ROUNDS: Final = 5
 _SET: Final = ("search_path", "TimeZone", "lock_timeout", "synchronous_commit")
 """What `Server.connect` sets for a whole session; everything else is set for a transaction."""
@@ -158,7 +158,8 @@ class Server:
     def address(self) -> tuple[str | None, ...]:
         """What two sinks have in common that can share a transaction: server, database and user, as they are written.
 
-        The user too: only who has prepared a transaction may end it.
+        The user too: only who has prepared a transaction may end it. And the settings that a session begins with
+        (search_path, role): triggers, defaults and policies of a table may ask for them.
         """
         return tuple(self.parameters.get(name) for name in _ADDRESS)
 
