@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/time.h>
+#include <threads.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -20,14 +21,24 @@
 static const volatile int64_t *shift;
 static int (*real_gettime)(clockid_t, struct timespec *);
 static int (*real_cond)(pthread_cond_t *, pthread_mutex_t *, const struct timespec *);
+static int (*real_cond_clock)(pthread_cond_t *, pthread_mutex_t *, clockid_t, const struct timespec *);
+static int (*real_cnd)(cnd_t *, mtx_t *, const struct timespec *);
 static int (*real_sem)(sem_t *, const struct timespec *);
+static int (*real_sem_clock)(sem_t *, clockid_t, const struct timespec *);
+static int (*real_lock)(pthread_mutex_t *, const struct timespec *);
+static int (*real_sleep)(clockid_t, int, const struct timespec *, struct timespec *);
 
 __attribute__((constructor)) static void start(void) {
     if (shift)
         return;
     real_gettime = dlsym(RTLD_NEXT, "clock_gettime");
     real_cond = dlvsym(RTLD_NEXT, "pthread_cond_timedwait", "GLIBC_2.3.2");
+    real_cond_clock = dlsym(RTLD_NEXT, "pthread_cond_clockwait");
+    real_cnd = dlsym(RTLD_NEXT, "cnd_timedwait");
     real_sem = dlsym(RTLD_NEXT, "sem_timedwait");
+    real_sem_clock = dlsym(RTLD_NEXT, "sem_clockwait");
+    real_lock = dlsym(RTLD_NEXT, "pthread_mutex_timedlock");
+    real_sleep = dlsym(RTLD_NEXT, "clock_nanosleep");
     const char *path = getenv("NEMESIS_CLOCK");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     static const int64_t none = 0;
@@ -83,7 +94,36 @@ int pthread_cond_timedwait(pthread_cond_t *restrict cond, pthread_mutex_t *restr
     return real_cond(cond, mutex, &at);
 }
 
+int pthread_cond_clockwait(pthread_cond_t *restrict cond, pthread_mutex_t *restrict mutex, clockid_t clock,
+                           const struct timespec *restrict deadline) {
+    struct timespec at = unshifted(deadline);
+    return real_cond_clock(cond, mutex, clock, &at);
+}
+
+/* C11's threads, by which librdkafka waits */
+int cnd_timedwait(cnd_t *restrict cond, mtx_t *restrict mutex, const struct timespec *restrict deadline) {
+    struct timespec at = unshifted(deadline);
+    return real_cnd(cond, mutex, &at);
+}
+
 int sem_timedwait(sem_t *restrict semaphore, const struct timespec *restrict deadline) {
     struct timespec at = unshifted(deadline);
     return real_sem(semaphore, &at);
+}
+
+int sem_clockwait(sem_t *restrict semaphore, clockid_t clock, const struct timespec *restrict deadline) {
+    struct timespec at = unshifted(deadline);
+    return real_sem_clock(semaphore, clock, &at);
+}
+
+int pthread_mutex_timedlock(pthread_mutex_t *restrict mutex, const struct timespec *restrict deadline) {
+    struct timespec at = unshifted(deadline);
+    return real_lock(mutex, &at);
+}
+
+int clock_nanosleep(clockid_t clock, int flags, const struct timespec *until, struct timespec *left) {
+    if (!(flags & TIMER_ABSTIME))
+        return real_sleep(clock, flags, until, left);
+    struct timespec at = unshifted(until);
+    return real_sleep(clock, flags, &at, left);
 }
