@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import uuid
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pytest
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService, Service
 
     ServiceType = TypeVar("ServiceType", bound=Service)
+
+
+MAKERS: Final = frozenset({"make_kafka", "make_postgres", "make_elasticsearch"})
 
 
 class PrivateKafka(Protocol):
@@ -46,6 +49,19 @@ class FreshName(Protocol):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--docker", action="store_true", help="run the services in containers, not as plain processes")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Note which tests talk to a container."""
+    if item.config.getoption("docker") and not MAKERS.isdisjoint(getattr(item, "fixturenames", ())):
+        item.user_properties.append(("containers", True))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say how many tests have passed on containers; the others of the run need no service."""
+    if config.getoption("docker"):
+        passed = [one for one in terminalreporter.getreports("passed") if ("containers", True) in one.user_properties]
+        terminalreporter.write_line(f"containers: {len(passed)} tests have passed on services in containers")
 
 
 @pytest.fixture(scope="session")
