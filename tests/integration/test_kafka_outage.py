@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import uuid
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -381,3 +382,26 @@ def test_markers_are_read_from_the_broker_that_leads_their_group_now(
         known = cluster.admin()._manager.cluster._coordinators
         known.update(dict.fromkeys(known, 99))  # a broker that is gone
         assert committer.newest() == at.number
+
+
+def test_a_broker_that_was_away_when_the_list_of_brokers_was_made_is_found_when_it_is_back(
+    kafka: KafkaService, fresh_topic: FreshName
+) -> None:
+    """kafka-python asks for the list every five minutes; a vote or a commit must not wait for that."""
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    config = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=10)
+    who, at = identity(), epoch(3)
+    part = prepare(config, task(who, at), rows("a"))
+    with committing(config, who) as committer:
+        assert committer.vote(at, [part], NO_ROWS) == [part]
+        manager = committer._cluster.admin()._manager
+        known = manager.cluster._brokers
+        # as another one of the cluster's, which is there to be asked
+        number, other = next(iter(known.items()))
+        other = copy(other)
+        other.node_id = 99
+        known.clear()
+        known[99] = other
+        manager._conns.pop(number, None)
+        assert commit(committer, at, part) == COMMITTED
+        assert list(manager.cluster._brokers) == [number]

@@ -146,7 +146,7 @@ class Cluster:
             try:
                 return attempt()
             except (kafka_errors.KafkaError, OSError):
-                self._forget_groups()
+                self._look_again()
                 raise
 
         try:
@@ -156,11 +156,14 @@ class Cluster:
         except (kafka_errors.KafkaError, OSError) as failure:
             raise self._translated(failure) from failure
 
-    def _forget_groups(self) -> None:
-        """Look the coordinators of groups up again next time."""
-        # kafka-python never does: it would ask the broker that led a group first, also when another leads it or it died
+    def _look_again(self) -> None:
+        """Look up again next time which brokers there are, and which coordinates a group."""
+        # kafka-python never does: it would first ask the broker that led a group, also when that has moved or died;
+        # and for five minutes it would not know a broker that was away when it last asked which there are
         if self._admin is not None:
-            self._admin._manager.cluster._coordinators.clear()  # noqa: SLF001 - there is no public way
+            known = self._admin._manager.cluster  # noqa: SLF001 - there is no public way
+            known._coordinators.clear()  # noqa: SLF001 - likewise
+            known.request_update()
 
     def _translated(self, failure: Exception) -> Unreachable | Refused:
         servers = ",".join(self._servers)
