@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 import uuid
 from functools import partial
 from types import SimpleNamespace
@@ -121,3 +123,35 @@ def test_a_store_that_fails_for_a_moment_does_not_keep_a_record_from_being_dispu
         run.refuse_call(3, mistake)
     assert as_it_is.value is mistake
     assert disputed == [3]
+
+
+_ENDS = """
+import atexit, threading
+from concurrent.futures import ThreadPoolExecutor
+from epochsink.spark.query_run import _flush_at_exit
+
+class CommitThread(threading.Thread):
+    def __init__(self):
+        super().__init__(daemon=True)
+        self.asked = threading.Event()
+
+    def run(self):
+        self.asked.wait()
+        with ThreadPoolExecutor(1) as pool:
+            print(pool.submit(str, "committed").result())
+
+    def flush(self):
+        self.asked.set()
+        self.join()
+
+atexit.register(print, "the end")
+living = CommitThread()
+living.start()
+_flush_at_exit(living)
+"""
+
+
+def test_what_is_decided_as_the_program_ends_is_committed_by_whatever_threads_that_takes() -> None:
+    """Requests in parallel among them: at its very end, the interpreter lets nobody begin any."""
+    done = subprocess.run([sys.executable, "-c", _ENDS], capture_output=True, text=True, check=False)
+    assert done.stdout.split("\n")[:2] == ["committed", "the end"], done.stderr

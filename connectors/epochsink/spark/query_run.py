@@ -301,4 +301,5 @@ def _flush_at_exit(commit_thread: CommitThread) -> None:
         if living is not None:
             living.flush()
 
-    atexit.register(flush)
+    # not `atexit` itself, if it can be had: by then concurrent.futures takes no more work, of which commits have some
+    getattr(threading, "_register_atexit", atexit.register)(flush)
