@@ -5,6 +5,7 @@ So an epoch has as many parts as tasks, and they become visible, or are lost, on
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from simulation.postgres_port import PreparedPort
 from simulation.targets import Postgres, PreparedRows, Staged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from epochsink.sink import Committable
     from simulation.readers import Row
@@ -88,6 +89,19 @@ class ByTaskPort(PreparedPort):
         if gone := [part["gid"] for part in written if part["gid"] not in there]:
             raise PrepareFailed(f"{gone} are not in pg_prepared_xacts")
         return [{**part, **self.prepared_with(epoch)} for part in written]
+
+    def commit_at_once(
+        self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None
+    ) -> Collection[int]:
+        """COMMIT PREPARED of all parts, each in a session of its own; return those of which the server has said so."""
+        return [index for index, part in enumerate(parts) if self.is_committed(part)]
+
+    def is_committed(self, part: Committable) -> bool:
+        """Commit a part once; return whether that is certain."""
+        commit = partial(self.target.commit_prepared, part["gid"])
+        with suppress(OSError):
+            return bool(self._step("T commit at once", commit) == "OK")
+        return False
 
     def judge(self, epoch: Epoch, part: Committable, evidence: str) -> Verdict:
         """Say what the part's marker row says."""

@@ -183,6 +183,12 @@ MUTANTS = (
     Mutant("42704 taken as aborted", Variant(ports={"P": sink.MissingIsAborted}), "P", ((45, ("lost",)),)),
     Mutant("gid re-used", Variant(ports={"P": sink.ReusesGid}), "P", ((27, ("pause", 20, 2)),)),
     Mutant(
+        "commits that were sent side by side are taken for carried out",
+        Variant(ports={"T": sink.SentIsCommitted}),
+        "T",
+        ((37, ("err",)),),
+    ),
+    Mutant(
         "sinks of one database prepare a transaction each",
         Variant(ports={"A": sink.SharesNothing, "B": sink.OtherSharesNothing}),
         "AB",

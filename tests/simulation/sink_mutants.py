@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.identity import PreparedName, TransactionalId, identity_key
 from epochsink.sink import COMMITTED, MEMBERS, Ballot, Committable, Epoch, LastDone, Mark, Rows, Task, Verdict
+from simulation.by_task_port import ByTaskPort
 from simulation.kafka_port import KafkaLogPort, KafkaPort, KafkaTask
 from simulation.port import ABORTED, ANY_GENERATION, twice
 from simulation.postgres_port import PreparedPort, StagedPort
@@ -198,6 +199,14 @@ class OtherMergesOne(MergesOne):
     """Likewise."""
 
     letter = "D"
+
+
+class SentIsCommitted(ByTaskPort):
+    """Takes each commit that it has sent for carried out."""
+
+    def is_committed(self, part: Committable) -> bool:
+        super().is_committed(part)
+        return True
 
 
 class UpsertsMarker(StagedPort):

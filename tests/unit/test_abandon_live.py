@@ -58,6 +58,22 @@ def test_an_epoch_that_is_written_meanwhile_is_not_recorded_and_leaves_nothing(k
         kit.coordinator.settle(2)
 
 
+def test_a_target_that_is_down_keeps_nothing_in_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sinks = {name: LocalSink(tmp_path / name) for name in ("down", "out")}
+    kit = CheckpointKit(tmp_path / "two", sinks)
+    with open_place(str(kit.root)) as place:
+        Abandonment(place, sinks=sinks, gone=[]).carry_out()
+    attempt, _ = kit.write(0, {name: rows(0)["out"] for name in sinks})
+    assert len(left(kit)) == 2
+    monkeypatch.setattr(kit._committers["down"], "abort_orphans", refuse)
+    kit.coordinator.abandon(attempt)
+    assert left(kit) == []
+
+
+def refuse(*_: object) -> None:
+    raise ConnectionError("broker down")
+
+
 def test_an_epoch_that_was_recorded_is_ended_and_its_commit_is_refused(kit: CheckpointKit) -> None:
     """Spark decides it all the same: the live query says why it stops, and a successor reads its input again."""
     kit.record(1, rows(1))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
+from epochsink.errors import EpochsinkError
 from epochsink.protocol import transaction_groups
 from epochsink.protocol.run_state import RunState
 from epochsink.sink import Epoch
@@ -68,11 +69,15 @@ class Sweep(RunState):
         history = self._ledger.read()
         with self._queue.alone():
             for name, sink in self._sinks.items():
-                if history.abandoned is not None:
-                    # the command has shut this driver out, too, and is not followed by another: what is prepared since
-                    # nobody else would end
-                    sink.fence()
-                sink.abort_orphans(self._kept(history, name), history.done_parts(name))
+                try:
+                    if history.abandoned is not None:
+                        # the command has shut this driver out, too, and is not followed by another: what is prepared
+                        # since nobody else would end
+                        sink.fence()
+                    sink.abort_orphans(self._kept(history, name), history.done_parts(name))
+                except (EpochsinkError, OSError) as failure:
+                    # one target that is down must not keep what the others hold
+                    _log.warning("sink '%s': what epoch %d has prepared is left: %s", name, epoch.number, failure)
         self._spool.drop(self._query_id, epoch)
 
     def _end_unrecorded(self) -> None:
