@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from kafka.admin import KafkaAdminClient
 
     from epochsink.devkit.services import KafkaService
+    from epochsink.sink import Committable
 
 
 @pytest.fixture(scope="module")
@@ -208,6 +209,34 @@ def test_what_has_expired_before_the_vote_is_taken_out_of_the_topic_by_the_vote(
         broker.start()
         [voted] = committer.vote(at, [early], NO_ROWS)
         assert commit(committer, at, voted) == COMMITTED
+    assert read_all(broker.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_a_task_that_outlasts_its_transaction_where_the_topic_keeps_rows_goes_on_in_an_attempt_with_a_copy(
+    broker: KafkaService, fresh_topic: FreshName
+) -> None:
+    topic = create_topic(broker.bootstrap_servers, fresh_topic())
+    config = short_lived(broker, topic)
+    who, at, name = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0), uuid.uuid4().hex
+    again, spool = dataclasses.replace(at, attempt=uuid.uuid4().hex), ListRows({name: [rows("a"), rows("b")]})
+    with committing(config, who) as committer, admin(broker.bootstrap_servers) as client:
+
+        def outlast(writer: KafkaWriter) -> Committable:
+            writer.write(rows("a"))
+            writer._producer.flush()
+            wait_for(lambda: not opened(client), "it times out")
+            writer.write(rows("b"))
+            return writer.prepare()
+
+        assert committer.keeps_rows(at, rows("a").schema)
+        alone = dataclasses.replace(task(who, at), spooled=False)
+        with pytest.raises(PrepareFailed, match="longer than transaction_timeout="):
+            outlast(KafkaWriter(config, alone, alone.uuid, topic))
+        assert not committer.keeps_rows(again, rows("a").schema)
+        part = outlast(KafkaWriter(config, task(who, again, 0, name), name, topic))
+        voted = committer.vote(again, [part], spool)
+        assert [commit(committer, again, each, spool) for each in voted] == [COMMITTED]
+        assert not committer.keeps_rows(epoch(1), rows("a").schema)
     assert read_all(broker.bootstrap_servers, topic, 2) == ["a", "b"]
 
 

@@ -137,13 +137,14 @@ def test_settings_that_contradict_are_refused(settings: dict[str, Any], reason: 
     assert reason in refusal(**settings)
 
 
-def test_the_transaction_timeout_is_as_said_or_short_with_a_spool_and_the_cap_without() -> None:
+def test_the_transaction_timeout_is_as_said_or_short_where_rows_are_kept_and_the_cap_elsewhere() -> None:
     found = Identity("q", "s", 1, {"transaction_timeout": 120.0})
     untold = Identity("q", "s", 1)
     assert made(transaction_timeout=30).transaction_timeout_ms(found) == 30_000
     assert made().transaction_timeout_ms(found) == 60_000
     assert made().transaction_timeout_ms(Identity("q", "s", 1, {"transaction_timeout": 5.0})) == 5_000
     assert made(options={"delivery.timeout.ms": 90_000}).transaction_timeout_ms(found) == 90_000
+    assert made(spool=True).transaction_timeout_ms(found) == 60_000
     assert made(spool=False).transaction_timeout_ms(found) == 120_000
     assert made(spool=False).transaction_timeout_ms(untold) == 900_000
     assert made().longest_transaction_timeout_ms(found) == 120_000

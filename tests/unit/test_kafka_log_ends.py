@@ -71,7 +71,7 @@ def part(topic_id: str = "f" * 32) -> KafkaCommittable:
 def test_a_part_gets_what_was_noted_for_its_own_attempt() -> None:
     ends = made()
     assert ends.added(FIRST, part()).log_from == ()
-    assert ends.note(FIRST, ROWS)
+    assert ends.note(FIRST, ROWS, 60.0)
     assert ends.added(FIRST, part()).log_from == (10, 20)
     assert ends.added(SECOND, part()).log_from == ()
 
@@ -79,29 +79,40 @@ def test_a_part_gets_what_was_noted_for_its_own_attempt() -> None:
 @pytest.mark.usefixtures("topic")
 def test_a_part_of_another_topic_of_that_name_is_refused() -> None:
     ends = made()
-    assert ends.note(FIRST, ROWS)
+    assert ends.note(FIRST, ROWS, 60.0)
     with pytest.raises(PrepareFailed, match="deleted and created again"):
         ends.added(FIRST, part("e" * 32))
 
 
 def test_what_is_not_known_speaks_for_a_copy(topic: Topic) -> None:
     ends = made()
-    assert ends.note(FIRST, ROWS)
+    assert ends.note(FIRST, ROWS, 60.0)
     topic.is_reachable = False
-    assert not ends.note(SECOND, ROWS)
+    assert not ends.note(SECOND, ROWS, 60.0)
     assert ends.added(FIRST, part()).log_from == ()
 
 
 def test_a_topic_of_very_many_partitions_is_copied(topic: Topic) -> None:
     topic.ends = dict.fromkeys(range(MOST_PARTITIONS + 1), 0)
-    assert not made().note(FIRST, ROWS)
+    assert not made().note(FIRST, ROWS, 60.0)
 
 
 def test_settings_are_asked_for_again_after_a_minute(topic: Topic) -> None:
     ends = made()
     topic.settings["cleanup.policy"] = "compact"
-    assert not ends.note(FIRST, ROWS)
+    assert not ends.note(FIRST, ROWS, 60.0)
     topic.settings["cleanup.policy"] = "delete"
-    assert not ends.note(FIRST, ROWS)
+    assert not ends.note(FIRST, ROWS, 60.0)
     ends._asked_at -= 61
-    assert ends.note(FIRST, ROWS)
+    assert ends.note(FIRST, ROWS, 60.0)
+
+
+@pytest.mark.usefixtures("topic")
+def test_once_an_attempt_has_taken_longer_than_its_transactions_rows_are_copied() -> None:
+    ends, third = made(), Epoch(8, "c" * 32)
+    assert ends.note(FIRST, ROWS, 0.0)
+    assert ends.note(third, ROWS, 0.0), "another epoch: the one before took as long as it liked"
+    assert ends.note(third, ROWS, 60.0), "a failure that came soon says nothing"
+    assert not ends.note(third, ROWS, 0.0)
+    assert ends.added(third, part()).log_from == ()
+    assert not ends.note(Epoch(9, "d" * 32), ROWS, 60.0), "later epochs are as large"

@@ -107,7 +107,7 @@ class KafkaCommitter:
 
     def keeps_rows(self, epoch: Epoch, schema: pa.Schema) -> bool:
         """Whether the topic's log keeps the rows that tasks are about to write; see `epochsink.kafka.rows_in_log`."""
-        return self._log_ends.note(epoch, schema)
+        return self._log_ends.note(epoch, schema, self._config.transaction_timeout_ms(self._identity) / 1000)
 
     def vote(
         self,

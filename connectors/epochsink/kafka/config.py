@@ -95,17 +95,17 @@ class KafkaConfig:
         """Whether rows are kept, in the topic or in the spool, until their epoch is done."""
         return self.spool is not False
 
-    def transaction_timeout_ms(self, identity: Identity, *, spooled: bool = True) -> int:
+    def transaction_timeout_ms(self, identity: Identity) -> int:
         """Return how long brokers keep the transactions of tasks open.
 
-        By default a short time if the rows are ``spooled``, so that a task can outlive its transaction, or else the
-        longest that was allowed when this sink joined.
+        By default a short time if the rows are kept somewhere, so that readers do not wait long for what a dead job
+        has left; or else the longest that was allowed when this sink joined.
         """
         known = identity.origin.get("transaction_timeout")
         cap = known or DEFAULT_CAP
         # the client refuses a delivery timeout that is longer than the transaction may be
         short = max(DEFAULT_TRANSACTION_TIMEOUT, float(self.options.get("message.timeout.ms", 0)) / 1000)
-        default = min(short, cap) if self.is_redone and (spooled or known is None) else cap
+        default = min(short, cap) if self.is_redone else cap
         return round(1000 * (self.transaction_timeout or default))
 
     def longest_transaction_timeout_ms(self, identity: Identity) -> int:

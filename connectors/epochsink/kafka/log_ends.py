@@ -34,8 +34,17 @@ class _Noted(NamedTuple):
     ends: tuple[int, ...]
 
 
+class _Begun(NamedTuple):
+    number: int
+    at: float
+
+
 class LogEnds:
-    """Notes the ends for one attempt at a time, where the topic keeps the rows. Used by the stream's thread alone."""
+    """Notes the ends for one attempt at a time, where the topic keeps the rows. Used by the stream's thread alone.
+
+    A task cannot go on in the topic when its transaction has ended under its hands, but with a copy it can. So once an
+    attempt at an epoch has failed that took longer than its transactions may, copies are kept for the rest of the run.
+    """
 
     def __init__(self, config: KafkaConfig, cluster: Cluster) -> None:
         self._config = config
@@ -45,10 +54,17 @@ class LogEnds:
         self._settings: Mapping[str, str] = {}
         self._asked_at = float("-inf")
         self._said = ""
+        self._begun: _Begun | None = None
+        self._outlasted = False
 
-    def note(self, epoch: Epoch, schema: pa.Schema) -> bool:
-        """Note where the topic ends now; return whether the rows that follow are kept there and need no copy."""
+    def note(self, epoch: Epoch, schema: pa.Schema, transaction_seconds: float) -> bool:
+        """Note where the topic ends now; return whether the rows that follow are kept there and need no copy.
+
+        ``transaction_seconds`` is how long the brokers keep a task's transaction open.
+        """
         self._noted = None
+        if self._has_outlasted(epoch, transaction_seconds):
+            return False
         try:
             if self._why_not(schema) is not None:
                 return False
@@ -74,6 +90,20 @@ class LogEnds:
                 hint="nothing is recorded yet: Spark runs the epoch again",
             )
         return replace(part, log_from=self._noted.ends)
+
+    def _has_outlasted(self, epoch: Epoch, transaction_seconds: float) -> bool:
+        before, now = self._begun, time.monotonic()
+        self._begun = _Begun(epoch.number, now)
+        if before is not None and before.number == epoch.number and now - before.at > transaction_seconds:
+            self._outlasted = True
+            log.warning(
+                "epoch %d: an attempt has failed that took longer than a transaction may (%g s): from now on rows are "
+                "kept in the spool, with which tasks outlive their transactions. Where all epochs are so large, raise "
+                "transaction_timeout=, or make them smaller",
+                epoch.number,
+                transaction_seconds,
+            )
+        return self._outlasted
 
     def _why_not(self, schema: pa.Schema) -> str | None:
         if self._config.spool is None and self._config.topic is not None:

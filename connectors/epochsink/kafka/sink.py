@@ -57,7 +57,7 @@ class Kafka(KafkaConfig):
             records too, where its retention is long enough (see `epochsink.kafka.rows_in_log`), and else in a durable
             copy beside the checkpoint. True: always in the copy. False: nowhere, and such an epoch stops the query.
         transaction_timeout: seconds after which the brokers give up a transaction, and its rows are written again from
-            where they are kept; None for 60 with a copy, and else for the longest that the brokers allow.
+            where they are kept; None for 60, and for the longest that the brokers allow with ``spool=False``.
         timeout: seconds that a task or the driver waits for a cluster that does not answer.
         create: create ``topic`` if it does not exist: True, or NewTopic(...) to say how.
         options: settings of the client in librdkafka's names, e.g. {"security.protocol": "SSL"}.

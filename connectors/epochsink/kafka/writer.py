@@ -60,7 +60,7 @@ class KafkaWriter:
                 self.transactional_id,
                 config.longest_transaction_timeout_ms(task.identity)
                 if again
-                else config.transaction_timeout_ms(task.identity, spooled=spooled),
+                else config.transaction_timeout_ms(task.identity),
                 config.timeout,
                 config.bootstrap_servers,
             )
