@@ -378,7 +378,8 @@ def test_rows_that_the_broker_does_not_take_in_time_are_not_passed_over(
 
 def test_a_task_rides_out_a_broker_that_is_killed_and_comes_back(broker: KafkaService, fresh_topic: FreshName) -> None:
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=60)
+    # a broker may take longer than a minute to come back, which is how long a transaction lasts by default
+    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=60, transaction_timeout=300)
     who, at = identity(), epoch(0)
     writer = config.writer(task(who, at))
     expected = [str(number) for number in range(20_000)]
