@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from nemesis.hosts import Host
     from nemesis.services import Broker
 
-ARMED_SECONDS: Final = 120.0
+ARMED_SECONDS: Final = 300.0
 TASK_SECONDS: Final = 90.0
 CUT_SECONDS: Final = 25.0
 
