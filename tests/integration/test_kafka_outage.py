@@ -112,8 +112,12 @@ def test_a_broker_killed_between_prepare_and_commit_still_commits_all(
     broker: KafkaService, fresh_topic: FreshName
 ) -> None:
     topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    settings = {"bootstrap_servers": broker.bootstrap_servers, "topic": topic}
-    config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=90)
+    settings: dict[str, Any] = {
+        "bootstrap_servers": broker.bootstrap_servers,
+        "topic": topic,
+        "transaction_timeout": 300,
+    }
+    config = Kafka(**settings, timeout=90)
     who, at = identity(), epoch(0)
     first = prepare(config, task(who, at, partition=0), rows("c"))
     second = prepare_and_die(settings, task(who, at, partition=1), "a", "b")

@@ -162,8 +162,10 @@ class ContainerKafka(ContainerService, KafkaService):
             "auto.create.topics.enable": False,
             "group.initial.rebalance.delay.ms": 0,
             "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 5,
             "transaction.state.log.replication.factor": 1,
             "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 5,
             **self.settings,
         }
         env = {kafka_variable(name): self._text(value) for name, value in properties.items()}
