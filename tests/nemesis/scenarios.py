@@ -211,6 +211,8 @@ def cut_off_from_the_store(scene: Scene) -> None:
         host = scene.host_of(stopped)
         link = f"{host.name} -x- {store.name}"
         scene.fault("link cut", link, partial(host.cut, store.address))
+        # what is decided already is no progress
+        scene.rig.watch.look()
         scene.go_on(stopped)
         # longer than the client waits for one answer, and than a look at the checkpoint
         with suppress(TimeoutError):
