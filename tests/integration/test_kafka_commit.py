@@ -110,7 +110,8 @@ def test_many_transactions_are_decided_side_by_side_and_what_is_lost_is_left_to_
         kept = set(range(9)) - {3}
         assert committer.commit_at_once(at, parts) == kept
         assert committer.commit(at, parts[3], NO_ROWS).outcome is Outcome.ABORTED
-        assert committer.commit_at_once(at, parts) == kept, "it may be repeated"
+        # it may be repeated; one whose end is being written to its partition at the moment is left to who asks for it
+        assert committer.commit_at_once(at, parts) <= kept
         whole = [parts[index] for index in sorted(kept)]
         committer.await_visible(at, whole)
         ids = [part["transactional_id"] for part in whole]
