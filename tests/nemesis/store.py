@@ -18,7 +18,7 @@ from epochsink.retry import retrying
 from nemesis.services import OnHost, answers
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from epochsink.protocol.storage import Storage
     from nemesis.hosts import Host
@@ -106,7 +106,7 @@ class S3(Store, LocalS3):
         return answers(self.host.address, S3_PORT)
 
 
-STORES: Final = {"hdfs": Hdfs, "s3": S3}
+STORES: Final[dict[str, Callable[[Host], Store]]] = {"hdfs": Hdfs, "s3": S3}
 
 
 class HdfsFiles:
