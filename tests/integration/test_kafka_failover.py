@@ -9,13 +9,24 @@ from itertools import chain, count
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import pytest
-from confluent_kafka import Producer
 from fix_kafka import KEY_PASSWORD
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 from kafka.protocol.metadata import CoordinatorType
-from kafka_kit import NO_ROWS, committing, create_topic, epoch, identity, prepare, read_all, rows, task, wait_for
+from kafka_kit import (
+    NO_ROWS,
+    committing,
+    create_topic,
+    epoch,
+    identity,
+    prepare,
+    read_all,
+    rows,
+    take_over,
+    task,
+    wait_for,
+)
 
 from epochsink.devkit.services import LocalKafka
 from epochsink.devkit.services.kafka import PROTOCOLS
@@ -161,9 +172,7 @@ def test_rows_are_taken_out_of_a_topic_whose_leaders_change_meanwhile(
         assert committer.keeps_rows(at, rows("a").schema)
         of = dataclasses.replace(task(who, at), spooled=False)
         [part] = committer.vote(at, [prepare(config, of, rows(*values))], NO_ROWS)
-        Producer(
-            {"bootstrap.servers": cluster.servers, "transactional.id": part["transactional_id"]}
-        ).init_transactions(30)
+        take_over(cluster.servers, part)
         monkeypatch.setattr(TopicLog, "append", append_and_stop)
         try:
             replayed = committer.replay(at, part, NO_ROWS, "e" * 32)

@@ -24,6 +24,7 @@ from kafka_kit import (
     recreate_topic,
     rows,
     sorted_values,
+    take_over,
     task,
 )
 
@@ -52,14 +53,6 @@ def sink(kafka: KafkaService, topic: str, **settings: Any) -> Kafka:
 
 def unspooled(who: Identity, at: Epoch, partition: int = 0) -> Task:
     return dataclasses.replace(task(who, at, partition), spooled=False)
-
-
-def take_over(servers: str, *parts: Committable) -> None:
-    """End open transactions by taking their ids, as a zombie does, and as the broker does after the time-out."""
-    for part in parts:
-        Producer({"bootstrap.servers": servers, "transactional.id": part["transactional_id"]}).init_transactions(
-            SECONDS
-        )
 
 
 def disturb(servers: str, topic: str, *values: str) -> None:

@@ -27,6 +27,7 @@ from kafka_kit import (
     read_all,
     rows,
     sorted_values,
+    take_over,
     task,
     wait_for,
 )
@@ -60,7 +61,6 @@ def breakable(make_kafka: Callable[..., KafkaService]) -> Iterator[KafkaService]
 def forgetful() -> Iterator[LocalKafka]:
     """Start a broker whose files can be reached, and which deletes at once what it may."""
     settings: dict[str, str | int | bool] = {
-        "transaction.abort.timed.out.transaction.cleanup.interval.ms": 500,
         "log.retention.check.interval.ms": 200,
         "log.cleaner.backoff.ms": 200,
         "log.initial.task.delay.ms": 200,
@@ -285,22 +285,22 @@ def compact(broker: LocalKafka, topic: str) -> None:
 def test_an_expired_epoch_whose_rows_its_topic_has_not_kept_is_refused_and_nothing_of_it_is_applied(
     forgetful: LocalKafka, fresh_topic: FreshName, meanwhile: Callable[[LocalKafka, str], None]
 ) -> None:
-    broker = forgetful
-    topic = create_topic(broker.bootstrap_servers, fresh_topic())
-    config = short_lived(broker, topic)
-    who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
+    servers = forgetful.bootstrap_servers
+    topic = create_topic(servers, fresh_topic())
+    config = Kafka(bootstrap_servers=servers, topic=topic, timeout=30)
+    who, at = identity(), epoch(0)
     with committing(config, who) as committer:
         assert committer.keeps_rows(at, rows("a").schema)
         of = dataclasses.replace(task(who, at), spooled=False)
         [part] = committer.vote(at, [prepare(config, of, rows("a", "b"))], NO_ROWS)
-        with admin(broker.bootstrap_servers) as client:
-            wait_for(lambda: not opened(client), "it times out")
-            meanwhile(broker, topic)
-            assert commit(committer, at, part).outcome is Outcome.ABORTED
-            with pytest.raises(LogIncomplete, match="none of them is applied"):
-                committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
+        take_over(servers, part)
+        meanwhile(forgetful, topic)
+        assert commit(committer, at, part).outcome is Outcome.ABORTED
+        with pytest.raises(LogIncomplete, match="none of them is applied"):
+            committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
+        with admin(servers) as client:
             assert opened(client) == []
-    with Reader(broker.bootstrap_servers, topic) as reader:
+    with Reader(servers, topic) as reader:
         assert not {"a", "b"} & set(sorted_values(reader.poll(1.0)))
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from epochsink.errors import SpoolMissing
@@ -137,6 +137,14 @@ def commit(committer: KafkaCommitter, at: Epoch, part: Committable, spooled: Row
 def abort(committer: KafkaCommitter, part: Committable) -> None:
     """End a part's transaction with "abort", as somebody else might."""
     committer._abort(KafkaCommittable.from_json(part).transaction)
+
+
+def take_over(servers: str, *parts: Committable) -> None:
+    """End open transactions by taking their ids, as a zombie does, and as the broker does after the time-out."""
+    for part in parts:
+        Producer({"bootstrap.servers": servers, "transactional.id": part["transactional_id"]}).init_transactions(
+            DEADLINE_SECONDS
+        )
 
 
 @contextmanager
