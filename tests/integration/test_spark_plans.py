@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,9 +13,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import BooleanType
 
 from epochsink.errors import ConfigurationError
+from epochsink.sink import json_text
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from streams import Stream
 
 
@@ -60,3 +63,22 @@ def test_a_key_of_chance_spreads_no_rows_over_tasks(stream: Stream) -> None:
     with pytest.raises(ConfigurationError, match=r"sink 'bad' spreads rows .*: uuid\(\)") as refused:
         stream.run(stream.exactly_once(sinks))
     assert refused.value.hint
+
+
+def test_nested_values_lose_nothing_as_json(spark: SparkSession) -> None:
+    """By default Spark cuts instants to milliseconds, in the zone of the session, and leaves null fields out."""
+    row = (
+        "named_struct('at', TIMESTAMP'2026-11-21 10:00:00.123456Z', 'wall', TIMESTAMP_NTZ'2026-11-21 10:00:00.123456', "
+        "'price', CAST('12345678901234567890.000000000000000001' AS DECIMAL(38,18)), 'note', CAST(NULL AS STRING), "
+        "'lines', array(named_struct('since', TIMESTAMP'1969-07-20 20:17:40.000001Z', 'n', CAST(NULL AS INT))), "
+        "'byDay', map('a', TIMESTAMP'2026-11-21 10:00:00.000001Z'))"
+    )
+    [(found,)] = spark.sql(f"SELECT {json_text(row)}").collect()
+    assert json.loads(found, parse_float=Decimal) == {
+        "at": "2026-11-21T10:00:00.123456Z",
+        "wall": "2026-11-21T10:00:00.123456",
+        "price": Decimal("12345678901234567890.000000000000000001"),
+        "note": None,
+        "lines": [{"since": "1969-07-20T20:17:40.000001Z", "n": None}],
+        "byDay": {"a": "2026-11-21T10:00:00.000001Z"},
+    }
