@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import folder_pipeline
-import psutil
 import pytest
 from streams import wait_until
 
@@ -49,11 +47,6 @@ class Driver:
     def log(self) -> str:
         return self._log.read_text()
 
-    def executors(self) -> list[psutil.Process]:
-        """Return the JVMs of Spark's executors, where the master gives them processes of their own."""
-        below = psutil.Process(self._process.pid).children(recursive=True)
-        return [process for process in below if is_executor(process)]
-
     def end(self) -> None:
         """Kill what is left of the process group, which is this driver's alone."""
         try:
@@ -62,13 +55,6 @@ class Driver:
             return
         finally:
             self._process.wait(SECONDS)
-
-
-def is_executor(process: psutil.Process) -> bool:
-    try:
-        return "CoarseGrainedExecutorBackend" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return False
 
 
 @pytest.fixture
@@ -146,38 +132,3 @@ def test_the_older_of_two_processes_is_fenced(stream: Stream, drivers: list[Driv
     assert stream.sink.values() == list(range(30))
     stream.run(newer)
     assert stream.sink.values() == list(range(40))
-
-
-ALLOCATED = {
-    "spark.dynamicAllocation.enabled": "true",
-    "spark.dynamicAllocation.shuffleTracking.enabled": "true",
-    "spark.dynamicAllocation.minExecutors": "0",
-    "spark.dynamicAllocation.initialExecutors": "2",
-    "spark.dynamicAllocation.maxExecutors": "2",
-    "spark.decommission.enabled": "true",
-    "spark.storage.decommission.enabled": "true",
-    "spark.executor.decommission.forceKillTimeout": "1s",
-    "spark.executor.cores": "1",
-    "spark.executor.memory": "512m",
-    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
-}
-
-
-def test_executors_that_are_decommissioned_in_the_middle_of_an_epoch_lose_and_double_nothing(
-    stream: Stream, drivers: list[Driver]
-) -> None:
-    """Dynamic allocation gives others in their place; what the lost tasks had written is ended."""
-    put_three(stream)
-    stream.sink.faults.arm("write")
-    drivers.append(Driver(stream, "await", "local-cluster[2,1,512]", SPARK_SETTINGS=json.dumps(ALLOCATED)))
-    wait_until(lambda: stream.sink.faults.reached("write") or not drivers[0].is_alive(), "a task writes")
-    first = drivers[0].executors()
-    assert first, drivers[0].log()
-    for executor in first:
-        executor.send_signal(signal.SIGPWR)
-    wait_until(lambda: not any(executor.is_running() for executor in first), "they have left")
-    stream.sink.faults.disarm("write")
-    assert drivers[0].wait() == 0, drivers[0].log()
-    assert stream.sink.values() == list(range(30))
-    assert stream.sink.prepared() == []
-    assert stream.committed() == stream.done() == [0, 1, 2]
