@@ -6,17 +6,15 @@ deletes. Each start goes on with what the crash before it left half applied, and
 
 from __future__ import annotations
 
-import contextlib
 import time
 from typing import TYPE_CHECKING, Final
 
-import psutil
 import pytest
 from harness import RUN_SECONDS
 from http_proxy import Proxy
 from indices import Hold, two_indices
 
-from epochsink.devkit.services.spark_cluster import SparkCluster
+from epochsink.devkit.services import spark_packages
 from epochsink.failpoints import POINTS
 
 if TYPE_CHECKING:
@@ -45,6 +43,14 @@ pytestmark = pytest.mark.timeout(900)
 IN_A_JOB: Final = ("elasticsearch.part.between:2", "elasticsearch.parts.after:2")
 """Where executors apply an epoch: one dies in the log's, then the driver once the state's is applied."""
 
+IN_PROCESSES: Final = {
+    "spark.master": "local-cluster[2,1,512]",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraClassPath": ":".join(map(str, spark_packages())),
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+"""Two executors with a JVM each."""
+
 
 def test_every_point_that_elasticsearch_has_is_among_these() -> None:
     mine = {point for point in POINTS if point.startswith("elasticsearch.")}
@@ -65,15 +71,6 @@ def test_a_pipeline_killed_in_the_middle_of_its_applies_is_exactly_once(
     assert min(report.windows.values()) > 1, "no crash left an epoch in part for as long as a start takes"
 
 
-def frozen(cluster: SparkCluster) -> psutil.Process | None:
-    """Return the executor's JVM whose Python worker has stopped."""
-    for executor in cluster.executors():
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if any(below.status() == psutil.STATUS_STOPPED for below in executor.children(recursive=True)):
-                return executor
-    return None
-
-
 def test_a_pipeline_whose_executors_and_drivers_die_in_the_middle_of_an_apply_is_exactly_once(
     tmp_path: Path, kafka: KafkaService, elasticsearch: ElasticsearchService, fresh_topic: FreshName
 ) -> None:
@@ -82,21 +79,15 @@ def test_a_pipeline_whose_executors_and_drivers_die_in_the_middle_of_an_apply_is
     First one freezes with a part of its share sent, and its JVM is killed: Spark gives the share to another.
     """
     source, server = fresh_topic("source"), elasticsearch.url
-    home = tmp_path / "cluster"
-    home.mkdir()
     with (
         Proxy(server, lambda _: None) as proxy,
         two_indices(tmp_path, kafka, source, url=proxy.url, server=server, executors_above=0) as harness,
     ):
         harness.feed(ROWS_FED)
-        armed = {"": IN_A_JOB[0], "_ONCE": str(tmp_path / "frozen"), "_SIGNAL": "STOP"}
-        in_executors = {f"spark.executorEnv.EPOCHSINK_FAILPOINT{name}": value for name, value in armed.items()}
-        with (
-            SparkCluster(home) as cluster,
-            harness.start(settings={**cluster.settings, **in_executors}) as process,
-        ):
-            executor = harness.wait_for(process, lambda: frozen(cluster), "an executor that freezes")
-            harness.kill(process, "executor", executor.pid)
+        frozen = str(tmp_path / "frozen")
+        with harness.start(crash=IN_A_JOB[0], once=frozen, stop=True, settings=IN_PROCESSES) as process:
+            executor = harness.wait_for(process, process.executor_of_stopped, "an executor that freezes")
+            harness.kill(process, "executor", executor)
             assert process.wait(time.monotonic() + RUN_SECONDS, harness.watch.look) == 0, harness.tail()
         harness.feed_and_crash_at(IN_A_JOB[1:], ROWS_FED)
         hold = proxy.behave = Hold(proxy, f"state-{source}", epoch=2)

@@ -67,6 +67,15 @@ class PipelineProcess:
             if process.pid in daemons and process.ppid() in daemons and process.status() != psutil.STATUS_ZOMBIE
         ]
 
+    def executor_of_stopped(self) -> int | None:
+        """Return the id of the executor's JVM whose Python worker has stopped at a failpoint; None if none has."""
+        for process in self._members():
+            if process.status() == psutil.STATUS_STOPPED:
+                above = [one for one in process.parents() if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
+                pid: int = above[0].pid
+                return pid
+        return None
+
     @staticmethod
     def _is_daemon(process: psutil.Process) -> bool:
         return "pyspark.daemon" in process.cmdline()
