@@ -1,4 +1,4 @@
-"""Two pipelines into one topic at the same time, each on its own copy of one checkpoint."""
+"""Two pipelines into one topic, table and index at the same time, each on its own copy of one checkpoint."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from harness import Harness, make_topic
+from indices import keyless
 from kafka_rig import ROWS_FED
+from tables import make_table
 
 from epochsink.testing import Target
+from epochsink.testing.readers.elasticsearch import ElasticsearchReader
 from epochsink.testing.readers.kafka import KafkaReader
+from epochsink.testing.readers.postgres import PostgresReader
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
     from processes import PipelineProcess
 
-    from epochsink.devkit.services import KafkaService
+    from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,19 +41,31 @@ def stopped_at(harness: Harness, point: str, checkpoint: str, stack: ExitStack) 
 
 
 def test_of_two_copies_that_commit_one_epoch_in_the_same_instant_one_stops_and_the_other_is_exact(
-    tmp_path: Path, kafka: KafkaService, fresh_topic: FreshName
+    tmp_path: Path,
+    kafka: KafkaService,
+    postgres: PostgresService,
+    elasticsearch: ElasticsearchService,
+    fresh_topic: FreshName,
 ) -> None:
     """The second has compared topic and ledger, and is about to commit, when the first prepares the same epoch."""
-    source, topic = fresh_topic("source"), fresh_topic("sink")
-    make_topic(kafka.bootstrap_servers, topic)
-    sink = {"kind": "Kafka", "bootstrap_servers": kafka.bootstrap_servers, "topic": topic, "transaction_timeout": 300}
-    with Harness(tmp_path, kafka, source, sinks={"topic": sink}) as harness, ExitStack() as stack:
+    source, name = fresh_topic("source"), fresh_topic("sink")
+    table, servers = name.replace("-", "_").replace(".", "_"), kafka.bootstrap_servers
+    make_topic(servers, name)
+    make_table(postgres.dsn, table)
+    sinks = {
+        "topic": {"kind": "Kafka", "bootstrap_servers": servers, "topic": name, "transaction_timeout": 300},
+        "table": {"kind": "Postgres", "dsn": postgres.dsn, "table": table},
+        "search": keyless(elasticsearch.url, name),
+    }
+    with Harness(tmp_path, kafka, source, sinks=sinks) as harness, ExitStack() as stack:
         harness.feed(ROWS_FED)
         first = stopped_at(harness, "coordinator.vote.before:2", "first", stack)
         first_output = harness.output
         shutil.copytree(tmp_path / "first", tmp_path / "checkpoint", dirs_exist_ok=True)
         harness.watch.look()
-        harness.read(Target("topic", atomic=False, lag=2.0), KafkaReader(kafka.bootstrap_servers, topic))
+        harness.read(Target("topic", atomic=False, lag=2.0), KafkaReader(servers, name))
+        harness.read(Target("table"), PostgresReader(postgres.dsn, table))
+        harness.read(Target("search", atomic=False), ElasticsearchReader(elasticsearch.url, name))
         second = stopped_at(harness, "coordinator.commit.compared", "checkpoint", stack)
 
         os.kill(first.driver, signal.SIGCONT)
