@@ -134,7 +134,7 @@ def test_a_spool_that_is_harmed_while_an_epoch_is_pending_is_named_and_not_appli
     for harm, error in harms.items():
         shutil.copytree(kept, spool, dirs_exist_ok=True)
         files = list(spool.rglob("*.arrow"))
-        assert len(files) == 3
+        assert len(files) == 2, "the topic keeps its rows by itself"
         for path in files:
             harm(path)
         refused = query.stops()
