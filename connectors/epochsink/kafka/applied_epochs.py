@@ -20,7 +20,7 @@ from epochsink.kafka.committable import KafkaCommittable
 from epochsink.sink import LastDone, Mark
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from epochsink.kafka.cluster import Cluster
 
@@ -113,9 +113,9 @@ def committables(last: LastDone) -> list[KafkaCommittable]:
     return [KafkaCommittable.from_json(part) for part in last.parts]
 
 
-def topics_of(last: LastDone) -> dict[str, str]:
+def topics_of(parts: Iterable[KafkaCommittable]) -> dict[str, str]:
     """Return the ids of the topics that an epoch was written to, by name."""
-    return {topic: known for part in committables(last) for topic, known in part.topics.items()}
+    return {topic: known for part in parts for topic, known in part.topics.items()}
 
 
 def _offsets_of(groups: list[str]) -> OffsetFetchRequest:

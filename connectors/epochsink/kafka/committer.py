@@ -100,7 +100,7 @@ class KafkaCommitter:
             found |= self._markers.read_all(deadline)
         if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= found.keys()):
             # before the markers are judged: offsets go with their topic, and this says what has become of it
-            self._refuse_other_topics(done, self._cluster.topic_ids(topics_of(done), deadline))
+            self._refuse_other_topics(done, self._cluster.topic_ids(topics_of(committables(done)), deadline))
         must = None if done is None else self._markers.unexpired(done, found)
         verify_marks(f"Kafka at {self._config.bootstrap_servers}", found, must, pending, self._markers.marks_of)
         self._seen_all = True
@@ -119,8 +119,7 @@ class KafkaCommitter:
         """Verify that each accepted task's transaction is open, or write its rows again; see `epochsink.kafka.vote`."""
         parts = [self._log_ends.added(epoch, KafkaCommittable.from_json(part)) for part in written]
         if after is not None:
-            written_to = {topic: known for part in parts for topic, known in part.topics.items()}
-            self._refuse_other_topics(after, topics_of(after) | written_to)
+            self._refuse_other_topics(after, topics_of([*committables(after), *parts]))
         polls = Polls(self._config, self._cluster, self._transactions, self._identity, self._fence)
         try:
             return [part.to_json() for part in vote(polls, epoch, parts, rows)]
@@ -156,7 +155,7 @@ class KafkaCommitter:
             return set()
         deadline = self._cluster.deadline()
         known = [KafkaCommittable.from_json(part) for part in parts]
-        written_to = topics_of(LastDone(epoch.number, epoch.attempt, tuple(parts)))
+        written_to = topics_of(known)
         try:
             self._see_topics(epoch, written_to, after, deadline)
             whole = [part.transaction for part in known if not part.recreated(self._topics_at_commit[1])]
@@ -328,7 +327,7 @@ class KafkaCommitter:
         attempt, topics = self._topics_at_commit
         if attempt == epoch.attempt and topics.keys() >= written_to.keys():
             return
-        before = topics_of(after) if after else {}
+        before = topics_of(committables(after)) if after else {}
         topics = self._cluster.topic_ids(written_to.keys() | before.keys(), deadline)
         self._topics_at_commit = (epoch.attempt, topics)
         if after is not None:
