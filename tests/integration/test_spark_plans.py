@@ -14,10 +14,13 @@ from pyspark.sql.types import BooleanType
 
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
+from epochsink.spark.query_run import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from streams import Stream
+
+    from epochsink.sink import Epoch
 
 
 def test_a_where_that_is_false_leaves_the_state_of_the_query_whole(stream: Stream) -> None:
@@ -82,3 +85,31 @@ def test_nested_values_lose_nothing_as_json(spark: SparkSession) -> None:
         "lines": [{"since": "1969-07-20T20:17:40.000001Z", "n": None}],
         "byDay": {"a": "2026-11-21T10:00:00.000001Z"},
     }
+
+
+def test_after_an_epoch_without_rows_tasks_are_run_only_if_there_are_rows(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What shows that there are none runs the whole plan, and what rows there are come whole out of that same run."""
+    run: list[int] = []
+    write_rows = Run._write_rows
+
+    def noted(self: Run, plan: Any, epoch: Epoch) -> Any:
+        run.append(epoch.number)
+        return write_rows(self, plan, epoch)
+
+    monkeypatch.setattr(Run, "_write_rows", noted)
+
+    def late() -> DataFrame:
+        summed = stream.frame().groupBy(F.expr("id % 10 AS id")).agg(F.sum("id").alias("total"))
+        return summed.where("total > 100")
+
+    for first in range(0, 60, 10):
+        stream.put(range(first, first + 10))
+    stream.run(frame=late(), mode="update")
+    found = {(row["epoch"], row["id"]): row["total"] for row in stream.sink.rows()}
+    # a group's sum after epoch n is 5 n (n + 1) + (n + 1) id
+    totals = {(n, i): 5 * n * (n + 1) + (n + 1) * i for n in range(6) for i in range(10)}
+    assert found == {key: total for key, total in totals.items() if total > 100}
+    assert len(stream.sink.rows()) == len(found)
+    assert run == [0, 4, 5]

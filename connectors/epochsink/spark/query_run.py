@@ -20,6 +20,7 @@ from epochsink.retry import retrying
 from epochsink.sink import SpoolFile, UsesExecutors
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.checkpoint import Checkpoint
+from epochsink.spark.compat import row_count
 from epochsink.spark.error_translation import sinks_error
 from epochsink.spark.retried_reads import RetriedReads
 from epochsink.spark.write_plans import WritePlans
@@ -89,6 +90,7 @@ class Run:
         self._called = -1
         self._recording = False
         self._byte_limit = ByteLimit()
+        self._had_rows = True
         read_again = cast("Storage", RetriedReads(files))
         self._coordinator = Coordinator(
             query_id=query_id,
@@ -254,7 +256,23 @@ class Run:
         return self.execution is not None and self.execution.is_active()
 
     def _write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
-        """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
+        """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink.
+
+        After an epoch without rows, there may be none again: then Spark runs the plan, keeps what rows there are, and
+        tasks in Python, which take longer to start than all else does, are run if there are any.
+        """
+        if self._had_rows or plan.is_spread:
+            written, spooled = self._write_rows(plan, epoch)
+        else:
+            rows = plan.rows.persist()
+            try:
+                written, spooled = self._write_rows(plan, epoch) if row_count(rows) else ({}, {})
+            finally:
+                rows.unpersist()
+        self._had_rows = bool(written)
+        return written, spooled
+
+    def _write_rows(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
         # after the planning, which takes a while: a target may note where it stands now
         kept = frozenset(
             name

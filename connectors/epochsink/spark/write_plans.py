@@ -24,8 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The write job of an epoch: a frame of what its tasks answer, and the schemas of the sinks' rows, by name."""
+    """The write job of an epoch: frames of the rows and of what its tasks answer, and the sinks' schemas, by name.
 
+    ``is_spread`` says that rows go from task to task before they are written.
+    """
+
+    rows: DataFrame
+    is_spread: bool
     answers: DataFrame
     schemas: Mapping[str, pa.Schema]
 
@@ -64,4 +69,5 @@ class WritePlans:
             identities = {name: self._identity(name) for name in self._sinks}
             jobs = WriteJobs(self._sinks, identities, self._spool)
             self._function = arrow_function(jobs.write_partition, ANSWER, passed.columns)
-        return WritePlan(map_in_arrow(passed, self._function), self._passes[key].schemas)
+        chosen = self._passes[key]
+        return WritePlan(passed, bool(chosen.distribute_by), map_in_arrow(passed, self._function), chosen.schemas)
