@@ -65,6 +65,12 @@ def test_the_byte_limit_is_the_one_that_is_set(spark: SparkSession) -> None:
     assert compat.byte_limit_of_batches(spark) > 12345
 
 
+def test_the_rows_of_a_frame_are_counted(spark: SparkSession) -> None:
+    kept = spark.range(10).where("id > 3").persist()
+    assert [compat.row_count(kept), compat.row_count(spark.range(10).where("id > 10"))] == [6, 0]
+    kept.unpersist()
+
+
 def test_the_frame_of_a_writer(stream: Stream) -> None:
     frame = stream.frame()
     assert compat.frame_of(frame.writeStream) is frame

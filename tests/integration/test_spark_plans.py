@@ -14,6 +14,7 @@ from pyspark.sql.types import BooleanType
 
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
+from epochsink.spark import compat, query_run
 from epochsink.spark.query_run import Run
 
 if TYPE_CHECKING:
@@ -113,3 +114,54 @@ def test_after_an_epoch_without_rows_tasks_are_run_only_if_there_are_rows(
     assert found == {key: total for key, total in totals.items() if total > 100}
     assert len(stream.sink.rows()) == len(found)
     assert run == [0, 4, 5]
+
+
+def test_looking_for_rows_first_leaves_the_users_cache_alone_and_runs_the_plan_once(stream: Stream) -> None:
+    """Rows that are looked for are those that are written, and what keeps them ends with the epoch."""
+    spark = stream.spark
+    seen = spark.sparkContext.accumulator(0)
+
+    @F.udf(BooleanType())
+    def noted(_id: int) -> bool:
+        seen.add(1)
+        return True
+
+    once = stream.exactly_once({"folder": replace(stream.sink, where="id >= 100")})
+    kept, cached = [], []
+
+    def write(frame: DataFrame, epoch: int) -> None:
+        frame.persist()
+        once(frame.where(noted("id")), epoch)
+        kept.append(frame.storageLevel.useMemory)
+        cached.append(len(spark.sparkContext._jsc.getPersistentRDDs()))
+        frame.unpersist()
+
+    for first in (0, 10, 100, 20):
+        stream.put(range(first, first + 10))
+    before = len(spark.sparkContext._jsc.getPersistentRDDs())
+    stream.by_hand(write).awaitTermination()
+    once.await_committed()
+    assert sorted(row["id"] for row in stream.sink.rows()) == list(range(100, 110))
+    assert kept == [True] * 4
+    assert cached == [before + 1] * 4
+    assert seen.value == 40
+
+
+def test_after_an_epoch_of_many_rows_that_was_looked_at_first_none_is(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What looks first keeps the rows meanwhile, in memory or on a disk that may not have room for them."""
+    monkeypatch.setattr(query_run, "KEPT_ROWS", 5)
+    counted: list[int] = []
+    row_count = compat.row_count
+
+    def noted(frame: DataFrame) -> int:
+        counted.append(row_count(frame))
+        return counted[-1]
+
+    monkeypatch.setattr(query_run, "row_count", noted)
+    for first in (0, 100, 0, 0):
+        stream.put(range(first, first + 10))
+    stream.run(stream.exactly_once({"folder": replace(stream.sink, where="id >= 100")}))
+    assert counted == [10]
+    assert len(stream.sink.rows()) == 10

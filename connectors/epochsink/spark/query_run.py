@@ -48,6 +48,9 @@ FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 5.0
 """How often an epoch is attempted before the query ends, and the longest first and later pauses between attempts."""
 
+KEPT_ROWS: Final = 100_000
+"""How many rows an epoch may have for which Spark looked first whether there are any; after more, it looks no more."""
+
 _serving: Final[weakref.WeakValueDictionary[str, Run]] = weakref.WeakValueDictionary()
 """Which run serves which execution of a query, by Spark's run id, in this process."""
 
@@ -91,6 +94,7 @@ class Run:
         self._recording = False
         self._byte_limit = ByteLimit()
         self._had_rows = True
+        self._most_kept = 0
         read_again = cast("Storage", RetriedReads(files))
         self._coordinator = Coordinator(
             query_id=query_id,
@@ -259,14 +263,17 @@ class Run:
         """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink.
 
         After an epoch without rows, there may be none again: then Spark runs the plan, keeps what rows there are, and
-        tasks in Python, which take longer to start than all else does, are run if there are any.
+        tasks in Python, which take longer to start than all else does, are run if there are any. Not any more once
+        that has kept many rows, since it takes as much memory and local disk as they do.
         """
-        if self._had_rows or plan.is_spread:
+        if self._had_rows or plan.is_spread or self._most_kept > KEPT_ROWS:
             written, spooled = self._write_rows(plan, epoch)
         else:
+            # a frame of our own: whether or not the user keeps the one below it, this ends no cache of theirs
             rows = plan.rows.persist()
             try:
-                written, spooled = self._write_rows(plan, epoch) if row_count(rows) else ({}, {})
+                self._most_kept = max(self._most_kept, count := row_count(rows))
+                written, spooled = self._write_rows(plan, epoch) if count else ({}, {})
             finally:
                 rows.unpersist()
         self._had_rows = bool(written)
