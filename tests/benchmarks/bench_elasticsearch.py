@@ -216,12 +216,12 @@ def main() -> None:
         LocalElasticsearch() as server,
         session() as spark,
     ):
-        bench, report = Bench(spark, server, options.rows, Path(folder)), Report(options.only, options.keep)
+        bench, report = Bench(spark, server, options.rows, Path(folder)), Report.of(options)
         if not options.only:
             bench.latencies(options.epochs)
             bench.windows(options.epochs // 3)
-        report.ratio("elasticsearch-vs-parallel-bulk", 2.0, bench.rows, bench.ours, bench.parallel_bulk)
-        report.ratio("elasticsearch-vs-limit", 0.8, bench.rows, bench.ours, bench.limit)
+        report.ratio("elasticsearch-vs-parallel-bulk", 3.0, bench.rows, bench.ours, bench.parallel_bulk)
+        report.ratio("elasticsearch-vs-limit", 0.75, bench.rows, bench.ours, bench.limit)
         name = "elasticsearch-apply-two-executors-vs-driver"
         report.ratio(name, 1.5, bench.rows, lambda: bench.apply(FIRST), lambda: bench.apply(None))
         report.print()

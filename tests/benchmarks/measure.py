@@ -31,7 +31,13 @@ class Report:
 
     only: str = ""
     folder: Path | None = None
+    pairs: int = PAIRS
     ratios: list[Ratio] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Report:
+        """Return a report as the command line of `sizes` wants it."""
+        return cls(options.only, options.keep, options.pairs)
 
     def ratio(self, name: str, aim: float, rows: int, ours: Callable[[], float], peer: Callable[[], float]) -> None:
         """Measure both (seconds for ``rows`` rows) in turn, after a warm-up."""
@@ -40,7 +46,7 @@ class Report:
         ours()
         peer()
         pairs = []
-        for _ in range(PAIRS):
+        for _ in range(self.pairs):
             own, theirs = _timed(ours), _timed(peer)
             pairs.append(Pair(own.seconds, theirs.seconds, own.processor, theirs.processor))
         table = Table(title=f"{name}: {rows:,} rows", title_justify="left")
@@ -112,6 +118,7 @@ def sizes(description: str | None, rows: int, **needed: str) -> argparse.Namespa
     parser.add_argument(
         "--only", default="", metavar="TEXT", help="measure the ratios alone that have it in their names"
     )
+    parser.add_argument("--pairs", type=int, default=PAIRS, help="pairs of runs for each ratio (default: %(default)s)")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave results (JSON) and picture there")
     for name, text in needed.items():
         parser.add_argument(f"--{name}", required=True, help=text)

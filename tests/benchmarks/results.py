@@ -52,9 +52,10 @@ class Ratio:
         return min(self._wall), max(self._wall)
 
     @property
-    def processor(self) -> float:
-        """The median of the ratios in processor seconds."""
-        return statistics.median(pair.peer_processor / pair.ours_processor for pair in self.pairs)
+    def processor(self) -> float | None:
+        """The median of the ratios in processor seconds; None if ours took too few for the system's clock of them."""
+        ratios = [pair.peer_processor / pair.ours_processor for pair in self.pairs if pair.ours_processor]
+        return statistics.median(ratios) if ratios else None
 
     @property
     def _wall(self) -> list[float]:
@@ -63,9 +64,10 @@ class Ratio:
     def line(self) -> str:
         """Return the result in a form that a program reads."""
         lowest, highest = self.range
+        processor = "too short to say" if self.processor is None else f"{self.processor:.2f}"
         return (
             f"RATIO {self.name} {self.median:.2f} (aim {self.aim:g}) from {lowest:.2f} to {highest:.2f}, "
-            f"in processor seconds {self.processor:.2f}"
+            f"in processor seconds {processor}"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -75,7 +77,7 @@ class Ratio:
             "ratio": round(self.median, 3),
             "lowest": round(lowest, 3),
             "highest": round(highest, 3),
-            "processor_ratio": round(self.processor, 3),
+            "processor_ratio": None if self.processor is None else round(self.processor, 3),
             "aim": self.aim,
             "rows": self.rows,
             "pairs": [{name: round(seconds, 3) for name, seconds in asdict(pair).items()} for pair in self.pairs],
@@ -110,7 +112,8 @@ def picture(known: Mapping[str, Mapping[str, Any]]) -> Figure:
         one = known[name]
         axes.plot([one["lowest"], one["highest"]], [at, at], color="#7aa6c2", linewidth=5, solid_capstyle="round")
         axes.plot(one["ratio"], at, "o", color="#1f4e6b", label="median of the pairs, and their range")
-        axes.plot(one["processor_ratio"], at, "x", color="#b5523b", label="in processor seconds")
+        if one["processor_ratio"] is not None:
+            axes.plot(one["processor_ratio"], at, "x", color="#b5523b", label="in processor seconds")
         axes.plot(one["aim"], at, "|", color="black", markersize=14, label="aim")
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xscale("log")
