@@ -288,6 +288,24 @@ def test_what_a_target_lost_is_prepared_again_from_the_spool(stream: Stream) -> 
     assert stream.sink.values() == list(range(10))
 
 
+def test_few_rows_that_a_target_lost_are_prepared_again_from_the_ledger(stream: Stream) -> None:
+    """From a run's second epoch on, they ride in its tasks' answers: the spool's folder stays empty."""
+    stream.put(range(10))
+    query = stream.start_endless(stream.exactly_once())
+    query.processAllAvailable()
+    stream.sink.faults.arm("commit")
+    stream.put(range(10, 20))
+    wait_until(lambda: stream.sink.faults.reached("commit"), "the commit of the second epoch begins")
+    assert list((stream.checkpoint / "epochsink" / "spool").rglob("*.arrow")) == []
+    for path in (stream.folder / "sink" / "prepared").glob("*/*"):
+        path.unlink()
+    stream.sink.faults.disarm("commit")
+    wait_until(lambda: stream.sink.values() == list(range(20)), "the rows are there again")
+    query.stop()
+    query.awaitTermination()
+    assert stream.sink.calls("replay") == ["1"]
+
+
 def test_without_spool_a_lost_epoch_stops_the_query_and_says_so(stream: Stream) -> None:
     sink = replace(stream.sink, spool=False)
     sink.faults.arm("commit")

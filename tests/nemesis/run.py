@@ -24,7 +24,7 @@ from nemesis.faults import CLOCK_STEPS, NOTICED_SECONDS, Fault, Faults
 from nemesis.hosts import SUBNET, missing
 from nemesis.page import write_page
 from nemesis.recovery import Recovery
-from nemesis.rig import Rig
+from nemesis.rig import PROGRESS_SECONDS, Rig
 from nemesis.store import STORES
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def main() -> int:
     folder.mkdir(parents=True)
     report, nemesis = play(folder, chosen)
     slowest = max(nemesis.recoveries, key=lambda one: one.seconds, default=None)
+    late = [f"progress took {one}" for one in nemesis.recoveries if one.seconds > PROGRESS_SECONDS]
     summary = {
         "sinks": chosen.sinks,
         "checkpoint": chosen.store or "local",
@@ -146,13 +147,14 @@ def main() -> int:
         "progress after healing": [str(one) for one in nemesis.recoveries],
         "the slowest one": slowest.steps(folder) if slowest else [],
         "counts": report.counts,
+        f"later than {PROGRESS_SECONDS:.0f} s": late,
         "anomalies": [*nemesis.stuck, *map(str, report.anomalies)],
     }
     page = write_page(folder, summary)
     (folder / "summary.json").write_text(json.dumps(summary, indent=1))
     print(json.dumps(summary, indent=1))
     print(f"the timeline: {page}")
-    return 1 if summary["anomalies"] else 0
+    return 1 if summary["anomalies"] or late else 0
 
 
 if __name__ == "__main__":

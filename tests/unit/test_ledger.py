@@ -553,7 +553,7 @@ def test_entries_survive_the_round_trip(entry: Entry) -> None:
     assert again.stamp == entry.stamp
     if isinstance(entry, Take) and isinstance(again, Take):
         assert (again.applied, again.summary) == (entry.applied, entry.summary)
-    assert json.loads(data)["version"] == 3
+    assert json.loads(data)["version"] == 4
     assert data.count(b"\n") == 1
 
 

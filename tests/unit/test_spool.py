@@ -34,9 +34,9 @@ def batch(*numbers: int) -> pa.RecordBatch:
 
 
 def spooled(
-    spool: Spool, task: str, *batches: pa.RecordBatch, epoch: Epoch = EPOCH, sink: Identity = SINK
+    spool: Spool, task: str, *batches: pa.RecordBatch, epoch: Epoch = EPOCH, sink: Identity = SINK, carried: int = 0
 ) -> SpoolFile:
-    writer = spool.writer(Task(sink, epoch, 0, task), batches[0].schema)
+    writer = spool.writer(Task(sink, epoch, 0, task), batches[0].schema, carried)
     for one in batches:
         writer.write(one)
     return writer.close()
@@ -55,6 +55,22 @@ def test_rows_come_back_as_written(spool: Spool) -> None:
     assert rows.tasks() == ("1" * 32, "2" * 32)
     assert [one.column("id").to_pylist() for task in rows.tasks() for one in rows.read(task)] == [[1, 2], [3], [4]]
     assert spool.size(QUERY, EPOCH) > 0
+
+
+def test_few_rows_are_carried_by_the_record_and_make_no_file(spool: Spool) -> None:
+    one, two = "1" * 32, "2" * 32
+    spool.make(QUERY, EPOCH)
+    small = spooled(spool, one, batch(1, 2), carried=1_000)
+    large = spooled(spool, two, *[batch(*range(50))] * 4, carried=1_000)
+    assert (small.rows, large.carried) == (2, "")
+    assert small.size <= 1_000 < large.size == spool.size(QUERY, EPOCH)
+    rows = spool.rows(SINK, EPOCH, [one, two], {one: small, two: large})
+    rows.verify()
+    numbers = [each.column("id").to_pylist() for task in rows.tasks() for each in rows.read(task)]
+    assert numbers == [[1, 2], *[list(range(50))] * 4]
+    assert small.carried not in repr(small)  # rows are in no log
+    with pytest.raises(SpoolDamaged, match="the copy in the ledger of epoch 3"):
+        list(spool.rows(SINK, EPOCH, [one], {one: replace(small, crc32=7)}).read(one))
 
 
 def test_a_large_file_goes_to_the_disk_while_it_is_written(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:

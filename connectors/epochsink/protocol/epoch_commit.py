@@ -172,7 +172,12 @@ class EpochCommit(Sweep):
             for name, share in prepared.shares.items():
                 self._sinks[name].finish(epoch, share.parts)
             shares = prepared.shares.items()
-            known = [(self._identities[name], task) for name, share in shares for task in share.files]
+            known = [
+                (self._identities[name], task)
+                for name, share in shares
+                for task, file in share.files.items()
+                if not file.carried
+            ]
             self._spool.drop(self._query_id, epoch, known)
         except OSError as failure:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", prepared.epoch, failure)

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Committable
 
-VERSION: Final = 3
-"""What is written. Version 2 had no ``summary`` in a take; version 1 also no `Stamp`, no `Skipped`, no ``applied`` in a
-take, no ``files`` in a share."""
+VERSION: Final = 4
+"""What is written. Version 3 had no ``carried`` in a file; version 2 also no ``summary`` in a take; version 1 also no
+`Stamp`, no `Skipped`, no ``applied`` in a take, no ``files`` in a share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +221,7 @@ def decode(data: bytes) -> Entry:
     """Return the entry that a line of JSON holds. Raises ValueError, KeyError, TypeError."""
     fields = json.loads(data)
     kind, version = fields.pop("entry"), fields.pop("version")
-    if version not in (1, 2, VERSION):
+    if version not in (1, 2, 3, VERSION):
         raise ValueError(f"version {version}")
     return _KINDS[kind](**_values(fields))
 

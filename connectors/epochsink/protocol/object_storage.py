@@ -151,9 +151,9 @@ class ObjectFiles:
     def make_folder(self, root: str, name: str) -> None:
         """Do nothing: there are no folders."""
 
-    def remove_folder(self, path: str, names: Sequence[str] = ()) -> None:
+    def remove_folder(self, path: str, names: Sequence[str] | None = None) -> None:
         """Delete all objects below a prefix, or those known there, as many by one request as the store takes."""
-        if names:
+        if names is not None:
             _delete(self._store, [f"{path}/{name}" for name in names])
             return
         with _as_oserror():

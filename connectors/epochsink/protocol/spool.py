@@ -7,10 +7,14 @@ One file for each sink and task attempt, in a folder for each attempt at an epoc
 The driver makes that folder before the write job and removes it when the epoch is done; tasks never make one, so
 a late task of a finished epoch fails instead of leaving rows behind (on an object store, which has no folders, the
 next sweep takes them away). See `epochsink.protocol.spool_files` for where it can be.
+
+A small file need not be one: the ledger's entry carries it, so that the epoch waits for one file of the store, not for
+two, and on HDFS not for the 400 ms that a DataNode may sleep before its file is complete.
 """
 
 from __future__ import annotations
 
+import base64
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -25,7 +29,7 @@ from epochsink.protocol.spool_files import open_files
 from epochsink.sink import Epoch, SpoolFile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from epochsink.protocol.spool_files import Output, SpoolFiles
     from epochsink.sink import Identity, Task
@@ -38,11 +42,13 @@ class Spool:
     root: str
     options: str = field(default="{}", repr=False)
     """What the place needs to be reached, secrets among it, as JSON."""
+    beside_ledger: bool = False
+    """Whether the ledger, in the same folder, may carry small files: rows stay in the place that the user chose."""
 
     @classmethod
     def beside(cls, checkpoint: str, options: str = "{}") -> Spool:
         """Return the spool inside a checkpoint folder, given as a path or URI."""
-        return cls(f"{checkpoint.rstrip('/')}/epochsink/spool", options)
+        return cls(f"{checkpoint.rstrip('/')}/epochsink/spool", options, beside_ledger=True)
 
     def check(self) -> None:
         """Raise `ConfigurationError` if executors have no client for this place, or it does not answer."""
@@ -56,11 +62,15 @@ class Spool:
                 "(default: port 9870), without Kerberos; or give spool= another place that driver and executors share",
             ) from failure
 
-    def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
-        """Open the file of one sink and task attempt."""
-        files, root = self._open()
-        folder = f"{root}/{_folder(task.identity.query_id, task.epoch)}"
-        return SpoolWriter(files.create(f"{folder}/{_file(task.identity, task.uuid)}"), schema)
+    def writer(self, task: Task, schema: pa.Schema, carried: int = 0) -> SpoolWriter:
+        """Return a writer of the file of one sink and task attempt, which is none up to ``carried`` bytes."""
+
+        def create() -> Output:
+            files, root = self._open()
+            folder = f"{root}/{_folder(task.identity.query_id, task.epoch)}"
+            return files.create(f"{folder}/{_file(task.identity, task.uuid)}")
+
+        return SpoolWriter(create, schema, carried)
 
     def rows(
         self,
@@ -77,14 +87,14 @@ class Spool:
         files, root = self._open()
         files.make_folder(root, _folder(query_id, epoch))
 
-    def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] = ()) -> None:
+    def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] | None = None) -> None:
         """Remove all that an attempt at an epoch has spooled.
 
         ``known`` are the files of accepted tasks: an object store, which has no folders, need not be asked for them,
         and what losing tasks have left there stays for a sweep.
         """
         files, root = self._open()
-        names = [_file(identity, task) for identity, task in known]
+        names = None if known is None else [_file(identity, task) for identity, task in known]
         files.remove_folder(f"{root}/{_folder(query_id, epoch)}", names)
 
     def attempts(self, query_id: str) -> list[Epoch]:
@@ -106,9 +116,11 @@ class Spool:
 class NoSpool:
     """Stands for the spool where no sink wants one, at a place that pyarrow could not open."""
 
-    def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
+    beside_ledger: bool = False
+
+    def writer(self, task: Task, schema: pa.Schema, carried: int = 0) -> SpoolWriter:
         """Raise AssertionError: no sink asks."""
-        raise AssertionError((task, schema))
+        raise AssertionError((task, schema, carried))
 
     def rows(
         self, identity: Identity, epoch: Epoch, tasks: Sequence[str], files: Mapping[str, SpoolFile]
@@ -120,7 +132,7 @@ class NoSpool:
     def make(self, query_id: str, epoch: Epoch) -> None:
         """Do nothing."""
 
-    def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] = ()) -> None:
+    def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] | None = None) -> None:
         """Do nothing."""
 
     def attempts(self, query_id: str) -> list[Epoch]:
@@ -152,10 +164,10 @@ class UnspooledRows:
 
 
 class SpoolWriter:
-    """Writes one task's rows of one sink; durable when `close` returns."""
+    """Writes one task's rows of one sink; durable when `close` returns, or when what it returns is recorded."""
 
-    def __init__(self, output: Output, schema: pa.Schema) -> None:
-        self._output = _Checksummed(output)
+    def __init__(self, create: Callable[[], Output], schema: pa.Schema, carried: int) -> None:
+        self._output = _Checksummed(create, carried)
         self._stream = pa.ipc.new_stream(pa.PythonFile(self._output, mode="w"), schema)
         self._rows = 0
 
@@ -167,12 +179,14 @@ class SpoolWriter:
     def close(self) -> SpoolFile:
         """Finish the file and make it durable; return what it holds."""
         self._stream.close()
-        self._output.finish()
-        return SpoolFile(self._rows, self._output.size, self._output.crc32)
+        carried = base64.b64encode(self._output.finish()).decode()
+        return SpoolFile(self._rows, self._output.size, self._output.crc32, carried)
 
 
 class _Checksummed:
     """Passes on what is written, and sums it up: what the file has to hold, whatever the disk makes of it.
+
+    Keeps it while it is no more than may be carried, and makes the file for the rest.
 
     A stream for Arrow, which closes it when it is dropped: that finishes nothing, so that a task which fails leaves no
     file that looks whole.
@@ -180,14 +194,25 @@ class _Checksummed:
 
     closed = False
 
-    def __init__(self, output: Output) -> None:
-        self._output = output
+    def __init__(self, create: Callable[[], Output], carried: int) -> None:
+        self._create = create
+        self._carried = carried
+        self._kept = bytearray()
+        self._output: Output | None = None
         self.size = 0
         self.crc32 = 0
 
     def write(self, data: Any) -> None:
         self.crc32 = zlib.crc32(data, self.crc32)
         self.size += len(data)
+        if self.size <= self._carried:
+            self._kept += data
+            return
+        if self._output is None:
+            self._output = self._create()
+            if self._kept:
+                self._output.write(bytes(self._kept))
+                self._kept.clear()
         self._output.write(data)
 
     def flush(self) -> None:
@@ -196,8 +221,11 @@ class _Checksummed:
     def close(self) -> None:
         """Leave the file as it is."""
 
-    def finish(self) -> None:
-        self._output.close()
+    def finish(self) -> bytes:
+        """Make the file durable; return what there is no file for."""
+        if self._output is not None:
+            self._output.close()
+        return bytes(self._kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +279,9 @@ class SpooledRows:
         return pa.BufferReader(small) if size == len(small) else self._open(task)
 
     def _open(self, task: str) -> pa.NativeFile:
+        recorded = self.files.get(task)
+        if recorded is not None and recorded.carried:
+            return pa.BufferReader(base64.b64decode(recorded.carried))
         files, path = self._path(task)
         try:
             return files.open(path)
@@ -262,8 +293,11 @@ class SpooledRows:
         return files, f"{root}/{_folder(self.identity.query_id, self.epoch)}/{_file(self.identity, task)}"
 
     def _damaged(self, task: str, expected: str, found: str) -> SpoolDamaged:
+        recorded = self.files.get(task)
+        carried = recorded is not None and bool(recorded.carried)
+        place = "the copy in the ledger" if carried else f"the spool file {self._path(task)[1]}"
         return SpoolDamaged(
-            f"the spool file {self._path(task)[1]} of epoch {self.epoch.number}, sink '{self.identity.sink}', was cut "
+            f"{place} of epoch {self.epoch.number}, sink '{self.identity.sink}', was cut "
             f"or changed: it was written with {expected}, and holds {found}; none of its rows is applied",
             hint=_way_on(self.identity, self.epoch),
         )

@@ -50,7 +50,7 @@ class SpoolFiles(Protocol):
     def make_folder(self, root: str, name: str) -> None:
         """Make a folder below a root, and the root; nobody but this user may enter the root."""
 
-    def remove_folder(self, path: str, names: Sequence[str] = ()) -> None:
+    def remove_folder(self, path: str, names: Sequence[str] | None = None) -> None:
         """Remove a folder with all that is in it; no error if it does not exist.
 
         Where a folder is only a part of names, and ``names`` are known: those of its files.
@@ -110,7 +110,7 @@ class LocalFiles:
         Path(root, name).mkdir(parents=True, exist_ok=True)
         Path(root).chmod(0o700)
 
-    def remove_folder(self, path: str, names: Sequence[str] = ()) -> None:
+    def remove_folder(self, path: str, names: Sequence[str] | None = None) -> None:
         """Remove a folder and its files."""
         del names
         try:

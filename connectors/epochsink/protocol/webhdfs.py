@@ -51,7 +51,7 @@ class WebHdfs:
         """Make a folder, and the root, by one request; only this user may enter it."""
         self._ask("PUT", f"{root}/{name}", op="MKDIRS", permission="700")
 
-    def remove_folder(self, path: str, names: Sequence[str] = ()) -> None:
+    def remove_folder(self, path: str, names: Sequence[str] | None = None) -> None:
         """Remove a folder with all that is in it."""
         del names
         self._ask("DELETE", path, op="DELETE", recursive="true")

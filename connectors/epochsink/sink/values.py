@@ -70,11 +70,15 @@ class LastDone:
 
 @dataclass(frozen=True, slots=True)
 class SpoolFile:
-    """What one task's file in the spool of one sink held when it was closed: recorded, and compared at each read."""
+    """What one task's file in the spool of one sink held when it was closed: recorded, and compared at each read.
+
+    ``carried`` is the file itself, in base64, if it was so small that the record carries it: then it is in no spool.
+    """
 
     rows: int
     size: int
     crc32: int
+    carried: str = field(default="", repr=False)
 
 
 Written = Mapping[str, Sequence[tuple[str, Committable]]]

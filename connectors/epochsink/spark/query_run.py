@@ -19,6 +19,7 @@ from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
 from epochsink.sink import SpoolFile, UsesExecutors
 from epochsink.spark.batch_size import ByteLimit
+from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import row_count
 from epochsink.spark.error_translation import sinks_error
@@ -95,6 +96,7 @@ class Run:
         self._byte_limit = ByteLimit()
         self._had_rows = True
         self._most_kept = 0
+        self._carry_limit = CarryLimit()
         read_again = cast("Storage", RetriedReads(files))
         self._coordinator = Coordinator(
             query_id=query_id,
@@ -234,6 +236,7 @@ class Run:
         try:
             written, spooled = self._write(planned.result(), epoch)
         except BaseException:
+            self._carry_limit.forget()
             self._coordinator.abandon(epoch)
             raise
         self._recording = True
@@ -288,7 +291,8 @@ class Run:
             and cast("KeepingCommitter", self._committers[name]).keeps_rows(epoch, plan.schemas[name])
         )
         session = plan.answers.sparkSession
-        session.sparkContext.setLocalProperty(EPOCH, told(epoch, kept))
+        carried = self._carry_limit.bytes if self._spool.beside_ledger else 0
+        session.sparkContext.setLocalProperty(EPOCH, told(epoch, kept, carried))
         with self._byte_limit.lifted(session):
             answers = plan.answers.collect()
         written: dict[str, list[tuple[str, Committable]]] = {}
@@ -299,6 +303,7 @@ class Run:
             written.setdefault(answer["sink"], []).append(accepted)
             if (file := json.loads(answer["spooled"])) is not None:
                 spooled.setdefault(answer["sink"], {})[answer["task"]] = SpoolFile(**file)
+        self._carry_limit.learn(len(answers))
         return written, spooled
 
 

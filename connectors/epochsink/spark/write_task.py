@@ -41,8 +41,8 @@ ANSWER: Final = StructType(
     ]
 )
 """Schema of a task's answer: the sink's name, the task's uuid and partition, what it prepared (JSON), what its file
-in the spool holds (JSON, null without one), and the largest average of bytes in a row, over all its sinks, that one of
-its batches had."""
+in the spool holds, or would (JSON, null if it spools nothing), and the largest average of bytes in a row, over all its
+sinks, that one of its batches had."""
 
 
 EPOCH: Final = "epochsink.epoch"
@@ -67,8 +67,8 @@ class WriteJobs:
         said = context.getLocalProperty(EPOCH) if context is not None else None
         if said is None:
             raise RuntimeError(f"the task's job has no local property {EPOCH!r}")
-        number, attempt, *kept = json.loads(said)
-        job = WriteJob(Epoch(number, attempt), self.sinks, self.identities, self.spool, frozenset(kept))
+        number, attempt, carried, *kept = json.loads(said)
+        job = WriteJob(Epoch(number, attempt), self.sinks, self.identities, self.spool, frozenset(kept), carried)
         yield from job.write_partition(batches)
         spare_collector()
 
@@ -88,9 +88,9 @@ def spare_collector() -> None:
 _modules = 0
 
 
-def told(epoch: Epoch, kept: Collection[str] = ()) -> str:
-    """Return the value of `EPOCH`: which attempt at which epoch, and the sinks whose targets keep the rows."""
-    return json.dumps([epoch.number, epoch.attempt, *kept])
+def told(epoch: Epoch, kept: Collection[str] = (), carried: int = 0) -> str:
+    """Return the value of `EPOCH`: the attempt at an epoch, `WriteJob.kept` and `WriteJob.carried`."""
+    return json.dumps([epoch.number, epoch.attempt, carried, *kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,8 @@ class WriteJob:
     spool: Spool | NoSpool
     kept: frozenset[str] = frozenset()
     """The sinks whose targets keep the rows themselves, in this attempt."""
+    carried: int = 0
+    """How many spooled bytes of a sink ride in a task's answer, and are no file (`epochsink.spark.carry_limit`)."""
 
     def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition into every sink; yield what was prepared, in one record batch."""
@@ -194,7 +196,7 @@ class _Attempt:
         sink = self._job.sinks[name]
         spooled = sink.spool is not False and name not in self._job.kept
         task = Task(self._job.identities[name], self._job.epoch, self._partition, self._uuid, spooled)
-        spool = self._job.spool.writer(task, schema) if spooled else None
+        spool = self._job.spool.writer(task, schema, self._job.carried) if spooled else None
         self._shares[name] = share = _Share(sink.writer(task), spool)
         return share
 
