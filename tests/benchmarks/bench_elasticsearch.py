@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 
     from epochsink.devkit.services import ElasticsearchService
 
+EPOCHS = 5
+"""Timed epochs, one right after the other: an epoch is applied while the next one is being spooled."""
 SHARDS = 2
 REQUEST_DOCUMENTS = 10_000
 WINDOW_DOCUMENTS = 10_000
@@ -58,7 +60,10 @@ class Bench:
         self.spark = spark
         self.url = server.url
         self.rows = rows
-        self.path = make_rows(spark, folder, rows)
+        self.path = make_rows(spark, folder, rows, EPOCHS)
+        # of one epoch, to apply
+        self.rows_at_once = rows // EPOCHS * 3
+        self.path_at_once = make_rows(spark, folder, self.rows_at_once)
         self.client = elasticsearch.Elasticsearch(self.url, request_timeout=120)
         self.bodies = list(self.rendered())
 
@@ -86,10 +91,10 @@ class Bench:
         index = self.index()
         before = processor_by_kind()
         sink = Elasticsearch(self.url, index=index, id="id", executors_above=executors_above)
-        seconds = our_apply(stream(self.spark, self.path), sink)
+        seconds = our_apply(stream(self.spark, self.path_at_once), sink)
         used = {kind: total - before[kind] for kind, total in processor_by_kind().items()}
-        self.check_and_delete(index, FIRST + self.rows)
-        shares = ", ".join(f"{kind} {total / self.rows * 1e6:.1f}" for kind, total in sorted(used.items()))
+        self.check_and_delete(index, FIRST + self.rows_at_once)
+        shares = ", ".join(f"{kind} {total / self.rows_at_once * 1e6:.1f}" for kind, total in sorted(used.items()))
         who = "driver" if executors_above is None else "executors"
         console.print(f"applied by the {who} in {seconds:.2f} s; processor us a row, phase 1 included: {shares}")
         return seconds
@@ -210,7 +215,7 @@ class Onlooker:
 
 def main() -> None:
     """Measure everything."""
-    options = sizes(__doc__, 200_000)
+    options = sizes(__doc__, 300_000)
     with (
         tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder,
         LocalElasticsearch() as server,
@@ -223,7 +228,7 @@ def main() -> None:
         report.ratio("elasticsearch-vs-parallel-bulk", 3.0, bench.rows, bench.ours, bench.parallel_bulk)
         report.ratio("elasticsearch-vs-limit", 0.75, bench.rows, bench.ours, bench.limit)
         name = "elasticsearch-apply-two-executors-vs-driver"
-        report.ratio(name, 1.5, bench.rows, lambda: bench.apply(FIRST), lambda: bench.apply(None))
+        report.ratio(name, 1.5, bench.rows_at_once, lambda: bench.apply(FIRST), lambda: bench.apply(None))
         report.print()
 
 

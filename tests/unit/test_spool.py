@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -40,6 +41,12 @@ def spooled(
     for one in batches:
         writer.write(one)
     return writer.close()
+
+
+def random_numbers(count: int) -> list[int]:
+    """Return numbers that take as many bytes on the disk as in memory."""
+    numbers: list[int] = np.random.default_rng(7).integers(0, 1 << 62, count).tolist()
+    return numbers
 
 
 @pytest.fixture
@@ -73,11 +80,17 @@ def test_few_rows_are_carried_by_the_record_and_make_no_file(spool: Spool) -> No
         list(spool.rows(SINK, EPOCH, [one], {one: replace(small, crc32=7)}).read(one))
 
 
+def test_texts_of_few_different_characters_take_little_more_than_half_of_their_bytes_on_the_disk(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    hexadecimal = pa.record_batch({"value": [f"{number:015x}" for number in random_numbers(10_000)]})
+    assert spooled(spool, "1" * 32, hexadecimal).size < 0.65 * hexadecimal.nbytes
+
+
 def test_a_large_file_goes_to_the_disk_while_it_is_written(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
     monkeypatch.setattr(os, "fdatasync", synced.append)
     spool.make(QUERY, EPOCH)
-    numbers = list(range(1 << 20))
+    numbers = random_numbers(1 << 20)
     spooled(spool, "1" * 32, *[batch(*numbers)] * 5)
     assert len(synced) >= 1
     rows = spool.rows(SINK, EPOCH, ["1" * 32]).read("1" * 32)
@@ -93,7 +106,7 @@ def test_what_the_disk_does_not_take_fails_the_task(spool: Spool, monkeypatch: p
     monkeypatch.setattr(os, "fdatasync", broken)
     spool.make(QUERY, EPOCH)
     with pytest.raises(OSError, match="Input/output error"):
-        spooled(spool, "1" * 32, *[batch(*range(1 << 20))] * 5)
+        spooled(spool, "1" * 32, *[batch(*random_numbers(1 << 20))] * 5)
 
 
 def test_a_writer_that_is_never_closed_keeps_no_file_open(spool: Spool) -> None:
