@@ -1,4 +1,4 @@
-"""The contract, held by PostgreSQL: prepared, staged, and task by task."""
+"""The contract, held by PostgreSQL: prepared, staged, task by task, and with the rows in the tasks' answers."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import PostgresService
 
 MODES: dict[str, dict[str, Any]] = {
-    "prepared": {"commit": "prepared"},
-    "staged": {"commit": "staged"},
+    "answered": {"commit": "prepared"},
+    "prepared": {"commit": "prepared", "answer_bytes": 0},
+    "staged": {"commit": "staged", "answer_bytes": 0},
     "task by task": {"commit": "prepared", "atomic": False},
 }
 
@@ -52,7 +53,7 @@ class PostgresRig(SinkRig):
 
 
 class TestPostgres(SinkContract):
-    """The three ways of PostgreSQL."""
+    """The ways of PostgreSQL."""
 
     @pytest.fixture(params=MODES)
     def rig(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 PREPARED: dict[str, Any] = {"commit": "prepared", "key": "id"}
 STAGED: dict[str, Any] = {"commit": "staged"}
+ANSWERED: dict[str, Any] = {"commit": "prepared", "answer_bytes": 1000}
 BY_TASK: dict[str, Any] = {"atomic": False}
 BY_TASK_UPSERT: dict[str, Any] = {"atomic": False, "key": "id"}
 
@@ -29,6 +30,10 @@ CASES = [
     *(
         pytest.param(PREPARED, f"postgres.{point}", id=f"atomic-{point}")
         for point in ("merged", "prepared", "committed")
+    ),
+    *(
+        pytest.param(ANSWERED, f"postgres.{point}", id=f"answered-{point}")
+        for point in ("copied:2", "merged", "prepared", "committed")
     ),
     *(pytest.param(STAGED, f"postgres.{point}", id=f"staged-{point}") for point in ("copied", "merged", "committed")),
     *(

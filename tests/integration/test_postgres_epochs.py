@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MODES = [
     pytest.param({"commit": "prepared"}, id="prepared"),
+    pytest.param({"commit": "prepared", "answer_bytes": 1000}, id="answered"),
+    pytest.param({"commit": "staged", "answer_bytes": 1000}, id="answered-staged"),
     pytest.param({"commit": "staged"}, id="staged"),
     pytest.param({"atomic": False}, id="by-task"),
 ]
@@ -251,10 +253,15 @@ def test_triggers_of_the_target_keep_their_search_path(pg_schema: str, pg_driver
     )
     pg_truth.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {pg_schema}.note()")
     path = {"options": f"-c search_path={pg_schema}"}
-    modes: list[dict[str, Any]] = [{"commit": "prepared"}, {"commit": "staged"}, {"atomic": False}]
+    modes: list[dict[str, Any]] = [
+        {"commit": "prepared"},
+        {"commit": "staged"},
+        {"atomic": False},
+        {"commit": "prepared", "answer_bytes": 1000},
+    ]
     for number, mode in enumerate(modes):
         pg_driver(table, orders(1), options=path, **mode).run(0, orders(number))
-    assert pg_truth.rows(f"{pg_schema}.audit") == [(0,), (1,), (2,)]
+    assert pg_truth.rows(f"{pg_schema}.audit") == [(0,), (1,), (2,), (3,)]
 
 
 def test_deletes_compare_as_the_tables_index_does(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from epochsink.sink import Committable
 
 WHOLE = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"commit": "staged"}, id="staged")]
-GIDS = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"atomic": False}, id="by-task")]
-MODES = [*WHOLE, GIDS[1]]
+BY_TASK = pytest.param({"atomic": False}, id="by-task")
+ANSWERED = pytest.param({"commit": "prepared", "answer_bytes": 1000}, id="answered")
+GIDS = [WHOLE[0], BY_TASK, ANSWERED]
+MODES = [*WHOLE, BY_TASK, ANSWERED]
 
 
 def orders(*ids: int, note: str = "x") -> pa.RecordBatch:

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from fix_postgres import MakeDriver
     from fix_services import PrivatePostgres
 
-PREPARED = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"atomic": False}, id="by-task")]
+PREPARED = [
+    pytest.param({"commit": "prepared"}, id="prepared"),
+    pytest.param({"atomic": False}, id="by-task"),
+    pytest.param({"commit": "prepared", "answer_bytes": 1000}, id="answered"),
+]
 OPEN = "pg_stat_activity WHERE application_name LIKE 'epochsink:%' AND state <> 'idle'"
 MODES = [*PREPARED, pytest.param({"commit": "staged"}, id="staged")]
 

@@ -69,7 +69,11 @@ CAST: dict[str, tuple[pa.DataType, list[Any], list[str]]] = {
     ),
     "interval": (pa.string(), ["1 day", "2 hours"], ["1 day", "02:00:00"]),
 }
-WAYS = [pytest.param({}, id="atomic"), pytest.param({"atomic": False}, id="by-task")]
+WAYS = [
+    pytest.param({}, id="atomic"),
+    pytest.param({"atomic": False}, id="by-task"),
+    pytest.param({"answer_bytes": 100_000}, id="answered"),
+]
 
 
 def batch(columns: dict[str, tuple[pa.DataType, list[Any]]]) -> pa.RecordBatch:

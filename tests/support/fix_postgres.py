@@ -194,7 +194,9 @@ def pg_driver(postgres: PostgresService, pg_schema: str) -> Iterator[MakeDriver]
     drivers: list[Driver] = []
 
     def make(table: str | tuple[str, ...], like: pa.RecordBatch, **options: Any) -> Driver:
-        sink = Postgres(options.pop("dsn", postgres.dsn), table=table, **{"schema_for_markers": pg_schema, **options})
+        # tasks stage their rows, as those with many do, unless a test says otherwise
+        given = {"schema_for_markers": pg_schema, "answer_bytes": 0, **options}
+        sink = Postgres(given.pop("dsn", postgres.dsn), table=table, **given)
         driver = Driver(sink)
         assert driver.committer.check(row_schema(like)) == []
         made = writer_schema(row_schema(like), deletes=sink.delete_when is not None)

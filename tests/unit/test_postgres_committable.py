@@ -7,6 +7,7 @@ import json
 import pytest
 
 from epochsink.errors import LedgerCorrupt
+from epochsink.postgres.answers import AnsweredTask
 from epochsink.postgres.committable import Merge, PreparedPart, StagedEpoch, StagedTask, read_part, read_written
 from epochsink.postgres.place import Place
 from epochsink.postgres.relation import Relation
@@ -41,6 +42,8 @@ def test_a_part_is_read_as_it_was_written(part: PreparedPart | StagedEpoch) -> N
 def test_what_a_task_answers_is_read_as_it_was_written() -> None:
     for answer in (StagedTask("s_x", True, TASKS[0], 5, MERGE), PreparedPart("gid", "attempt", TASKS[:1], 5)):  # noqa: FBT003 - logged
         assert read_written(json.loads(json.dumps(answer.to_json()))) == answer
+    rows = AnsweredTask(TASKS[0], 3, 5, b"\x00\xff rows")
+    assert read_written(json.loads(json.dumps(rows.to_json()))) == rows
 
 
 def test_the_first_version_is_read() -> None:

@@ -28,11 +28,9 @@ class CopyIn:
         connection: Connection,
         relation: sql.Identifier,
         encodings: Sequence[Encoding],
-        constants: Sequence[pa.Scalar],
     ) -> None:
-        """Begin to copy columns ``encodings``, of which the last ones have the values ``constants`` in every row."""
+        """Begin to copy columns ``encodings``."""
         self._encodings = encodings
-        self._constants = constants
         self._schema = pa.schema([encoding.field for encoding in encodings])
         builders = {encoding.field.name: encoding.builder() for encoding in encodings}
         self._encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(self._schema, builders)
@@ -44,12 +42,12 @@ class CopyIn:
         self._copy.write(self._encoder.write_header())
         self.sent = 0
 
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Send a batch whose columns are the encodings', without the constants."""
+    def write(self, batch: pa.RecordBatch, *constants: pa.Scalar) -> None:
+        """Send a batch whose columns are the encodings'; the last have the values ``constants`` in every row."""
         for piece in _pieces(batch):
             given = zip(self._encodings, piece.columns, strict=False)
             arrays = [encoding.convert(column) for encoding, column in given]
-            arrays += [pa.repeat(value, piece.num_rows) for value in self._constants]
+            arrays += [pa.repeat(value, piece.num_rows) for value in constants]
             self._copy.write(self._encoder.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema)))
             self.sent += piece.num_rows
 

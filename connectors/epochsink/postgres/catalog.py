@@ -29,7 +29,7 @@ SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
        b.typreceive::text, e.typreceive::text, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
        a.attnotnull OR t.typnotnull, a.atthasdef OR t.typdefault IS NOT NULL,
        a.attidentity::text, a.attgenerated::text,
-       current_setting('max_prepared_transactions')::int, row_security_active(c.oid)
+       current_setting('max_prepared_transactions')::int, row_security_active(c.oid), c.relhasrules
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -90,7 +90,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The live target table, the server's limit for prepared transactions, and whether policies hide rows from us."""
+    """The live target table, the server's limit for prepared transactions, and whether policies or rules concern us."""
 
     relation: Relation
     kind: str
@@ -98,6 +98,7 @@ class Target:
     columns: Mapping[str, Column]
     max_prepared_transactions: int
     row_security: bool
+    has_rules: bool
 
 
 def read_target(connection: Connection, relation: Relation) -> Target | None:
@@ -110,7 +111,7 @@ def read_target(connection: Connection, relation: Relation) -> Target | None:
         return None
     schema, name, kind, persistence = rows[0][:4]
     columns = {row[4]: Column(*row[4:16]) for row in rows}
-    return Target(Relation(schema, name), kind, persistence, columns, rows[0][16], rows[0][17])
+    return Target(Relation(schema, name), kind, persistence, columns, *rows[0][16:19])
 
 
 def read_checks(connection: Connection, target: Target, columns: Sequence[str]) -> dict[str, str]:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 from epochsink.errors import LedgerCorrupt
+from epochsink.postgres.answers import STREAM, AnsweredTask
 from epochsink.postgres.place import Place
 from epochsink.postgres.relation import Relation
 from epochsink.sink import MEMBERS
@@ -177,8 +178,10 @@ class SharedPart:
 Part = PreparedPart | StagedEpoch | SharedPart
 
 
-def read_written(values: Committable) -> PreparedPart | StagedTask:
+def read_written(values: Committable) -> PreparedPart | StagedTask | AnsweredTask:
     """Return what a task's writer answered. Raises `LedgerCorrupt`."""
+    if STREAM in values:
+        return AnsweredTask.from_json(values)
     fields = _fields(values)
     return _prepared(fields) if "gid" in fields else StagedTask(**fields | {"merge": Merge.from_json(fields["merge"])})
 

@@ -15,6 +15,8 @@ from epochsink.errors import ConfigurationError, WentBack
 from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres import applied_epochs as marker_table
 from epochsink.postgres import orphans
+from epochsink.postgres.answers import AnsweredTask
+from epochsink.postgres.answers_vote import stage, vote_by_copy
 from epochsink.postgres.applied_epochs import WHOLE, Marker
 from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.commit import Commit
@@ -205,12 +207,19 @@ class PostgresCommitter:
         """Verify what the tasks wrote; where the epoch is one part, merge and prepare it."""
         parts = [read_written(answer) for answer in written]
         prepared = [part for part in parts if isinstance(part, PreparedPart)]
+        voter = self._voter(after)
         if prepared:
-            voter = self._voter(after)
             voted = self._repeated(
                 epoch, [self._relation], lambda connection: vote_by_task(connection, voter, epoch, prepared)
             )
             return [part.to_json() for part in voted]
+        answered = [part for part in parts if isinstance(part, AnsweredTask)]
+        if len(answered) == len(parts) and not self._config.key:
+            voted = self._repeated(
+                epoch, [self._relation], lambda session: vote_by_copy(session, voter, epoch, answered)
+            )
+            if voted:
+                return [part.to_json() for part in voted]
         return [self.vote_together(epoch, {self._identity.sink: Ballot(self, written, rows, after)})]
 
     def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
@@ -226,9 +235,14 @@ class PostgresCommitter:
         return self._relation
 
     def staged(self, epoch: Epoch, ballot: Ballot) -> StagedRows:
-        """Return what this sink's tasks have staged for an epoch. Raises `PrepareFailed`."""
-        written = [part for part in map(read_written, ballot.written) if isinstance(part, StagedTask)]
-        return StagedRows.of(self._voter(ballot.after), epoch, written)
+        """Return what this sink's tasks have staged or answered for an epoch, all staged. Raises `PrepareFailed`."""
+        written = [read_written(answer) for answer in ballot.written]
+        staged = [part for part in written if isinstance(part, StagedTask)]
+        if answered := [part for part in written if isinstance(part, AnsweredTask)]:
+            with translated(f"staging rows of epoch {epoch.number} for {self._relation}"):
+                connection = self._voting.connection(self._retry_seconds)
+                staged += stage(connection, self._config, self._identity, epoch, answered)
+        return StagedRows.of(self._voter(ballot.after), epoch, staged)
 
     def _voter(self, after: LastDone | None) -> Voter:
         return Voter(self._config, self._identity, after)

@@ -38,6 +38,7 @@ class PostgresConfig:
     spool: bool = True
     create: bool = False
     timeout: float = 60.0
+    answer_bytes: int = 1 << 20
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     allow_insecure: bool = False
 
@@ -48,6 +49,7 @@ class PostgresConfig:
             arguments.flag(name, getattr(self, name))
         arguments.choice("commit", self.commit, ("auto", "prepared", "staged"))
         arguments.seconds("timeout", self.timeout)
+        arguments.count("answer_bytes", self.answer_bytes, lowest=0)
         arguments.mapping("options", self.options)
         identifier(self.schema_for_markers, "schema_for_markers=")
         self._refuse_contradictions()

@@ -47,6 +47,9 @@ class Postgres(PostgresConfig):
         spool: keep a durable copy of the rows until the epoch is done, from which it can be prepared again.
         create: create the table if it does not exist, from the row's schema, with ``key`` as its primary key.
         timeout: seconds that each wait for a lock may take.
+        answer_bytes: with ``atomic=True``, rows of a task up to so many bytes go to the driver in the task's answer,
+            and the task connects to nothing. After the first tasks of an epoch the limit falls, so that the driver has
+            room for all of them. 0: every task stages its rows itself.
         options: libpq's connection parameters by name, e.g. {"password": "...", "sslrootcert": "..."}.
         allow_insecure: connect to another host without an explicit sslmode, so perhaps unencrypted.
 
@@ -70,6 +73,7 @@ class Postgres(PostgresConfig):
         spool: bool = True,
         create: bool = False,
         timeout: float = 60.0,
+        answer_bytes: int = 1 << 20,
         options: Mapping[str, Any] | None = None,
         allow_insecure: bool = False,
         **unknown: object,
@@ -92,6 +96,7 @@ class Postgres(PostgresConfig):
             spool=spool,
             create=create,
             timeout=timeout,
+            answer_bytes=answer_bytes,
             options={} if options is None else options,
             allow_insecure=allow_insecure,
         )
@@ -134,7 +139,11 @@ class Postgres(PostgresConfig):
         return [*columns, *(f"{rank} AS `{rank_column(place)}`" for place, rank in enumerate(ranks))]
 
     def writer(self, task: Task) -> SinkWriter:
-        """Make the writer of one task attempt; connects. Raises `PrepareFailed`."""
+        """Make the writer of one task attempt; connects unless rows may go into the answer. Raises `PrepareFailed`."""
+        if self.atomic and self.answer_bytes:
+            from epochsink.postgres.answering_writer import AnsweringWriter  # noqa: PLC0415 - likewise
+
+            return AnsweringWriter(self, task)
         from epochsink.postgres.writer import make_writer  # noqa: PLC0415 - the client is an extra
 
         return make_writer(self, task, atomic=self.atomic)

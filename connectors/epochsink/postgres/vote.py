@@ -20,7 +20,7 @@ from epochsink.postgres.prepared_transaction import prepare, transaction
 from epochsink.postgres.relation import Relation
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from epochsink.postgres.committable import Part, StagedTask
     from epochsink.postgres.config import PostgresConfig
@@ -157,27 +157,38 @@ def vote_as_one(connection: Connection, epoch: Epoch, staged: Mapping[str, Stage
                 connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
                 connection.rollback()
         return _part(staged, epoch, None, Place.of(connection))
-    first = next(iter(staged.values())).voter
-    name = PreparedName(
-        first.key, first.identity.generation, epoch.number, epoch.attempt, WHOLE, identity_label(first.identity)
-    )
+    voters = [rows.voter for rows in staged.values()]
+    name = whole(voters[0], epoch)
     part = _part(staged, epoch, str(name), Place.of(connection))
+    prepare_once(connection, epoch, voters, name, lambda: merge(connection, members))
+    return part
+
+
+def whole(first: Voter, epoch: Epoch) -> PreparedName:
+    """Return the name of the transaction of a whole epoch, which bears that of its first sink."""
+    label = identity_label(first.identity)
+    return PreparedName(first.key, first.identity.generation, epoch.number, epoch.attempt, WHOLE, label)
+
+
+def prepare_once(
+    connection: Connection, epoch: Epoch, voters: Sequence[Voter], name: PreparedName, write: Callable[[], None]
+) -> None:
+    """Prepare a transaction that ``write`` writes all rows of an epoch in; nothing if that is done already."""
     if orphans.still_prepared(connection, {str(name)}):
         # the vote is repeated because its reply was lost
-        return part
+        return
     with transaction(connection):
-        for rows in staged.values():
+        for voter in voters:
             # in the transaction that is prepared, which cannot outlive what it rests on; and before any mark of ours,
             # which would look like an epoch that nobody has recorded
-            rows.voter.expect(connection)
-        for rows in staged.values():
-            # the markers first: an epoch that is applied already stops here, before any row is merged
-            rows.voter.mark(connection, epoch)
-        merge(connection, members)
+            voter.expect(connection)
+        for voter in voters:
+            # the markers first: an epoch that is applied already stops here, before any row is written
+            voter.mark(connection, epoch)
+        write()
         reach("postgres.merged")
         prepare(connection, name)
     reach("postgres.prepared")
-    return part
 
 
 def _part(staged: Mapping[str, StagedRows], epoch: Epoch, gid: str | None, place: Place) -> Part:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from epochsink.postgres.catalog import Target
     from epochsink.postgres.config import PostgresConfig
+    from epochsink.postgres.server import Connection
     from epochsink.postgres.types import Encoding
     from epochsink.sink import Committable, Task
 
@@ -49,16 +50,21 @@ def make_writer(config: PostgresConfig, task: Task, *, atomic: bool) -> CopyWrit
 class CopyWriter:
     """What the writers share: one session, one COPY that begins with the first batch."""
 
-    def __init__(self, config: PostgresConfig, task: Task) -> None:
+    def __init__(self, config: PostgresConfig, task: Task, lent: Connection | None = None) -> None:
+        """Connect, unless a session is ``lent``, which stays open."""
         self._config = config
         self._relation = Relation.of(config.table)
         self._task = task
         self._key = identity_key(task.identity)
         self._copy: CopyIn | None = None
-        name = SessionName(self._key, task.identity.generation, task.epoch.attempt)
         self._server = Server.of(config)
+        self._is_lent = lent is not None
+        self._connection = lent or self._connect()
+
+    def _connect(self) -> Connection:
+        name = SessionName(self._key, self._task.identity.generation, self._task.epoch.attempt)
         with translated(f"connecting to {self._server.database}"):
-            self._connection = self._server.connect(str(name), CONNECT_SECONDS)
+            return self._server.connect(str(name), CONNECT_SECONDS)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send a record batch with at least one row. Raises `RowsRejected`, `PrepareFailed`."""
@@ -66,7 +72,7 @@ class CopyWriter:
             if self._copy is None:
                 self._copy = self._begin(batch.schema)
             with watched(self._connection, self._server):
-                self._copy.write(batch)
+                self._copy.write(batch, *self._constants)
 
     def prepare(self) -> Committable:
         """Make what was written durable and invisible. Raises `RowsRejected`, `PrepareFailed`."""
@@ -76,14 +82,26 @@ class CopyWriter:
                 reach("postgres.copied")
                 return self._prepare(rows)
         finally:
-            self._connection.close()
+            self._release()
 
     def abort(self) -> None:
         """Let go of everything that is not yet durable."""
         if self._copy is not None:
             self._copy.cancel()
         with suppress(psycopg.Error):
+            self._release()
+
+    def _release(self) -> None:
+        if self._is_lent:
+            with suppress(psycopg.Error):
+                self._connection.rollback()
+        else:
             self._connection.close()
+
+    @property
+    def _constants(self) -> Sequence[pa.Scalar]:
+        """The values of the last columns, in every row of a batch."""
+        return ()
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
         raise NotImplementedError
@@ -101,21 +119,6 @@ class CopyWriter:
                 hint=f"see whether a rule or trigger of {self._relation} swallows rows",
             )
         return rows
-
-    def _fit(self, schema: pa.Schema, *, direct: bool) -> tuple[Target, list[Encoding]]:
-        target = read_target(self._connection, self._relation)
-        if target is None:
-            raise PrepareFailed(
-                f"table {self._relation} does not exist or is not visible to this user",
-                hint="it was dropped or renamed while the query ran: create it again, then restart the query",
-                may_pass=False,
-            )
-        encodings, findings = fit(schema, target, direct=direct)
-        if findings:
-            raise PrepareFailed(
-                "; ".join(findings), hint="restart the query, which checks the table anew", may_pass=False
-            )
-        return target, encodings
 
     def _doing(self, verb: str) -> str:
         task = self._task
@@ -143,10 +146,10 @@ class StagingWriter(CopyWriter):
     _staging: Staging
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        target, encodings = self._fit(schema, direct=False)
+        target, encodings = fitted(self._connection, self._relation, schema, direct=False)
         table = Relation(self._config.schema_for_markers, staging_table(self._key, self._task.epoch.attempt))
         self._staging = Staging(table, self._config.mode(target.max_prepared_transactions) == "staged")
-        self._merge = _merge_of(self._config, target, encodings)
+        self._merge = merge_of(self._config, target, encodings)
         who, label = self._task.identity, identity_label(self._task.identity)
         note = f"epochsink generation {who.generation} epoch {self._task.epoch.number} of {label}"
         columns = _definitions(target, encodings)
@@ -158,12 +161,15 @@ class StagingWriter(CopyWriter):
         if not self._staging.logged:
             # A crash that loses unlogged rows, or their commit, fails the vote. It need not be waited for.
             self._connection.execute("SET LOCAL synchronous_commit = off")
-        return CopyIn(
-            self._connection,
-            table.quoted,
-            [*encodings, TAG_ENCODING],
-            [arrow_buffers.number(tag(self._task.uuid), "int64")],
-        )
+        return CopyIn(self._connection, table.quoted, [*encodings, TAG_ENCODING])
+
+    @property
+    def _constants(self) -> Sequence[pa.Scalar]:
+        return [arrow_buffers.number(tag(self._task.uuid), "int64")]
+
+    def go_on_as(self, task: Task) -> None:
+        """Write rows of another task of the same attempt."""
+        self._task = task
 
     def _rules(self, target: Target, columns: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
         """Give staging the target's own rules: rows that break them then fail before the decision, not after."""
@@ -198,16 +204,33 @@ class DirectWriter(CopyWriter):
     _merge: Merge
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        target, encodings = self._fit(schema, direct=True)
-        self._merge = _merge_of(self._config, target, encodings)
+        target, encodings = fitted(self._connection, self._relation, schema, direct=True)
+        self._merge = merge_of(self._config, target, encodings)
         begin(self._connection)
-        return CopyIn(self._connection, target.relation.quoted, encodings, [])
+        return CopyIn(self._connection, target.relation.quoted, encodings)
 
     def _prepare(self, rows: int) -> Committable:
         self._mark()
         prepare(self._connection, self._gid())
         reach("postgres.prepared")
         return self._prepared(rows, None, self._merge)
+
+
+def fitted(
+    connection: Connection, relation: Relation, schema: pa.Schema, *, direct: bool
+) -> tuple[Target, list[Encoding]]:
+    """Return the live table, and how rows of a schema are encoded for it. Raises `PrepareFailed`, `psycopg.Error`."""
+    target = read_target(connection, relation)
+    if target is None:
+        raise PrepareFailed(
+            f"table {relation} does not exist or is not visible to this user",
+            hint="it was dropped or renamed while the query ran: create it again, then restart the query",
+            may_pass=False,
+        )
+    encodings, findings = fit(schema, target, direct=direct)
+    if findings:
+        raise PrepareFailed("; ".join(findings), hint="restart the query, which checks the table anew", may_pass=False)
+    return target, encodings
 
 
 def _definitions(target: Target, encodings: Sequence[Encoding]) -> dict[str, str]:
@@ -219,7 +242,8 @@ def _definitions(target: Target, encodings: Sequence[Encoding]) -> dict[str, str
     return columns | {TAG: "bigint"}
 
 
-def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
+def merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
+    """Return what is recorded of how rows go into the target."""
     names = tuple(encoding.field.name for encoding in encodings if not is_reserved(encoding.field.name))
     casts = {encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None}
     deletes = config.delete_when is not None

@@ -1,0 +1,101 @@
+"""The vote on rows that came in tasks' answers: one COPY into the target, within the transaction that is prepared.
+
+Only an append goes that way. Rows that replace others, that the merge casts, that rules or policies concern, that share
+a transaction with another sink's, or that wait for the decision in a logged table are staged first: by the driver, as
+tasks do it. So are those beside which a larger task has staged its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from psycopg import sql
+
+from epochsink.errors import PrepareFailed
+from epochsink.postgres.binary_copy import CopyIn
+from epochsink.postgres.catalog import read_target
+from epochsink.postgres.committable import PreparedPart, StagedTask, read_written
+from epochsink.postgres.place import Place
+from epochsink.postgres.relation import Relation
+from epochsink.postgres.vote import prepare_once, whole
+from epochsink.postgres.writer import StagingWriter, fitted, merge_of
+from epochsink.sink import Task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from epochsink.postgres.answers import AnsweredTask
+    from epochsink.postgres.catalog import Target
+    from epochsink.postgres.config import PostgresConfig
+    from epochsink.postgres.server import Connection
+    from epochsink.postgres.types import Encoding
+    from epochsink.postgres.vote import Voter
+    from epochsink.sink import Epoch, Identity
+
+
+def stage(
+    connection: Connection, config: PostgresConfig, identity: Identity, epoch: Epoch, answered: Sequence[AnsweredTask]
+) -> list[StagedTask]:
+    """Copy answered rows into the attempt's staging table, by one COPY. Raises `RowsRejected`, `PrepareFailed`."""
+    tasks = [Task(identity, epoch, answer.partition, answer.task) for answer in answered]
+    writer = StagingWriter(config, tasks[0], connection)
+    try:
+        for task, answer in zip(tasks, answered, strict=True):
+            writer.go_on_as(task)
+            for batch in answer.read():
+                writer.write(batch)
+        staged = read_written(writer.prepare())
+    except BaseException:
+        writer.abort()
+        raise
+    if not isinstance(staged, StagedTask):
+        raise TypeError(staged)
+    return [replace(staged, task=answer.task, rows=answer.rows) for answer in answered]
+
+
+def vote_by_copy(
+    connection: Connection, voter: Voter, epoch: Epoch, answered: Sequence[AnsweredTask]
+) -> Sequence[PreparedPart]:
+    """Copy an epoch's rows into the target and prepare that; () with nothing done, if they have to be staged.
+
+    Raises `PrepareFailed`, `WentBack`, `pyarrow.ArrowInvalid`, `psycopg.Error`.
+    """
+    target, encodings = fitted(connection, Relation.of(voter.config.table), answered[0].schema, direct=False)
+    if (
+        voter.config.mode(target.max_prepared_transactions) == "staged"
+        or target.row_security
+        or target.has_rules
+        or any(encoding.staged_as is not None for encoding in encodings)
+    ):
+        return ()
+    name, tasks = whole(voter, epoch), tuple(answer.task for answer in answered)
+    rows, merge = sum(answer.rows for answer in answered), merge_of(voter.config, target, encodings)
+    part = PreparedPart(str(name), epoch.attempt, tasks, rows, None, Place.of(connection), merge)
+    prepare_once(connection, epoch, [voter], name, lambda: _copy(connection, target, encodings, answered))
+    return (part,)
+
+
+def _copy(
+    connection: Connection, target: Target, encodings: Sequence[Encoding], answered: Sequence[AnsweredTask]
+) -> None:
+    copy = CopyIn(connection, target.relation.quoted, encodings)
+    try:
+        for answer in answered:
+            for batch in answer.read():
+                copy.write(batch)
+        # a trigger may have swallowed or redirected rows, as it may in an INSERT: how many arrived says nothing
+        copy.finish()
+    except BaseException:
+        copy.cancel()
+        raise
+    # COPY has no casts, and holds the lock that keeps the table as it is now: was it so before?
+    connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
+    if read_target(connection, target.relation) != target:
+        raise PrepareFailed(
+            f"table {target.relation} was changed while rows were copied into it",
+            hint="Spark runs the epoch again, which sees the table as it is now",
+        )
+    connection.execute(
+        sql.SQL("SELECT pg_catalog.set_config('search_path', {}, true)").format(sql.Literal(connection.search_path))
+    )

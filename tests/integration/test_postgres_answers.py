@@ -1,0 +1,160 @@
+"""Rows that ride in tasks' answers: nobody but the driver connects, and what cannot be copied so is staged."""
+
+from __future__ import annotations
+
+import json
+import socket
+import uuid
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from fix_postgres import ListedRows, Written, write_task
+
+from epochsink.errors import PrepareFailed
+from epochsink.postgres import Postgres, answering_writer, answers, answers_vote, vote
+from epochsink.sink import Epoch, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fix_postgres import Driver, MakeDriver, Truth
+
+LIMIT = 10_000
+
+
+def orders(*ids: int, note: str = "x") -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "note": pa.array([f"{note}{i}" for i in ids])})
+
+
+MANY = orders(*range(1000, 3000))
+"""More than the limit."""
+
+
+@pytest.fixture
+def table(pg_schema: str, pg_truth: Truth) -> str:
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.orders (id bigint, note text)")
+    return f"{pg_schema}.orders"
+
+
+def relations(pg_truth: Truth) -> int:
+    """Return how many tables this database has ever made, as far as can be seen: oids are given out in order."""
+    return int(pg_truth.execute("SELECT max(oid::bigint) FROM pg_class")[0][0])
+
+
+def test_tasks_of_a_small_epoch_connect_to_nothing_and_no_table_is_made(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Their writers are given a server that does not exist."""
+    driver = pg_driver(table, orders(1), answer_bytes=LIMIT)
+    with closing(socket.socket()) as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        lost = Postgres(f"host=127.0.0.1 port={nobody.getsockname()[1]}", table=table, answer_bytes=LIMIT)
+        epoch = Epoch(0, uuid.uuid4().hex)
+        written = [write_task(lost.writer(driver.task(epoch, part)), [orders(part, 10 + part)]) for part in (0, 1)]
+    before = relations(pg_truth)
+    small = Written(epoch, written, ListedRows({}))
+    (part,) = driver.vote(small)
+    assert pg_truth.rows(table) == []
+    assert pg_truth.prepared() == [part["gid"]]
+    assert relations(pg_truth) == before
+    assert {verdict.outcome for verdict in driver.commit(small, [part])} == {Outcome.COMMITTED}
+    assert pg_truth.rows(table) == [(0, "x0"), (1, "x1"), (10, "x10"), (11, "x11")]
+
+
+def test_the_ledger_gets_no_rows(table: str, pg_driver: MakeDriver) -> None:
+    """They are the user's data, and the spool has them."""
+    driver = pg_driver(table, orders(1), answer_bytes=LIMIT)
+    written, (part,) = driver.prepare(0, orders(1, note="secret"))
+    assert part["rows"] == 1
+    assert answers.STREAM not in part
+    assert "secret" not in json.dumps(part)
+    assert written.committables[0][answers.STREAM]
+
+
+@pytest.mark.parametrize("options", [{}, {"key": "id"}, {"commit": "staged"}], ids=["append", "upsert", "staged"])
+def test_small_tasks_go_together_with_those_that_have_staged_their_rows(
+    options: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth, pg_schema: str
+) -> None:
+    pg_truth.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+    driver = pg_driver(table, orders(1), answer_bytes=LIMIT, **options)
+    written = driver.write(0, orders(1), [MANY, orders(2)], orders(3))
+    assert [answers.STREAM in one for one in written.committables] == [True, False, True]
+    parts = driver.vote(written)
+    assert {verdict.outcome for verdict in driver.commit(written, parts)} == {Outcome.COMMITTED}
+    driver.committer.finish(written.epoch, parts)
+    assert pg_truth.execute(f"SELECT count(*), sum(id) FROM {table}") == [(2003, sum(range(1000, 3000)) + 6)]  # noqa: S608 - a name that the test made
+    assert pg_truth.staging(pg_schema) == pg_truth.prepared() == []
+
+
+def test_all_answers_of_an_epoch_fit_into_the_driver_however_many_tasks_there_are() -> None:
+    mebibyte = 1 << 20
+    assert answering_writer.limit(mebibyte, 0) == mebibyte
+    assert answering_writer.limit(mebibyte, 9_999) > 1000
+    assert sum(answering_writer.limit(mebibyte, partition) for partition in range(1_000)) < 67 * mebibyte
+    assert sum(answering_writer.limit(mebibyte, partition) for partition in range(10_000)) < 104 * mebibyte
+
+
+def test_a_rule_of_the_table_is_obeyed(table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """COPY would pass it by, and INSERT does not."""
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.elsewhere (id bigint, note text)")
+    away = f"INSERT INTO {pg_schema}.elsewhere VALUES (NEW.id, NEW.note)"  # noqa: S608 - a name that the test made
+    pg_truth.execute(f"CREATE RULE away AS ON INSERT TO {table} DO INSTEAD {away}")
+    pg_driver(table, orders(1), answer_bytes=LIMIT).run(0, orders(1, 2))
+    assert pg_truth.rows(table) == []
+    assert pg_truth.rows(f"{pg_schema}.elsewhere") == [(1, "x1"), (2, "x2")]
+
+
+def test_policies_of_the_table_are_obeyed(table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """COPY refuses a table with row security, and INSERT does not."""
+    pg_truth.execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
+    pg_truth.execute(f"CREATE POLICY positive ON {table} FOR INSERT WITH CHECK (id > 0)")
+    role = f"writer_{uuid.uuid4().hex[:10]}"
+    pg_truth.execute(f"CREATE ROLE {role}")
+    pg_truth.execute(f"GRANT USAGE, CREATE ON SCHEMA {pg_schema} TO {role}; GRANT INSERT ON {table} TO {role}")
+    try:
+        driver = pg_driver(table, orders(1), answer_bytes=LIMIT, options={"options": f"-c role={role}"})
+        driver.run(0, orders(1, 2))
+        assert pg_truth.count(table) == 2
+        with pytest.raises(PrepareFailed, match="row-level security"):
+            driver.prepare(1, orders(3, -3))
+        driver.close()
+    finally:
+        pg_truth.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def test_a_table_that_is_altered_just_before_the_copy_gets_no_row_that_means_something_else(
+    pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A binary COPY has no casts: the bytes of 1.0 as an integer are 4607182418800017408."""
+    table = f"{pg_schema}.numbers"
+    pg_truth.execute(f"CREATE TABLE {table} (n double precision)")
+    batch = pa.record_batch({"n": pa.array([1.0])})
+    driver = pg_driver(table, batch, answer_bytes=LIMIT)
+    alter_once(monkeypatch, lambda: pg_truth.execute(f"ALTER TABLE {table} ALTER n TYPE bigint"))
+    written = driver.write(0, batch)
+    with pytest.raises(PrepareFailed, match="was changed while rows were copied"):
+        driver.vote(written)
+    assert pg_truth.prepared() == []
+    assert pg_truth.count(table) == 0
+
+
+def alter_once(monkeypatch: pytest.MonkeyPatch, alter: Callable[[], object]) -> None:
+    """Alter the table once the vote has looked at it."""
+
+    def after_altering(*arguments: Any) -> None:
+        alter()
+        vote.prepare_once(*arguments)
+
+    monkeypatch.setattr(answers_vote, "prepare_once", after_altering)
+
+
+def test_a_vote_whose_reply_was_lost_does_not_double_the_answers(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver: Driver = pg_driver(table, orders(1), answer_bytes=LIMIT)
+    written = driver.write(0, orders(1), orders(2))
+    assert driver.vote(written) == driver.vote(written)
+    driver.commit(written, driver.vote(written))
+    assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
