@@ -63,8 +63,8 @@ def test_tasks_of_a_small_epoch_connect_to_nothing_and_no_table_is_made(
     assert pg_truth.rows(table) == [(0, "x0"), (1, "x1"), (10, "x10"), (11, "x11")]
 
 
-def test_the_ledger_gets_no_rows(table: str, pg_driver: MakeDriver) -> None:
-    """They are the user's data, and the spool has them."""
+def test_what_is_recorded_of_an_epoch_holds_no_answer(table: str, pg_driver: MakeDriver) -> None:
+    """Rows that could be needed again are the spool's."""
     driver = pg_driver(table, orders(1), answer_bytes=LIMIT)
     written, (part,) = driver.prepare(0, orders(1, note="secret"))
     assert part["rows"] == 1

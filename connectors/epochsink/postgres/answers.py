@@ -19,7 +19,7 @@ STREAM: Final = "stream"
 
 @dataclass(frozen=True, slots=True)
 class AnsweredTask:
-    """One task's rows, as a stream of Arrow. Only the vote sees it: the ledger gets no rows, the spool has them."""
+    """One task's rows, as a stream of Arrow. Only the vote sees it: what is needed later is the spool's copy."""
 
     task: str
     partition: int
