@@ -205,11 +205,17 @@ class Supervisor(threading.Thread):
                 self.driver.host.kill()
 
     def set_clock(self, seconds: float, *, start_again: bool = False) -> None:
-        """Set the clock of the driver's host; Spark waits for its next trigger by the wall clock."""
+        """Set the clock of the drivers' hosts; Spark waits for its next trigger by the wall clock.
+
+        One that was thawed waits too, and for as long has the cores that its successor needs.
+        """
         for name in ("driver", "driver2"):
             self._cluster.spark[name].set_clock(seconds)
         if start_again:
-            self.kill()
+            with self._lock:
+                for one in [self.driver, *self.zombies]:
+                    if one is not None:
+                        one.host.kill()
 
     def drain(self, seconds: float) -> bool:
         """Let the driver take all input that there is, and end; return whether it did."""
