@@ -119,17 +119,17 @@ class Bench:
         self.batches: dict[str, list[float]] = {}
 
     def ours(self, place: Place) -> float:
-        self._empty_table()
+        table = self._empty_table()
         checkpoint = f"{place.root}/{uuid.uuid4().hex}"
-        once = ExactlyOnce(checkpoint=checkpoint, sinks={"bench": Postgres(self.server.dsn, table="target")})
+        once = ExactlyOnce(checkpoint=checkpoint, sinks={"bench": Postgres(self.server.dsn, table=table)})
         return self._noted(f"{place.name} ours", self._run(once.start))
 
     def plain(self, place: Place) -> float:
-        self._empty_table()
+        table = self._empty_table()
         checkpoint = f"{place.root}/{uuid.uuid4().hex}"
 
         def write(frame: DataFrame, _epoch: int) -> None:
-            writer = frame.write.format("jdbc").option("url", self.server.jdbc_url).option("dbtable", "target")
+            writer = frame.write.format("jdbc").option("url", self.server.jdbc_url).option("dbtable", table)
             writer.option("driver", "org.postgresql.Driver").mode("append").save()
 
         def start(writer: Any) -> Any:
@@ -183,10 +183,12 @@ class Bench:
         triggers = [one["triggerExecution"] / 1000 for one in times]
         return Measured(statistics.median(triggers), statistics.median(one["addBatch"] / 1000 for one in times))
 
-    def _empty_table(self) -> None:
+    def _empty_table(self) -> str:
+        """Make a table for one run: a query that stops in mid-epoch keeps its locks on the last one."""
+        name = f"target_{uuid.uuid4().hex}"
         with psycopg.connect(self.server.dsn, autocommit=True) as connection:
-            connection.execute("DROP TABLE IF EXISTS target")
-            connection.execute(f"CREATE TABLE target ({COLUMNS})")
+            connection.execute(f"CREATE TABLE {name} ({COLUMNS})")
+        return name
 
 
 def hdfs_place(service: LocalHdfs, far: ExitStack, seconds: float) -> Place:
