@@ -48,7 +48,7 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
 ) -> None:
     table = f"{pg_schema}.orders"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint)")
-    sink = Postgres(postgres.dsn, table=table, schema_for_markers=pg_schema)
+    sink = Postgres(postgres.dsn, table=table, schema_for_markers=pg_schema, answer_bytes=0)
     row = pa.record_batch({"id": pa.array([1], pa.int64())})
     checker = sink.committer()
     assert checker.check(row.schema) == []

@@ -318,7 +318,10 @@ def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postg
     """
     server = private_postgres()
     modes: list[dict[str, Any]] = [{"commit": "prepared"}, {"commit": "staged"}, {"atomic": False}]
-    drivers = [Driver(Postgres(server.dsn, table=f"orders_{index}", **mode)) for index, mode in enumerate(modes)]
+    drivers = [
+        Driver(Postgres(server.dsn, table=f"orders_{index}", answer_bytes=0, **mode))
+        for index, mode in enumerate(modes)
+    ]
     pending = []
     with closing(Truth(server.dsn)) as truth:
         for index, driver in enumerate(drivers):
@@ -622,7 +625,7 @@ def test_votes_and_prepares_end_when_the_server_freezes_and_outlive_its_restart(
     server = private_postgres()
     with closing(Truth(server.dsn)) as truth:
         truth.execute("CREATE TABLE orders (id bigint, note text)")
-    driver = Driver(Postgres(server.dsn, table="orders", options={"connect_timeout": 2}))
+    driver = Driver(Postgres(server.dsn, table="orders", answer_bytes=0, options={"connect_timeout": 2}))
     assert driver.committer.check(orders(1).schema) == []
 
     def at(where: ModuleType, name: str, act: Callable[[], object]) -> None:
