@@ -65,10 +65,15 @@ def test_the_byte_limit_is_the_one_that_is_set(spark: SparkSession) -> None:
     assert compat.byte_limit_of_batches(spark) > 12345
 
 
-def test_the_rows_of_a_frame_are_counted(spark: SparkSession) -> None:
-    kept = spark.range(10).where("id > 3").persist()
-    assert [compat.row_count(kept), compat.row_count(spark.range(10).where("id > 10"))] == [6, 0]
-    kept.unpersist()
+def test_the_rows_of_a_frame_that_is_kept_are_counted(spark: SparkSession) -> None:
+    some, none = (spark.range(10).where(f"id > {least}") for least in (3, 10))
+    assert [compat.is_kept(some), compat.is_kept(none)] == [False, False]
+    for frame, rows in ((some.persist(), 6), (none.persist(), 0)):
+        assert compat.is_kept(frame)
+        # the second time, out of what is kept
+        assert [compat.count_kept(frame), compat.count_kept(frame)] == [rows, rows]
+        frame.unpersist()
+        assert not compat.is_kept(frame)
 
 
 def test_the_frame_of_a_writer(stream: Stream) -> None:

@@ -14,7 +14,7 @@ from pyspark.sql.types import BooleanType
 
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
-from epochsink.spark import compat, query_run
+from epochsink.spark import compat, kept_rows
 from epochsink.spark.query_run import Run
 
 if TYPE_CHECKING:
@@ -93,13 +93,13 @@ def test_after_an_epoch_without_rows_tasks_are_run_only_if_there_are_rows(
 ) -> None:
     """What shows that there are none runs the whole plan, and what rows there are come whole out of that same run."""
     run: list[int] = []
-    write_rows = Run._write_rows
+    write = Run._write
 
     def noted(self: Run, plan: Any, epoch: Epoch) -> Any:
         run.append(epoch.number)
-        return write_rows(self, plan, epoch)
+        return write(self, plan, epoch)
 
-    monkeypatch.setattr(Run, "_write_rows", noted)
+    monkeypatch.setattr(Run, "_write", noted)
 
     def late() -> DataFrame:
         summed = stream.frame().groupBy(F.expr("id % 10 AS id")).agg(F.sum("id").alias("total"))
@@ -116,9 +116,8 @@ def test_after_an_epoch_without_rows_tasks_are_run_only_if_there_are_rows(
     assert run == [0, 4, 5]
 
 
-def test_looking_for_rows_first_leaves_the_users_cache_alone_and_runs_the_plan_once(stream: Stream) -> None:
-    """Rows that are looked for are those that are written, and what keeps them ends with the epoch."""
-    spark = stream.spark
+def _noting(spark: SparkSession) -> tuple[Any, Any]:
+    """Return a predicate that lets every row pass, and what says how often it was asked."""
     seen = spark.sparkContext.accumulator(0)
 
     @F.udf(BooleanType())
@@ -126,20 +125,29 @@ def test_looking_for_rows_first_leaves_the_users_cache_alone_and_runs_the_plan_o
         seen.add(1)
         return True
 
+    return noted, seen
+
+
+def test_looking_for_rows_first_leaves_the_users_cache_alone_and_runs_the_plan_once(stream: Stream) -> None:
+    """What the user's function keeps, and has looked at, is not run again, and is kept until the function ends that."""
+    noted, seen = _noting(stream.spark)
     once = stream.exactly_once({"folder": replace(stream.sink, where="id >= 100")})
     kept, cached = [], []
+    context: Any = stream.spark.sparkContext
 
     def write(frame: DataFrame, epoch: int) -> None:
         frame.persist()
-        once(frame.where(noted("id")), epoch)
+        frame.count()
+        once(frame, epoch)
         kept.append(frame.storageLevel.useMemory)
-        cached.append(len(spark.sparkContext._jsc.getPersistentRDDs()))
+        cached.append(context._jsc.getPersistentRDDs().size())
         frame.unpersist()
 
     for first in (0, 10, 100, 20):
         stream.put(range(first, first + 10))
-    before = len(spark.sparkContext._jsc.getPersistentRDDs())
-    stream.by_hand(write).awaitTermination()
+    before = context._jsc.getPersistentRDDs().size()
+    writer = stream.frame().where(noted("id")).writeStream.foreachBatch(write).trigger(availableNow=True)
+    writer.option("checkpointLocation", stream.url).start().awaitTermination()
     once.await_committed()
     assert sorted(row["id"] for row in stream.sink.rows()) == list(range(100, 110))
     assert kept == [True] * 4
@@ -151,17 +159,20 @@ def test_after_an_epoch_of_many_rows_that_was_looked_at_first_none_is(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What looks first keeps the rows meanwhile, in memory or on a disk that may not have room for them."""
-    monkeypatch.setattr(query_run, "KEPT_ROWS", 5)
+    monkeypatch.setattr(kept_rows, "KEPT_ROWS", 5)
+    noted, seen = _noting(stream.spark)
     counted: list[int] = []
-    row_count = compat.row_count
+    count = compat.count_kept
 
-    def noted(frame: DataFrame) -> int:
-        counted.append(row_count(frame))
+    def counting(frame: DataFrame) -> int:
+        counted.append(count(frame))
         return counted[-1]
 
-    monkeypatch.setattr(query_run, "row_count", noted)
+    monkeypatch.setattr(compat, "count_kept", counting)
     for first in (0, 100, 0, 0):
         stream.put(range(first, first + 10))
-    stream.run(stream.exactly_once({"folder": replace(stream.sink, where="id >= 100")}))
+    once = stream.exactly_once({"folder": replace(stream.sink, where="id >= 100")})
+    stream.run(once, frame=stream.frame().where(noted("id")))
     assert counted == [10]
     assert len(stream.sink.rows()) == 10
+    assert seen.value == 40

@@ -143,10 +143,20 @@ def map_in_arrow(frame: DataFrame, function: Any) -> DataFrame:
     return DataFrame(untyped._jdf.mapInArrow(function, False, None), frame.sparkSession)  # noqa: FBT003 - no barrier
 
 
-def row_count(frame: DataFrame) -> int:
-    """Return what ``count()`` does, by one stage: that would have each partition counted, and then the counts added."""
+def is_kept(frame: DataFrame) -> bool:
+    """Return whether Spark keeps a frame, and every other one of the same plan: by ``persist`` or ``cache``."""
     untyped: Any = frame
-    return int(untyped._jdf.queryExecution().toRdd().count())
+    return bool(untyped._jdf.storageLevel().isValid())
+
+
+def count_kept(frame: DataFrame) -> int:
+    """Count the rows of a frame that Spark keeps: what ``count()`` does, without a plan of its own."""
+    untyped: Any = frame
+    _, session = jvm_of(frame.sparkSession)
+    kept = session.sharedState().cacheManager().lookupCachedData(untyped._jdf).get()
+    builder = kept.cachedRepresentation().cacheBuilder()
+    # in batches: where there is none, there is no row
+    return int(builder.rowCountStats().value()) if builder.cachedColumnBuffers().count() else 0
 
 
 def refuse_connect(session: SparkSession) -> None:

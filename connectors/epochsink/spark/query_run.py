@@ -8,6 +8,7 @@ import logging
 import threading
 import uuid
 import weakref
+from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed
@@ -21,14 +22,14 @@ from epochsink.sink import SpoolFile, UsesExecutors
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.checkpoint import Checkpoint
-from epochsink.spark.compat import row_count
 from epochsink.spark.error_translation import sinks_error
+from epochsink.spark.kept_rows import ExpectedRows, kept
 from epochsink.spark.retried_reads import RetriedReads
 from epochsink.spark.write_plans import WritePlans
 from epochsink.spark.write_task import EPOCH, told
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -48,9 +49,6 @@ ATTEMPTS: Final = 5
 FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 5.0
 """How often an epoch is attempted before the query ends, and the longest first and later pauses between attempts."""
-
-KEPT_ROWS: Final = 100_000
-"""How many rows an epoch may have for which Spark looked first whether there are any; after more, it looks no more."""
 
 _serving: Final[weakref.WeakValueDictionary[str, Run]] = weakref.WeakValueDictionary()
 """Which run serves which execution of a query, by Spark's run id, in this process."""
@@ -94,9 +92,8 @@ class Run:
         self._called = -1
         self._recording = False
         self._byte_limit = ByteLimit()
-        self._had_rows = True
-        self._most_kept = 0
         self._carry_limit = CarryLimit()
+        self._expected = ExpectedRows()
         read_again = cast("Storage", RetriedReads(files))
         self._coordinator = Coordinator(
             query_id=query_id,
@@ -224,21 +221,33 @@ class Run:
 
     def _attempt(self, frame: DataFrame, number: int) -> None:
         self._recording = False
-        # Spark analyses beside what the ledger and the targets are asked
-        with self._plans.of(frame) as planned:
-            # again for each attempt: it ends what the one before has left
-            settled = self._coordinator.settle(number)
+        if self._expected.rows:
+            # Spark analyses beside what the ledger and the targets are asked
+            with self._plans.planned(frame) as planned:
+                # again for each attempt: it ends what the one before has left
+                settled = self._coordinator.settle(number)
+            if settled is Plan.RUN_FOR_STATE:
+                frame.write.format("noop").mode("overwrite").save()
+            self._go_on(settled, number, planned.result)
+        else:
+            # the plan runs beside that, since it has to whatever they say: it is Spark's own, and writes nothing
+            with self._plans.beside(self._coordinator.settle, number) as settling, kept(frame) as rows:
+                self._expected.learn_kept(rows)
+                self._go_on(settling.result(), number, partial(self._plans.plan, frame) if rows else None)
+
+    def _go_on(self, settled: Plan, number: int, planned: Callable[[], WritePlan] | None) -> None:
+        """Write an epoch as settled, of whose rows this is the plan; None if it has no rows."""
         if settled is Plan.RUN_FOR_STATE:
             _log.info("epoch %d stands as recorded by an earlier attempt: its plan runs for its state only", number)
-            frame.write.format("noop").mode("overwrite").save()
             return
         epoch = self._coordinator.begin(number)
         try:
-            written, spooled = self._write(planned.result(), epoch)
+            written, spooled = self._write(planned(), epoch) if planned is not None else ({}, {})
         except BaseException:
             self._carry_limit.forget()
             self._coordinator.abandon(epoch)
             raise
+        self._expected.learn(written)
         self._recording = True
         self._coordinator.record(epoch, written, spooled)
 
@@ -263,26 +272,7 @@ class Run:
         return self.execution is not None and self.execution.is_active()
 
     def _write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
-        """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink.
-
-        After an epoch without rows, there may be none again: then Spark runs the plan, keeps what rows there are, and
-        tasks in Python, which take longer to start than all else does, are run if there are any. Not any more once
-        that has kept many rows, since it takes as much memory and local disk as they do.
-        """
-        if self._had_rows or plan.is_spread or self._most_kept > KEPT_ROWS:
-            written, spooled = self._write_rows(plan, epoch)
-        else:
-            # a frame of our own: whether or not the user keeps the one below it, this ends no cache of theirs
-            rows = plan.rows.persist()
-            try:
-                self._most_kept = max(self._most_kept, count := row_count(rows))
-                written, spooled = self._write_rows(plan, epoch) if count else ({}, {})
-            finally:
-                rows.unpersist()
-        self._had_rows = bool(written)
-        return written, spooled
-
-    def _write_rows(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
+        """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
         # after the planning, which takes a while: a target may note where it stands now
         kept = frozenset(
             name

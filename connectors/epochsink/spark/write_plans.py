@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from epochsink.spark.compat import arrow_function, map_in_arrow, schema_text
 from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
@@ -14,6 +14,7 @@ from epochsink.spark.write_task import ANSWER, WriteJobs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
+    from contextlib import AbstractContextManager
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -21,16 +22,14 @@ if TYPE_CHECKING:
     from epochsink.protocol.spool import NoSpool, Spool
     from epochsink.sink import Identity, Sink
 
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
+
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The write job of an epoch: frames of the rows and of what its tasks answer, and the sinks' schemas, by name.
+    """The write job of an epoch: a frame of what its tasks answer, and the schemas of the sinks' rows, by name."""
 
-    ``is_spread`` says that rows go from task to task before they are written.
-    """
-
-    rows: DataFrame
-    is_spread: bool
     answers: DataFrame
     schemas: Mapping[str, pa.Schema]
 
@@ -47,20 +46,25 @@ class WritePlans:
         # one for the run: the JVM has a thread and a connection for each thread that calls it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="epochsink-plan")
 
-    @contextmanager
-    def of(self, frame: DataFrame) -> Iterator[Future[WritePlan]]:
+    def planned(self, frame: DataFrame) -> AbstractContextManager[Future[WritePlan]]:
         """Give the plan of the write job for a frame: ready, or failed, once the body has ended."""
-        planned = self._thread.submit(self._plan, frame)
+        return self.beside(self.plan, frame)
+
+    @contextmanager
+    def beside(self, call: Callable[[Given], Answer], given: Given) -> Iterator[Future[Answer]]:
+        """Make a call beside the body; it has ended when this does."""
+        answer = self._thread.submit(call, given)
         try:
-            yield planned
+            yield answer
         finally:
-            wait([planned])
+            wait([answer])
 
     def close(self) -> None:
         """End the thread."""
         self._thread.shutdown()
 
-    def _plan(self, frame: DataFrame) -> WritePlan:
+    def plan(self, frame: DataFrame) -> WritePlan:
+        """Return the plan of the write job for a frame."""
         key = schema_text(frame)
         if key not in self._passes:
             self._passes[key] = one_pass(self._sinks, row_schemas(frame, self._sinks))
@@ -69,5 +73,4 @@ class WritePlans:
             identities = {name: self._identity(name) for name in self._sinks}
             jobs = WriteJobs(self._sinks, identities, self._spool)
             self._function = arrow_function(jobs.write_partition, ANSWER, passed.columns)
-        chosen = self._passes[key]
-        return WritePlan(passed, bool(chosen.distribute_by), map_in_arrow(passed, self._function), chosen.schemas)
+        return WritePlan(map_in_arrow(passed, self._function), self._passes[key].schemas)
