@@ -2,8 +2,9 @@
 
 Each turn runs all sides one after another, and a ratio is the median over the turns. An epoch without rows is compared
 with a foreachBatch that writes nothing, one with rows with a foreachBatch that writes them into the same targets by
-hand. `--against PATH` names the folder `connectors` of another checkout: "no change makes an epoch slower" is then a
-figure. The steps are measured apart, since to measure them takes time too.
+hand. How soon after its decision an epoch is visible, a reader of each target tells. `--against PATH` names the folder
+`connectors` of another checkout: "no change makes an epoch slower" is then a figure. The steps are measured apart,
+since to measure them takes time too.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ import psycopg
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from epoch_worker import Answer, Request
-from measure import console
+from measure import console, spread
 from rich.table import Table
+from visibility import Reader
 
 import epochsink
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, spark_packages
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROWS = (0, 1000)
+VISIBLE_ROWS = 100
+VISIBLE_AIMS = {"postgres": 50, "kafka": 50, "elasticsearch": 100}
+"""Milliseconds from ``commits/N`` until a reader sees the rows, the median of small epochs."""
+TRIGGERS = {"back to back": "0 seconds", "two a second": "500 milliseconds"}
 AIM_AGAINST = 0.95
 """An epoch may take 5 % longer than in older code."""
 
@@ -77,11 +83,16 @@ class Side:
         self._process.wait(60)
 
 
+TARGETS = ("bench", *(f"visible{number}" for number in range(len(TRIGGERS))))
+"""Tables, topics and indices: a reader counts all rows of its own."""
+
+
 @contextmanager
 def postgres() -> Iterator[dict[str, Any]]:
     with LocalPostgres() as server:
         with psycopg.connect(server.dsn, autocommit=True) as connection:
-            connection.execute("CREATE TABLE bench (id bigint, payload text)")
+            for name in TARGETS:
+                connection.execute(f"CREATE TABLE {name} (id bigint, payload text)")
         yield {"dsn": server.dsn, "table": "bench"}
 
 
@@ -90,14 +101,16 @@ def kafka() -> Iterator[dict[str, Any]]:
     with LocalKafka() as server:
         # older versions cannot create it; by name, since an admin without one ends before it has answered
         admin = AdminClient({"bootstrap.servers": server.bootstrap_servers})
-        admin.create_topics([NewTopic("bench", 1)])["bench"].result(30)
+        for made in admin.create_topics([NewTopic(name, 1) for name in TARGETS]).values():
+            made.result(30)
         yield {"bootstrap_servers": server.bootstrap_servers, "topic": "bench"}
 
 
 @contextmanager
 def search() -> Iterator[dict[str, Any]]:
     with LocalElasticsearch() as server, elasticsearch.Elasticsearch(server.url) as client:
-        client.indices.create(index="bench")
+        for name in TARGETS:
+            client.indices.create(index=name)
         yield {"hosts": server.url, "index": "bench", "id": "id"}
 
 
@@ -117,6 +130,10 @@ def main() -> None:
         default="postgres postgres,kafka,elasticsearch",
         help="which together, with commas; several such sets with spaces (default: %(default)s)",
     )
+    parser.add_argument(
+        "--parts", default="compare steps visible", help="what to measure, with spaces (default: %(default)s)"
+    )
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS, help="rows of an epoch (default: 0 and 1000)")
     parser.add_argument("--epochs", type=int, default=40, help="epochs of each turn (default: %(default)s)")
     parser.add_argument("--turns", type=int, default=5, help="turns over all sides (default: %(default)s)")
     said = parser.parse_args()
@@ -128,20 +145,49 @@ def main() -> None:
         requests = []
         for names in sets:
             sinks = {SINKS[name][0]: services[name] for name in names}
-            requests += [("+".join(names), Request(rows, said.epochs, sinks)) for rows in ROWS]
-        with closing(Side(own)) as ours, ExitStack() as older:
-            against = older.enter_context(closing(Side(said.against.resolve()))) if said.against else None
-            for name, request in requests:
-                plain = replace(request, by_hand=True) if request.rows else replace(request, sinks={})
-                sides = {"ours": (ours, request), "plain": (ours, plain)}
-                if against is not None:
-                    sides["against"] = (against, request)
-                lines += measured(f"{name}-{request.rows or 'empty'}", sides, said.turns)
-        with tempfile.TemporaryDirectory() as folder, closing(Side(own, f"{folder}/tasks")) as side:
-            for name, request in requests:
-                print_steps(f"{name}-{request.rows or 'empty'}", side.run(replace(request, steps=True)))
+            requests += [("+".join(names), Request(rows, said.epochs, sinks)) for rows in said.rows]
+        if "compare" in said.parts:
+            lines += compared(own, said.against, requests, said.turns)
+        if "steps" in said.parts:
+            with tempfile.TemporaryDirectory() as folder, closing(Side(own, f"{folder}/tasks")) as side:
+                for name, request in requests:
+                    side.run(request)
+                    print_steps(f"{name}-{request.rows or 'empty'}", side.run(replace(request, steps=True)))
+        if "visible" in said.parts:
+            with closing(Side(own)) as side:
+                lines += [
+                    line for name, target in services.items() for line in visible(side, name, target, said.epochs)
+                ]
     for line in lines:
         console.print(line, highlight=False)
+
+
+def compared(own: Path, against: Path | None, requests: list[tuple[str, Request]], turns: int) -> list[str]:
+    """Compare ours with a plain foreachBatch, and with older code."""
+    lines = []
+    with closing(Side(own)) as ours, ExitStack() as stack:
+        older = stack.enter_context(closing(Side(against.resolve()))) if against else None
+        for name, request in requests:
+            plain = replace(request, by_hand=True) if request.rows else replace(request, sinks={})
+            sides = {"ours": (ours, request), "plain": (ours, plain)}
+            if older is not None:
+                sides["against"] = (older, request)
+            lines += measured(f"{name}-{request.rows or 'empty'}", sides, turns)
+    return lines
+
+
+def visible(side: Side, name: str, target: dict[str, Any], epochs: int) -> list[str]:
+    """Return how long a reader waits after ``commits/N``, with epochs back to back and with pauses in between."""
+    kind, lines = SINKS[name][0], []
+    for (label, trigger), own in zip(TRIGGERS.items(), TARGETS[1:], strict=True):
+        given = {key: own if value == TARGETS[0] else value for key, value in target.items()}
+        more = {"refresh": True} if kind == "Elasticsearch" else {}
+        with Reader(kind, given) as reader:
+            answer = side.run(Request(VISIBLE_ROWS, epochs, {kind: given | more}, trigger=trigger))
+        delays = reader.delays({int(epoch): at for epoch, at in answer.decided.items()}, VISIBLE_ROWS)
+        lines.append(f"VISIBLE {name} {label}: {spread(delays)} (aim {VISIBLE_AIMS[name]} ms)")
+        console.print(lines[-1], highlight=False)
+    return lines
 
 
 def measured(name: str, sides: dict[str, tuple[Side, Request]], turns: int) -> list[str]:

@@ -14,6 +14,7 @@ import tempfile
 import time
 import uuid
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
@@ -38,7 +39,7 @@ class Request:
     """Run so many epochs of so many rows through sinks (their names and arguments), or through a plain function.
 
     ``by_hand``: the plain function writes the rows into the same targets, as people do without epochsink; else it
-    writes none. ``steps``: say also what each step takes.
+    writes none. ``steps``: say also what each step takes. ``trigger``: how often an epoch begins.
     """
 
     rows: int
@@ -46,13 +47,15 @@ class Request:
     sinks: dict[str, dict[str, Any]]
     by_hand: bool = False
     steps: bool = False
+    trigger: str = "0 seconds"
 
 
 @dataclass(frozen=True)
 class Answer:
     """The median of a trigger, and the processor time that an epoch took in all processes of the driver.
 
-    ``steps`` are rows of a table, ``processes`` the processor milliseconds of each process.
+    ``steps`` are rows of a table, ``processes`` the processor milliseconds of each process. ``decided`` is when Spark
+    wrote ``commits/N`` of the epochs that counted (seconds since 1970).
     """
 
     milliseconds: float
@@ -60,6 +63,7 @@ class Answer:
     processes: dict[str, float]
     steps: list[list[Any]]
     tasks: dict[str, float]
+    decided: dict[str, float]
 
 
 def serve() -> None:
@@ -99,7 +103,7 @@ def _run(spark: SparkSession, request: Request, steps: epoch_steps.Steps) -> Ans
     if request.steps:
         steps.install()
     try:
-        writer = frame.writeStream.trigger(processingTime="0 seconds").option("checkpointLocation", checkpoint)
+        writer = frame.writeStream.trigger(processingTime=request.trigger).option("checkpointLocation", checkpoint)
         query = writer.foreachBatch(steps.counting(function) if request.steps else function).start()
         _wait(lambda: _newest(query) >= SKIPPED)
         steps.forget()
@@ -111,6 +115,7 @@ def _run(spark: SparkSession, request: Request, steps: epoch_steps.Steps) -> Ans
         if hasattr(function, "await_committed"):
             # before its checkpoint goes
             function.await_committed()
+        decided = _decided(checkpoint, first)
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)
     processes = {name: (spent - before.get(name, 0.0)) / epochs * 1000 for name, spent in after.items()}
@@ -120,7 +125,13 @@ def _run(spark: SparkSession, request: Request, steps: epoch_steps.Steps) -> Ans
         processes,
         steps.rows() if request.steps else [],
         epoch_steps.task_medians() if request.steps else {},
+        decided,
     )
+
+
+def _decided(checkpoint: str, after: int) -> dict[str, float]:
+    files = [file for file in Path(checkpoint, "commits").iterdir() if file.name.isdigit() and int(file.name) > after]
+    return {file.name: file.stat().st_mtime for file in files}
 
 
 def _newest(query: StreamingQuery) -> int:

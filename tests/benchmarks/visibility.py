@@ -1,0 +1,102 @@
+"""How long after ``commits/N`` a reader sees the rows of epoch N: asked of the targets themselves, again and again.
+
+Each epoch has the same number of rows, so how many rows a reader sees says which epochs it sees whole.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any, Self
+
+import elasticsearch
+import psycopg
+from confluent_kafka import Consumer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+PAUSE_SECONDS = 0.002
+"""Between a reader's looks, which take time of the cores that the query has too."""
+
+
+class Reader:
+    """Counts the rows of a target in a thread of its own, and notes when there were more than before."""
+
+    def __init__(self, kind: str, target: Mapping[str, Any]) -> None:
+        self._stack = ExitStack()
+        self._count = COUNTS[kind](target, self._stack)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._seen: list[tuple[float, int]] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._stack.close()
+
+    def _look(self) -> None:
+        newest = 0
+        while not self._over.wait(PAUSE_SECONDS):
+            count = self._count()
+            if count > newest:
+                self._seen.append((time.time(), count))
+                newest = count
+
+    def delays(self, decided: Mapping[int, float], rows: int) -> list[float]:
+        """Return the milliseconds from each epoch's decision until all of its rows were seen."""
+        found = []
+        for epoch, since in sorted(decided.items()):
+            until = next((at for at, count in self._seen if count >= (epoch + 1) * rows), None)
+            if until is not None:
+                found.append((until - since) * 1000)
+        return found
+
+
+def _of_postgres(target: Mapping[str, Any], stack: ExitStack) -> Callable[[], int]:
+    connection = stack.enter_context(psycopg.connect(target["dsn"], autocommit=True))
+
+    def count() -> int:
+        found = connection.execute(f"SELECT count(*) FROM {target['table']}").fetchone()  # noqa: S608 - our own name
+        return int(found[0]) if found else 0
+
+    return count
+
+
+def _of_kafka(target: Mapping[str, Any], stack: ExitStack) -> Callable[[], int]:
+    consumer = Consumer(
+        {
+            "bootstrap.servers": target["bootstrap_servers"],
+            "group.id": "visibility",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 10,
+        }
+    )
+    stack.enter_context(closing(consumer))
+    consumer.subscribe([target["topic"]])
+    seen = 0
+
+    def count() -> int:
+        nonlocal seen
+        seen += sum(message.error() is None for message in consumer.consume(1000, 0.005))
+        return seen
+
+    return count
+
+
+def _of_elasticsearch(target: Mapping[str, Any], stack: ExitStack) -> Callable[[], int]:
+    client = stack.enter_context(elasticsearch.Elasticsearch(target["hosts"]))
+    return lambda: int(client.count(index=target["index"])["count"])
+
+
+COUNTS: dict[str, Callable[[Mapping[str, Any], ExitStack], Callable[[], int]]] = {
+    "Postgres": _of_postgres,
+    "Kafka": _of_kafka,
+    "Elasticsearch": _of_elasticsearch,
+}
