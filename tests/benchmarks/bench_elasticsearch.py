@@ -92,7 +92,7 @@ class Bench:
         before = processor_by_kind()
         sink = Elasticsearch(self.url, index=index, id="id", executors_above=executors_above)
         seconds = our_apply(stream(self.spark, self.path_at_once), sink)
-        used = {kind: total - before[kind] for kind, total in processor_by_kind().items()}
+        used = {kind: total - before.get(kind, 0.0) for kind, total in processor_by_kind().items()}
         self.check_and_delete(index, FIRST + self.rows_at_once)
         shares = ", ".join(f"{kind} {total / self.rows_at_once * 1e6:.1f}" for kind, total in sorted(used.items()))
         who = "driver" if executors_above is None else "executors"
@@ -224,7 +224,7 @@ def main() -> None:
         bench, report = Bench(spark, server, options.rows, Path(folder)), Report.of(options)
         if not options.only:
             bench.latencies(options.epochs)
-            bench.windows(options.epochs // 3)
+            bench.windows(max(options.epochs // 3, 10))
         report.ratio("elasticsearch-vs-parallel-bulk", 3.0, bench.rows, bench.ours, bench.parallel_bulk)
         report.ratio("elasticsearch-vs-limit", 0.75, bench.rows, bench.ours, bench.limit)
         name = "elasticsearch-apply-two-executors-vs-driver"

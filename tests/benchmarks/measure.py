@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import os
 import statistics
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,12 +47,24 @@ class Report:
         pairs = []
         for _ in range(self.pairs):
             own, theirs = _timed(ours), _timed(peer)
-            pairs.append(Pair(own.seconds, theirs.seconds, own.processor, theirs.processor))
+            processor = [sum(run.used.values()) for run in (own, theirs)]
+            server = [run.used.get("server", 0.0) for run in (own, theirs)]
+            pairs.append(Pair(own.seconds, theirs.seconds, *processor, *server))
         table = Table(title=f"{name}: {rows:,} rows", title_justify="left")
-        for heading in ("pair", "ours, s", "peer, s", "ratio", "ours, processor s", "peer, processor s"):
+        for heading in (
+            "pair",
+            "ours, s",
+            "peer, s",
+            "ratio",
+            "ours, processor s",
+            "peer",
+            "server for ours",
+            "for peer",
+        ):
             table.add_column(heading, justify="right")
         for number, pair in enumerate(pairs, 1):
-            figures = (pair.ours, pair.peer, pair.peer / pair.ours, pair.ours_processor, pair.peer_processor)
+            used = (pair.ours_processor, pair.peer_processor, pair.ours_server, pair.peer_server)
+            figures = (pair.ours, pair.peer, pair.peer / pair.ours, *used)
             table.add_row(str(number), *(f"{figure:.2f}" for figure in figures))
         console.print(table)
         self.ratios.append(Ratio(name, aim, rows, pairs))
@@ -69,42 +80,44 @@ class Report:
 
 @dataclass(frozen=True)
 class Run:
-    """One side's run: seconds of the timed epoch, and processor seconds of the whole run, the server's among them."""
+    """One side's run: seconds of the timed epochs, and processor seconds of the whole run, as `processor_by_kind`."""
 
     seconds: float
-    processor: float
+    used: dict[str, float]
 
 
 def _timed(run: Callable[[], float]) -> Run:
     os.sync()  # what the run before has left to be written counts against no other
-    before = _processor_seconds()
+    before = processor_by_kind()
     seconds = run()
-    return Run(seconds, _processor_seconds() - before)
+    after = processor_by_kind()
+    return Run(seconds, {kind: total - before.get(kind, 0.0) for kind, total in after.items()})
 
 
-def _processor_seconds() -> float:
-    """Return what this process and all below it have used: Spark, its workers, and the server."""
+def processor_by_kind() -> dict[str, float]:
+    """Return the processor seconds of this process and all below it, those that have ended among them.
+
+    The kinds are the driver's Python, the executors' Python, Spark's JVM, the server, and others (Flink).
+    """
     mine = psutil.Process()
-    used = 0.0
+    used: dict[str, float] = {}
     for process in (mine, *mine.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess):
-            used += sum(process.cpu_times()[:4])  # user and system, its own and of children that have ended
+            # those of a process that has ended are then its parent's
+            kind = "driver" if process == mine else _kind(" ".join(process.cmdline()))
+            used[kind] = used.get(kind, 0.0) + sum(process.cpu_times()[:4])
     return used
 
 
-def processor_by_kind() -> Counter[str]:
-    """Return the processor seconds of the driver's Python, the executors' Python, Spark's JVM, and the server."""
-    mine = psutil.Process()
-    used: Counter[str] = Counter()
-    for process in (mine, *mine.children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            command = " ".join(process.cmdline())
-            kind = "executors" if "pyspark.daemon" in command else "Spark" if "SparkSubmit" in command else "server"
-            times = process.cpu_times()
-            # those of a Python worker that has ended are its daemon's
-            ended = times.children_user + times.children_system if kind == "executors" else 0.0
-            used["driver" if process == mine else kind] += times.user + times.system + ended
-    return used
+def _kind(command: str) -> str:
+    kinds = {
+        "pyspark.daemon": "executors",
+        "SparkSubmit": "Spark",
+        "kafka.Kafka": "server",
+        "org.elasticsearch": "server",
+        "postgres": "server",
+    }
+    return next((kind for part, kind in kinds.items() if part in command), "others")
 
 
 def sizes(description: str | None, rows: int, **needed: str) -> argparse.Namespace:

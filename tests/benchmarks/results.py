@@ -26,12 +26,14 @@ PICTURE: Final = "ratios.svg"
 
 @dataclass(frozen=True)
 class Pair:
-    """Seconds of both sides in one pair of runs, by the clock and of processors, the server's among these."""
+    """Seconds of both sides in one pair of runs, by the clock and of processors; and the server's share of these."""
 
     ours: float
     peer: float
     ours_processor: float
     peer_processor: float
+    ours_server: float = 0.0
+    peer_server: float = 0.0
 
 
 @dataclass(frozen=True)
