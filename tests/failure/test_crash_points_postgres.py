@@ -1,7 +1,7 @@
 """The pipeline is killed at every failpoint that it can reach, again and again, and nothing is lost or doubled.
 
 One growing pipeline writes two tables at once: one appends without a unique key (which would hide duplicates) through
-prepared transactions, with its rows in the tasks' answers; the other upserts and deletes through logged staging tables.
+prepared transactions, from the spool; the other upserts and deletes through logged staging tables.
 Each start recovers what the crash before it left, does at least one epoch, and dies at its own point. Readers look on
 all the while.
 """
@@ -107,7 +107,7 @@ class Tables:
 def postgres_sinks(dsn: str) -> dict[str, dict[str, Any]]:
     """Return the two sinks of the pipeline."""
     return {
-        "log": {"kind": "Postgres", "dsn": dsn, "table": "log", "commit": "prepared"},
+        "log": {"kind": "Postgres", "dsn": dsn, "table": "log", "commit": "prepared", "answer_bytes": 0},
         "state": {
             "kind": "Postgres",
             "dsn": dsn,

@@ -1,4 +1,4 @@
-"""Rows that ride in tasks' answers: nobody but the driver connects, and what cannot be copied so is staged."""
+"""Rows that ride in tasks' answers or are left to the spool: only the driver connects."""
 
 from __future__ import annotations
 
@@ -158,3 +158,53 @@ def test_a_vote_whose_reply_was_lost_does_not_double_the_answers(
     assert driver.vote(written) == driver.vote(written)
     driver.commit(written, driver.vote(written))
     assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
+
+
+@pytest.mark.parametrize("answer_bytes", [LIMIT, 0])
+def test_large_tasks_leave_their_rows_to_the_spool_where_the_vote_can_take_them_from_there(
+    answer_bytes: int, table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(table, orders(1), answer_bytes=answer_bytes)
+    before = relations(pg_truth)
+    driver.run_from_spool(0, orders(1), [MANY, orders(2)])
+    assert pg_truth.execute(f"SELECT count(*), sum(id) FROM {table}") == [(2002, sum(range(1000, 3000)) + 3)]  # noqa: S608 - a name that the test made
+    assert relations(pg_truth) == before
+    pg_truth.execute(f"CREATE RULE away AS ON INSERT TO {table} DO INSTEAD NOTHING")
+    driver.run_from_spool(1, [MANY, orders(4)])
+    assert not driver.takes_from_spool(orders(1).schema)
+    assert pg_truth.count(table) == 2002
+    assert pg_truth.staging(pg_schema) == pg_truth.prepared() == []
+
+
+def test_a_spool_that_cannot_be_read_back_fails_the_attempt_and_not_the_query(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(table, orders(1))
+    written = driver.write_from_spool(0, orders(1))
+    with pytest.raises(PrepareFailed, match="cannot be read back") as caught:
+        driver.vote(Written(written.epoch, written.committables, ListedRows({})))
+    assert caught.value.may_pass
+    assert pg_truth.prepared() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [({}, True), ({"key": "id"}, False), ({"commit": "staged"}, False), ({"atomic": False}, False)],
+    ids=["append", "upsert", "staged", "by-task"],
+)
+def test_tasks_stage_what_the_vote_cannot_copy(
+    options: dict[str, Any], expected: object, table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    pg_truth.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
+    driver = pg_driver(table, orders(1), **options)
+    assert driver.takes_from_spool(orders(1).schema) is expected
+
+
+def test_a_table_that_cannot_be_looked_at_is_left_to_the_tasks_to_complain_of(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(table, orders(1))
+    pg_truth.execute(f"DROP TABLE {table}")
+    assert not driver.takes_from_spool(orders(1).schema)
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text)")
+    assert driver.takes_from_spool(orders(1).schema)

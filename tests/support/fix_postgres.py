@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import psycopg
@@ -15,7 +15,7 @@ from epochsink.errors import SpoolMissing
 from epochsink.postgres import Postgres
 from epochsink.postgres.row_mapping import writer_schema
 from epochsink.postgres.staging import is_rank, is_reserved, rank_column
-from epochsink.sink import Epoch, Identity, Outcome, Task
+from epochsink.sink import Epoch, Identity, Outcome, SpoolReadingCommitter, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -77,16 +77,32 @@ class Driver:
     def task(self, epoch: Epoch, partition: int = 0) -> Task:
         return Task(self.identity, epoch, partition, uuid.uuid4().hex)
 
-    def write(self, number: int, *tasks: pa.RecordBatch | list[pa.RecordBatch]) -> Written:
+    def write(self, number: int, *tasks: pa.RecordBatch | list[pa.RecordBatch], from_spool: bool = False) -> Written:
         """Write one epoch by one task for each argument."""
         epoch = Epoch(number, uuid.uuid4().hex)
         committables, kept = [], {}
         for partition, given in enumerate(tasks):
             batches = given if isinstance(given, list) else [given]
-            task = self.task(epoch, partition)
+            task = replace(self.task(epoch, partition), from_spool=from_spool)
             committables.append(write_task(self.sink.writer(task), batches))
             kept[task.uuid] = batches
         return Written(epoch, committables, ListedRows(kept))
+
+    def write_from_spool(self, number: int, *tasks: pa.RecordBatch | list[pa.RecordBatch]) -> Written:
+        """Write one epoch by tasks that may leave their rows to the spool."""
+        return self.write(number, *tasks, from_spool=True)
+
+    def run_from_spool(self, number: int, *tasks: pa.RecordBatch | list[pa.RecordBatch]) -> None:
+        """Take such an epoch through all its steps."""
+        written = self.write_from_spool(number, *tasks)
+        parts = self.vote(written)
+        assert [verdict.outcome for verdict in self.commit(written, parts)] == [Outcome.COMMITTED] * len(parts)
+        self.committer.finish(written.epoch, parts)
+
+    def takes_from_spool(self, schema: pa.Schema) -> bool:
+        """Return what the committer says of the next epoch."""
+        assert isinstance(self.committer, SpoolReadingCommitter)
+        return self.committer.votes_from_spool(schema)
 
     def vote(self, written: Written) -> list[Committable]:
         return self.committer.vote(written.epoch, written.committables, written.rows)

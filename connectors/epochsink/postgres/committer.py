@@ -16,17 +16,11 @@ from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres import applied_epochs as marker_table
 from epochsink.postgres import orphans
 from epochsink.postgres.answers import AnsweredTask
-from epochsink.postgres.answers_vote import stage, vote_by_copy
+from epochsink.postgres.answers_vote import Answers, is_copied, stage, vote_by_copy
 from epochsink.postgres.applied_epochs import WHOLE, Marker
 from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.commit import Commit
-from epochsink.postgres.committable import (
-    PreparedPart,
-    SharedPart,
-    StagedTask,
-    read_part,
-    read_written,
-)
+from epochsink.postgres.committable import PreparedPart, SharedPart, StagedTask, read_part, read_written
 from epochsink.postgres.config import PostgresConfig
 from epochsink.postgres.deadline import deadline
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
@@ -78,6 +72,7 @@ class PostgresCommitter:
         self._checking = Session(self._server, "epochsink")
         self._check_lock = threading.Lock()
         self.commit_mode: str | None = None
+        self._is_copied: bool | None = None
         self._purge_at = 0  # by number alone, epochs without rows would be the ones that purge
 
     def check(self, schema: pa.Schema) -> list[str]:
@@ -197,6 +192,12 @@ class PostgresCommitter:
 
     # ---- phase 1
 
+    def votes_from_spool(self, schema: pa.Schema) -> bool:
+        """Whether rows are copied from the spool straight into the table; asked of the server once."""
+        if self._is_copied is None:
+            self._is_copied = is_copied(self._config, self._voting, schema)
+        return self._is_copied is True
+
     def vote(
         self,
         epoch: Epoch,
@@ -215,11 +216,13 @@ class PostgresCommitter:
             return [part.to_json() for part in voted]
         answered = [part for part in parts if isinstance(part, AnsweredTask)]
         if len(answered) == len(parts) and not self._config.key:
+            answers = Answers(answered, rows)
             voted = self._repeated(
-                epoch, [self._relation], lambda session: vote_by_copy(session, voter, epoch, answered)
+                epoch, [self._relation], lambda session: vote_by_copy(session, voter, epoch, answers)
             )
             if voted:
                 return [part.to_json() for part in voted]
+            self._is_copied = False
         return [self.vote_together(epoch, {self._identity.sink: Ballot(self, written, rows, after)})]
 
     def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
@@ -241,7 +244,7 @@ class PostgresCommitter:
         if answered := [part for part in written if isinstance(part, AnsweredTask)]:
             with translated(f"staging rows of epoch {epoch.number} for {self._relation}"):
                 connection = self._voting.connection(self._retry_seconds)
-                staged += stage(connection, self._config, self._identity, epoch, answered)
+                staged += stage(connection, self._config, self._identity, epoch, Answers(answered, ballot.rows))
         return StagedRows.of(self._voter(ballot.after), epoch, staged)
 
     def _voter(self, after: LastDone | None) -> Voter:

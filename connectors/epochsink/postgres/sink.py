@@ -49,7 +49,7 @@ class Postgres(PostgresConfig):
         timeout: seconds that each wait for a lock may take.
         answer_bytes: with ``atomic=True``, rows of a task up to so many bytes go to the driver in the task's answer,
             and the task connects to nothing. After the first tasks of an epoch the limit falls, so that the driver has
-            room for all of them. 0: every task stages its rows itself.
+            room for all of them. 0: none do.
         options: libpq's connection parameters by name, e.g. {"password": "...", "sslrootcert": "..."}.
         allow_insecure: connect to another host without an explicit sslmode, so perhaps unencrypted.
 
@@ -140,7 +140,7 @@ class Postgres(PostgresConfig):
 
     def writer(self, task: Task) -> SinkWriter:
         """Make the writer of one task attempt; connects unless rows may go into the answer. Raises `PrepareFailed`."""
-        if self.atomic and self.answer_bytes:
+        if self.atomic and (self.answer_bytes or task.from_spool):
             from epochsink.postgres.answering_writer import AnsweringWriter  # noqa: PLC0415 - likewise
 
             return AnsweringWriter(self, task)

@@ -16,6 +16,7 @@ from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.nested_json import json_text
 from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
 from epochsink.sink.ports import CheckpointReader, Executors, NotCarriedOut, SpoolKeeper, UsesExecutors
+from epochsink.sink.reading import SpoolReadingCommitter
 from epochsink.sink.sharing import MEMBERS, Ballot, SharingCommitter, sharers
 from epochsink.sink.values import (
     NOTHING_SPOOLED,
@@ -52,6 +53,7 @@ __all__ = [
     "SinkWriter",
     "SpoolFile",
     "SpoolKeeper",
+    "SpoolReadingCommitter",
     "Spooled",
     "Task",
     "UsesExecutors",

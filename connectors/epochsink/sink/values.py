@@ -45,7 +45,8 @@ class Task:
     """One invocation of one Spark task.
 
     ``partition`` is the partition's index, ``uuid`` (32 hex) is fresh for every invocation, because (stage,
-    partition, attempt number) is not unique in Spark. ``spooled`` says whether its rows go into the spool too.
+    partition, attempt number) is not unique in Spark. ``spooled`` says whether its rows go into the spool too, and
+    ``from_spool`` that the vote can take them from there (`epochsink.sink.SpoolReadingCommitter`).
     """
 
     identity: Identity
@@ -53,6 +54,7 @@ class Task:
     partition: int
     uuid: str
     spooled: bool = True
+    from_spool: bool = False
 
 
 @dataclass(frozen=True, slots=True)

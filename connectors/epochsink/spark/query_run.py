@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed
 from epochsink.identity import pipeline_name
+from epochsink.protocol import transaction_groups
 from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
-from epochsink.sink import SpoolFile, UsesExecutors
+from epochsink.sink import SpoolFile, SpoolReadingCommitter, UsesExecutors
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.checkpoint import Checkpoint
@@ -29,7 +30,7 @@ from epochsink.spark.write_plans import WritePlans
 from epochsink.spark.write_task import EPOCH, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -282,7 +283,7 @@ class Run:
         )
         session = plan.answers.sparkSession
         carried = self._carry_limit.bytes if self._spool.beside_ledger else 0
-        session.sparkContext.setLocalProperty(EPOCH, told(epoch, kept, carried))
+        session.sparkContext.setLocalProperty(EPOCH, told(epoch, kept, carried, self._read(plan, kept)))
         with self._byte_limit.lifted(session):
             answers = plan.answers.collect()
         written: dict[str, list[tuple[str, Committable]]] = {}
@@ -295,6 +296,18 @@ class Run:
                 spooled.setdefault(answer["sink"], {})[answer["task"]] = SpoolFile(**file)
         self._carry_limit.learn(len(answers))
         return written, spooled
+
+    def _read(self, plan: WritePlan, kept: Collection[str]) -> list[str]:
+        """Return the sinks whose vote can take rows from the spool."""
+        return [
+            name
+            for name, committer in self._committers.items()
+            if isinstance(committer, SpoolReadingCommitter)
+            and self._sinks[name].spool is not False
+            and name not in kept
+            and transaction_groups.group(self._committers, name) == [name]
+            and committer.votes_from_spool(plan.schemas[name])
+        ]
 
 
 def _is_of_store(failure: BaseException) -> bool:

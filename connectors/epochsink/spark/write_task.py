@@ -67,8 +67,9 @@ class WriteJobs:
         said = context.getLocalProperty(EPOCH) if context is not None else None
         if said is None:
             raise RuntimeError(f"the task's job has no local property {EPOCH!r}")
-        number, attempt, carried, *kept = json.loads(said)
-        job = WriteJob(Epoch(number, attempt), self.sinks, self.identities, self.spool, frozenset(kept), carried)
+        number, attempt, carried, read, *kept = json.loads(said)
+        epoch, read = Epoch(number, attempt), frozenset(read)
+        job = WriteJob(epoch, self.sinks, self.identities, self.spool, frozenset(kept), carried, read)
         yield from job.write_partition(batches)
         spare_collector()
 
@@ -88,9 +89,9 @@ def spare_collector() -> None:
 _modules = 0
 
 
-def told(epoch: Epoch, kept: Collection[str] = (), carried: int = 0) -> str:
-    """Return the value of `EPOCH`: the attempt at an epoch, `WriteJob.kept` and `WriteJob.carried`."""
-    return json.dumps([epoch.number, epoch.attempt, carried, *kept])
+def told(epoch: Epoch, kept: Collection[str] = (), carried: int = 0, read: Collection[str] = ()) -> str:
+    """Return the value of `EPOCH`: the attempt at an epoch, `WriteJob.kept`, `WriteJob.carried`, `WriteJob.read`."""
+    return json.dumps([epoch.number, epoch.attempt, carried, list(read), *kept])
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,8 @@ class WriteJob:
     """The sinks whose targets keep the rows themselves, in this attempt."""
     carried: int = 0
     """How many spooled bytes of a sink ride in a task's answer, and are no file (`epochsink.spark.carry_limit`)."""
+    read: frozenset[str] = frozenset()
+    """The sinks whose vote can take rows from the spool."""
 
     def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition into every sink; yield what was prepared, in one record batch."""
@@ -195,7 +198,8 @@ class _Attempt:
         reach("task.begin")
         sink = self._job.sinks[name]
         spooled = sink.spool is not False and name not in self._job.kept
-        task = Task(self._job.identities[name], self._job.epoch, self._partition, self._uuid, spooled)
+        from_spool = name in self._job.read
+        task = Task(self._job.identities[name], self._job.epoch, self._partition, self._uuid, spooled, from_spool)
         spool = self._job.spool.writer(task, schema, self._job.carried) if spooled else None
         self._shares[name] = share = _Share(sink.writer(task), spool)
         return share
