@@ -97,7 +97,12 @@ def test_a_task_into_kafka(tmp_path: Path, kafka: KafkaService, fresh_topic: Fre
 def test_a_task_into_postgres(tmp_path: Path, postgres: PostgresService, pg_truth: Truth, pg_schema: str) -> None:
     pg_truth.execute(f'CREATE TABLE "{pg_schema}".target (id uuid PRIMARY KEY, note text, amount numeric(9, 2))')
     sink = Postgres(
-        postgres.dsn, table=(pg_schema, "target"), key=["id"], commit="staged", schema_for_markers=pg_schema
+        postgres.dsn,
+        table=(pg_schema, "target"),
+        key=["id"],
+        commit="staged",
+        schema_for_markers=pg_schema,
+        answer_bytes=0,
     )
     rig = Rig(
         sink,
