@@ -151,8 +151,11 @@ def main() -> None:
         if "steps" in said.parts:
             with tempfile.TemporaryDirectory() as folder, closing(Side(own, f"{folder}/tasks")) as side:
                 for name, request in requests:
-                    side.run(request)
-                    print_steps(f"{name}-{request.rows or 'empty'}", side.run(replace(request, steps=True)))
+                    searchable = replace(
+                        request, sinks={kind: _searchable(kind, request.sinks[kind]) for kind in request.sinks}
+                    )
+                    side.run(searchable)
+                    print_steps(f"{name}-{request.rows or 'empty'}", side.run(replace(searchable, steps=True)))
         if "visible" in said.parts:
             with closing(Side(own)) as side:
                 lines += [
@@ -181,13 +184,16 @@ def visible(side: Side, name: str, target: dict[str, Any], epochs: int) -> list[
     kind, lines = SINKS[name][0], []
     for (label, trigger), own in zip(TRIGGERS.items(), TARGETS[1:], strict=True):
         given = {key: own if value == TARGETS[0] else value for key, value in target.items()}
-        more = {"refresh": True} if kind == "Elasticsearch" else {}
         with Reader(kind, given) as reader:
-            answer = side.run(Request(VISIBLE_ROWS, epochs, {kind: given | more}, trigger=trigger))
+            answer = side.run(Request(VISIBLE_ROWS, epochs, {kind: _searchable(kind, given)}, trigger=trigger))
         delays = reader.delays({int(epoch): at for epoch, at in answer.decided.items()}, VISIBLE_ROWS)
         lines.append(f"VISIBLE {name} {label}: {spread(delays)} (aim {VISIBLE_AIMS[name]} ms)")
         console.print(lines[-1], highlight=False)
     return lines
+
+
+def _searchable(kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    return given | {"refresh": True} if kind == "Elasticsearch" else given
 
 
 def measured(name: str, sides: dict[str, tuple[Side, Request]], turns: int) -> list[str]:

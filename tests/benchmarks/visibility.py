@@ -17,8 +17,8 @@ from confluent_kafka import Consumer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-PAUSE_SECONDS = 0.002
-"""Between a reader's looks, which take time of the cores that the query has too."""
+PAUSE_SECONDS = 0.01
+"""Between a reader's looks, which take time of the cores that the query has too; no delay is longer by more."""
 
 
 class Reader:

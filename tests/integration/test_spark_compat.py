@@ -65,15 +65,22 @@ def test_the_byte_limit_is_the_one_that_is_set(spark: SparkSession) -> None:
     assert compat.byte_limit_of_batches(spark) > 12345
 
 
-def test_the_rows_of_a_frame_that_is_kept_are_counted(spark: SparkSession) -> None:
-    some, none = (spark.range(10).where(f"id > {least}") for least in (3, 10))
-    assert [compat.is_kept(some), compat.is_kept(none)] == [False, False]
-    for frame, rows in ((some.persist(), 6), (none.persist(), 0)):
+def test_the_batches_of_a_frame_that_is_kept(spark: SparkSession) -> None:
+    """None where there are no rows; else one for each task with rows, until there are many."""
+    frames = [
+        spark.range(0, 30_000, 1, 3).where(condition) for condition in ("id < 0", "id = 7", "id >= 10000", "true")
+    ]
+    found = []
+    for frame in frames:
+        assert not compat.is_kept(frame)
+        frame.persist()
         assert compat.is_kept(frame)
+        found.append(compat.batches_kept(frame))
         # the second time, out of what is kept
-        assert [compat.count_kept(frame), compat.count_kept(frame)] == [rows, rows]
+        assert compat.batches_kept(frame) == found[-1]
         frame.unpersist()
         assert not compat.is_kept(frame)
+    assert found == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 
 def test_the_frame_of_a_writer(stream: Stream) -> None:

@@ -159,20 +159,20 @@ def test_after_an_epoch_of_many_rows_that_was_looked_at_first_none_is(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What looks first keeps the rows meanwhile, in memory or on a disk that may not have room for them."""
-    monkeypatch.setattr(kept_rows, "KEPT_ROWS", 5)
+    monkeypatch.setattr(kept_rows, "BATCHES_OF_TASK", 0)
     noted, seen = _noting(stream.spark)
-    counted: list[int] = []
-    count = compat.count_kept
+    counted: list[tuple[int, int]] = []
+    count = compat.batches_kept
 
-    def counting(frame: DataFrame) -> int:
+    def counting(frame: DataFrame) -> tuple[int, int]:
         counted.append(count(frame))
         return counted[-1]
 
-    monkeypatch.setattr(compat, "count_kept", counting)
+    monkeypatch.setattr(compat, "batches_kept", counting)
     for first in (0, 100, 0, 0):
         stream.put(range(first, first + 10))
     once = stream.exactly_once({"folder": replace(stream.sink, where="id >= 100")})
     stream.run(once, frame=stream.frame().where(noted("id")))
-    assert counted == [10]
+    assert counted == [(1, 1)]
     assert len(stream.sink.rows()) == 10
     assert seen.value == 40

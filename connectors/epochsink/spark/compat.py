@@ -149,14 +149,16 @@ def is_kept(frame: DataFrame) -> bool:
     return bool(untyped._jdf.storageLevel().isValid())
 
 
-def count_kept(frame: DataFrame) -> int:
-    """Count the rows of a frame that Spark keeps: what ``count()`` does, without a plan of its own."""
+def batches_kept(frame: DataFrame) -> tuple[int, int]:
+    """Return in how many batches the rows of a frame are that Spark keeps, and of how many tasks.
+
+    Runs its plan if that has not run. A batch has some thousands of rows; where there are no rows, there is none.
+    """
     untyped: Any = frame
     _, session = jvm_of(frame.sparkSession)
     kept = session.sharedState().cacheManager().lookupCachedData(untyped._jdf).get()
-    builder = kept.cachedRepresentation().cacheBuilder()
-    # in batches: where there is none, there is no row
-    return int(builder.rowCountStats().value()) if builder.cachedColumnBuffers().count() else 0
+    batches = kept.cachedRepresentation().cacheBuilder().cachedColumnBuffers()
+    return int(batches.count()), int(batches.getNumPartitions())
 
 
 def refuse_connect(session: SparkSession) -> None:

@@ -16,8 +16,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-KEPT_ROWS: Final = 100_000
-"""After an epoch of more rows that were kept, which takes memory or local disk as they do, none is looked at first."""
+BATCHES_OF_TASK: Final = 5
+"""How many batches (of 10,000 rows by default) of each task may be kept, which takes memory or local disk.
+
+After an epoch that had more, none is looked at first.
+"""
 
 
 class ExpectedRows:
@@ -25,33 +28,33 @@ class ExpectedRows:
 
     def __init__(self) -> None:
         self._had_rows = True
-        self._most_kept = 0
+        self._were_many = False
 
     @property
     def rows(self) -> bool:
         """Whether there will be rows, for all that is known: then it is not worth looking first."""
-        return self._had_rows or self._most_kept > KEPT_ROWS
+        return self._had_rows or self._were_many
 
     def learn(self, written: Collection[str]) -> None:
         """Hear which sinks an epoch has written to."""
         self._had_rows = bool(written)
 
-    def learn_kept(self, rows: int) -> None:
-        """Hear how many rows were kept in an epoch that was looked at first."""
-        self._most_kept = max(self._most_kept, rows)
+    def learn_kept(self, batches: int, tasks: int) -> None:
+        """Hear how much was kept in an epoch that was looked at first."""
+        self._were_many = self._were_many or batches > BATCHES_OF_TASK * tasks
 
 
 @contextmanager
-def kept(frame: DataFrame) -> Iterator[int]:
-    """Run a frame's plan, once; give how many rows come out of it. Who reads the frame in the body reads these.
+def kept(frame: DataFrame) -> Iterator[tuple[int, int]]:
+    """Run a frame's plan, once; give `compat.batches_kept`. Who reads the frame in the body reads these.
 
     A frame that the user keeps is kept before and after.
     """
     if compat.is_kept(frame):
-        yield compat.count_kept(frame)
+        yield compat.batches_kept(frame)
         return
     frame.persist()
     try:
-        yield compat.count_kept(frame)
+        yield compat.batches_kept(frame)
     finally:
         frame.unpersist()

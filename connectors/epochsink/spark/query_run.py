@@ -232,9 +232,9 @@ class Run:
             self._go_on(settled, number, planned.result)
         else:
             # the plan runs beside that, since it has to whatever they say: it is Spark's own, and writes nothing
-            with self._plans.beside(self._coordinator.settle, number) as settling, kept(frame) as rows:
-                self._expected.learn_kept(rows)
-                self._go_on(settling.result(), number, partial(self._plans.plan, frame) if rows else None)
+            with self._plans.beside(self._coordinator.settle, number) as settling, kept(frame) as (batches, tasks):
+                self._expected.learn_kept(batches, tasks)
+                self._go_on(settling.result(), number, partial(self._plans.plan, frame) if batches else None)
 
     def _go_on(self, settled: Plan, number: int, planned: Callable[[], WritePlan] | None) -> None:
         """Write an epoch as settled, of whose rows this is the plan; None if it has no rows."""
