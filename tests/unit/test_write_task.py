@@ -50,9 +50,9 @@ def test_a_task_is_told_its_epoch_and_which_targets_keep_the_rows(monkeypatch: p
         return batches
 
     context, epoch = TaskContext(), Epoch(7, "a" * 32)
-    context._localProperties = {EPOCH: told(epoch, {"topic"}, 99)}
+    context._localProperties = {EPOCH: told(epoch, {"topic"}, 99, ["table"])}
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     monkeypatch.setattr(WriteJob, "write_partition", note)
     monkeypatch.setattr("epochsink.spark.write_task.spare_collector", lambda: None)
     assert list(WriteJobs({}, {}, NoSpool()).write_partition([])) == []
-    assert seen == [WriteJob(epoch, {}, {}, NoSpool(), frozenset({"topic"}), 99)]
+    assert seen == [WriteJob(epoch, {}, {}, NoSpool(), frozenset({"topic"}), 99, frozenset({"table"}))]
