@@ -42,7 +42,7 @@ _TURNS: Final = 3
 class Application:
     """One run at applying one part of an epoch. A further run does the same again.
 
-    ``kept`` is the marker as read before; ``trusted`` is it too, unless an operator vouches for the index as it is.
+    ``kept`` is the marker as read before, ``found`` the index as looked at since.
     ``executors`` do the posting of a large epoch (None: this process does all).
     """
 
@@ -55,7 +55,7 @@ class Application:
         epoch: Epoch,
         prepared: PreparedEpoch,
         kept: applied_epochs.Marker | None,
-        trusted: applied_epochs.Marker | None,
+        found: target_index.Target,
         executors: Executors | None = None,
     ) -> None:
         self._client = client
@@ -65,7 +65,7 @@ class Application:
         self._prepared = prepared
         self._index = prepared.index or config.index
         self._kept = kept
-        self._trusted = trusted
+        self._found = found
         self._run = uuid.uuid4().hex
         self._executors = executors
         self._parts: OnExecutors | None = None
@@ -126,7 +126,7 @@ class Application:
 
     def _apply_to_one_index(self, rows: Rows) -> target_index.Target:
         """Apply all to the index that the name stands for; where no epoch was before, again if that has changed."""
-        before = target_index.require_same(self._client, self._index, self._trusted, self._config.accept_index)
+        before = self._found
         for _ in range(_TURNS):
             self._apply(rows)
             # asked again: what was restored, or moved to, while this ran may lack any of it, and of the epochs before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, errors, preflight, target_index
@@ -98,8 +99,9 @@ class ElasticsearchCommitter:
                 self._patiently(self._require_same, kept)
         self._seen_index = True
 
-    def _require_same(self, kept: applied_epochs.Marker | None) -> target_index.Target:
-        return target_index.require_same(self._client, self._config.index, kept, self._config.accept_index)
+    def _require_same(self, kept: applied_epochs.Marker | None, recorded: str | None = None) -> target_index.Target:
+        name = recorded or self._config.index
+        return target_index.require_same(self._client, name, kept, self._config.accept_index)
 
     def _kept(self) -> applied_epochs.Marker | None:
         with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
@@ -190,7 +192,11 @@ class ElasticsearchCommitter:
             return verdict
         if after is not None:
             self._verify(kept, after, None)
-        self._claim_for(epoch)
+        with ThreadPoolExecutor(1, thread_name_prefix="epochsink-look") as beside:
+            # both before the first document, and neither needs the other
+            looking = beside.submit(self._require_same, trusted, prepared.index)
+            self._claim_for(epoch)
+            found = looking.result()
         # else other runs may have left dead letters: this committer's last, or a driver's before. One that supersedes
         # us while this runs finds our marker, and clears its own away.
         only_run, self._voted = self._voted == epoch.attempt, None
@@ -202,7 +208,7 @@ class ElasticsearchCommitter:
                 epoch=epoch,
                 prepared=prepared,
                 kept=kept,
-                trusted=trusted,
+                found=found,
                 executors=self.executors,
             ).run(rows)
         except Overtaken:

@@ -35,7 +35,7 @@ class WritePlan:
 
 
 class WritePlans:
-    """Plans the write jobs of a run, in a thread of its own: Spark analyses while a target is asked."""
+    """Plans the write jobs of a run. Has a thread of its own: Spark plans, or runs a plan, while a target is asked."""
 
     def __init__(self, sinks: Mapping[str, Sink], identity: Callable[[str], Identity], spool: Spool | NoSpool) -> None:
         self._sinks = sinks
