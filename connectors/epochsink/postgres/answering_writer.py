@@ -1,8 +1,8 @@
 """Rows of small tasks ride in the tasks' answers, those of large ones are in the spool: the driver copies both.
 
 A task's limit falls with its partition's number, so that the answers of an epoch fit into the driver however many tasks
-there are: with ``answer_bytes`` of 1 MiB those of 1,000 tasks hold at most 66 MiB of rows, those of 10,000 at most
-103 MiB. A task with more leaves them to the spool if the vote can take them from there, or stages them itself; tasks of
+there are: with ``answer_bytes`` of 64 KiB those of 1,000 tasks hold at most 4.2 MiB of rows, those of 10,000 at most
+6.5 MiB. A task with more leaves them to the spool if the vote can take them from there, or stages them itself; tasks of
 both sizes may be in one epoch.
 """
 

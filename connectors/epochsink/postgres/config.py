@@ -38,7 +38,7 @@ class PostgresConfig:
     spool: bool = True
     create: bool = False
     timeout: float = 60.0
-    answer_bytes: int = 1 << 20
+    answer_bytes: int = 64 << 10
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     allow_insecure: bool = False
 

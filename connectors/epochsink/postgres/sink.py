@@ -73,7 +73,7 @@ class Postgres(PostgresConfig):
         spool: bool = True,
         create: bool = False,
         timeout: float = 60.0,
-        answer_bytes: int = 1 << 20,
+        answer_bytes: int = 64 << 10,
         options: Mapping[str, Any] | None = None,
         allow_insecure: bool = False,
         **unknown: object,
