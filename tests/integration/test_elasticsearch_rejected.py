@@ -203,14 +203,10 @@ def test_a_small_epoch_takes_six_requests_and_none_searches_for_dead_letters(opt
             claim, marker = (f"/epochsink-markers/_doc/{name(key)}" for name in (claim_document, marker_document))
             index = f"/{sink.index}"
     asked = [(each.method, each.path.partition("?")[0]) for each in proxy.seen]
-    assert asked == [
-        ("GET", marker),
-        ("PUT", claim),
-        ("GET", index),
-        ("PUT", f"{index}/_bulk"),
-        ("GET", index),
-        ("PUT", marker),
-    ]
+    assert asked[0] == ("GET", marker)
+    # beside each other
+    assert sorted(asked[1:3]) == [("GET", index), ("PUT", claim)]
+    assert asked[3:] == [("PUT", f"{index}/_bulk"), ("GET", index), ("PUT", marker)]
 
 
 def test_a_marker_that_was_compared_a_while_ago_is_read_again(
