@@ -114,7 +114,7 @@ def test_an_older_driver_is_fenced_and_writes_nothing(open_files: Callable[[], S
 def mounted(stream: Stream, spark_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], ExactlyOnce]:
     """Return what makes the object under test on a checkpoint that is not local; `stream` sees its files."""
     # Hadoop's local file system, which stands for a remote one here, lets both of two creates win now and then: it
-    # looks first, and then renames a file and its checksum. Who has such a checkpoint is refused (test_object_storage.py).
+    # looks first, and then renames a file and its checksum. Such a store is refused (test_object_storage.py).
     monkeypatch.setattr(storage, "_RACES", 0)
     name = f"check point {uuid.uuid4().hex[:8]}"
     stream.checkpoint = spark_folder / "tree" / name
