@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-import threading
 import time
 import urllib.request
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import elasticsearch
+from beside import Beside
 from elasticsearch import helpers
 from epochs import (
     FIRST,
@@ -170,40 +170,35 @@ class Bench:
             self.client.indices.delete(index=index)
 
 
-class Onlooker:
+class Onlooker(Beside):
     """Counts documents again and again; a count that is no multiple of an epoch's size has seen a part of one."""
 
     def __init__(self, url: str, index: str, epoch: int) -> None:
+        super().__init__()
         self._client = elasticsearch.Elasticsearch(url)
         self._index = index
         self._epoch = epoch
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
+        self._since: float | None = None
+        self._until = 0.0
         self._windows: list[float] = []
         self._reads: list[float] = []
         self._newest = 0
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def look(self) -> None:
+        """Count once."""
+        began = time.perf_counter()
+        self._newest = self._client.count(index=self._index)["count"]
+        ended = time.perf_counter()
+        self._reads.append((ended - began) * 1000)
+        if self._newest % self._epoch:
+            self._since, self._until = self._since or began, ended
+        elif self._since is not None:
+            self._windows.append((self._until - self._since) * 1000)
+            self._since = None
 
-    def __exit__(self, *_error: object) -> None:
-        self._over.set()
-        self._thread.join()
+    def close(self) -> None:
+        """Disconnect."""
         self._client.close()
-
-    def _look(self) -> None:
-        since = until = None
-        while not self._over.is_set():
-            began = time.perf_counter()
-            self._newest = self._client.count(index=self._index)["count"]
-            ended = time.perf_counter()
-            self._reads.append((ended - began) * 1000)
-            if self._newest % self._epoch:
-                since, until = since or began, ended
-            elif since is not None and until is not None:
-                self._windows.append((until - since) * 1000)
-                since = None
 
     def verdict(self) -> str:
         """Say how many epochs were seen in part, for how long, and how closely was looked."""

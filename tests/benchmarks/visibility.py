@@ -5,13 +5,13 @@ Each epoch has the same number of rows, so how many rows a reader sees says whic
 
 from __future__ import annotations
 
-import threading
 import time
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import elasticsearch
 import psycopg
+from beside import Beside
 from confluent_kafka import Consumer
 
 if TYPE_CHECKING:
@@ -21,32 +21,24 @@ PAUSE_SECONDS = 0.01
 """Between a reader's looks, which take time of the cores that the query has too; no delay is longer by more."""
 
 
-class Reader:
+class Reader(Beside):
     """Counts the rows of a target in a thread of its own, and notes when there were more than before."""
 
     def __init__(self, kind: str, target: Mapping[str, Any]) -> None:
+        super().__init__(PAUSE_SECONDS)
         self._stack = ExitStack()
         self._count = COUNTS[kind](target, self._stack)
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look)
         self._seen: list[tuple[float, int]] = []
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def look(self) -> None:
+        """Count once."""
+        count = self._count()
+        if count > (self._seen[-1][1] if self._seen else 0):
+            self._seen.append((time.time(), count))
 
-    def __exit__(self, *_error: object) -> None:
-        self._over.set()
-        self._thread.join()
+    def close(self) -> None:
+        """Disconnect."""
         self._stack.close()
-
-    def _look(self) -> None:
-        newest = 0
-        while not self._over.wait(PAUSE_SECONDS):
-            count = self._count()
-            if count > newest:
-                self._seen.append((time.time(), count))
-                newest = count
 
     def delays(self, decided: Mapping[int, float], rows: int) -> list[float]:
         """Return the milliseconds from each epoch's decision until all of its rows were seen."""

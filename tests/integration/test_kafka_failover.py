@@ -21,6 +21,7 @@ from kafka_kit import (
     epoch,
     identity,
     prepare,
+    prepare_kept,
     read_all,
     rows,
     take_over,
@@ -169,9 +170,7 @@ def test_rows_are_taken_out_of_a_topic_whose_leaders_change_meanwhile(
             cluster.second.stop()
 
     with committing(config, who) as committer:
-        assert committer.keeps_rows(at, rows("a").schema)
-        of = dataclasses.replace(task(who, at), spooled=False)
-        [part] = committer.vote(at, [prepare(config, of, rows(*values))], NO_ROWS)
+        part = prepare_kept(committer, config, at, rows(*values))
         take_over(cluster.servers, part)
         monkeypatch.setattr(TopicLog, "append", append_and_stop)
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,12 @@ from kafka_kit import (
     epoch,
     identity,
     prepare,
+    prepare_kept,
     recreate_topic,
     rows,
     sorted_values,
     take_over,
-    task,
+    unspooled,
 )
 
 from epochsink.errors import LogIncomplete, PrepareFailed
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import KafkaService
     from epochsink.kafka.committer import KafkaCommitter
     from epochsink.kafka.transactional_id import Transaction
-    from epochsink.sink import Committable, Epoch, Identity, Task
+    from epochsink.sink import Committable, Epoch
 
 newest_transaction_version = pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=str)
 
@@ -49,10 +49,6 @@ SECONDS = 30.0
 
 def sink(kafka: KafkaService, topic: str, **settings: Any) -> Kafka:
     return Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=20, **settings)
-
-
-def unspooled(who: Identity, at: Epoch, partition: int = 0) -> Task:
-    return dataclasses.replace(task(who, at, partition), spooled=False)
 
 
 def disturb(servers: str, topic: str, *values: str) -> None:
@@ -119,8 +115,7 @@ def test_what_was_taken_from_the_log_can_be_lost_and_taken_again(kafka: KafkaSer
     config = sink(kafka, topic)
     who, at = identity(), epoch(4)
     with committing(config, who) as committer:
-        assert committer.keeps_rows(at, SCHEMA)
-        [part] = committer.vote(at, [prepare(config, unspooled(who, at), rows("a", "b", "c"))], NO_ROWS)
+        part = prepare_kept(committer, config, at, rows("a", "b", "c"))
         for _ in range(3):
             take_over(servers, part)
             part = replayed(committer, at, part)
@@ -159,9 +154,7 @@ def test_rows_that_the_log_holds_no_more_are_named_and_none_of_the_others_is_app
     config = sink(kafka, topic, options={"batch.num.messages": 10, "linger.ms": 0})
     who, at = identity(), epoch(0)
     with committing(config, who) as committer:
-        assert committer.keeps_rows(at, SCHEMA)
-        prepared = prepare(config, unspooled(who, at), rows(*[str(n) for n in range(200)]))
-        [part] = committer.vote(at, [prepared], NO_ROWS)
+        part = prepare_kept(committer, config, at, rows(*[str(n) for n in range(200)]))
         take_over(servers, part)
         with admin(servers) as client:
             client.delete_records({TopicPartition(topic, 1): 25})
@@ -185,9 +178,7 @@ def test_batches_that_the_broker_has_stamped_or_compressed_itself_are_taken_as_w
     config = sink(kafka, topic, options={"compression.type": "lz4"})
     who, at = identity(), epoch(0)
     with committing(config, who) as committer:
-        assert committer.keeps_rows(at, SCHEMA)
-        prepared = prepare(config, unspooled(who, at), rows(*[str(n) for n in range(200)]))
-        [part] = committer.vote(at, [prepared], NO_ROWS)
+        part = prepare_kept(committer, config, at, rows(*[str(n) for n in range(200)]))
         take_over(servers, part)
         assert commit(committer, at, replayed(committer, at, part)) == COMMITTED
     with Reader(servers, topic) as reader:

@@ -24,11 +24,13 @@ from kafka_kit import (
     identity,
     prepare,
     prepare_and_die,
+    prepare_kept,
     read_all,
     rows,
     sorted_values,
     take_over,
     task,
+    unspooled,
     wait_for,
 )
 
@@ -206,7 +208,7 @@ def test_what_has_expired_before_the_vote_is_taken_out_of_the_topic_by_the_vote(
     who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
     with committing(config, who) as committer:
         assert committer.keeps_rows(at, rows("a").schema)
-        early = prepare(config, dataclasses.replace(task(who, at), spooled=False), rows("a", "b"))
+        early = prepare(config, unspooled(who, at), rows("a", "b"))
         with admin(broker.bootstrap_servers) as client:
             wait_for(lambda: not opened(client), "it times out")
         broker.kill()
@@ -233,7 +235,7 @@ def test_a_task_that_outlasts_its_transaction_where_the_topic_keeps_rows_goes_on
             return writer.prepare()
 
         assert committer.keeps_rows(at, rows("a").schema)
-        alone = dataclasses.replace(task(who, at), spooled=False)
+        alone = unspooled(who, at)
         with pytest.raises(PrepareFailed, match="longer than transaction_timeout="):
             outlast(KafkaWriter(config, alone, alone.uuid, topic))
         assert not committer.keeps_rows(again, rows("a").schema)
@@ -293,9 +295,7 @@ def test_an_expired_epoch_whose_rows_its_topic_has_not_kept_is_refused_and_nothi
     config = Kafka(bootstrap_servers=servers, topic=topic, timeout=30)
     who, at = identity(), epoch(0)
     with committing(config, who) as committer:
-        assert committer.keeps_rows(at, rows("a").schema)
-        of = dataclasses.replace(task(who, at), spooled=False)
-        [part] = committer.vote(at, [prepare(config, of, rows("a", "b"))], NO_ROWS)
+        part = prepare_kept(committer, config, at, rows("a", "b"))
         take_over(servers, part)
         meanwhile(forgetful, topic)
         assert commit(committer, at, part).outcome is Outcome.ABORTED
@@ -313,8 +313,8 @@ def test_without_a_spool_an_epoch_that_takes_longer_than_its_transactions_is_tol
     config = short_lived(broker, create_topic(broker.bootstrap_servers, fresh_topic()), spool=False)
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at, 0), rows("a"))
-    unspooled = task(who, at, 1)
-    writer = KafkaWriter(config, unspooled, unspooled.uuid, config.topic)
+    second = task(who, at, 1)
+    writer = KafkaWriter(config, second, second.uuid, config.topic)
     writer.write(rows("b"))
     writer._producer.flush()
     with admin(broker.bootstrap_servers) as client:

@@ -12,7 +12,7 @@ from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import PreparedName
 from epochsink.sink import COMMITTED, MEMBERS, Ballot, Epoch, LastDone, Rows, Verdict
 from simulation.port import twice
-from simulation.postgres_port import PreparedPort, StagedPort, mark_of
+from simulation.postgres_port import PostgresPort, PreparedPort, StagedPort, mark_of
 from simulation.targets import Postgres, PreparedRows, Staged
 
 if TYPE_CHECKING:
@@ -106,17 +106,42 @@ def as_one(generation: int, attempt: str, ballots: Mapping[str, Ballot], tasks: 
     return {"attempt": attempt, "generation": generation, MEMBERS: members}
 
 
-class SharedPort(PreparedPort):
-    """One of the two: they vote, commit and replay as one."""
+class Sharing(PostgresPort):
+    """What the two have in common that merge before the decision and the two that merge after it."""
 
-    letter = "A"
     group: str | None = "database"
 
     def vote(
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
     ) -> list[Committable]:
-        """Merge and prepare this sink's rows alone."""
+        """Vote on this sink's rows alone."""
         return [self.vote_together(epoch, {self.letter: Ballot(self.committer, written, rows, after)})]
+
+    def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
+        """Turn what the tasks of each sink have staged into one part."""
+        raise NotImplementedError
+
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
+        """Prepare this sink's rows alone again."""
+        return self.replay_together(epoch, part, {self.letter: Ballot(self.committer, (), rows, after)}, attempt)
+
+    def replay_together(
+        self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot], attempt: str
+    ) -> Committable:
+        """Stage the rows of each sink again; return the part that stands for them."""
+        self.apply_with(epoch, part)
+        for one in ballots.values():
+            port_of(one).restage(one.rows, attempt)
+        again = as_one(self._identity.generation, attempt, ballots, [attempt])
+        return again | {"options": self.options_of(part)}
+
+
+class SharedPort(Sharing, PreparedPort):
+    """One of the two: they vote, commit and replay as one."""
+
+    letter = "A"
 
     def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
         """Merge what the tasks of each sink have staged, and prepare that."""
@@ -142,21 +167,11 @@ class SharedPort(PreparedPort):
         """Return what of the members' rows and markers goes into the transaction: everything."""
         return shares
 
-    def replay(
-        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
-    ) -> Committable:
-        """Stage and prepare this sink's rows again."""
-        return self.replay_together(epoch, part, {self.letter: Ballot(self.committer, (), rows, after)}, attempt)
-
     def replay_together(
         self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot], attempt: str
     ) -> Committable:
         """Stage and prepare the rows of each sink again."""
-        self.apply_with(epoch, part)
-        for one in ballots.values():
-            port_of(one).restage(one.rows, attempt)
-        again = as_one(self._identity.generation, attempt, ballots, [attempt])
-        return self.prepare_together(epoch, again | {"options": self.options_of(part)}, ballots)
+        return self.prepare_together(epoch, super().replay_together(epoch, part, ballots, attempt), ballots)
 
     def gids(self, generation: int) -> Sequence[str]:
         """Return, too, what bears the other sink's name, if rows of this one are staged for it."""
@@ -172,17 +187,10 @@ class OtherSharedPort(SharedPort):
     letter = "B"
 
 
-class SharedStagedPort(StagedPort):
+class SharedStagedPort(Sharing, StagedPort):
     """One of two that merge their staged rows as one, once the epoch is decided."""
 
     letter = "C"
-    group: str | None = "database"
-
-    def vote(
-        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
-    ) -> list[Committable]:
-        """See this sink's rows staged."""
-        return [self.vote_together(epoch, {self.letter: Ballot(self.committer, written, rows, after)})]
 
     def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
         """See the rows of each sink staged."""
@@ -206,24 +214,6 @@ class SharedStagedPort(StagedPort):
         if answer == "BEHIND":
             raise WentBack(f"the marker of the epoch before {epoch.number} is gone since it was looked for")
         return COMMITTED if answer == "OK" else self.judge(epoch, part, answer)
-
-    def replay(
-        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
-    ) -> Committable:
-        """Stage this sink's rows again."""
-        return self.replay_together(epoch, part, {self.letter: Ballot(self.committer, (), rows, after)}, attempt)
-
-    def replay_together(
-        self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot], attempt: str
-    ) -> Committable:
-        """Stage the rows of each sink again."""
-        self.apply_with(epoch, part)
-        for one in ballots.values():
-            port_of(one).restage(one.rows, attempt)
-        for one in ballots.values():
-            port_of(one).restage(one.rows, attempt)
-        again = as_one(self._identity.generation, attempt, ballots, [attempt])
-        return again | {"options": self.options_of(part)}
 
 
 class OtherSharedStagedPort(SharedStagedPort):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -61,6 +62,10 @@ def task(who: Identity, at: Epoch, partition: int = 0, name: str | None = None) 
     return Task(who, at, partition, name or uuid.uuid4().hex)
 
 
+def unspooled(who: Identity, at: Epoch, partition: int = 0) -> Task:
+    return dataclasses.replace(task(who, at, partition), spooled=False)
+
+
 def rows(*values: str | bytes | None, keys: Sequence[str | None] | None = None, **columns: Any) -> pa.RecordBatch:
     """Make a batch with the writer's columns; keys are 0, 1, 2, ... unless given."""
     keys = [str(index) for index in range(len(values))] if keys is None else keys
@@ -72,6 +77,13 @@ def prepare(config: Kafka, of: Task, *batches: pa.RecordBatch) -> Committable:
     for batch in batches:
         writer.write(batch)
     return writer.prepare()
+
+
+def prepare_kept(committer: KafkaCommitter, config: Kafka, at: Epoch, *batches: pa.RecordBatch) -> Committable:
+    """Prepare an epoch of one task, whose rows the topic itself keeps, and have it voted on."""
+    assert committer.keeps_rows(at, batches[0].schema)
+    [part] = committer.vote(at, [prepare(config, unspooled(committer._identity, at), *batches)], NO_ROWS)
+    return part
 
 
 _TASK = """

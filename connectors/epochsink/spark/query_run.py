@@ -275,7 +275,7 @@ class Run:
     def _write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
         """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
         # after the planning, which takes a while: a target may note where it stands now
-        kept = frozenset(
+        keeping = frozenset(
             name
             for name, sink in self._sinks.items()
             if sink.spool is None
@@ -283,7 +283,7 @@ class Run:
         )
         session = plan.answers.sparkSession
         carried = self._carry_limit.bytes if self._spool.beside_ledger else 0
-        session.sparkContext.setLocalProperty(EPOCH, told(epoch, kept, carried, self._read(plan, kept)))
+        session.sparkContext.setLocalProperty(EPOCH, told(epoch, keeping, carried, self._read(plan, keeping)))
         with self._byte_limit.lifted(session):
             answers = plan.answers.collect()
         written: dict[str, list[tuple[str, Committable]]] = {}
