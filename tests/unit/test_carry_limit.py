@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from epochsink.spark.carry_limit import EPOCH_BYTES, TASK_BYTES, CarryLimit
+from epochsink.spark.carry_limit import EPOCH_BYTES, TASK_BYTES, CarryLimit, limit
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3, 200, 10_000])
 def test_an_epoch_with_as_many_tasks_again_stays_below_the_limit_of_an_entry(answers: int) -> None:
-    limit = CarryLimit()
-    limit.learn(answers)
-    assert 0 < limit.bytes <= TASK_BYTES
-    assert limit.bytes * answers <= EPOCH_BYTES
+    carry = CarryLimit()
+    carry.learn(answers)
+    assert 0 < carry.bytes <= TASK_BYTES
+    assert carry.bytes * answers <= EPOCH_BYTES
 
 
 def test_nothing_is_carried_while_the_number_of_tasks_is_unknown_or_may_have_been_too_much() -> None:
-    limit = CarryLimit()
-    assert limit.bytes == 0
-    limit.learn(2)
-    limit.forget()
-    assert limit.bytes == 0
+    carry = CarryLimit()
+    assert carry.bytes == 0
+    carry.learn(2)
+    carry.forget()
+    assert carry.bytes == 0
+
+
+def test_an_epoch_with_far_more_tasks_than_the_one_before_makes_an_entry_of_a_few_megabytes() -> None:
+    carry = CarryLimit()
+    carry.learn(1)
+    mebibyte = 1 << 20
+    assert sum(limit(carry.bytes, partition) for partition in range(1_000)) < 4.2 * mebibyte
+    assert sum(limit(carry.bytes, partition) for partition in range(10_000)) < 6.5 * mebibyte
+
+
+@pytest.mark.parametrize("answers", [1, 8, 50, 200])
+def test_as_many_tasks_as_in_the_epoch_before_carry_what_each_may(answers: int) -> None:
+    carry = CarryLimit()
+    carry.learn(answers)
+    assert limit(carry.bytes, answers - 1) >= 0.9 * carry.bytes

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing
 from epochsink.protocol import spool as spool_module
-from epochsink.protocol.spool import Spool
+from epochsink.protocol.spool import NoSpool, Spool
 from epochsink.sink import Epoch, Identity, SpoolFile, Task
 
 if TYPE_CHECKING:
@@ -78,6 +78,18 @@ def test_few_rows_are_carried_by_the_record_and_make_no_file(spool: Spool) -> No
     assert small.carried not in repr(small)  # rows are in no log
     with pytest.raises(SpoolDamaged, match="the copy in the ledger of epoch 3"):
         list(spool.rows(SINK, EPOCH, [one], {one: replace(small, crc32=7)}).read(one))
+
+
+def test_rows_that_the_record_carries_are_read_also_when_no_sink_wants_a_spool_any_more(spool: Spool) -> None:
+    one, two = "1" * 32, "2" * 32
+    spool.make(QUERY, EPOCH)
+    files = {one: spooled(spool, one, batch(1, 2), carried=1_000), two: spooled(spool, two, batch(3))}
+    rows = NoSpool().rows(SINK, EPOCH, [one, two], files)
+    assert [each.column("id").to_pylist() for each in rows.read(one)] == [[1, 2]]
+    with pytest.raises(SpoolMissing, match="spool=False"):
+        list(rows.read(two))
+    with pytest.raises(SpoolMissing, match="spool=False"):
+        rows.verify()
 
 
 def test_texts_of_few_different_characters_take_little_more_than_half_of_their_bytes_on_the_disk(spool: Spool) -> None:

@@ -66,9 +66,8 @@ class Spool:
         """Return a writer of the file of one sink and task attempt, which is none up to ``carried`` bytes."""
 
         def create() -> Output:
-            files, root = self._open()
-            folder = f"{root}/{_folder(task.identity.query_id, task.epoch)}"
-            return files.create(f"{folder}/{_file(task.identity, task.uuid)}")
+            files, path = self.find(task.identity, task.epoch, task.uuid)
+            return files.create(path)
 
         return SpoolWriter(create, schema, carried)
 
@@ -81,6 +80,11 @@ class Spool:
     ) -> SpooledRows:
         """Return the rows that accepted tasks have spooled for a sink; ``files`` is what is recorded of them."""
         return SpooledRows(self, identity, epoch, tuple(tasks), files)
+
+    def find(self, identity: Identity, epoch: Epoch, task: str) -> tuple[SpoolFiles, str]:
+        """Return where a task's file of a sink is, or would be."""
+        files, root = self._open()
+        return files, f"{root}/{_folder(identity.query_id, epoch)}/{_file(identity, task)}"
 
     def make(self, query_id: str, epoch: Epoch) -> None:
         """Make the folder for an attempt at an epoch."""
@@ -124,10 +128,14 @@ class NoSpool:
 
     def rows(
         self, identity: Identity, epoch: Epoch, tasks: Sequence[str], files: Mapping[str, SpoolFile]
-    ) -> UnspooledRows:
-        """Return rows that cannot be read."""
-        del files
-        return UnspooledRows(identity, epoch, tuple(tasks))
+    ) -> SpooledRows:
+        """Return rows of which those can be read that the record carries: an earlier run had a spool."""
+        return SpooledRows(self, identity, epoch, tuple(tasks), files)
+
+    def find(self, identity: Identity, epoch: Epoch, task: str) -> tuple[SpoolFiles, str]:
+        """Raise FileNotFoundError."""
+        del identity, epoch, task
+        raise FileNotFoundError("spool=False")
 
     def make(self, query_id: str, epoch: Epoch) -> None:
         """Do nothing."""
@@ -139,28 +147,6 @@ class NoSpool:
         """Return none."""
         del query_id
         return []
-
-
-@dataclass(frozen=True, slots=True)
-class UnspooledRows:
-    """The rows of one sink in one recorded epoch, of which no copy was kept."""
-
-    identity: Identity
-    epoch: Epoch
-    accepted: tuple[str, ...]
-
-    def tasks(self) -> Sequence[str]:
-        """Return the uuids of the accepted tasks that had rows."""
-        return self.accepted
-
-    def read(self, task: str) -> Iterator[pa.RecordBatch]:
-        """Raise `SpoolMissing`."""
-        raise _missing(self.identity, self.epoch, task, "spool=False")
-
-    def verify(self) -> None:
-        """Raise `SpoolMissing` if there is any row."""
-        for task in self.accepted:
-            self.read(task)
 
 
 class SpoolWriter:
@@ -232,7 +218,7 @@ class _Checksummed:
 class SpooledRows:
     """The rows of one sink in one recorded epoch (see `epochsink.sink.Rows`)."""
 
-    spool: Spool
+    spool: Spool | NoSpool
     identity: Identity
     epoch: Epoch
     accepted: tuple[str, ...]
@@ -282,20 +268,20 @@ class SpooledRows:
         recorded = self.files.get(task)
         if recorded is not None and recorded.carried:
             return pa.BufferReader(base64.b64decode(recorded.carried))
-        files, path = self._path(task)
         try:
+            files, path = self.spool.find(self.identity, self.epoch, task)
             return files.open(path)
         except FileNotFoundError as gone:
             raise _missing(self.identity, self.epoch, task, gone) from gone
 
-    def _path(self, task: str) -> tuple[SpoolFiles, str]:
-        files, root = open_files(self.spool.root, self.spool.options)
-        return files, f"{root}/{_folder(self.identity.query_id, self.epoch)}/{_file(self.identity, task)}"
-
     def _damaged(self, task: str, expected: str, found: str) -> SpoolDamaged:
         recorded = self.files.get(task)
         carried = recorded is not None and bool(recorded.carried)
-        place = "the copy in the ledger" if carried else f"the spool file {self._path(task)[1]}"
+        place = (
+            "the copy in the ledger"
+            if carried
+            else f"the spool file {self.spool.find(self.identity, self.epoch, task)[1]}"
+        )
         return SpoolDamaged(
             f"{place} of epoch {self.epoch.number}, sink '{self.identity.sink}', was cut "
             f"or changed: it was written with {expected}, and holds {found}; none of its rows is applied",

@@ -23,6 +23,7 @@ from epochsink import arrow_buffers
 from epochsink.errors import EpochsinkError
 from epochsink.failpoints import reach
 from epochsink.sink import Epoch, Task
+from epochsink.spark import carry_limit
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -200,7 +201,8 @@ class _Attempt:
         spooled = sink.spool is not False and name not in self._job.kept
         from_spool = name in self._job.read
         task = Task(self._job.identities[name], self._job.epoch, self._partition, self._uuid, spooled, from_spool)
-        spool = self._job.spool.writer(task, schema, self._job.carried) if spooled else None
+        carried = carry_limit.limit(self._job.carried, self._partition)
+        spool = self._job.spool.writer(task, schema, carried) if spooled else None
         self._shares[name] = share = _Share(sink.writer(task), spool)
         return share
 
