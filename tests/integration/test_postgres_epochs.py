@@ -72,6 +72,13 @@ def test_upsert_replaces_rows_of_the_same_key(
     assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
 
 
+def test_an_upsert_writes_in_the_order_of_the_key(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """Whatever order rows arrive in: what lies side by side in the index is then written one after another."""
+    driver = pg_driver(table, orders(1), key="id")
+    driver.run(0, orders(5, 1, 4), orders(3, 6, 2))
+    assert pg_truth.execute(f"SELECT array_agg(id ORDER BY ctid) FROM {table}") == [([1, 2, 3, 4, 5, 6],)]  # noqa: S608 - a name that the test made
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_of_several_rows_of_a_key_the_last_by_order_by_wins(
     mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth

@@ -140,7 +140,10 @@ def _upsert(plan: Merge, source: sql.Composed) -> sql.Composed:
     action = sql.SQL("UPDATE SET {}").format(settings) if values else sql.SQL("NOTHING")
     if plan.deletes:
         source = sql.SQL("{} WHERE {} IS NOT TRUE").format(source, sql.Identifier(DELETED))
-    return _append(plan, source) + sql.SQL(" ON CONFLICT ({}) DO {}").format(_names(plan.key), action)
+    # in the order of the key: neighbours share a page of its index, and of the table where that is in order
+    return sql.SQL("{} ORDER BY {key} ON CONFLICT ({key}) DO {}").format(
+        _append(plan, source), action, key=_names(plan.key)
+    )
 
 
 def _delete(plan: Merge, source: sql.Composed) -> sql.Composed:
