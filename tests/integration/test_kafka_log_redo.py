@@ -31,6 +31,10 @@ from kafka_kit import (
 from epochsink.errors import LogIncomplete, PrepareFailed
 from epochsink.kafka import Kafka
 from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.errors import Refused
+from epochsink.kafka.record_batch import split
+from epochsink.kafka.topic_log import TopicLog
+from epochsink.kafka.transactional_id import Transaction
 from epochsink.sink import COMMITTED, Outcome
 
 if TYPE_CHECKING:
@@ -38,7 +42,6 @@ if TYPE_CHECKING:
 
     from epochsink.devkit.services import KafkaService
     from epochsink.kafka.committer import KafkaCommitter
-    from epochsink.kafka.transactional_id import Transaction
     from epochsink.sink import Committable, Epoch
 
 newest_transaction_version = pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=str)
@@ -199,3 +202,33 @@ def test_a_topic_that_was_created_anew_while_it_was_written_to_fails_the_vote(
         part = prepare(config, unspooled(who, at), rows("a"))
         with pytest.raises(PrepareFailed, match="deleted and created again"):
             committer.vote(at, [part], NO_ROWS)
+
+
+@newest_transaction_version
+def test_a_batch_that_the_broker_takes_for_an_earlier_one_is_not_taken_for_appended(
+    kafka: KafkaService, fresh_topic: FreshName
+) -> None:
+    """As where the coordinator has forgotten that it gave a producer its epoch, and gives it once more."""
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    config = sink(kafka, topic)
+    with committing(config, identity()) as committer:
+        prepare_kept(committer, config, epoch(0), rows("a"))
+        log = TopicLog(committer._cluster, topic)
+        [(partition, (_, batch))] = [
+            (found.partition, each) for found in log.fetch(log.starts()) for each in split(found.records or b"")
+        ]
+        assert batch is not None
+        deadline = committer._cluster.deadline()
+        twice = Transaction("twice", *committer._transactions.initialise("twice", deadline))
+        copied = batch.under(twice.producer_id, twice.producer_epoch, 0)
+        for first in (True, False):
+            log.join(twice, [partition])
+            end = log.ends()[partition]
+            if first:
+                log.append(twice, partition, copied, end)
+                log.append(twice, partition, copied, end)
+                assert log.ends()[partition] == end + 1
+            else:
+                with pytest.raises(Refused, match="has given this producer epoch twice"):
+                    log.append(twice, partition, copied, end)
+            committer._transactions.end(twice, deadline, commit=False)

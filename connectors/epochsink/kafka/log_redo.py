@@ -97,7 +97,7 @@ def _produce_again(
                 log.join(transaction, [partition])
                 joined.add(partition)
             again = batch.under(transaction.producer_id, transaction.producer_epoch, batch.base_sequence)
-            log.append(transaction, partition, again)
+            log.append(transaction, partition, again, ends[partition])
         group = marker_group(identity_key(task.identity), task.partition, task.epoch.number % 2)
         producer.mark(group, log.topic, task.epoch.number, task.epoch.attempt)
     except BaseException:

@@ -11,6 +11,7 @@ from kafka.protocol.metadata import CoordinatorType, MetadataRequest
 from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
 
 from epochsink.kafka.cluster import raise_for
+from epochsink.kafka.errors import Refused
 from epochsink.kafka.topic_id import NO_ID
 
 if TYPE_CHECKING:
@@ -104,10 +105,14 @@ class TopicLog:
 
         self._retried(attempt)
 
-    def append(self, transaction: Transaction, partition: int, batch: bytes) -> None:
-        """Append one batch to a partition: once, however often it is sent, by its producer and sequence number."""
+    def append(self, transaction: Transaction, partition: int, batch: bytes, after: int) -> None:
+        """Append one batch to a partition: once, however often it is sent, by its producer and sequence number.
 
-        def attempt() -> None:
+        ``after`` is where the partition ended before the transaction's first one. Raises `Refused` if the broker takes
+        the batch for an earlier one.
+        """
+
+        def attempt() -> int:
             [(node, _)] = self._by_leader([partition])
             request = ProduceRequest(
                 transactional_id=transaction.transactional_id,
@@ -127,8 +132,17 @@ class TopicLog:
             [told] = answer.responses[0].partition_responses
             if told.error_code != _DUPLICATE_SEQUENCE:
                 raise_for(told.error_code, f"appending to {self.topic}-{partition}: {told.error_message or ''}")
+            return int(told.base_offset)
 
-        self._retried(attempt)
+        # a batch that was sent twice is answered with the place of the first one
+        if 0 <= (at := self._retried(attempt)) < after:
+            raise Refused(
+                f"a batch for {self.topic}-{partition} was not appended: the broker takes it for one of the same "
+                f"producer ({transaction.producer_id}, epoch {transaction.producer_epoch}) at offset {at}, so the "
+                "cluster has given this producer epoch twice",
+                hint="the topic __transaction_state has lost acknowledged records: see its replicas; nothing of the "
+                "transaction is committed, and the next attempt has another producer epoch",
+            )
 
     # ---- steps
 
