@@ -111,6 +111,19 @@ def test_decimals_keep_every_digit(spark: SparkSession, sink: Elasticsearch) -> 
     assert document["amount"] == ROW["amount"]
 
 
+@pytest.mark.parametrize("kind", ["TINYINT", "SMALLINT", "INT", "BIGINT"])
+def test_ids_of_whole_numbers_are_those_that_the_json_encoder_makes(
+    spark: SparkSession, sink: Elasticsearch, kind: str
+) -> None:
+    """An expression goes by the encoder, a column does not; a NULL leaves the line without an ``_id`` by both."""
+    frame = spark.createDataFrame([(0,), (-128,), (127,), (None,)], f"n {kind}").coalesce(1)
+    by_column, by_expression = (
+        [each.as_py() for batch in rendered(frame, changed(sink, key=key)) for each in batch["id"]]
+        for key in ("n", "(n)")
+    )
+    assert by_column == by_expression == ['"_id":"0"}', '"_id":"-128"}', '"_id":"127"}', "}"]
+
+
 def test_ids_of_several_columns_cannot_be_confused(spark: SparkSession, sink: Elasticsearch) -> None:
     several = changed(sink, key=["id", "inner.b"])
     pairs = [("a", "bc"), ("ab", "c"), ('a"', '"'), ("a,", "b")]

@@ -17,6 +17,7 @@ from elasticsearch_rig import SCHEMA
 from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import EpochsinkError
 from epochsink.sink import Identity
 
@@ -59,6 +60,15 @@ def test_other_options_reach_the_wire() -> None:
     assert server.seen[0].headers["x-found"] == "yes"
     assert server.seen[0].headers["x-opaque-id"] == "orders-query"
     assert "gzip" in server.seen[0].headers["accept-encoding"]
+
+
+def test_a_bulk_request_that_is_rendered_already_is_not_copied() -> None:
+    body = b'{"index":{"_id":"1"}}\n{}\n'
+    client = connect(Elasticsearch("http://localhost:9200", index="orders"))
+    for mimetype in ("application/x-ndjson", "application/vnd.elasticsearch+x-ndjson; compatible-with=8"):
+        assert client.transport.serializers.dumps([body], mimetype) is body
+        assert client.transport.serializers.dumps([{"index": {"_id": "1"}}, {}], mimetype) == body
+    client.close()
 
 
 def test_wrong_credentials_are_a_finding_that_hides_them() -> None:

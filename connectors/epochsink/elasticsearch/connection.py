@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import elasticsearch
+from elastic_transport import NdjsonSerializer
 
 from epochsink.elasticsearch.errors import error_type
 
@@ -19,10 +20,23 @@ _FOUND = 200
 
 def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
     """Make a client; nothing is sent yet."""
-    # One connection more than bulk requests at once: markers are read while they run.
     return elasticsearch.Elasticsearch(
-        list(config.hosts), connections_per_node=config.threads + 1, **config.client_options
+        list(config.hosts),
+        # One more than bulk requests at once: markers are read while they run.
+        connections_per_node=config.threads + 1,
+        serializers={_AsRendered.mimetype: _AsRendered()},
+        **config.client_options,
     )
+
+
+class _AsRendered(NdjsonSerializer):
+    """Passes on a body that is rendered already; the client's own would copy it twice, as long as sending it takes."""
+
+    def dumps(self, data: Any) -> bytes:
+        match data:
+            case [bytes(body)]:
+                return body
+        return super().dumps(data)
 
 
 def ensure_index(
