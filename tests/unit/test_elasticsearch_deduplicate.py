@@ -47,6 +47,36 @@ def test_count_tells_rows_and_replaced_rows() -> None:
     assert deduplicate.count(rows, rows.tasks(), ALL) == (4, 1)
 
 
+def test_ids_that_are_all_different_are_not_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deduplicate, "RowsById", None)
+    rows = rows_of(["a", "b", "c"], ["d"])
+    assert deduplicate.count(rows, rows.tasks(), ALL) == (4, 0)
+    assert deduplicate.count(rows_of(), [], ALL) == (0, 0)
+
+
+def test_ids_of_one_hash_are_not_taken_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deduplicate, "hash", lambda _: 7, raising=False)
+    rows = rows_of(["a", "b", "c"], ["d"])
+    assert deduplicate.count(rows, rows.tasks(), ALL) == (4, 0)
+
+
+@given(
+    st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=6), min_size=1, max_size=4),
+    st.sampled_from([0, ALL]),
+)
+def test_rows_are_counted_alike_with_and_without_hashes(given_tasks: list[list[str]], most: int) -> None:
+    together = [each for task in given_tasks for each in set(task)]
+    rows = rows_of(*given_tasks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(deduplicate, "MOST_HASHED", most)
+        if len(set(together)) < len(together):
+            with pytest.raises(RowsRejected):
+                deduplicate.count(rows, rows.tasks(), ALL)
+        else:
+            total = sum(map(len, given_tasks))
+            assert deduplicate.count(rows, rows.tasks(), ALL) == (total, total - len(together))
+
+
 def test_within_a_task_the_later_row_survives() -> None:
     rows = rows_of(["a", "b", "a"], ["c"])
     assert deduplicate.survivors(rows, rows.tasks(), ALL).tolist() == [False, True, True, True]

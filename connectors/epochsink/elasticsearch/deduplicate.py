@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Rows
 
+MOST_HASHED: Final = 10_000_000
+"""Rows whose hashes, of 8 bytes each, are held at once."""
+
 _SHOWN: Final = 5
 
 
@@ -31,6 +34,8 @@ def count(rows: Rows, tasks: Sequence[str], total: int) -> tuple[int, int]:
     ``total`` is how many rows the tasks said they have. Raises `RowsRejected` if it is uncertain which row is the last:
     rows without a rank that share an ``_id`` across tasks, whose order is unknown.
     """
+    if total <= MOST_HASHED and (counted := _counted_if_different(rows, tasks)) is not None:
+        return counted, 0
     by_id = RowsById(rows, tasks, total)
     distinct = across = 0
     shown: list[str] = []
@@ -49,6 +54,27 @@ def count(rows: Rows, tasks: Sequence[str], total: int) -> tuple[int, int]:
             "rows of one id in one partition",
         )
     return by_id.count, by_id.count - distinct
+
+
+def _counted_if_different(rows: Rows, tasks: Sequence[str]) -> int | None:
+    """Return how many rows the tasks have if each has an ``_id`` of its own; None if some share one, or may.
+
+    As most epochs' have, and it takes a fifth of what grouping them does: texts of different hashes are different.
+    """
+    found = [np.zeros(0, np.int64)]
+    for task in tasks:
+        for batch in rows.read(task):
+            ids = batch.column("id").to_pylist()
+            found.append(np.fromiter(map(hash, ids), np.int64, len(ids)))
+            if _repeats(found[-1]):
+                return None
+    hashes = np.concatenate(found)
+    return None if _repeats(hashes) else len(hashes)
+
+
+def _repeats(hashes: npt.NDArray[np.int64]) -> bool:
+    hashes.sort()
+    return bool((hashes[1:] == hashes[:-1]).any())
 
 
 def survivors(rows: Rows, tasks: Sequence[str], total: int) -> npt.NDArray[np.bool_]:
