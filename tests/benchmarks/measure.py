@@ -38,12 +38,22 @@ class Report:
         """Return a report as the command line of `sizes` wants it."""
         return cls(options.only, options.keep, options.pairs)
 
-    def ratio(self, name: str, aim: float, rows: int, ours: Callable[[], float], peer: Callable[[], float]) -> None:
-        """Measure both (seconds for ``rows`` rows) in turn, after a warm-up."""
+    def ratio(
+        self,
+        name: str,
+        aim: float,
+        rows: int,
+        ours: Callable[[], float],
+        peer: Callable[[], float],
+        *,
+        warm_ups: int = 1,
+    ) -> None:
+        """Measure both (seconds for ``rows`` rows) in turn, after so many warm-ups."""
         if self.only not in name:
             return
-        ours()
-        peer()
+        for _ in range(warm_ups):
+            ours()
+            peer()
         pairs = []
         for _ in range(self.pairs):
             own, theirs = _timed(ours), _timed(peer)
