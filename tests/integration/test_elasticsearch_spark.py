@@ -251,5 +251,5 @@ def test_all_rows_of_a_key_are_brought_into_one_task(spark: SparkSession, sink: 
     frame = spark.range(0, 200, 1, 8).selectExpr("id AS n")
     schema = to_arrow_schema(frame.selectExpr(*together.select).schema)
     spread = one_pass({"search": together}, {"search": schema}).apply(frame)
-    found = spread.selectExpr("sink_0.id AS key", "spark_partition_id() AS task").distinct().collect()
+    found = spread.selectExpr("id AS key", "spark_partition_id() AS task").distinct().collect()
     assert len({row["key"] for row in found}) == len(found) == 7

@@ -99,7 +99,7 @@ def test_a_task_forgets_finders_of_archives_and_can_still_import_from_them(
     sink = LocalSink(tmp_path / "sink", spool=False)
     identity = Identity("q" * 32, "out", 1)
     job = WriteJob(Epoch(0, "a" * 32), {"out": sink}, {"out": identity}, NoSpool())
-    rows = pa.record_batch({"sink_0": pa.array([{"id": 1}, {"id": 2}])})
+    rows = pa.record_batch({"id": pa.array([1, 2])})
     [answer] = job.write_partition([rows])
     assert answer["row_bytes"].to_pylist() == [pytest.approx(rows.nbytes / 2)]
     assert identity_key(identity) in {path.name for path in (tmp_path / "sink").iterdir()}

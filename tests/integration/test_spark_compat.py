@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streams import DEADLINE, wait_until
 
 from epochsink.errors import UnsupportedQuery
@@ -117,7 +117,7 @@ def test_sql_and_a_function_made_once_serve_frames_of_other_queries(spark: Spark
             yield pa.RecordBatch.from_pydict({"most": pa.array([most])})
 
     columns = compat.columns_of(["*", "struct(id AS n\n, 'a' AS text) AS it"])
-    function = compat.arrow_function(largest, answer, ["it"])
+    function = compat.arrow_function(largest, answer)
     for rows in (3, 7):
         frame = spark.range(0, rows, 1, 1)
         selected = compat.select(frame, columns)
@@ -183,3 +183,13 @@ def test_other_words_are_a_failure(stream: Stream) -> None:
     stream.put(range(3))
     with pytest.raises(StreamingQueryException, match="broken"):
         stream.by_hand(fail).awaitTermination(60)
+
+
+def test_a_function_gets_columns_whose_names_sql_would_take_for_something_else(spark: SparkSession) -> None:
+    def names(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"names": pa.array([" ".join(batch.schema.names)])})
+
+    frame = spark.range(0, 1, 1, 1).selectExpr("id AS `a.b`", "id AS n", "id AS N", "id AS `x``y`")
+    function = compat.arrow_function(names, StructType([StructField("names", StringType())]))
+    assert [row["names"] for row in compat.map_in_arrow(frame, function).collect()] == ["a.b n N x`y"]

@@ -55,7 +55,7 @@ def imported_by(rig: Rig, tmp_path: Path) -> set[str]:
     spool = Spool(str(tmp_path / "spool"))
     spool.make("query", epoch)
     job = WriteJob(epoch, {"out": rig.sink}, {"out": identity}, spool)
-    batch = pa.record_batch({"out": rig.batch([0, 1, 2]).to_struct_array()})
+    batch = rig.batch([0, 1, 2])
     order = tmp_path / "order"
     order.write_bytes(pickle.dumps((job, [batch])))
     done = subprocess.run(

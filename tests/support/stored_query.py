@@ -12,7 +12,7 @@ from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import SUMMARISED_AFTER, Ledger
 from epochsink.sink import SpoolFile
 from epochsink.spark.checkpoint import Checkpoint
-from epochsink.spark.write_task import WriteJob
+from epochsink.spark.write_task import WriteJob, is_one_for_all
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class StoredQuery:
         identities = {name: driver.identity(name) for name in self.sinks}
         rows = pa.StructArray.from_arrays([pa.array(ids, pa.int64())], ["id"])
         batch = pa.RecordBatch.from_arrays([rows for _ in self.sinks], list(self.sinks))
+        if is_one_for_all(self.sinks):
+            batch = pa.RecordBatch.from_struct_array(rows)
         # by turns, the record carries what is spooled, and files do
         job = WriteJob(epoch, self.sinks, identities, self.spool, carried=epoch.number % 2 * 1_000_000)
         return [answer for answers in job.write_partition([batch]) for answer in answers.to_pylist()]

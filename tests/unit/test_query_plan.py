@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from epochsink import Elasticsearch, Kafka, Postgres
-from epochsink.spark.query_plan import one_pass
+from epochsink.spark.query_plan import ROW, one_pass
 
 if TYPE_CHECKING:
     from epochsink.sink import Sink
@@ -54,3 +54,12 @@ def test_each_expression_is_evaluated_once(name: str) -> None:
     counted = {option: sql.count(text) for option, text in CHANCES.items() if getattr(sink, option, None)}
     assert {"select", "where", "delete_when"} <= counted.keys()
     assert set(counted.values()) == {1}
+
+
+def test_the_columns_of_the_only_sink_are_those_of_the_pass() -> None:
+    everything = Kafka(bootstrap_servers="localhost:9092", topic="orders", select=SELECT)
+    made = one_pass({"kafka": everything}, {"kafka": SCHEMA})
+    assert made.inputs == everything.columns(f"{ROW}0", SCHEMA)
+    for sinks in ({"kafka": SINKS["kafka"]}, {"one": everything, "two": everything}):
+        made = one_pass(sinks, dict.fromkeys(sinks, SCHEMA))
+        assert [text.rpartition(" AS ")[2] for text in made.inputs] == [f"sink_{index}" for index in range(len(sinks))]

@@ -128,13 +128,11 @@ def select(frame: DataFrame, columns: Any) -> DataFrame:
     return DataFrame(untyped._jdf.select(columns), frame.sparkSession)
 
 
-def arrow_function(
-    function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], answer: StructType, names: Sequence[str]
-) -> Any:
-    """Return the JVM's form of a function for `map_in_arrow`, of columns of these names: it serves any frame."""
+def arrow_function(function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], answer: StructType) -> Any:
+    """Return the JVM's form of a function for `map_in_arrow`: it serves any frame, of which it gets all columns."""
     untyped: Any = pandas_udf
     udf = untyped(function, returnType=answer, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
-    return udf(*map(functions.col, names))._jc
+    return udf()._jc
 
 
 def map_in_arrow(frame: DataFrame, function: Any) -> DataFrame:

@@ -10,6 +10,7 @@ from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
 from epochsink.spark.compat import arrow_schema, changeable, columns_of, select
+from epochsink.spark.write_task import is_one_for_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +29,7 @@ skip the plan below it, and with it the update of the state of a query with aggr
 
 @dataclass(frozen=True)
 class OnePass:
-    """SQL for the pass: ``rows`` adds each sink's selected struct, ``inputs`` makes each writer's struct of it.
+    """SQL for the pass: ``rows`` adds each sink's selected struct, ``inputs`` makes each writer's columns of it.
 
     Each ``where=`` and ``select=`` is evaluated once a row, in ``rows``: what comes after refers to its result, so that
     ``rand()`` gives one answer. ``wanted`` drops rows for no sink, and never the whole plan. ``schemas`` are those of
@@ -42,7 +43,10 @@ class OnePass:
     schemas: Mapping[str, pa.Schema]
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """Return a frame with one nullable struct column for each sink, null where a row is not for it."""
+        """Return a frame with one nullable struct column for each sink, null where a row is not for it.
+
+        If there `is_one_for_all`, return a frame with the columns of its writer.
+        """
         frame = select(frame, self._rows)
         # after the rows, by what they came to; where the predicates cannot change, Spark itself filters first
         if self.wanted is not None:
@@ -123,18 +127,21 @@ def _refuse_duplicates(name: str, columns: Sequence[str]) -> None:
 
 def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> OnePass:
     """Make the SQL of the pass for sinks whose rows have these schemas."""
-    rows, inputs = [], []
+    rows: list[str] = []
+    inputs: list[str] = []
     for index, (name, sink) in enumerate(sinks.items()):
         row = f"{ROW}{index}"
         # a line each, so that a comment in one ends with it
         struct = "struct(" + "\n, ".join(sink.select) + "\n)"
         rows.append(f"{struct} AS {row}" if sink.where is None else f"IF({sink.where}\n, {struct}, NULL) AS {row}")
-        columns = ", ".join(sink.columns(row, schemas[name]))
-        inputs.append(
-            f"struct({columns}) AS sink_{index}"
-            if sink.where is None
-            else f"IF({row} IS NOT NULL, struct({columns}), NULL) AS sink_{index}"
-        )
+        columns = sink.columns(row, schemas[name])
+        struct = f"struct({', '.join(columns)})"
+        if is_one_for_all(sinks):
+            inputs.extend(columns)
+        elif sink.where is None:
+            inputs.append(f"{struct} AS sink_{index}")
+        else:
+            inputs.append(f"IF({row} IS NOT NULL, {struct}, NULL) AS sink_{index}")
     return OnePass(rows, _wanted([sink.where for sink in sinks.values()]), _distribution(sinks), inputs, schemas)
 
 

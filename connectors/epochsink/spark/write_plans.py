@@ -72,5 +72,5 @@ class WritePlans:
         if self._function is None:
             identities = {name: self._identity(name) for name in self._sinks}
             jobs = WriteJobs(self._sinks, identities, self._spool)
-            self._function = arrow_function(jobs.write_partition, ANSWER, passed.columns)
+            self._function = arrow_function(jobs.write_partition, ANSWER)
         return WritePlan(map_in_arrow(passed, self._function), self._passes[key].schemas)

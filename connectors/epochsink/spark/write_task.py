@@ -1,7 +1,8 @@
 """Step 2, on the executors: ONE pass over the rows feeds every sink, without per-row Python.
 
-The JVM evaluates one struct column for each sink; ``mapInArrow`` hands the record batches to `write_partition`, which
-spools, writes and prepares for every sink, and answers one row for each sink that had rows.
+The JVM evaluates one struct column for each sink, or the columns of the only one; ``mapInArrow`` hands the record
+batches to `write_partition`, which spools, writes and prepares for every sink, and answers one row for each sink that
+had rows.
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ EPOCH: Final = "epochsink.epoch"
 
 class TaskFailed(Exception):
     """Carries an error of this package, as a line of text, out of a Python worker."""
+
+
+def is_one_for_all(sinks: Mapping[str, Sink]) -> bool:
+    """Return whether there is one sink, and it takes every row: a struct around its columns would only cost time."""
+    return [sink.where for sink in sinks.values()] == [None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +190,10 @@ class _Attempt:
 
     def write(self, batch: pa.RecordBatch) -> None:
         self._row_bytes = max(self._row_bytes, batch.nbytes / max(1, batch.num_rows))
+        if is_one_for_all(self._job.sinks):
+            if batch.num_rows:
+                self._write_one(next(iter(self._job.sinks)), batch)
+            return
         for name, column in zip(self._job.sinks, batch.columns, strict=True):
             chosen = column.drop_null() if column.null_count else column
             if len(chosen):

@@ -15,7 +15,6 @@ from epochsink.errors import ServiceError
 if TYPE_CHECKING:
     from pathlib import Path
 
-HEAP = "512m"
 CLUSTER = "epochsinkLocalClusterA"
 """The id of every cluster, so that a second broker can join the first: who belongs together, the voters say."""
 # The last one waits for a listener that a caller's settings add.
@@ -39,6 +38,7 @@ class LocalKafka(JavaService, KafkaService):
     """
 
     version = versions.KAFKA
+    jvm_options: tuple[str, ...] = ("-Xmx512m",)
     _controller_port: int | None = None
 
     def _prepare(self) -> None:
@@ -58,7 +58,7 @@ class LocalKafka(JavaService, KafkaService):
             raise ServiceError(f"Kafka could not format {self.data}:\n{done.stdout}{done.stderr}")
 
     def _command(self) -> list[str]:
-        return [*self._jvm(), f"-Xmx{HEAP}", *self._class_path(), "kafka.Kafka", str(self._write_properties())]
+        return [*self._jvm(), *self.jvm_options, *self._class_path(), "kafka.Kafka", str(self._write_properties())]
 
     def _is_ready(self) -> bool:
         # The port accepts connections some time before the broker serves requests; its own word comes last.
