@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import bench_kafka
-from bench_kafka import AT_ONCE, OURS_TUNED
+from bench_kafka import AT_ONCE, OURS_TUNED, Broker
 from epochs import FILES, FIRST, session
 from measure import Report, sizes
 
-from epochsink.devkit.services import LocalKafka
 from epochsink.devkit.services.artifacts import fetch
 from epochsink.devkit.services.versions import Artifact, Bundle
 
@@ -78,7 +77,7 @@ class Flink:
 class Bench(bench_kafka.Bench):
     """The broker, the rows as text, and both ways to write them."""
 
-    def __init__(self, spark: SparkSession, broker: LocalKafka, rows: int, folder: Path) -> None:
+    def __init__(self, spark: SparkSession, broker: Broker, rows: int, folder: Path) -> None:
         super().__init__(spark, broker, rows, folder)
         self.texts = {name: folder / name for name in (SMALL, "large")}
         sizes_ = {SMALL: (rows, rows + FIRST), "large": (0, rows)}
@@ -110,7 +109,7 @@ def main() -> None:
     options = sizes(__doc__, 2_000_000, python="the Python of an environment that has apache-flink")
     with (
         tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder,
-        LocalKafka(AT_ONCE) as broker,
+        Broker(AT_ONCE) as broker,
         session() as spark,
         closing(Flink(options.python, broker.bootstrap_servers)) as flink,
     ):

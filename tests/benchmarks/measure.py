@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAIRS = 5
+WARM_UPS = 3
+"""Runs of each side before the first pair: a JVM goes on compiling for that long, and streams run for days."""
 
 console = Console()
 
@@ -46,7 +48,7 @@ class Report:
         ours: Callable[[], float],
         peer: Callable[[], float],
         *,
-        warm_ups: int = 1,
+        warm_ups: int = WARM_UPS,
     ) -> None:
         """Measure both (seconds for ``rows`` rows) in turn, after so many warm-ups."""
         if self.only not in name:

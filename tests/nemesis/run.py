@@ -96,12 +96,14 @@ class Nemesis:
         self._rig.timeline.tell("calm")
         began = time.monotonic()
         try:
-            seconds = self._rig.progress()
+            ended = began + self._rig.progress()
         except TimeoutError as stuck:
             self.stuck.append(str(stuck))
             self._rig.timeline.tell("stuck", why=str(stuck))
             return
-        recovery = Recovery(began, seconds, os.getloadavg()[0])
+        # a canary that dies meanwhile is a fault like others
+        began = max(began, self._rig.supervisor.canary_died)
+        recovery = Recovery(began, max(0.0, ended - began), os.getloadavg()[0])
         self.recoveries.append(recovery)
         self._rig.timeline.tell("progress", took=str(recovery), epochs=self._rig.watch.epochs)
 

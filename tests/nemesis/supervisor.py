@@ -73,6 +73,8 @@ class Supervisor(threading.Thread):
         self.quiet = False
         self.arm: dict[str, str] = {}
         self.last_words = ""
+        self.canary_died = 0.0
+        """When a driver has last killed itself, by the monotonic clock."""
         self._words: list[str] = []
         self.driver: Driver | None = None
         self.zombies: list[Driver] = []
@@ -162,6 +164,7 @@ class Supervisor(threading.Thread):
         self._words.append(self.last_words)
         self._tell("driver ended", number=driver.number, host=driver.host.name, code=code, why=self.last_words)
         if driver.once.exists() and code != 0 and driver.canary.startswith("coordinator."):
+            self.canary_died = time.monotonic()
             attempt = self._open_attempt(driver)
             if attempt is not None:
                 self._history.write("aborted", attempt=attempt)
