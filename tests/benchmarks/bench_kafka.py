@@ -26,6 +26,12 @@ PARTITIONS = 4
 DELETED_SECONDS = 60
 MARKERS = 1_000
 """Offsets that the ends of transactions take, at the most."""
+AT_ONCE = {"log.segment.delete.delay.ms": 100, "broker.session.timeout.ms": 30_000}
+"""Deleted topics leave the disk before the next run, and a broker that is short of processors keeps its place."""
+TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1048576", "kafka.compression.type": "lz4"}
+OURS_TUNED = {name.removeprefix("kafka."): value for name, value in TUNED.items()}
+
+
 class Broker(LocalKafka):
     """A broker with the JVM options that Kafka's documentation recommends, and less memory than there.
 
@@ -42,12 +48,6 @@ class Broker(LocalKafka):
         "-XX:G1HeapRegionSize=16M",
         "-XX:+ExplicitGCInvokesConcurrent",
     )
-
-
-AT_ONCE = {"log.segment.delete.delay.ms": 100, "broker.session.timeout.ms": 30_000}
-"""Deleted topics leave the disk before the next run, and a broker that is short of processors keeps its place."""
-TUNED = {"kafka.linger.ms": "20", "kafka.batch.size": "1048576", "kafka.compression.type": "lz4"}
-OURS_TUNED = {name.removeprefix("kafka."): value for name, value in TUNED.items()}
 
 
 class Bench:
