@@ -99,10 +99,13 @@ class Interrupted:
         return sorted(int(name) for name in self.names(FOLDER))
 
 
+def spooled(epoch: int) -> dict[str, SpoolFile]:
+    """Return what is recorded of one task's file, which the record carries."""
+    return {"task": SpoolFile(3, 99, epoch, "cm93cw==")}
+
+
 def prepared(epoch: int, attempt: str = "a") -> Prepared:
-    return Prepared(
-        epoch, attempt, "digest", {"sink": Share(({"part": epoch},), ("task",), {"task": SpoolFile(3, 99, epoch)})}
-    )
+    return Prepared(epoch, attempt, "digest", {"sink": Share(({"part": epoch},), ("task",), spooled(epoch))})
 
 
 def taken(files: Interrupted, driver: str, **options: Any) -> Ledger:
@@ -129,6 +132,14 @@ def files() -> Interrupted:
     return Interrupted()
 
 
+def test_what_version_3_wrote_carries_no_rows() -> None:
+    fields = json.loads(encode(prepared(3)))
+    del fields["shares"]["sink"]["files"]["task"]["carried"]
+    entry = decode(json.dumps(fields | {"version": 3}).encode())
+    assert isinstance(entry, Prepared)
+    assert entry.shares["sink"].files == {"task": SpoolFile(3, 99, 3)}
+
+
 def test_entries_from_before_spool_files_were_recorded_are_read() -> None:
     fields = json.loads(encode(prepared(3)))
     del fields["shares"]["sink"]["files"]
@@ -141,7 +152,7 @@ def test_a_replay_keeps_what_is_recorded_of_the_spool(files: Interrupted) -> Non
     ledger = taken(files, "one")
     ledger.append(prepared(7))
     ledger.append(Replay(7, "sink", ({"part": "again"},)))
-    assert ledger.read().epochs[7].shares["sink"].files == {"task": SpoolFile(3, 99, 7)}
+    assert ledger.read().epochs[7].shares["sink"].files == spooled(7)
 
 
 @pytest.mark.usefixtures("begins_with_1")
@@ -361,7 +372,7 @@ def test_what_is_pending_is_in_every_summary(files: Interrupted) -> None:
     assert len(files.content) < 10
     [pending] = Ledger(files, "reader").read().pending
     assert pending.epoch == 0
-    assert pending.shares["sink"] == Share(({"part": "again"},), ("task",), {"task": SpoolFile(3, 99, 0)})
+    assert pending.shares["sink"] == Share(({"part": "again"},), ("task",), spooled(0))
 
 
 def test_no_summary_misses_what_the_other_thread_appends_meanwhile(files: Interrupted) -> None:
