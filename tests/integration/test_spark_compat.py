@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streams import DEADLINE, wait_until
@@ -81,6 +82,17 @@ def test_the_batches_of_a_frame_that_is_kept(spark: SparkSession) -> None:
         frame.unpersist()
         assert not compat.is_kept(frame)
     assert found == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_whether_somebody_observes_a_frame_that_is_kept(spark: SparkSession) -> None:
+    one = spark.range(3)
+    other = spark.range(3).observe(Observation("seen"), F.count(F.lit(1)).alias("rows")).where("id < 1")
+    for frame in (one, other):
+        frame.persist()
+        compat.batches_kept(frame)
+    assert [compat.is_observed(frame) for frame in (one, other)] == [False, True]
+    for frame in (one, other):
+        frame.unpersist()
 
 
 def test_the_frame_of_a_writer(stream: Stream) -> None:

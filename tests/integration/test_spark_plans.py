@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from folder_sink import FolderSink
+from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import BooleanType
 
@@ -153,6 +155,27 @@ def test_looking_for_rows_first_leaves_the_users_cache_alone_and_runs_the_plan_o
     assert kept == [True] * 4
     assert cached == [before + 1] * 4
     assert seen.value == 40
+
+
+def test_what_the_users_function_observes_is_told_also_of_epochs_without_rows(stream: Stream) -> None:
+    """``Observation.get`` waits for the end of an action, and would wait for ever where there is none."""
+    once = stream.exactly_once()
+    seen: list[int] = []
+
+    def write(frame: DataFrame, epoch: int) -> None:
+        observed = Observation()
+        once(frame.observe(observed, F.count(F.lit(1)).alias("rows")).where("id >= 100"), epoch)
+        waiting = threading.Thread(target=lambda: seen.append(observed.get["rows"]), daemon=True)
+        waiting.start()
+        waiting.join(20)
+
+    for first in (0, 10, 100, 20, 30):
+        stream.put(range(first, first + 10))
+    writer = stream.frame().writeStream.foreachBatch(write).trigger(availableNow=True)
+    writer.option("checkpointLocation", stream.url).start().awaitTermination()
+    once.await_committed()
+    assert seen == [10] * 5
+    assert sorted(row["id"] for row in stream.sink.rows()) == list(range(100, 110))
 
 
 def test_after_an_epoch_of_many_rows_that_was_looked_at_first_none_is(

@@ -136,7 +136,9 @@ def test_an_epoch_that_spark_looks_at_first_is_not_begun_unless_it_is_settled(
     """A driver that is superseded meanwhile learns it beside the plan, and touches no target."""
     coordinator, frame = run._coordinator, cast("DataFrame", None)
     begun: list[int] = []
-    monkeypatch.setattr(query_run, "kept", lambda _frame: nullcontext((0, 2)))
+    told: list[DataFrame] = []
+    monkeypatch.setattr(query_run, "kept", lambda _frame: nullcontext((1, 2)))
+    monkeypatch.setattr(query_run, "tell_observers", told.append)
     monkeypatch.setattr(coordinator, "begin", begun.append)
     monkeypatch.setattr(coordinator, "settle", partial(_raise, Fenced("superseded")))
     run._expected.learn(())
@@ -144,7 +146,7 @@ def test_an_epoch_that_spark_looks_at_first_is_not_begun_unless_it_is_settled(
         run._attempt(frame, 5)
     monkeypatch.setattr(coordinator, "settle", lambda _number: Plan.RUN_FOR_STATE)
     run._attempt(frame, 5)
-    assert begun == []
+    assert (begun, told) == ([], [frame])
 
 
 def test_an_epoch_whose_plan_fails_has_been_settled_before_another_attempt(

@@ -152,11 +152,22 @@ def batches_kept(frame: DataFrame) -> tuple[int, int]:
 
     Runs its plan if that has not run. A batch has some thousands of rows; where there are no rows, there is none.
     """
+    batches = _kept(frame).cachedColumnBuffers()
+    return int(batches.count()), int(batches.getNumPartitions())
+
+
+def is_observed(frame: DataFrame) -> bool:
+    """Return whether an `Observation` waits for what is counted in the plan of a frame that Spark keeps."""
+    jvm, _ = jvm_of(frame.sparkSession)
+    metrics = getattr(getattr(jvm.org.apache.spark.sql.execution, "CollectMetricsExec$"), "MODULE$")
+    return not metrics.collect(_kept(frame).cachedPlan()).isEmpty()
+
+
+def _kept(frame: DataFrame) -> Any:
     untyped: Any = frame
     _, session = jvm_of(frame.sparkSession)
-    kept = session.sharedState().cacheManager().lookupCachedData(untyped._jdf).get()
-    batches = kept.cachedRepresentation().cacheBuilder().cachedColumnBuffers()
-    return int(batches.count()), int(batches.getNumPartitions())
+    found = session.sharedState().cacheManager().lookupCachedData(untyped._jdf).get()
+    return found.cachedRepresentation().cacheBuilder()
 
 
 def refuse_connect(session: SparkSession) -> None:

@@ -58,3 +58,12 @@ def kept(frame: DataFrame) -> Iterator[tuple[int, int]]:
         yield compat.batches_kept(frame)
     finally:
         frame.unpersist()
+
+
+def tell_observers(frame: DataFrame) -> None:
+    """Have Spark tell what a function of the user's observes in a frame that is kept, and that nobody reads.
+
+    Spark tells it at the end of an action (``Observation.get`` waits for that), and `kept` runs the plan without one.
+    """
+    if compat.is_observed(frame):
+        frame.write.format("noop").mode("overwrite").save()

@@ -24,7 +24,7 @@ from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.error_translation import sinks_error
-from epochsink.spark.kept_rows import ExpectedRows, kept
+from epochsink.spark.kept_rows import ExpectedRows, kept, tell_observers
 from epochsink.spark.retried_reads import RetriedReads
 from epochsink.spark.write_plans import WritePlans
 from epochsink.spark.write_task import EPOCH, told
@@ -234,7 +234,10 @@ class Run:
             # the plan runs beside that, since it has to whatever they say: it is Spark's own, and writes nothing
             with self._plans.beside(self._coordinator.settle, number) as settling, kept(frame) as (batches, tasks):
                 self._expected.learn_kept(batches, tasks)
-                self._go_on(settling.result(), number, partial(self._plans.plan, frame) if batches else None)
+                settled = settling.result()
+                if settled is Plan.RUN_FOR_STATE or not batches:
+                    tell_observers(frame)
+                self._go_on(settled, number, partial(self._plans.plan, frame) if batches else None)
 
     def _go_on(self, settled: Plan, number: int, planned: Callable[[], WritePlan] | None) -> None:
         """Write an epoch as settled, of whose rows this is the plan; None if it has no rows."""
