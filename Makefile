@@ -23,7 +23,7 @@ PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-one-copy bench-checkpoint bench-wide experiments wheel lock clean
+.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-one-copy bench-database-work bench-checkpoint bench-wide experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -109,6 +109,9 @@ bench-epoch: $(STAMP) ## an epoch with few rows or none, against a plain foreach
 
 bench-one-copy: $(STAMP) ## PostgreSQL without Spark: one COPY into the table against staging and INSERT
 	$(RUN)/python tests/benchmarks/bench_one_copy.py
+
+bench-database-work: $(STAMP) ## PostgreSQL without Spark: what an epoch of 1,000 rows costs, with staging and without, and connecting
+	$(RUN)/python tests/benchmarks/bench_database_work.py
 
 bench-against: $(STAMP) ## rows into each target, by this code and by that of OLD=other/connectors
 	$(RUN)/python tests/benchmarks/bench_against.py $(OLD)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import socket
 import uuid
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -169,6 +171,19 @@ def test_large_tasks_leave_their_rows_to_the_spool_where_the_vote_can_take_them_
     assert not driver.takes_from_spool(orders(1).schema)
     assert pg_truth.count(table) == 2002
     assert pg_truth.staging(pg_schema) == pg_truth.prepared() == []
+
+
+@pytest.mark.parametrize("carried", [LIMIT, 0], ids=["in the answer", "in a file"])
+def test_rows_ride_in_an_answer_once(carried: int, table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """As the spool's, if those ride there as well."""
+    driver = pg_driver(table, orders(1), answer_bytes=LIMIT)
+    epoch = Epoch(0, uuid.uuid4().hex)
+    task = replace(driver.task(epoch), from_spool=True, carried=carried)
+    answer = write_task(driver.sink.writer(task), [orders(1, 2, note="once")])
+    assert (b"once" in base64.b64decode(answer[answers.STREAM])) is (carried == 0)
+    written = Written(epoch, [answer], ListedRows({task.uuid: [orders(1, 2)]} if carried else {}))
+    driver.commit(written, driver.vote(written))
+    assert pg_truth.count(table) == 2
 
 
 def test_a_spool_that_cannot_be_read_back_fails_the_attempt_and_not_the_query(

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
 from epochsink.protocol.spool import NoSpool
-from epochsink.sink import Epoch
+from epochsink.sink import Epoch, Identity, SpoolFile
 from epochsink.spark.write_task import EPOCH, WriteJob, WriteJobs, told
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from collections.abc import Callable
 
 COLLECTED = """
 import gc
@@ -56,3 +58,60 @@ def test_a_task_is_told_its_epoch_and_which_targets_keep_the_rows(monkeypatch: p
     monkeypatch.setattr("epochsink.spark.write_task.spare_collector", lambda: None)
     assert list(WriteJobs({}, {}, NoSpool()).write_partition([])) == []
     assert seen == [WriteJob(epoch, {}, {}, NoSpool(), frozenset({"topic"}), 99, frozenset({"table"}))]
+
+
+class Target:
+    """A sink, its writer, the spool and its writer."""
+
+    spool = True
+
+    def __init__(self, prepare: Callable[[], object], close: Callable[[], object]) -> None:
+        self._prepare, self._close = prepare, close
+        self.aborted = 0
+
+    def writer(self, *_: object) -> Target:
+        return self
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        assert batch.num_rows == 1
+
+    def prepare(self) -> dict[str, Any]:
+        self._prepare()
+        return {}
+
+    def close(self) -> SpoolFile:
+        self._close()
+        return SpoolFile(1, 1, 1)
+
+    def abort(self) -> None:
+        self.aborted += 1
+
+    def run(self) -> list[pa.RecordBatch]:
+        given = cast("Any", self)
+        job = WriteJob(Epoch(0, "a" * 32), {"x": given}, {"x": Identity("query", "x", 1)}, given)
+        rows = pa.record_batch({"x": pa.array([{"id": 1}])})
+        return list(job.write_partition([rows]))
+
+
+@pytest.fixture
+def no_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no other test's context be found: there is one in a process."""
+    monkeypatch.setattr(TaskContext, "get", lambda: None)
+
+
+@pytest.mark.usefixtures("no_context")
+def test_the_disk_and_the_target_take_the_last_rows_side_by_side() -> None:
+    together = threading.Barrier(2)
+    (answers,) = Target(lambda: together.wait(10), lambda: together.wait(10)).run()
+    assert answers.num_rows == 1
+
+
+@pytest.mark.usefixtures("no_context")
+def test_a_task_whose_spool_is_not_durable_answers_nothing_though_its_target_has_prepared() -> None:
+    def fail() -> None:
+        raise OSError("no space left on device")
+
+    target = Target(lambda: None, fail)
+    with pytest.raises(OSError, match="no space left"):
+        target.run()
+    assert target.aborted == 1

@@ -62,13 +62,17 @@ class AnsweringWriter:
             return self._staging.prepare()
         if self._schema is None:
             raise PrepareFailed("prepare() without a row: a task without rows makes no writer")
+        is_spooled = self._is_large or (self._task.from_spool and self._bytes <= self._task.carried)
+        if is_spooled:
+            # what the spool keeps of so few rows goes to the driver by itself
+            self._kept.clear()
         stream = pa.BufferOutputStream()
         with pa.ipc.new_stream(stream, self._schema) as batches:
             for kept in self._kept:
                 batches.write_batch(kept)
         reach("postgres.copied")
         task, answer = self._task, stream.getvalue().to_pybytes()
-        return AnsweredTask(task.uuid, task.partition, self._rows, answer, self._is_large).to_json()
+        return AnsweredTask(task.uuid, task.partition, self._rows, answer, is_spooled).to_json()
 
     def abort(self) -> None:
         """Let go of everything that is not yet durable."""

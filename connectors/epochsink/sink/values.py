@@ -46,7 +46,8 @@ class Task:
 
     ``partition`` is the partition's index, ``uuid`` (32 hex) is fresh for every invocation, because (stage,
     partition, attempt number) is not unique in Spark. ``spooled`` says whether its rows go into the spool too, and
-    ``from_spool`` that the vote can take them from there (`epochsink.sink.SpoolReadingCommitter`).
+    ``from_spool`` that the vote can take them from there (`epochsink.sink.SpoolReadingCommitter`). Up to ``carried``
+    bytes of the spool are no file, but go to the driver with the task's answer.
     """
 
     identity: Identity
@@ -55,6 +56,7 @@ class Task:
     uuid: str
     spooled: bool = True
     from_spool: bool = False
+    carried: int = 0
 
 
 @dataclass(frozen=True, slots=True)

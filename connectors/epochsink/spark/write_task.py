@@ -12,6 +12,7 @@ import json
 import sys
 import uuid
 import zipimport
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -210,19 +211,27 @@ class _Attempt:
         sink = self._job.sinks[name]
         spooled = sink.spool is not False and name not in self._job.kept
         from_spool = name in self._job.read
-        task = Task(self._job.identities[name], self._job.epoch, self._partition, self._uuid, spooled, from_spool)
-        carried = carry_limit.limit(self._job.carried, self._partition)
+        carried = carry_limit.limit(self._job.carried, self._partition) if spooled else 0
+        who, epoch = self._job.identities[name], self._job.epoch
+        task = Task(who, epoch, self._partition, self._uuid, spooled, from_spool, carried)
         spool = self._job.spool.writer(task, schema, carried) if spooled else None
         self._shares[name] = share = _Share(sink.writer(task), spool)
         return share
 
     def prepare(self) -> list[_Answer]:
         reach("task.written")
-        spooled = {name: share.spool.close() for name, share in self._shares.items() if share.spool is not None}
-        reach("task.spooled")
-        prepared = {name: share.writer.prepare() for name, share in self._shares.items()}
+        with ThreadPoolExecutor(1) as beside:
+            # disk and targets take the last of the rows side by side; the driver hears of neither without the other
+            spooling = beside.submit(self._close_spools)
+            prepared = {name: share.writer.prepare() for name, share in self._shares.items()}
+            spooled = spooling.result()
         reach("task.prepared")
         return [self._answer(name, committable, spooled.get(name)) for name, committable in prepared.items()]
+
+    def _close_spools(self) -> dict[str, SpoolFile]:
+        spooled = {name: share.spool.close() for name, share in self._shares.items() if share.spool is not None}
+        reach("task.spooled")
+        return spooled
 
     def _answer(self, name: str, committable: Committable, spooled: SpoolFile | None) -> _Answer:
         file = json.dumps(asdict(spooled) if spooled is not None else None)
