@@ -64,6 +64,7 @@ class Target:
     """A sink, its writer, the spool and its writer."""
 
     spool = True
+    where = "true"
 
     def __init__(self, prepare: Callable[[], object], close: Callable[[], object]) -> None:
         self._prepare, self._close = prepare, close
