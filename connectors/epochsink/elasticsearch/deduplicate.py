@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Rows
 
 MOST_HASHED: Final = 10_000_000
-"""Rows whose hashes, of 8 bytes each, are held at once."""
+"""Rows whose hashes are held at once, 8 bytes each, and as much again to sort them together."""
 
 _SHOWN: Final = 5
 
