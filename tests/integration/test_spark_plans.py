@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from folder_sink import FolderSink
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import BooleanType
+from streams import raising_after
 
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from streams import Stream
 
-    from epochsink.sink import Epoch
+    from epochsink.sink import Epoch, Sink
 
 
 def test_a_where_that_is_false_leaves_the_state_of_the_query_whole(stream: Stream) -> None:
@@ -176,6 +178,24 @@ def test_what_the_users_function_observes_is_told_also_of_epochs_without_rows(st
     once.await_committed()
     assert seen == [10] * 5
     assert sorted(row["id"] for row in stream.sink.rows()) == list(range(100, 110))
+
+
+def test_an_epoch_is_adopted_though_its_frame_has_intervals_of_a_calendar(stream: Stream) -> None:
+    """Spark has a place that takes all rows, to run a plan for its state alone, and it takes no such column."""
+
+    def frame() -> DataFrame:
+        return stream.frame().selectExpr("id", "make_interval(0, 1) AS `a.b`", "array(make_interval(0, 1)) AS several")
+
+    stream.put(range(10))
+    sinks: dict[str, Sink] = {"folder": replace(stream.sink, select=["id"])}
+    once = stream.exactly_once(sinks)
+    writer = frame().writeStream.foreachBatch(raising_after(once, 0)).trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="Boom"):
+        writer.option("checkpointLocation", stream.url).start().awaitTermination()
+    once.await_committed()
+    stream.put(range(10, 20))
+    stream.run(stream.exactly_once(sinks), frame())
+    assert sorted(row["id"] for row in stream.sink.rows()) == list(range(20))
 
 
 def test_after_an_epoch_of_many_rows_that_was_looked_at_first_none_is(

@@ -142,6 +142,7 @@ def test_an_epoch_that_spark_looks_at_first_is_not_begun_unless_it_is_settled(
     monkeypatch.setattr(coordinator, "begin", begun.append)
     monkeypatch.setattr(coordinator, "settle", partial(_raise, Fenced("superseded")))
     run._expected.learn(())
+    monkeypatch.setattr(run._expected, "can_keep", lambda _frame: True)
     with pytest.raises(Fenced, match="superseded"):
         run._attempt(frame, 5)
     monkeypatch.setattr(coordinator, "settle", lambda _number: Plan.RUN_FOR_STATE)
@@ -169,6 +170,7 @@ def test_an_epoch_whose_plan_fails_has_been_settled_before_another_attempt(
     monkeypatch.setattr(query_run, "kept", failing)
     monkeypatch.setattr(run._coordinator, "settle", settle)
     run._expected.learn(())
+    monkeypatch.setattr(run._expected, "can_keep", lambda _frame: True)
     with pytest.raises(RuntimeError, match="the plan failed"):
         run._attempt(cast("DataFrame", None), 5)
     assert settled.is_set()

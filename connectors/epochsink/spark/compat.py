@@ -11,7 +11,9 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas import types
 from pyspark.sql.pandas.functions import pandas_udf
@@ -154,6 +156,20 @@ def batches_kept(frame: DataFrame) -> tuple[int, int]:
     """
     batches = _kept(frame).cachedColumnBuffers()
     return int(batches.count()), int(batches.getNumPartitions())
+
+
+def can_be_kept(frame: DataFrame) -> bool:
+    """Return whether Spark can keep rows of such columns: not of all types (geography and geometry in 4.3)."""
+    jvm, _ = jvm_of(frame.sparkSession)
+    builders = getattr(getattr(jvm.org.apache.spark.sql.execution.columnar, "ColumnBuilder$"), "MODULE$")
+    untyped: Any = frame
+    schema = untyped._jdf.schema()
+    try:
+        for index in range(schema.length()):
+            builders.apply(schema.apply(index).dataType(), 1, "", False)  # noqa: FBT003 - not to be compressed
+    except (Py4JJavaError, PySparkException):
+        return False
+    return True
 
 
 def is_observed(frame: DataFrame) -> bool:

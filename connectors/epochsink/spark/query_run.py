@@ -20,6 +20,7 @@ from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
 from epochsink.sink import SpoolFile, SpoolReadingCommitter, UsesExecutors
+from epochsink.spark import kept_rows
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.checkpoint import Checkpoint
@@ -222,13 +223,13 @@ class Run:
 
     def _attempt(self, frame: DataFrame, number: int) -> None:
         self._recording = False
-        if self._expected.rows:
+        if not self._expected.look_first(frame):
             # Spark analyses beside what the ledger and the targets are asked
             with self._plans.planned(frame) as planned:
                 # again for each attempt: it ends what the one before has left
                 settled = self._coordinator.settle(number)
             if settled is Plan.RUN_FOR_STATE:
-                frame.write.format("noop").mode("overwrite").save()
+                kept_rows.run(frame)
             self._go_on(settled, number, planned.result)
         else:
             # the plan runs beside that, since it has to whatever they say: it is Spark's own, and writes nothing
