@@ -106,7 +106,7 @@ class Bench(bench_kafka.Bench):
 
 def main() -> None:
     """Measure both guarantees."""
-    options = sizes(__doc__, 2_000_000, python="the Python of an environment that has apache-flink")
+    options = sizes(__doc__, 4_000_000, python="the Python of an environment that has apache-flink")
     with (
         tempfile.TemporaryDirectory(prefix="epochsink-bench-") as folder,
         Broker(AT_ONCE) as broker,
