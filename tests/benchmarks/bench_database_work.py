@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import psutil
 import psycopg
 import pyarrow as pa
-from measure import console
+from measure import console, processor_by_kind
 
 from epochsink import Postgres
 from epochsink.devkit.services import LocalPostgres
@@ -94,14 +93,8 @@ class Spent:
 
 def processor_milliseconds() -> tuple[float, float]:
     """Return what this process has used so far, and what the server below it has, ended sessions among it."""
-    mine = psutil.Process()
-    server = 0.0
-    for process in mine.children(recursive=True):
-        try:
-            server += sum(process.cpu_times()[:4])
-        except psutil.NoSuchProcess:
-            continue
-    return time.process_time() * 1000, server * 1000
+    used = processor_by_kind()
+    return used["driver"] * 1000, used["server"] * 1000
 
 
 class Bench:

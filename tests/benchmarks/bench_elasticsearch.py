@@ -45,8 +45,6 @@ EPOCHS = 5
 """Timed epochs, one right after the other: an epoch is applied while the next one is being spooled."""
 SHARDS = 2
 REQUEST_DOCUMENTS = 10_000
-WARM_UPS = 2
-"""Until the server's JVM has optimised what a request runs: before, a run takes up to twice the processor time."""
 WINDOW_DOCUMENTS = 10_000
 MAPPING = {
     "id": {"type": "long"},
@@ -228,8 +226,8 @@ def main() -> None:
             bench.latencies(options.epochs)
             bench.windows(max(options.epochs // 3, 10))
         report.ratio("elasticsearch-vs-parallel-bulk", 3.0, bench.rows, bench.ours, bench.parallel_bulk)
-        report.ratio("elasticsearch-vs-limit", 0.75, bench.rows, bench.ours, bench.limit, warm_ups=WARM_UPS)
-        report.ratio("elasticsearch-vs-fair-limit", 0.85, bench.rows, bench.ours, bench.fair_limit, warm_ups=WARM_UPS)
+        report.ratio("elasticsearch-vs-limit", 0.75, bench.rows, bench.ours, bench.limit)
+        report.ratio("elasticsearch-vs-fair-limit", 0.85, bench.rows, bench.ours, bench.fair_limit)
         name = "elasticsearch-apply-two-executors-vs-driver"
         report.ratio(name, 1.5, bench.rows_at_once, lambda: bench.apply(FIRST), lambda: bench.apply(None))
         report.print()

@@ -40,20 +40,11 @@ class Report:
         """Return a report as the command line of `sizes` wants it."""
         return cls(options.only, options.keep, options.pairs)
 
-    def ratio(
-        self,
-        name: str,
-        aim: float,
-        rows: int,
-        ours: Callable[[], float],
-        peer: Callable[[], float],
-        *,
-        warm_ups: int = WARM_UPS,
-    ) -> None:
-        """Measure both (seconds for ``rows`` rows) in turn, after so many warm-ups."""
+    def ratio(self, name: str, aim: float, rows: int, ours: Callable[[], float], peer: Callable[[], float]) -> None:
+        """Measure both (seconds for ``rows`` rows) in turn, after `WARM_UPS`."""
         if self.only not in name:
             return
-        for _ in range(warm_ups):
+        for _ in range(WARM_UPS):
             ours()
             peer()
         pairs = []

@@ -15,8 +15,8 @@ import pytest
 from fix_postgres import ListedRows, Written, write_task
 
 from epochsink.errors import PrepareFailed
-from epochsink.postgres import Postgres, answering_writer, answers, answers_vote, vote
-from epochsink.sink import Epoch, Outcome
+from epochsink.postgres import Postgres, answers, answers_vote, vote
+from epochsink.sink import Epoch, Outcome, falling_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,10 +86,10 @@ def test_small_tasks_go_together_with_those_that_have_staged_their_rows(
 
 def test_all_answers_of_an_epoch_fit_into_the_driver_however_many_tasks_there_are() -> None:
     mebibyte = 1 << 20
-    assert answering_writer.limit(mebibyte, 0) == mebibyte
-    assert answering_writer.limit(mebibyte, 9_999) > 1000
-    assert sum(answering_writer.limit(mebibyte, partition) for partition in range(1_000)) < 67 * mebibyte
-    assert sum(answering_writer.limit(mebibyte, partition) for partition in range(10_000)) < 104 * mebibyte
+    assert falling_limit.limit(mebibyte, 0) == mebibyte
+    assert falling_limit.limit(mebibyte, 9_999) > 1000
+    assert sum(falling_limit.limit(mebibyte, partition) for partition in range(1_000)) < 67 * mebibyte
+    assert sum(falling_limit.limit(mebibyte, partition) for partition in range(10_000)) < 104 * mebibyte
 
 
 def test_a_rule_of_the_table_is_obeyed(table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

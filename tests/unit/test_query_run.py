@@ -25,7 +25,7 @@ from epochsink.protocol.coordinator import Plan
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
-from epochsink.spark import query_run
+from epochsink.spark import kept_rows, query_run
 from epochsink.spark.query_run import Run
 from epochsink.testing import LocalSink
 
@@ -137,8 +137,8 @@ def test_an_epoch_that_spark_looks_at_first_is_not_begun_unless_it_is_settled(
     coordinator, frame = run._coordinator, cast("DataFrame", None)
     begun: list[int] = []
     told: list[DataFrame] = []
-    monkeypatch.setattr(query_run, "kept", lambda _frame: nullcontext((1, 2)))
-    monkeypatch.setattr(query_run, "tell_observers", told.append)
+    monkeypatch.setattr(kept_rows, "kept", lambda _frame: nullcontext((1, 2)))
+    monkeypatch.setattr(kept_rows, "tell_observers", told.append)
     monkeypatch.setattr(coordinator, "begin", begun.append)
     monkeypatch.setattr(coordinator, "settle", partial(_raise, Fenced("superseded")))
     run._expected.learn(())
@@ -167,7 +167,7 @@ def test_an_epoch_whose_plan_fails_has_been_settled_before_another_attempt(
         settled.set()
         return Plan.WRITE
 
-    monkeypatch.setattr(query_run, "kept", failing)
+    monkeypatch.setattr(kept_rows, "kept", failing)
     monkeypatch.setattr(run._coordinator, "settle", settle)
     run._expected.learn(())
     monkeypatch.setattr(run._expected, "can_keep", lambda _frame: True)

@@ -37,7 +37,7 @@ def batch(*numbers: int) -> pa.RecordBatch:
 def spooled(
     spool: Spool, task: str, *batches: pa.RecordBatch, epoch: Epoch = EPOCH, sink: Identity = SINK, carried: int = 0
 ) -> SpoolFile:
-    writer = spool.writer(Task(sink, epoch, 0, task), batches[0].schema, carried)
+    writer = spool.writer(Task(sink, epoch, 0, task, carried=carried), batches[0].schema)
     for one in batches:
         writer.write(one)
     return writer.close()

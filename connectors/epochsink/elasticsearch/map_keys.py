@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from epochsink.sink.sql_name import quoted
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -40,11 +42,6 @@ def levels(kind: pa.DataType) -> int:
 def is_variant(kind: pa.DataType) -> bool:
     """Return whether a type stands for Spark's VARIANT, which holds any JSON."""
     return pa.types.is_struct(kind) and any(b"variant" in (field.metadata or ()) for field in kind.fields)
-
-
-def quoted(name: str) -> str:
-    """Return a name as Spark's SQL takes it, whatever it holds."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _children(kind: pa.DataType) -> Iterator[pa.DataType]:

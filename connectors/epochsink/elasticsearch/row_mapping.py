@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from epochsink.elasticsearch import map_keys
-from epochsink.elasticsearch.map_keys import quoted
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
+from epochsink.sink.sql_name import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

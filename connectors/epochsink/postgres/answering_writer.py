@@ -8,13 +8,14 @@ both sizes may be in one epoch.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from epochsink.errors import PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.postgres.answers import AnsweredTask
+from epochsink.sink.falling_limit import limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,14 +23,6 @@ if TYPE_CHECKING:
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.writer import StagingWriter
     from epochsink.sink import Committable, Task
-
-_FIRST_TASKS: Final = 16
-"""After so many tasks the limit is half; the sum over all of them grows with the logarithm of their number."""
-
-
-def limit(answer_bytes: int, partition: int) -> int:
-    """Return how many bytes of rows the task of a partition may answer with."""
-    return answer_bytes * _FIRST_TASKS // (_FIRST_TASKS + partition)
 
 
 class AnsweringWriter:

@@ -9,6 +9,7 @@ from epochsink import arguments
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.config import PostgresConfig, column_names, connection_string, table_name
 from epochsink.sink import json_text
+from epochsink.sink.sql_name import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,14 +184,10 @@ def _libpq_options(names: Mapping[str, object]) -> dict[str, str]:
 
 
 def _rendered(row: str, column: str, *, as_json: bool) -> str:
-    name = _quoted(column)
+    name = quoted(column)
     return f"{json_text(f'{row}.{name}')} AS {name}" if as_json else f"{row}.{name} AS {name}"
 
 
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:
     """Return a column of the row by its name, anything else as an expression over the stream."""
-    return f"{row}.{_quoted(expression)}" if expression in schema.names else f"({expression}\n)"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
+    return f"{row}.{quoted(expression)}" if expression in schema.names else f"({expression}\n)"

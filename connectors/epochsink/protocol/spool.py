@@ -62,14 +62,14 @@ class Spool:
                 "(default: port 9870), without Kerberos; or give spool= another place that driver and executors share",
             ) from failure
 
-    def writer(self, task: Task, schema: pa.Schema, carried: int = 0) -> SpoolWriter:
-        """Return a writer of the file of one sink and task attempt, which is none up to ``carried`` bytes."""
+    def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
+        """Return a writer of the file of one sink and task attempt, which is none up to ``task.carried`` bytes."""
 
         def create() -> Output:
             files, path = self.find(task.identity, task.epoch, task.uuid)
             return files.create(path)
 
-        return SpoolWriter(create, schema, carried)
+        return SpoolWriter(create, schema, task.carried)
 
     def rows(
         self,
@@ -122,9 +122,9 @@ class NoSpool:
 
     beside_ledger: bool = False
 
-    def writer(self, task: Task, schema: pa.Schema, carried: int = 0) -> SpoolWriter:
+    def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
         """Raise AssertionError: no sink asks."""
-        raise AssertionError((task, schema, carried))
+        raise AssertionError((task, schema))
 
     def rows(
         self, identity: Identity, epoch: Epoch, tasks: Sequence[str], files: Mapping[str, SpoolFile]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from epochsink.sink import falling_limit
+
 TASK_BYTES: Final = 64 << 10
 EPOCH_BYTES: Final = 256 << 10
-_FIRST_TASKS: Final = 16
-"""After so many partitions the limit is half; the sum over all of them grows with the logarithm of their number."""
 
 
 def limit(told: int, partition: int) -> int:
@@ -16,7 +16,7 @@ def limit(told: int, partition: int) -> int:
     That rests on the epoch before, and this one may have any number of tasks; what they carry is one entry of the
     ledger, and in the driver's memory: for 1,000 tasks 4.2 MiB at most, for 10,000 tasks 6.5 MiB.
     """
-    return min(told, TASK_BYTES * _FIRST_TASKS // (_FIRST_TASKS + partition))
+    return min(told, falling_limit.limit(TASK_BYTES, partition))
 
 
 class CarryLimit:

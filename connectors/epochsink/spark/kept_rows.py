@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
+from epochsink.sink.sql_name import quoted
 from epochsink.spark import compat
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def run(frame: DataFrame) -> None:
 
 
 def _written(field: StructField) -> Column:
-    column = F.col(f"`{field.name.replace('`', '``')}`")
+    column = F.col(quoted(field.name))
     return column.cast("string").alias(field.name) if _INTERVAL in field.json() else column
 
 

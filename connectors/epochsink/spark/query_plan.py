@@ -132,16 +132,16 @@ def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> One
     for index, (name, sink) in enumerate(sinks.items()):
         row = f"{ROW}{index}"
         # a line each, so that a comment in one ends with it
-        struct = "struct(" + "\n, ".join(sink.select) + "\n)"
-        rows.append(f"{struct} AS {row}" if sink.where is None else f"IF({sink.where}\n, {struct}, NULL) AS {row}")
+        selected = "struct(" + "\n, ".join(sink.select) + "\n)"
+        rows.append(f"{selected} AS {row}" if sink.where is None else f"IF({sink.where}\n, {selected}, NULL) AS {row}")
         columns = sink.columns(row, schemas[name])
-        struct = f"struct({', '.join(columns)})"
+        written = f"struct({', '.join(columns)})"
         if is_one_for_all(sinks):
             inputs.extend(columns)
         elif sink.where is None:
-            inputs.append(f"{struct} AS sink_{index}")
+            inputs.append(f"{written} AS sink_{index}")
         else:
-            inputs.append(f"IF({row} IS NOT NULL, {struct}, NULL) AS sink_{index}")
+            inputs.append(f"IF({row} IS NOT NULL, {written}, NULL) AS sink_{index}")
     return OnePass(rows, _wanted([sink.where for sink in sinks.values()]), _distribution(sinks), inputs, schemas)
 
 

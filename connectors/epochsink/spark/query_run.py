@@ -25,7 +25,6 @@ from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.error_translation import sinks_error
-from epochsink.spark.kept_rows import ExpectedRows, kept, tell_observers
 from epochsink.spark.retried_reads import RetriedReads
 from epochsink.spark.write_plans import WritePlans
 from epochsink.spark.write_task import EPOCH, told
@@ -95,7 +94,7 @@ class Run:
         self._recording = False
         self._byte_limit = ByteLimit()
         self._carry_limit = CarryLimit()
-        self._expected = ExpectedRows()
+        self._expected = kept_rows.ExpectedRows()
         read_again = cast("Storage", RetriedReads(files))
         self._coordinator = Coordinator(
             query_id=query_id,
@@ -233,11 +232,14 @@ class Run:
             self._go_on(settled, number, planned.result)
         else:
             # the plan runs beside that, since it has to whatever they say: it is Spark's own, and writes nothing
-            with self._plans.beside(self._coordinator.settle, number) as settling, kept(frame) as (batches, tasks):
+            with (
+                self._plans.beside(self._coordinator.settle, number) as settling,
+                kept_rows.kept(frame) as (batches, tasks),
+            ):
                 self._expected.learn_kept(batches, tasks)
                 settled = settling.result()
                 if settled is Plan.RUN_FOR_STATE or not batches:
-                    tell_observers(frame)
+                    kept_rows.tell_observers(frame)
                 self._go_on(settled, number, partial(self._plans.plan, frame) if batches else None)
 
     def _go_on(self, settled: Plan, number: int, planned: Callable[[], WritePlan] | None) -> None:

@@ -214,7 +214,7 @@ class _Attempt:
         carried = carry_limit.limit(self._job.carried, self._partition) if spooled else 0
         who, epoch = self._job.identities[name], self._job.epoch
         task = Task(who, epoch, self._partition, self._uuid, spooled, from_spool, carried)
-        spool = self._job.spool.writer(task, schema, carried) if spooled else None
+        spool = self._job.spool.writer(task, schema) if spooled else None
         self._shares[name] = share = _Share(sink.writer(task), spool)
         return share
 

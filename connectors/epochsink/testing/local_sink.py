@@ -30,6 +30,7 @@ import pyarrow as pa
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import identity_key
 from epochsink.sink import COMMITTED, Mark, Outcome, Verdict, verify_marks
+from epochsink.sink.sql_name import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -142,8 +143,8 @@ class LocalSink:
 
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         """Return every selected column as it is."""
-        names = [name.replace("`", "``") for name in schema.names]
-        return [f"{row}.`{name}` AS `{name}`" for name in names]
+        names = map(quoted, schema.names)
+        return [f"{row}.{name} AS {name}" for name in names]
 
     def writer(self, task: Task) -> LocalWriter:
         """Make the writer of one task attempt."""
