@@ -65,7 +65,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used: a target's client is only needed by who uses that target."""
+    """Import a public name on first use, so that a target's client is needed only if that target is used."""
     if name == "__version__":
         return version("epochsink")
     if name not in __all__:

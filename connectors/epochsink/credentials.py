@@ -28,7 +28,7 @@ def masked(options: Mapping[str, Any], secrets: AbstractSet[str]) -> dict[str, A
 
 
 def without_userinfo(address: str) -> str:
-    """Return a URL, or ``user:password@host`` without a scheme, without the credentials that may stand in it."""
+    """Return a URL, or ``user:password@host`` without a scheme, without the credentials that it may contain."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         return address.rpartition("@")[2]
@@ -36,13 +36,13 @@ def without_userinfo(address: str) -> str:
     host = authority.rpartition("@")[2]
     port = host.rpartition("]")[2].partition(":")[2]
     if port and not port.isdigit():
-        # no port, but the beginning of a password with a "/" in it, which ends the part that names the host
+        # not a port, but the start of a password that contains "/", which ends the authority
         return f"{scheme}{separator}{rest.rpartition('@')[2]}"
     return f"{scheme}{separator}{host}{rest.removeprefix(authority)}"
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host's name or address is this machine itself, so that nobody can read what is sent."""
+    """Return whether a host's name or address is this machine itself, so that nothing sent to it crosses a network."""
     if host == "localhost":
         return True
     try:

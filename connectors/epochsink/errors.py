@@ -6,7 +6,7 @@
     ├── UnsupportedQuery            this query cannot be exactly-once (async progress tracking, ...)
     ├── PrepareFailed               an epoch could not be prepared; nothing of it became visible
     │   └── RowsRejected            the target refuses rows of the epoch for good
-    ├── Fenced                      another driver has taken this checkpoint over
+    ├── Fenced                      another driver has taken over this checkpoint
     ├── WentBack                    checkpoint, ledger and target contradict each other
     ├── OutcomeUnknown              whether an epoch was committed cannot be established
     ├── LedgerCorrupt               a ledger entry cannot be read
@@ -16,7 +16,7 @@
     └── ServiceError                a development service did not start or stop
 
 Each carries its facts as attributes, survives pickling (errors cross from executors to the driver),
-and ends in what to do next.
+and ends with what to do next.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EpochsinkError(Exception):
         return f"{self.message}\n  Hint: {self.hint}" if self.hint else self.message
 
     def address(self, checkpoint: str) -> None:
-        """Put the checkpoint's place into the commands of the hint, where CHECKPOINT stands for it."""
+        """Replace CHECKPOINT in the hint's commands with the checkpoint's location."""
         if checkpoint:
             self.hint = re.sub(r"(epochsink \w+) CHECKPOINT\b", rf"\1 {shlex.quote(checkpoint)}", self.hint)
 
@@ -60,7 +60,7 @@ class EpochsinkError(Exception):
             try:
                 name, message, hint, facts = json.loads(line)
             except ValueError:
-                # somebody's text that looks like ours
+                # text of another origin that looks like ours
                 continue
             kind = next((kind for kind in _all_kinds(EpochsinkError) if kind.__name__ == name), None)
             if kind is not None:

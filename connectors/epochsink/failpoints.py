@@ -4,7 +4,7 @@
 ``coordinator.record.after`` is reached for the second time in that process (``:1`` may be left out). Tasks
 inherit the driver's environment in local mode; elsewhere set ``spark.executorEnv.EPOCHSINK_FAILPOINT``. With
 ``EPOCHSINK_FAILPOINT_ONCE=/path/of/a/file`` the crash happens only if that file can be created, so a pipeline
-that is started again with the same environment goes on. ``EPOCHSINK_FAILPOINT_SIGNAL=STOP`` makes the process stop at
+that is started again with the same environment continues. ``EPOCHSINK_FAILPOINT_SIGNAL=STOP`` makes the process stop at
 the point, until it gets SIGCONT.
 """
 
@@ -50,7 +50,7 @@ POINTS: Final[dict[str, str]] = {
     "elasticsearch.parts.after": "executors have applied all parts, before the driver judges what was refused",
     "elasticsearch.marker.before": "all bulk requests are applied, before the marker document",
 }
-"""Every failpoint with the state in which it strikes."""
+"""Every failpoint, and the state in which it fires."""
 
 _reached: Counter[str] = Counter()
 

@@ -1,8 +1,8 @@
-"""Names that targets know epochs by, each with its inverse and its limits in one place.
+"""The names of epochs in targets, each with its parser and its limits in one place.
 
 Every name begins with `PREFIX` and a digest of (query id, sink name), so that two queries, or two
-checkpoints of one query, never touch each other's leftovers, whatever characters a sink's name holds. What an operator
-may have to end by hand also ends in a label, ``pipeline/sink``, which people read and no program relies on.
+checkpoints of one query, never touch each other's leftovers, whatever characters a sink's name holds. Names that an
+operator may have to end by hand also end in a label, ``pipeline/sink``, for people only.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PreparedName:
     """The gid of a prepared PostgreSQL transaction: shorter than 200 bytes, unique for each attempt.
 
     ``part`` tells the transactions of one epoch apart: "all" for the whole epoch's, else a task's uuid. ``label`` is
-    that of `identity_label`; names of earlier versions have none.
+    that of `identity_label`.
     """
 
     key: str
@@ -76,10 +76,10 @@ class PreparedName:
 class TransactionalId:
     """A Kafka transactional id.
 
-    Bounded: later epochs of the same parity use it again, so that brokers do not collect one for each epoch.
+    Bounded: later epochs of the same parity reuse it, so that brokers do not accumulate one for each epoch.
 
-    ``nonce`` is set (32 hex) only where no spool could repair a zombie's abort of a recorded transaction. ``label`` is
-    that of `identity_label`; names of earlier versions have none.
+    ``nonce`` is set (32 hex) only if no spool could repair a zombie's abort of a recorded transaction. ``label`` is
+    that of `identity_label`.
     """
 
     key: str
@@ -113,13 +113,13 @@ class TransactionalId:
 
 
 def fence_id(key: str) -> str:
-    """Return the transactional id that each driver of a Kafka sink takes as it starts, to shut out those before it."""
+    """Return the transactional id that each driver of a Kafka sink initialises at its start, to fence earlier ones."""
     return f"{PREFIX}.{key}.fence"
 
 
 @dataclass(frozen=True, slots=True)
 class FenceHolder:
-    """A transactional id that says who has taken a fence: under which producer, when (seconds since 1970) and where."""
+    """A transactional id that names the holder of a fence: its producer, the time (seconds since 1970) and the host."""
 
     key: str
     producer_id: int
@@ -143,7 +143,7 @@ class FenceHolder:
 
     @staticmethod
     def prefix(key: str) -> str:
-        """Return how all these names of one identity begin."""
+        """Return the prefix of all these names of one identity."""
         return f"{fence_id(key)}."
 
 
@@ -158,7 +158,7 @@ def joint_marker_group(key: str, partition: int) -> str:
 
 
 def marker_group_prefix(key: str) -> str:
-    """Return how the names of all these groups of one identity begin."""
+    """Return the prefix of all these groups' names of one identity."""
     return f"{PREFIX}.{key}.marker."
 
 
@@ -190,11 +190,11 @@ def staging_owner(table: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True, slots=True)
 class Remnant:
-    """Something of ours that stands in a target, found without its checkpoint.
+    """Something that epochsink left in a target, found without its checkpoint.
 
-    ``key`` is that of its sink's identity, ``label`` is ``pipeline/sink`` ("" for names of earlier versions), ``since``
-    is in seconds since 1970 (None: the target does not tell), ``owner`` is the target's user, ``holds`` what others
-    wait for because of it, and ``in_use`` says whether its driver is connected now (None: the target does not tell).
+    ``key`` is that of its sink's identity, ``label`` is ``pipeline/sink``, ``since`` is in seconds since 1970
+    (None: unknown), ``owner`` is the target's user, ``holds`` lists what it blocks, and ``in_use`` says whether its driver is
+    connected now (None: unknown).
     """
 
     kind: str

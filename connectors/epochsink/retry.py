@@ -1,7 +1,7 @@
-"""The one retry policy: a passing failure is tried again, with growing random pauses, until a deadline or a count.
+"""The one retry policy: a transient failure is tried again, with growing random pauses, until a deadline or a count.
 
-What counts as passing is each family's table of errors; how long and how often is said by the caller. Random pauses, so
-that the tasks of an epoch do not all come back at the same moment to a server that has just restarted.
+Each family's table of errors defines what is transient; the caller defines how long and how often. Pauses are random,
+so that the tasks of an epoch do not all return at the same moment to a server that has just restarted.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def retrying(
     first_pause: float = FIRST_PAUSE_SECONDS,
     longest_pause: float = LONGEST_PAUSE_SECONDS,
 ) -> Retrying:
-    """Return a policy: call it with a function, or iterate over its attempts; it raises the last failure as it is.
+    """Return a policy: call it with a function, or iterate over its attempts; it raises the last failure unchanged.
 
     Args:
         is_passing: whether a failure may go away by itself; others are raised at once.
-        seconds: no new attempt begins when this time has gone since the first; None for no limit.
-        attempts: how many attempts at the most; None for no limit. One of the two limits is needed.
+        seconds: no new attempt begins this long after the first; None for no limit.
+        attempts: the maximum number of attempts; None for no limit. One of the two limits is needed.
         first_pause: the longest first pause, in seconds; each later one may be twice as long.
         longest_pause: the longest of all pauses, in seconds.
     """

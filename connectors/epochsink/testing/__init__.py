@@ -1,7 +1,7 @@
 """For tests of pipelines and of sinks.
 
-A sink that needs no service, the contract for sinks of your own, rows that prove where they went, a history of what
-happened, and the checker of it.
+A sink that needs no service, the contract for your own sinks, rows that prove where they went, a history of what
+happened, and its checker.
 """
 
 from epochsink.testing.anomalies import ANOMALIES, Anomaly

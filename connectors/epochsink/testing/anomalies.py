@@ -1,4 +1,4 @@
-"""Every anomaly that a history can show: one small function each, from the evidence to what was found."""
+"""Every anomaly that a history can show: one function each, from evidence to findings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NEVER: Final = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Something that must not be. ``name`` is a key of `ANOMALIES`; ``count`` is in the message's terms."""
+    """A violation. ``name`` is a key of `ANOMALIES`; ``count`` is in the message's terms."""
 
     name: str
     target: str
@@ -57,7 +57,7 @@ class Evidence:
             yield self.history.targets[name], views
 
     def finals(self) -> Iterator[tuple[Target, View]]:
-        """Yield each target with what it showed after everything had come to rest."""
+        """Yield each target with its final read."""
         for target, views in self.targets():
             yield target, [view for view in views if view.read.final][-1]
 
@@ -71,7 +71,7 @@ class Evidence:
             yield target, views, dict(sorted(first.items()))
 
     def name(self, position: int | np.integer[Any]) -> str:
-        """Name an epoch for a person."""
+        """Return an epoch's name for people."""
         return self.timeline.name(int(position))
 
 
@@ -106,13 +106,13 @@ def duplicate(evidence: Evidence) -> list[Anomaly]:
 
 
 def corrupt(evidence: Evidence) -> list[Anomaly]:
-    """Find rows that are no source row, are damaged, carry a wrong epoch, or came to the wrong target."""
-    return _of_rows(evidence, "corrupt", lambda view: view.corrupt, "row(s) that nobody sent like this")
+    """Find rows that are not source rows, are damaged, have a wrong epoch, or are in the wrong target."""
+    return _of_rows(evidence, "corrupt", lambda view: view.corrupt, "row(s) that were not sent like this")
 
 
 def stale(evidence: Evidence) -> list[Anomaly]:
     """Find keys whose version went down, and deleted keys that came back."""
-    return _of_rows(evidence, "stale", lambda view: view.stale, "row(s) older than what was there before")
+    return _of_rows(evidence, "stale", lambda view: view.stale, "row(s) older than an earlier read's")
 
 
 def _of_rows(evidence: Evidence, name: str, find: Callable[[View], Findings], what: str) -> list[Anomaly]:
@@ -220,14 +220,14 @@ def divergence(evidence: Evidence) -> list[Anomaly]:
 
 
 def zombie_write(evidence: Evidence) -> list[Anomaly]:
-    """Find attempts of a superseded driver that appeared after all that it could rightly have left was visible."""
+    """Find attempts of a superseded driver that appeared after everything it could legitimately leave was visible."""
     deadlines = _Deadlines(evidence.history)
     found = []
     for target, views, first in evidence.first_seen():
         for (at, attempt), place in first.items():
             # an earlier read, which had already to show it, did not
             if place and views[place - 1].read.began > deadlines.of(attempt) + target.lag:
-                message = f"attempt {attempt} of {evidence.name(at)} appeared after a newer driver had gone past it"
+                message = f"attempt {attempt} of {evidence.name(at)} appeared after a newer driver had passed it"
                 found.append(Anomaly("zombie write", target.name, message))
     return found
 
@@ -339,11 +339,11 @@ ANOMALIES: Final[dict[str, tuple[Callable[[Evidence], list[Anomaly]], str]]] = {
     "orphan": (orphan, "something prepared or staged was left over"),
     "pin": (pin, "readers are held back by an open transaction"),
     "stuck": (stuck, "no progress, or decided work left undone"),
-    "corrupt": (corrupt, "a row that nobody sent like this"),
+    "corrupt": (corrupt, "a row that was not sent like this"),
 }
 """Every anomaly: the function that finds it, and how it shows."""
 
 
 def find_all(evidence: Evidence) -> tuple[Anomaly, ...]:
-    """Return everything that must not be, in the order of `ANOMALIES`."""
+    """Return all violations, in the order of `ANOMALIES`."""
     return tuple(anomaly for find, _ in ANOMALIES.values() for anomaly in find(evidence))

@@ -1,4 +1,4 @@
-"""The checker: judges a history and says so in a report."""
+"""The checker: judges a history and returns a report."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the checker says of one history.
+    """The checker's verdict on one history.
 
-    ``windows`` has, for each target that is not atomic, the longest time in seconds that an epoch was seen in part.
+    ``windows`` holds, for each target that is not atomic, the longest time in seconds that an epoch was partly visible.
     """
 
     anomalies: tuple[Anomaly, ...]
@@ -43,7 +43,7 @@ class Report:
         """Return the result for a terminal: every anomaly looked for, how often it was found, and an example."""
         caption = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         for target, seconds in self.windows.items():
-            caption += f"; an epoch was visible in part in '{target}' for {seconds:.1f} s at the most"
+            caption += f"; an epoch was partly visible in '{target}' for at most {seconds:.1f} s"
         table = Table("anomaly", "how it shows", "found", "first example", caption=caption)
         for name, (_, meaning) in ANOMALIES.items():
             found = [anomaly for anomaly in self.anomalies if anomaly.name == name]
@@ -59,7 +59,9 @@ class Report:
 
 
 def check(history: History | Path, *, progress_within: float = 60.0) -> Report:
-    """Judge a history, or the one in a folder; ``progress_within`` seconds without progress after healing are too many.
+    """Judge a history, or the one in a folder.
+
+    More than ``progress_within`` seconds without progress after healing is an anomaly.
 
     Raises ValueError if nothing can be concluded from it: no final read of a target, or a source that is not dense.
     """
@@ -81,7 +83,7 @@ def check(history: History | Path, *, progress_within: float = 60.0) -> Report:
 
 
 def _window(views: list[View]) -> float:
-    """Return the longest time from a read that saw an epoch in part to the first that saw it whole."""
+    """Return the longest time from a read that saw part of an epoch to the first that saw all of it."""
     longest = 0.0
     since: dict[int, float] = {}
     for view in views:

@@ -1,4 +1,4 @@
-"""When did Spark decide, and when did the ledger say done? Looks at a checkpoint and writes what is new to the history.
+"""Watch a checkpoint: when Spark decided each epoch, and when the ledger recorded it as done.
 
 A look before and after every read makes the times sharp: an epoch counts as undecided until the last look that did not
 find its ``commits/N``.
@@ -52,7 +52,7 @@ class CheckpointWatch:
             self._last_look = began
 
     def decided(self) -> dict[int, int]:
-        """Return how far the decided epochs have come: the end offset of each source partition."""
+        """Return the end offset of each source partition in the newest decided epoch."""
         with self._lock:
             return self._planned[max(self._committed)] if self._committed else {}
 

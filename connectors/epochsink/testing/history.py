@@ -1,20 +1,20 @@
-"""What happened, kept by the one who tests and never by the library: JSON lines, each fsynced before the next step.
+"""The history of a test run, written by the test and never by the library: JSON lines, each fsynced.
 
 Several processes append to one history. ``at`` is CLOCK_MONOTONIC in seconds, which all processes of a machine
-share. Rows that were read lie beside it as Arrow files. Events:
+share. Rows that were read are kept beside it as Arrow files. Events:
 
-    target     name, atomic, keyed, dead_letters, lag          what the checker has to know of a sink
+    target     name, atomic, keyed, dead_letters, lag          the properties of a sink
     input      run, file                                       all source rows of a run
     started    run, driver                                     a driver process, oldest first
     ended      driver, code             killed  what, pid      recovered  what
     invoked    run, driver, epoch, attempt                     foreachBatch began
     returned   attempt                  raised  attempt, error
-    aborted    attempt                                         known never to have been prepared (a canary)
+    aborted    attempt                                         certainly not recorded (a canary)
     offsets    run, epoch, ends                                offsets/N: end offset of each source partition
     committed  run, epoch, absent_until                        commits/N seen; not there yet when last looked for
     done       run, epoch                                      the ledger says that every sink has committed
-    read       target, began, ended, file, final               one read; final: after everything came to rest
-    leftover   target, kind (orphan or pin), what              found after everything came to rest
+    read       target, began, ended, file, final               one read; final: after quiescence
+    leftover   target, kind (orphan or pin), what              found after quiescence
     healed                              drained                faults ended; all input is decided
 """
 
@@ -38,7 +38,7 @@ FILE = "history.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One place where rows become visible.
+    """A place where rows become visible.
 
     ``atomic``: readers see all of an epoch or nothing. ``keyed``: it holds the newest row of each key only.
     ``dead_letters`` names the target that holds rows which this one refused. ``lag`` is how many seconds
@@ -116,14 +116,14 @@ class History:
 
     @classmethod
     def load(cls, folder: Path) -> History:
-        """Read a history back. Raises OSError, and ValueError for a line that is none of ours."""
+        """Read a history back. Raises OSError, and ValueError for an unknown line."""
         history = cls()
         for line in (folder / FILE).read_text().splitlines():
             history.add(json.loads(line), folder)
         return history
 
     def add(self, event: Mapping[str, Any], folder: Path | None = None) -> None:
-        """Take one more event into account. Raises ValueError for an unknown kind."""
+        """Add one event. Raises ValueError for an unknown kind."""
         facts = dict(event)
         kind, at = str(facts.pop("event")), float(facts.pop("at"))
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -185,7 +185,7 @@ class History:
 
 
 class HistoryLog:
-    """Appends to the history in ``folder``; many processes may, at the same time."""
+    """Appends to the history in ``folder``; several processes may do so at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -203,15 +203,15 @@ class HistoryLog:
             os.close(descriptor)
 
     def write_input(self, run: str, source: pa.Table) -> None:
-        """Say which source rows a run has to deliver (`epochsink.testing.rows.SOURCE_SCHEMA`)."""
+        """Record which source rows a run has to deliver (`epochsink.testing.rows.SOURCE_SCHEMA`)."""
         self.write("input", run=run, file=self.keep(source))
 
     def write_read(self, target: str, began: float, ended: float, file: str, *, final: bool = False) -> None:
-        """Say what a reader saw between two moments: rows that `keep` has kept under a name."""
+        """Record what a reader saw between two moments: rows that `keep` stored under a name."""
         self.write("read", target=target, began=began, ended=ended, file=file, final=final)
 
     def keep(self, rows: pa.Table) -> str:
-        """Keep rows beside the history; return their file's name."""
+        """Store rows beside the history; return their file's name."""
         name = f"{uuid.uuid4().hex}.arrow"
         with pa.ipc.new_file(str(self.folder / name), rows.schema) as file:
             file.write_table(rows)

@@ -1,7 +1,7 @@
-"""Rows that prove where they went: each carries its place in the source, its epoch and its attempt.
+"""Rows that prove where they went: each contains its place in the source, its epoch and its attempt.
 
-All but three columns follow from the row's place in the source, so that the checker knows every row that there has to
-be: `Workload.stream` makes them on the stream, as SQL. ``epoch`` and ``attempt`` are known only to a call of
+All but three columns follow from the row's place in the source, so that the checker knows every row to
+expect: `Workload.stream` makes them on the stream, as SQL. ``epoch`` and ``attempt`` are known only to a call of
 foreachBatch (its batch id, and a uuid of its own): `Workload.batch` stamps them, and the checksum over all, there.
 The number of rows of an epoch is not stamped: the checkpoint's ``offsets/N`` tells which rows belong to it,
 and counting them inside the batch would cost one more pass over the input.
@@ -39,7 +39,7 @@ SCHEMA: Final = pa.schema(
 0; ``kver`` counts the rows of a key from 0; ``op`` is U (upsert) or D (delete); ``crc`` covers all columns before."""
 
 SOURCE_SCHEMA: Final = pa.schema([SCHEMA.field(name) for name in ("src_part", "src_off", "key", "kver", "op")])
-"""What the checker has to know of each source row."""
+"""The columns of each source row that the checker needs."""
 
 _STRIDE: Final = 7919
 """A prime, so that neighbours in the source have keys far apart."""
@@ -63,7 +63,7 @@ class Workload:
         becomes a literal. What only the batch knows is a placeholder, so that the stream has the final schema.
         """
         if not run.replace("-", "").replace("_", "").isalnum():
-            raise ValueError(f"run={run!r}: only letters, digits, - and _ may stand in a run's name")
+            raise ValueError(f"run={run!r}: expected letters, digits, - and _")
         part, off = f"cast({partition} AS bigint)", f"cast({offset} AS bigint)"
         key = f"({part} * {self.keys} + ({off} * {_STRIDE}) % {self.keys})"
         kver = f"({off} div {self.keys})"

@@ -1,4 +1,4 @@
-"""Reads a target again and again while faults happen, and once more when everything has come to rest."""
+"""Read a target repeatedly while faults happen, and once more after quiescence."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 class Sampler(threading.Thread):
     """One reader's thread. ``look`` is called before and after each read (see `epochsink.testing.checkpoint_watch`).
 
-    Of consecutive reads that saw the same, the first and the last are written: what holds of both held in between.
+    Of consecutive equal reads, only the first and the last are written.
     """
 
     def __init__(self, target: Target, reader: Reader, log: HistoryLog, look: Callable[[], None]) -> None:
@@ -70,7 +70,7 @@ class Sampler(threading.Thread):
             self._repeated = None
 
     def finish(self, seconds: float) -> None:
-        """End the thread, wait for the target to come to rest, then read once more and write what is left over.
+        """End the thread, wait until the target is quiescent, then read once more and write its leftovers.
 
         Raises what ended the thread, and `Unreachable` if the target cannot be read within ``seconds``.
         """
@@ -93,7 +93,7 @@ class Sampler(threading.Thread):
         self._reader.close()
 
     def _rest(self, deadline: float) -> list[tuple[str, str]]:
-        """Return what is still left over when nothing is, or at the deadline."""
+        """Return the leftovers once there are none, or at the deadline."""
         while True:
             found = self._until(deadline, self._reader.leftovers)
             if not found or time.monotonic() > deadline:

@@ -1,6 +1,6 @@
 """The source rows of a history and the epochs that have to deliver them, as arrays.
 
-All epochs of all runs stand in one line, the runs in the order in which they began; an epoch's place in it is its
+All epochs of all runs are in one sequence, the runs in the order in which they began; an epoch's index in it is its
 *position*. Source rows have an index; rows of one key are ordered by (run, kver), and *rank* is a row's place
 when all rows are sorted by key and in that order. Everything here is linear in the number of rows, or one sort.
 """

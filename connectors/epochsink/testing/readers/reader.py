@@ -1,4 +1,4 @@
-"""What a reader does."""
+"""The interface of a reader."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ if TYPE_CHECKING:
 
 
 class Unreachable(Exception):
-    """The target could not be read now: note that nothing was read, and try again."""
+    """The target cannot be read now: try again."""
 
 
 class Reader(Protocol):
-    """Reads one target. It keeps its connection, and makes a new one after a failure."""
+    """Reads one target. It keeps its connection, and reconnects after a failure."""
 
     def read(self) -> pa.Table:
-        """Return all rows that an ordinary consumer may see now. Raises `Unreachable`."""
+        """Return all rows that an ordinary consumer can see now. Raises `Unreachable`."""
 
     def leftovers(self) -> list[tuple[str, str]]:
-        """Return what sinks have left in the target, as ("orphan" or "pin", what). Raises `Unreachable`."""
+        """Return what sinks left in the target, as ("orphan" or "pin", what). Raises `Unreachable`."""
 
     def close(self) -> None:
         """Release the connection."""
