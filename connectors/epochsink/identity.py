@@ -193,8 +193,8 @@ class Remnant:
     """Something that epochsink left in a target, found without its checkpoint.
 
     ``key`` is that of its sink's identity, ``label`` is ``pipeline/sink``, ``since`` is in seconds since 1970
-    (None: unknown), ``owner`` is the target's user, ``holds`` lists what it blocks, and ``in_use`` says whether its driver is
-    connected now (None: unknown).
+    (None: unknown), ``owner`` is the target's user, ``holds`` lists what it blocks, and ``in_use`` says whether its
+    driver is connected now (None: unknown).
     """
 
     kind: str
