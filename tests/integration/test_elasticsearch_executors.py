@@ -13,7 +13,7 @@ from http_proxy import Answer, Proxy
 
 from epochsink.elasticsearch import Elasticsearch, apply_on_executors, deduplicate, overtaken
 from epochsink.elasticsearch.apply_on_executors import Part, PartJob
-from epochsink.elasticsearch.errors import GaveUp, TakesNoWrites
+from epochsink.elasticsearch.errors import GaveUp, UnfitIndex
 from epochsink.errors import OutcomeUnknown, RowsRejected, SpoolDamaged
 from epochsink.sink import NotCarriedOut, Outcome
 
@@ -230,7 +230,7 @@ def test_rows_that_are_missing_are_found_before_anything_is_sent(rig: Rig) -> No
     assert rig.stored() == {}
 
 
-@pytest.mark.parametrize(("status", "problem"), [(503, GaveUp), (401, TakesNoWrites)])
+@pytest.mark.parametrize(("status", "problem"), [(503, GaveUp), (401, UnfitIndex)])
 def test_what_an_executor_meets_is_told_to_the_driver(
     rig: Rig, options: dict[str, Any], status: int, problem: type[Exception]
 ) -> None:

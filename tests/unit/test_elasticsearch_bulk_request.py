@@ -14,7 +14,7 @@ from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import bulk_body
 from epochsink.elasticsearch.bulk_request import Poster, Stopped
-from epochsink.elasticsearch.errors import GaveUp, TakesNoWrites
+from epochsink.elasticsearch.errors import GaveUp, UnfitIndex
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,7 +164,7 @@ def test_a_delete_of_nothing_is_done() -> None:
 )
 def test_an_index_that_takes_no_writes_is_no_fault_of_the_documents(status: int, kind: str) -> None:
     refusal = {"status": status, "error": {"type": kind, "reason": "no"}}
-    with pytest.raises(TakesNoWrites, match="takes no writes") as caught:
+    with pytest.raises(UnfitIndex, match="takes no writes") as caught:
         post(lambda *_: items([refusal, refusal]), request_of("a", "b"))
     assert kind in caught.value.message
 
@@ -178,7 +178,7 @@ def test_refused_credentials_are_not_tried_again(status: int, hint: str) -> None
         seen.append(request)
         return Answer(status, body)
 
-    with pytest.raises(TakesNoWrites) as caught:
+    with pytest.raises(UnfitIndex) as caught:
         post(behave, request_of("a"))
     assert hint in caught.value.hint
     assert len(seen) == 1

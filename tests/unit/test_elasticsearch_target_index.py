@@ -10,20 +10,22 @@ import pytest
 from http_proxy import Answer, Proxy
 
 from epochsink.elasticsearch import target_index
-from epochsink.elasticsearch.errors import TakesNoWrites
+from epochsink.elasticsearch.config import ElasticsearchConfig
+from epochsink.elasticsearch.errors import UnfitIndex
+
+BY_ALIAS: dict[str, Any] = {"orders": {}}
 
 
 def find(name: str, described: dict[str, Any]) -> target_index.Target | None:
-    with Proxy(None, lambda _: Answer(200, json.dumps(described).encode())) as server:
-        client = elasticsearch.Elasticsearch(server.url)
-        try:
-            return target_index.find(client, name)
-        finally:
-            client.close()
+    with (
+        Proxy(None, lambda _: Answer(200, json.dumps(described).encode())) as server,
+        elasticsearch.Elasticsearch(server.url) as client,
+    ):
+        return target_index.find(client, ElasticsearchConfig(server.url, index=name))
 
 
-def described_as(**more: Any) -> dict[str, Any]:
-    return {"aliases": {}, "mappings": {}, "settings": {"index.uuid": "u1", **more.pop("settings", {})}, **more}
+def described_as(*, settings: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {"aliases": {}, "mappings": {}, "settings": {"index.uuid": "u1", **(settings or {})}, **more}
 
 
 def test_an_index_is_found_with_its_uuid() -> None:
@@ -33,7 +35,7 @@ def test_an_index_is_found_with_its_uuid() -> None:
 
 
 def test_an_alias_is_found_with_its_index() -> None:
-    found = find("orders", {"orders-v2": described_as()})
+    found = find("orders", {"orders-v2": described_as(aliases=BY_ALIAS)})
     assert found is not None
     assert (found.index, found.is_alias) == ("orders-v2", True)
 
@@ -42,9 +44,13 @@ def test_an_alias_is_found_with_its_index() -> None:
     ("described", "reason", "hint"),
     [
         ({".ds-orders-000001": described_as(data_stream="orders")}, "is a data stream", "name an index"),
-        ({"orders-1": described_as(), "orders-2": described_as()}, "alias of 2 indices", "an alias of just one"),
         (
-            {"orders-000007": described_as(settings={"index.lifecycle.rollover_alias": "orders"})},
+            {"orders-1": described_as(aliases=BY_ALIAS), "orders-2": described_as(aliases=BY_ALIAS)},
+            "alias of 2 indices",
+            "an alias of just one",
+        ),
+        (
+            {"orders-000007": described_as(aliases=BY_ALIAS, settings={"index.lifecycle.rollover_alias": "orders"})},
             "rolls over from 'orders-000007'",
             "remove its setting index.lifecycle.rollover_alias",
         ),
@@ -56,6 +62,6 @@ def test_an_alias_is_found_with_its_index() -> None:
     ],
 )
 def test_an_unfit_index_is_refused_with_reason_and_way_out(described: dict[str, Any], reason: str, hint: str) -> None:
-    with pytest.raises(TakesNoWrites, match=reason) as caught:
+    with pytest.raises(UnfitIndex, match=reason) as caught:
         find("orders", described)
     assert hint in caught.value.hint

@@ -130,7 +130,7 @@ class Application:
         for _ in range(_TURNS):
             self._apply(rows)
             # asked again: what was restored, or moved to, while this ran may lack any of it, and of the epochs before
-            after = target_index.require_same(self._client, self._index, self._at(before), self._config.accept_index)
+            after = target_index.require_same(self._client, self._config, self._at(before), self._index)
             if (before.index, before.incarnation) == (after.index, after.incarnation):
                 return after
             before = after

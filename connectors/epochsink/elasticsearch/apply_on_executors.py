@@ -20,7 +20,7 @@ from epochsink.elasticsearch import deduplicate
 from epochsink.elasticsearch.bulk_pool import post_all
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.connection import connect
-from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, TakesNoWrites, describe, is_passing
+from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, UnfitIndex, describe, is_passing
 from epochsink.elasticsearch.operations import Operations
 from epochsink.elasticsearch.overtaken import Lookout, Overtaken
 from epochsink.elasticsearch.rows_by_id import NoTemporaryFiles
@@ -89,13 +89,13 @@ class PartJob:
         """Send a part's operations, again after passing failures as the driver does."""
         try:
             return retrying(is_passing, seconds=self.config.timeout)(self._post, part)
-        except (EpochsinkError, GaveUp, TakesNoWrites, Overtaken) as problem:
+        except (EpochsinkError, GaveUp, UnfitIndex, Overtaken) as problem:
             return Posted(0, problem=problem)
         except NoTemporaryFiles as problem:
-            return Posted(0, problem=TakesNoWrites(f"an executor: {problem.message}", problem.hint))
+            return Posted(0, problem=UnfitIndex(f"an executor: {problem.message}", problem.hint))
         except CLIENT_ERRORS as failure:
             said, hint = describe(failure)
-            return Posted(0, problem=GaveUp(said) if is_passing(failure) else TakesNoWrites(said, hint))
+            return Posted(0, problem=GaveUp(said) if is_passing(failure) else UnfitIndex(said, hint))
 
     def _post(self, part: Part) -> Posted:
         client = _client(self.config)
@@ -150,7 +150,7 @@ class OnExecutors:
     def post(self, survives: npt.NDArray[np.bool_] | None) -> list[Posted]:
         """Apply all parts, once they are verified; return what became of each.
 
-        Raises `Overtaken`, `GaveUp`, `TakesNoWrites`, and what `Rows.read` raises.
+        Raises `Overtaken`, `GaveUp`, `UnfitIndex`, and what `Rows.read` raises.
         """
         parts = []
         for number, task in enumerate(self._tasks):

@@ -14,7 +14,7 @@ from epochsink.elasticsearch.errors import (
     GaveUp,
     Meaning,
     Refusal,
-    TakesNoWrites,
+    UnfitIndex,
     describe,
     describe_operation,
     error_type,
@@ -72,7 +72,7 @@ class Poster:
         """Post until each operation is applied or refused for good; return the refused ones.
 
         Sending an operation again is always right: equal versions overwrite each other with the same document.
-        Raises `GaveUp`, `Stopped`, and `TakesNoWrites` if the index takes no writes at all.
+        Raises `GaveUp`, `Stopped`, and `UnfitIndex` if the index takes no writes at all.
         """
         refusals: list[Refusal] = []
         while len(request):
@@ -84,7 +84,7 @@ class Poster:
                 said, hint = describe(error)
                 if is_passing(error):
                     raise self._gave_up(said) from error
-                raise TakesNoWrites(f"the index {self._index!r} takes no writes: {said}", hint) from error
+                raise UnfitIndex(f"the index {self._index!r} takes no writes: {said}", hint) from error
             except _NothingSucceeded as last:
                 raise self._gave_up(str(last)) from last
             if len(request):
@@ -135,7 +135,7 @@ class Poster:
             if what is Meaning.PASSING:
                 passing.append(position)
             elif what is Meaning.REFUSED:
-                raise TakesNoWrites(
+                raise UnfitIndex(
                     f"the index {self._index!r} takes no writes: {describe_operation(answer)}",
                     "open it, lift its block or grant the privilege, then start the query again: what is recorded is "
                     "applied",

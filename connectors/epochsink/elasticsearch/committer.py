@@ -100,8 +100,7 @@ class ElasticsearchCommitter:
         self._seen_index = True
 
     def _require_same(self, kept: applied_epochs.Marker | None, recorded: str | None = None) -> target_index.Target:
-        name = recorded or self._config.index
-        return target_index.require_same(self._client, name, kept, self._config.accept_index)
+        return target_index.require_same(self._client, self._config, kept, recorded)
 
     def _kept(self) -> applied_epochs.Marker | None:
         with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
@@ -131,7 +130,8 @@ class ElasticsearchCommitter:
             raise PrepareFailed(
                 f"the spool of epoch {epoch.number} holds tasks {list(tasks)}, accepted were {sorted(expected)}"
             )
-        with errors.explained(PrepareFailed, f"looking at index {self._config.index!r} and its marker"):
+        state = f"epoch {epoch.number} is not recorded, so nothing is lost: the next start writes it"
+        with errors.explained(PrepareFailed, f"looking at index {self._config.index!r} and its marker", state):
             kept = applied_epochs.read(self._client, self._me)
             self._refuse_epoch(epoch, kept)
             found = self._require_same(_trusted(kept, after))
@@ -167,7 +167,7 @@ class ElasticsearchCommitter:
             if errors.is_passing(error):
                 return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} may be applied in part; {said}: {hint}")
             raise OutcomeUnknown(f"applying epoch {epoch.number} failed: {said}", hint=hint) from error
-        except (errors.TakesNoWrites, NoTemporaryFiles) as error:
+        except (errors.UnfitIndex, NoTemporaryFiles) as error:
             pending = f"epoch {epoch.number} stays pending in the ledger, its rows in the spool: nothing is lost"
             raise OutcomeUnknown(f"{error.message}; {pending}", hint=error.hint) from error
 

@@ -86,16 +86,16 @@ class GaveUp(Exception):
     """Only passing failures for as long as the timeout says; the argument says the last one."""
 
 
-class TakesNoWrites(Exception):
-    """Every document would be refused, whatever it holds."""
+class UnfitIndex(Exception):
+    """An index takes no writes, whatever the document, or does not keep them as the sink promises."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(f"{message}: {hint}")
         self.message = message
         self.hint = hint
 
-    def __reduce__(self) -> tuple[type[TakesNoWrites], tuple[str, str]]:
-        return TakesNoWrites, (self.message, self.hint)
+    def __reduce__(self) -> tuple[type[UnfitIndex], tuple[str, str]]:
+        return UnfitIndex, (self.message, self.hint)
 
 
 def meaning(status: int, kind: str = "") -> Meaning:
@@ -151,12 +151,12 @@ def client_version() -> str:
 
 
 @contextlib.contextmanager
-def explained(kind: type[EpochsinkError], doing: str) -> Iterator[None]:
-    """Turn the client's errors, and `TakesNoWrites`, into ``kind``, saying what was being done and the hint."""
+def explained(kind: type[EpochsinkError], doing: str, state: str = "") -> Iterator[None]:
+    """Turn the client's errors into ``kind``, saying what was being done; `UnfitIndex` too, saying ``state``."""
     try:
         yield
-    except TakesNoWrites as error:
-        raise kind(error.message, hint=error.hint, may_pass=False) from error
+    except UnfitIndex as error:
+        raise kind(f"{error.message}; {state}" if state else error.message, hint=error.hint, may_pass=False) from error
     except CLIENT_ERRORS as error:
         said, hint = describe(error)
         raise kind(f"{doing} failed: {said}", hint=hint, may_pass=is_passing(error)) from error

@@ -9,7 +9,7 @@ import elasticsearch
 from epochsink.elasticsearch import applied_epochs, dead_letter, target_index, validation
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.config import duration_seconds
-from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, TakesNoWrites, client_version, describe, error_type
+from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, UnfitIndex, client_version, describe, error_type
 from epochsink.elasticsearch.mapping import conflicts, from_schema
 from epochsink.errors import RowsRejected
 
@@ -24,7 +24,6 @@ _SUPPORTED: Final = (8, 9)
 _ASK_ABOUT_SIZE: Final = 1_000_000
 _ACTION_LINE: Final = 1_000
 _ASK_ABOUT_REQUESTS: Final = 5_000_000
-_GC_DELETES: Final = "60s"
 _MEMORY: Final = "indexing_pressure.memory.limit"
 _NOT_TO_BE_KNOWN: Final = frozenset({400, 403, 404, 410})
 """Statuses of questions about nodes where the user has no such right, or the server (serverless) no such API."""
@@ -36,9 +35,10 @@ def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, s
         if wrong := _server(client):
             return [wrong]
         applied_epochs.ensure(client)
-        found = _requests(client, config) + _index(client, config, schema)
         if config.dead_letter_index is not None:
             dead_letter.ensure(client, config.dead_letter_index)
+        found = _requests(client, config) + _index(client, config, schema)
+        if config.dead_letter_index is not None:
             found += _writable(client, config.dead_letter_index)
     except CLIENT_ERRORS as error:
         said, hint = describe(error)
@@ -128,21 +128,23 @@ def _refuse_newer_client(client: elasticsearch.Elasticsearch) -> None:
 
 def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema) -> list[str]:
     try:
-        found = target_index.find(client, config.index, "mappings")
-    except TakesNoWrites as error:
+        found = target_index.find(client, config, "mappings")
+        if found is None and config.create:
+            client.indices.create(index=config.index, settings=_settings(config), mappings=from_schema(schema))
+            found = target_index.find(client, config, "mappings")
+    except UnfitIndex as error:
         return [str(error)]
     if found is None:
-        if not config.create:
-            return [str(target_index.missing(config.index))]
-        client.indices.create(index=config.index, settings=_settings(config), mappings=from_schema(schema))
-        found = target_index.require(client, config.index)
-        return [*_unfit_settings(found, config), *_writable(client, config.index)]
-    return [*_unfit_settings(found, config), *conflicts(schema, found.mapping), *_writable(client, config.index)]
+        return [str(target_index.missing(config.index))]
+    unfit = [str(each) for each in target_index.unfit_settings(found, config)]
+    return [*unfit, *conflicts(schema, found.mapping), *_writable(client, config.index)]
 
 
 def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
     settings = config.index_settings
-    if config.delete_when is not None and duration_seconds(config.gc_deletes) != duration_seconds(_GC_DELETES):
+    if config.delete_when is not None and duration_seconds(config.gc_deletes) != duration_seconds(
+        target_index.SERVER_GC_DELETES
+    ):
         # what every index has anyway is not set: serverless knows no such setting
         settings["index.gc_deletes"] = config.gc_deletes
     if config.epoch_visibility:
@@ -150,34 +152,11 @@ def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
     return settings
 
 
-def _unfit_settings(found: target_index.Target, config: ElasticsearchConfig) -> list[str]:
-    unfit = []
-    kept = found.settings.get("index.gc_deletes", _GC_DELETES)
-    if config.delete_when is not None and (duration_seconds(kept) or 0) < (duration_seconds(config.gc_deletes) or 0):
-        unfit.append(
-            f"index {found.index!r} forgets a deleted document's version after index.gc_deletes={kept}, and a delayed "
-            f"write after that would bring it back: set it to at least {config.gc_deletes} "
-            f"(PUT /{found.index}/_settings), or lower gc_deletes= to the longest pause of a driver to be borne"
-        )
-    refreshed = found.settings.get("index.refresh_interval", "1s")
-    if config.epoch_visibility and refreshed != "-1":
-        unfit.append(
-            f"epoch_visibility=True needs index.refresh_interval=-1 on index {found.index!r}, which has {refreshed}: "
-            f"set it (PUT /{found.index}/_settings); searches then see new documents at the end of each epoch only"
-        )
-    if found.settings.get("index.translog.durability", "request").lower() == "async":
-        unfit.append(
-            f"index {found.index!r} has index.translog.durability=async, so it may forget what it has acknowledged: "
-            f"set it to request (PUT /{found.index}/_settings)"
-        )
-    return unfit
-
-
 def _writable(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
     """Ask for a write that ends in a conflict: it needs the same privileges and an open index."""
     try:
         refused = validation.refused_by_index(client, index, Poster(client, index, timeout=10))
-    except TakesNoWrites as error:
+    except UnfitIndex as error:
         return [str(error)]
     except GaveUp as error:
         return [f"{error}: see why the server is overloaded or the index unavailable, then start again"]

@@ -1,4 +1,4 @@
-"""What an index name stands for, and whether documents can be kept there by ``_id`` and version."""
+"""What an index name stands for, and whether that index keeps documents as the sink promises."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
 
-from epochsink.elasticsearch.errors import TakesNoWrites
+from epochsink.elasticsearch import applied_epochs
+from epochsink.elasticsearch.config import duration_seconds
+from epochsink.elasticsearch.errors import UnfitIndex
 from epochsink.errors import WentBack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from epochsink.elasticsearch.applied_epochs import Marker
+    from epochsink.elasticsearch.config import ElasticsearchConfig
 
+SERVER_GC_DELETES: Final = "60s"
+"""What ``index.gc_deletes`` is where nobody has set it."""
 _PER_INDEX: Final = "an _id is unique within one index only"
 
 
@@ -23,6 +28,7 @@ class Target:
     """An existing index, as the configured name or alias resolves now. ``settings`` are flat.
 
     A restore over a closed index leaves its uuid and gives it another ``history``, which is "" before the first one.
+    ``beside`` has the settings of the other indices that the sink writes to: markers, and dead letters.
     """
 
     name: str
@@ -30,6 +36,7 @@ class Target:
     uuid: str
     settings: Mapping[str, str]
     mapping: Mapping[str, Any]
+    beside: Mapping[str, Mapping[str, str]]
 
     @property
     def history(self) -> str:
@@ -47,35 +54,42 @@ class Target:
         return self.name != self.index
 
 
-def find(client: elasticsearch.Elasticsearch, name: str, *features: str) -> Target | None:
-    """Return the one index that ``name`` stands for, None if there is none.
+def find(
+    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, *features: str, name: str | None = None
+) -> Target | None:
+    """Return the one index that ``name`` (the configured one, unless given) stands for, None if there is none.
 
     ``features`` beside its settings are "mappings".
 
-    Raises `TakesNoWrites` for a data stream, an alias of several indices, and an alias that rolls over.
+    Raises `UnfitIndex` for a data stream, an alias of several indices, and an alias that rolls over.
     """
-    try:
-        found = client.indices.get(index=name, flat_settings=True, features=["settings", "aliases", *features]).body
-    except elasticsearch.NotFoundError:
-        return None
-    if reason := _unfit(name, found):
-        raise TakesNoWrites(*reason)
-    ((index, described),) = found.items()
+    name = name or config.index
+    wanted = ["settings", "aliases", *features]
+    others = [applied_epochs.INDEX, *filter(None, [config.dead_letter_index])]
+    # one request for all of them: it is sent in every vote and commit
+    found = client.indices.get(index=[name, *others], flat_settings=True, features=wanted, ignore_unavailable=True).body
+    mine = {index: described for index, described in found.items() if _stands_for(name, index, described)}
+    if not mine:
+        # asked alone: what the user may not see is left out above, and would be called missing
+        try:
+            mine = client.indices.get(index=name, flat_settings=True, features=wanted).body
+        except elasticsearch.NotFoundError:
+            return None
+    if reason := _unfit(name, mine):
+        raise UnfitIndex(*reason)
+    ((index, described),) = mine.items()
     settings = described["settings"]
-    return Target(name, index, settings["index.uuid"], settings, described.get("mappings", {}))
+    beside = {other: found[other]["settings"] for other in found if other not in mine}
+    return Target(name, index, settings["index.uuid"], settings, described.get("mappings", {}), beside)
 
 
-def require(client: elasticsearch.Elasticsearch, name: str) -> Target:
-    """Return the index that ``name`` stands for. Raises `TakesNoWrites` if it is missing or unfit."""
-    target = find(client, name)
-    if target is None:
-        raise missing(name)
-    return target
+def _stands_for(name: str, index: str, described: Mapping[str, Any]) -> bool:
+    return name in (index, described.get("data_stream")) or name in described.get("aliases", {})
 
 
-def missing(name: str) -> TakesNoWrites:
+def missing(name: str) -> UnfitIndex:
     """Return the error for an index that does not exist."""
-    return TakesNoWrites(
+    return UnfitIndex(
         f"the index {name!r} does not exist",
         "create it, or give create=True: check() then creates it from the stream's schema",
     )
@@ -103,15 +117,66 @@ def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
+def unfit_settings(found: Target, config: ElasticsearchConfig) -> list[UnfitIndex]:
+    """Return what is wrong with the settings of the indices, each with its rule and the request that sets it back.
+
+    Settings change while a query runs, so this is asked in every vote and on both sides of every apply.
+    """
+    written = {found.index: found.settings, **found.beside}
+    unfit = [_forgets_documents(index) for index, settings in written.items() if _is_asynchronous(settings)]
+    deletes = found.settings.get("index.gc_deletes", SERVER_GC_DELETES)
+    if config.delete_when is not None and (duration_seconds(deletes) or 0) < (duration_seconds(config.gc_deletes) or 0):
+        unfit.append(
+            UnfitIndex(
+                f"index {found.index!r} forgets the version of a deleted document after index.gc_deletes={deletes}, "
+                "and a delayed write would then bring the document back: gc_deletes= asks for "
+                f"{config.gc_deletes} at least",
+                f"{_set_back(found.index, 'index.gc_deletes', config.gc_deletes)}; or lower gc_deletes= to the longest "
+                "pause of a driver to tolerate",
+            )
+        )
+    refreshed = found.settings.get("index.refresh_interval", "1s")
+    if config.epoch_visibility and refreshed != "-1":
+        unfit.append(
+            UnfitIndex(
+                f"index {found.index!r} has index.refresh_interval={refreshed}, so searches see parts of an epoch: "
+                "epoch_visibility=True needs index.refresh_interval=-1",
+                f"{_set_back(found.index, 'index.refresh_interval', '-1')}; searches then see new documents at the "
+                "end of each epoch only",
+            )
+        )
+    return unfit
+
+
+def _is_asynchronous(settings: Mapping[str, str]) -> bool:
+    return settings.get("index.translog.durability", "request").lower() == "async"
+
+
+def _forgets_documents(index: str) -> UnfitIndex:
+    return UnfitIndex(
+        f"index {index!r} has index.translog.durability=async: the server acknowledges documents before they are on "
+        "disk, and a crash loses them; it must be request",
+        _set_back(index, "index.translog.durability", "request"),
+    )
+
+
+def _set_back(index: str, setting: str, value: str) -> str:
+    return f'PUT /{index}/_settings {{"{setting}": "{value}"}}, then start the query again'
+
+
 def require_same(
-    client: elasticsearch.Elasticsearch, name: str, kept: Marker | None, accept_index: str | None
+    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, kept: Marker | None, name: str | None = None
 ) -> Target:
-    """Return the index that ``name`` stands for.
+    """Return the index that ``name`` (the configured one, unless given) stands for.
 
     Raises `WentBack` if it is not the one that the marker names: it was made anew or restored, or an alias has moved.
+    Raises `UnfitIndex` if there is none, or if it does not keep documents as promised.
     """
-    found = require(client, name)
-    if kept is not None and not _is_same(found, kept) and not _is_accepted(found, kept, accept_index):
+    name = name or config.index
+    found = find(client, config, name=name)
+    if found is None:
+        raise missing(name)
+    if kept is not None and not _is_same(found, kept) and not _is_accepted(found, kept, config.accept_index):
         raise WentBack(
             f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to "
             f"({_difference(found, kept)}), and may lack what was applied before: {_reason(found, kept)}",
@@ -120,6 +185,8 @@ def require_same(
             "source with a new checkpoint",
             index=found.index,
         )
+    for unfit in unfit_settings(found, config):
+        raise unfit
     return found
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from epochsink.elasticsearch import bulk_body
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.connection import connect
-from epochsink.elasticsearch.errors import NOT_FOUND, GaveUp, TakesNoWrites, documents_rejected
+from epochsink.elasticsearch.errors import NOT_FOUND, GaveUp, UnfitIndex, documents_rejected
 from epochsink.errors import PrepareFailed
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Validator:
                     raise documents_rejected(refused, state)
         except GaveUp as error:
             raise PrepareFailed(f"the server could not validate the rows: {error}") from error
-        except TakesNoWrites as error:
+        except UnfitIndex as error:
             raise PrepareFailed(error.message, hint=error.hint, may_pass=False) from error
 
 
