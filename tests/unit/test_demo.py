@@ -16,18 +16,16 @@ import psutil
 import pytest
 from rich.console import Console
 
-from epochsink.devkit.demo.background import Background
+from epochsink.devkit.demo.destination import RowCount, divergent
 from epochsink.devkit.demo.display import Display, Result, save_svg
 from epochsink.devkit.demo.index import ElasticsearchIndex
 from epochsink.devkit.demo.kill_plan import ANY_MOMENT, EXACTLY_ONCE, PLAIN, Kill, plan
-from epochsink.devkit.demo.pipeline_process import DemoFailed, PipelineProcess
-from epochsink.devkit.demo.progress import decided_offsets
-from epochsink.devkit.demo.row_count import RowCount, divergent
+from epochsink.devkit.demo.pipeline_process import DemoFailed, PipelineProcess, SuccessiveRuns
+from epochsink.devkit.demo.reader import Background, decided_offsets
 from epochsink.devkit.demo.scenario import BACKLOG_EPOCHS, RESERVED_EPOCHS, orders_per_epoch
 from epochsink.devkit.demo.servers import Addresses, RunningServers
 from epochsink.devkit.demo.session import on_cluster
 from epochsink.devkit.demo.settings import PipelineSettings
-from epochsink.devkit.demo.successive_runs import SuccessiveRuns
 from epochsink.devkit.demo.table import PostgresTable
 from epochsink.devkit.demo.topic import KafkaTopic
 from epochsink.failpoints import POINTS

@@ -1,8 +1,13 @@
-"""What the demo asks of a place that its pipeline writes to. A new kind is a class, and an entry in `settings`."""
+"""What the demo asks of a place that its pipeline writes to, and the count of its rows at the end.
+
+A new kind of destination is a class, and an entry in `settings`.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, Self
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -10,12 +15,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from epochsink.devkit.demo.kill_plan import Step
-    from epochsink.devkit.demo.row_count import Copies
     from epochsink.sink import Sink
     from epochsink.testing.readers import Reader
 
 Offsets = dict[int, int]
 """For each partition of the topic of orders, the offset after the last order meant."""
+Copies = Counter[int]
+"""How many rows there are of each order, by its id."""
 
 
 class Eye(Protocol):
@@ -63,3 +69,25 @@ class Appendable(Destination, Protocol):
 
     def append(self, frame: DataFrame) -> None:
         """Write a batch the way that pipelines do it without epochsink."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """What a destination holds in the end, against the orders 0 to n - 1 that went in."""
+
+    rows_out: int
+    lost: int
+    duplicated: int
+
+    @classmethod
+    def of(cls, copies: Copies, orders: int) -> Self:
+        """Count; a row that is not an order is one too many."""
+        rows = copies.total()
+        there = sum(order in copies for order in range(orders))
+        return cls(rows_out=rows, lost=orders - there, duplicated=rows - there)
+
+
+def divergent(destinations: Sequence[Copies]) -> int:
+    """Return the number of orders of which some destination holds more rows than another."""
+    every = set().union(*destinations)
+    return sum(len({copies[order] for copies in destinations}) > 1 for order in every)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from epochsink.devkit.demo.row_count import RowCount
+    from epochsink.devkit.demo.destination import RowCount
 
 LINE_SECONDS: Final = 10.0
 """How often a log without a terminal gets a line of figures."""

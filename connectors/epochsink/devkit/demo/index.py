@@ -16,8 +16,7 @@ from epochsink.testing.readers.elasticsearch import ElasticsearchReader
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from epochsink.devkit.demo.destination import Offsets
-    from epochsink.devkit.demo.row_count import Copies
+    from epochsink.devkit.demo.destination import Copies, Offsets
 
 _PAGE: Final = 10_000
 _KEEP_ALIVE: Final = "1m"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined] # it is public
 
-from epochsink.devkit.demo.background import Background
+from epochsink.devkit.demo.reader import Background
 from epochsink.errors import ServiceError
 
 if TYPE_CHECKING:

@@ -7,24 +7,22 @@ import time
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Final
 
+from epochsink.devkit.demo.destination import RowCount, divergent
 from epochsink.devkit.demo.display import Result
 from epochsink.devkit.demo.kill_plan import ANY_MOMENT
 from epochsink.devkit.demo.orders import Orders, make_topic
-from epochsink.devkit.demo.pipeline_process import DemoFailed
-from epochsink.devkit.demo.progress import decided_offsets
-from epochsink.devkit.demo.reader import Reader
-from epochsink.devkit.demo.row_count import RowCount, divergent
-from epochsink.devkit.demo.successive_runs import SuccessiveRuns
+from epochsink.devkit.demo.pipeline_process import DemoFailed, SuccessiveRuns
+from epochsink.devkit.demo.reader import Reader, decided_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from epochsink.devkit.demo.background import Background
     from epochsink.devkit.demo.destination import Destination
     from epochsink.devkit.demo.display import Display, Figures
     from epochsink.devkit.demo.kill_plan import Kill
     from epochsink.devkit.demo.pipeline_process import PipelineProcess
+    from epochsink.devkit.demo.reader import Background
     from epochsink.devkit.demo.settings import PipelineSettings
 
 LOOK_SECONDS: Final = 0.05

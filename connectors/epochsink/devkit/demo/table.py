@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
-    from epochsink.devkit.demo.destination import Offsets
-    from epochsink.devkit.demo.row_count import Copies
+    from epochsink.devkit.demo.destination import Copies, Offsets
 
 _COLUMNS = """
     order_id bigint, customer text, amount double precision, placed_at timestamptz,

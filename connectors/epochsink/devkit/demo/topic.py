@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from confluent_kafka import Message
     from pyspark.sql import DataFrame
 
-    from epochsink.devkit.demo.destination import Offsets
-    from epochsink.devkit.demo.row_count import Copies
+    from epochsink.devkit.demo.destination import Copies, Offsets
 
 _PAGE: Final = 10_000
 _LOOK_SECONDS: Final = 0.05
