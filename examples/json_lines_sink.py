@@ -94,6 +94,9 @@ class JsonLinesCommitter(SinkCommitter):
     def leftovers(self) -> list[str]:
         return sorted(path.name for path in self._folder.glob(f".{self._key}-*.jsonl"))
 
+    def newest_generation(self) -> int:
+        return max((int(name.split("-")[1]) for name in self.leftovers()), default=0)
+
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Stop where the folder is an older copy than the ledger, or a newer one."""
         gone = [p["visible"] for p in (done.parts if done else ()) if not (self._folder / p["visible"]).exists()]

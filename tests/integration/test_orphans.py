@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from epochsink.cli.checkpoint_folder import open_place
 from epochsink.elasticsearch import applied_epochs
 from epochsink.kafka import Kafka
 from epochsink.postgres import Postgres
+from epochsink.protocol import ledger
 from epochsink.protocol.coordinator import Plan
 from epochsink.sink import Epoch, Identity
 
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
     from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
     from epochsink.sink import Sink
+
+A_DAY = 24 * 3600 * 1000
+"""In milliseconds."""
 
 
 def orphans(*arguments: str) -> Result:
@@ -94,8 +99,16 @@ def test_an_open_transaction_is_found_and_ended_without_its_checkpoint(
     assert left not in orphans("--bootstrap-servers", kafka.bootstrap_servers).output
 
 
+@pytest.mark.parametrize("clock", [0, -A_DAY], ids=["", "clock set back"])
 def test_what_a_lost_ledger_has_left_is_ended_by_the_next_start(
-    tmp_path: Path, kafka: KafkaService, fresh_topic: FreshName, pg_schema: str, pg_truth: Truth
+    clock: int,
+    tmp_path: Path,
+    *,
+    kafka: KafkaService,
+    fresh_topic: FreshName,
+    pg_schema: str,
+    pg_truth: Truth,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Left by a generation above the first: a ledger that began with 1 took it for a newer driver's, for ever."""
     topic = fresh_topic()
@@ -111,8 +124,13 @@ def test_what_a_lost_ledger_has_left_is_ended_by_the_next_start(
     kit.record(0, {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})})
     assert all(committer.leftovers() for committer in kit._committers.values())
     shutil.rmtree(kit.root / "epochsink")
+    monkeypatch.setattr(ledger, "_clock", lambda: int(time.time() * 1000) + clock)
     kit.coordinator = kit.start()
     assert {name: committer.leftovers() for name, committer in kit._committers.items()} == {"topic": [], "table": []}
+    kit.record(0, {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})})
+    kit.decide(0)
+    assert kit.coordinator.commit_decided()
+    assert pg_truth.rows(f"{pg_schema}.orders") == [(1,)]
     kit.close()
 
 

@@ -162,6 +162,19 @@ def test_a_replay_without_a_spool_says_so_and_leaves_nothing(
     assert pg_truth.prepared() == []
 
 
+def test_a_vote_that_a_newer_driver_blocks_names_its_transaction_and_the_command(
+    table: str, pg_driver: MakeDriver
+) -> None:
+    """That driver runs on another copy of the checkpoint: no sweep of this one may end what it has prepared."""
+    older = pg_driver(table, orders(1), timeout=0.5)
+    _, (blocking,) = older.restart().prepare(0, orders(1))
+    with pytest.raises(PrepareFailed) as refused:
+        older.prepare(0, orders(1))
+    assert blocking["gid"] in refused.value.message
+    assert "generation 2 prepared it, and this driver is generation 1" in refused.value.message
+    assert f"epochsink orphans --dsn DSN --end '{blocking['gid']}'" in refused.value.hint
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_what_another_attempt_applied_is_unknown(
     mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth

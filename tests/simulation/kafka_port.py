@@ -43,6 +43,11 @@ class KafkaPort(PortBase):
         """Whether another driver has taken the fence since."""
         return 0 < self.fenced_at < now
 
+    def generations(self) -> list[int]:
+        """Return those of transactional ids, whatever became of their transactions."""
+        names = map(TransactionalId.parse, self._world.kafka.transactions)
+        return [name.generation for name in names if name and name.key == self._key]
+
     def now_fenced_at(self) -> int:
         """Return under which producer epoch the fence was taken last."""
         return self._world.kafka.fences.get(self._key, 0)

@@ -50,14 +50,21 @@ class Unchecked(QuickLedger):
 class LaterOriginsWin(QuickLedger):
     """Lets a later take change what a sink fixed when it joined."""
 
-    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int) -> Take:
+    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int, *, above: int = 0) -> Take:
         while True:
             owner = self.read().owner
             known = owner.origins if owner else {}
-            generation = owner.generation + 1 if owner else 1
+            generation = (owner.generation if owner else above) + 1
             entry = Take(generation, self._driver, query_id, {**known, **origins}, joined)
             if self._create(self._end, entry):
                 return entry
+
+
+class BeginsAtTheClock(QuickLedger):
+    """Begins above the clock alone, whatever the targets hold."""
+
+    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int, *, above: int = 0) -> Take:
+        return super().take(query_id, origins, joined, above=0)
 
 
 # ---- the checkpoint

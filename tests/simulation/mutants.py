@@ -55,6 +55,7 @@ MUTANTS = (
     Mutant(
         "a later take changes the version base", Variant(ledger=machine.LaterOriginsWin), "F", ((4, ("pause", 36, 2)),)
     ),
+    Mutant("ledger begins at the clock", Variant(ledger=machine.BeginsAtTheClock), "P", ((28, ("ledger", -1)),)),
     Mutant("no digest of the offsets", Variant(checkpoint=machine.OffsetsUnseen), "K", ((65, ("restore", 0, 1, 0)),)),
     Mutant("commit before the decision", Variant(checkpoint=machine.DecidedAtOnce), "K", ((32, ("after",)),)),
     Mutant(

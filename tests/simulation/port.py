@@ -12,7 +12,7 @@ from epochsink.identity import identity_key
 from epochsink.sink import Epoch, Identity, Outcome, Rows, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from epochsink.sink import Committable, LastDone, SinkCommitter
     from simulation.readers import Row
@@ -112,6 +112,14 @@ class PortBase:
     def leftovers(self) -> list[str]:
         """Find nothing."""
         return []
+
+    def newest_generation(self) -> int:
+        """Return the highest generation of what the target holds: a look without a step, as it changes nothing."""
+        return max(self.generations(), default=0)
+
+    def generations(self) -> Iterable[int]:
+        """Return the generations of what the target holds."""
+        return ()
 
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Do nothing: what is committed is visible."""

@@ -49,6 +49,12 @@ class PostgresPort(PortBase):
         target = self.target
         return [*target.prepared_of(self._key, ANY_GENERATION), *map(str, target.staging_of(self._key, ANY_GENERATION))]
 
+    def generations(self) -> list[int]:
+        """Return those of prepared transactions and staging tables."""
+        names = map(PreparedName.parse, self.target.prepared_of(self._key, ANY_GENERATION))
+        staged = self.target.staging_of(self._key, ANY_GENERATION)
+        return [*(name.generation for name in names if name), *(table.generation for table in staged)]
+
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the newest marker row with the ledger."""
         mark = twice(lambda: self._step(f"{self.letter} applied", lambda: self.target.mark(self._key), reads=True))

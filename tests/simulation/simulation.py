@@ -377,16 +377,16 @@ def without_later_epochs(ledger: dict[str, bytes], newest: int) -> dict[str, byt
 
 @contextmanager
 def counted_uuids() -> Iterator[None]:
-    """Make every uuid4 the next number, and a ledger's first generation too: a plan always plays the same way."""
+    """Make every uuid4 the next number: a plan always plays the same way. The clock goes back at each look."""
     real, count = uuid.uuid4, iter(range(1, HEALTHY_FROM))
     uuid.uuid4 = lambda: SimpleNamespace(hex=f"{next(count):032x}")  # type: ignore[assignment,return-value]
-    first, generations = ledger._first_generation, iter(range(1000, HEALTHY_FROM, 1000))
-    ledger._first_generation = lambda: next(generations)
+    clock, times = ledger._clock, iter(range(HEALTHY_FROM, 0, -1000))
+    ledger._clock = lambda: next(times)
     try:
         yield
     finally:
         uuid.uuid4 = real
-        ledger._first_generation = first
+        ledger._clock = clock
 
 
 def play(

@@ -175,6 +175,9 @@ class FolderCommitter:
     def leftovers(self) -> list[str]:
         return sorted(path.name for path in self._place("prepared").iterdir())
 
+    def newest_generation(self) -> int:
+        return 0
+
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         newest = self.newest()
         found = {} if newest is None else {"all": Mark(newest)}

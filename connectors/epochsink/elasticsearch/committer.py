@@ -86,6 +86,10 @@ class ElasticsearchCommitter:
         """Return nothing: the target holds nothing before `commit`."""
         return []
 
+    def newest_generation(self) -> int:
+        """Return 0: no name in the index has a generation."""
+        return 0
+
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker with the ledger, and at a start also the index with the one that the marker names.
 

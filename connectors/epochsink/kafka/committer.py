@@ -86,6 +86,10 @@ class KafkaCommitter:
         """Return the open transactions of this identity."""
         return self._transactions.open_ids(TransactionalId.prefix(self._key), self._cluster.deadline())
 
+    def newest_generation(self) -> int:
+        """Return the highest generation in the transactional ids that the brokers know, open or not."""
+        return self._transactions.newest_generation(self._key, self._cluster.deadline())
+
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the markers of the Spark partitions that the newest epochs had with the ledger: in one request.
 

@@ -9,6 +9,7 @@ from kafka.protocol.admin.transactions import DescribeTransactionsRequest
 from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
+from epochsink.identity import TransactionalId
 from epochsink.kafka import errors
 from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.end_txn import Answer, Description, State, answer_to
@@ -105,6 +106,11 @@ class Transactions:
 
         found: list[str] = self._cluster.until(deadline, attempt)
         return found
+
+    def newest_generation(self, key: str, deadline: float) -> int:
+        """Return the highest generation in the transactional ids of an identity, 0 if there are none."""
+        ids = self.ids(TransactionalId.prefix(key), (), deadline)
+        return max((known.generation for known in map(TransactionalId.parse, ids) if known), default=0)
 
     def _end_once(self, transaction: Transaction, *, commit: bool) -> int:
         name, request = transaction.transactional_id, _end_txn(transaction, commit=commit)

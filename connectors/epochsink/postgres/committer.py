@@ -36,7 +36,7 @@ from epochsink.postgres.vote import StagedRows, Voter, vote_as_one, vote_by_task
 from epochsink.postgres.wide_commit import commit_side_by_side
 from epochsink.postgres.writer import make_writer
 from epochsink.retry import retrying
-from epochsink.sink import Ballot, Epoch, LastDone, Task, Verdict
+from epochsink.sink import Ballot, Epoch, LastDone, SinkCommitter, Task, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -56,7 +56,7 @@ _VOTE_TURNS: Final = 3
 _PURGE_EVERY: Final = 100
 
 
-class PostgresCommitter:
+class PostgresCommitter(SinkCommitter):
     """The driver's side of one PostgreSQL sink: two sessions, one for each of the coordinator's threads.
 
     ``commit_mode`` says, after `check`, how epochs wait for the decision: "prepared" or "staged".
@@ -144,6 +144,11 @@ class PostgresCommitter:
         """Return prepared transactions and staging tables of this identity."""
         with translated(f"looking for leftovers of {self._relation}"):
             return self._sweeper(self._voting.connection(self._retry_seconds)).names()
+
+    def newest_generation(self) -> int:
+        """Return the highest generation of a prepared transaction, staging table or session of this identity."""
+        with translated(f"looking for leftovers of {self._relation}"):
+            return self._sweeper(self._voting.connection(self._retry_seconds)).newest_generation()
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker rows with the ledger; commit what a failover has brought back as prepared."""
@@ -267,7 +272,9 @@ class PostgresCommitter:
                 return retrying(_is_worth_voting_again, attempts=_VOTE_TURNS, longest_pause=1.0)(once)
             except errors.LockNotAvailable as refused:
                 waited = failure(refused, doing)
-                raise name_holder(self._voting.connection(self._retry_seconds), tables, self._key, waited) from refused
+                raise name_holder(
+                    self._voting.connection(self._retry_seconds), tables, self._key, self._identity.generation, waited
+                ) from refused
 
     # ---- phase 2
 
@@ -364,9 +371,6 @@ class PostgresCommitter:
                 if is_disconnected(error):
                     raise ConnectionError(f"{doing}: {self._server.database}: {describe(error)}") from error
                 raise
-
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
-        """Do nothing: what is committed is visible."""
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Drop the epoch's staging table, and now and then markers that nobody will ask for."""

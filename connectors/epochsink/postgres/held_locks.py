@@ -1,4 +1,4 @@
-"""Who holds the lock that an epoch waited for in vain: prepared transactions, which wait for nobody and end by word."""
+"""Name the prepared transaction that a vote waits for: it has no session, and ends only when somebody ends it."""
 
 from __future__ import annotations
 
@@ -28,23 +28,35 @@ WHERE x.database OPERATOR(pg_catalog.=) pg_catalog.current_database() ORDER BY x
 """
 
 
-def name_holder(connection: Connection, tables: Sequence[Relation], key: str, waited: PrepareFailed) -> PrepareFailed:
-    """Return the failure of a vote, which waited for a lock on one of ``tables``, with who holds one.
+def name_holder(
+    connection: Connection, tables: Sequence[Relation], key: str, generation: int, waited: PrepareFailed
+) -> PrepareFailed:
+    """Return the failure of a vote that waited for a lock on one of ``tables``, with the transaction that holds one.
 
-    Nobody is named if it is the sink of this ``key``: what its earlier attempts hold is ended before the next one.
-    Raises `psycopg.Error`.
+    ``key`` and ``generation`` are the sink's own. What this driver or an earlier one holds is not named: the sweep
+    before the next attempt ends it. Raises `psycopg.Error`.
     """
     found = connection.execute(_HOLDERS, [[table.name for table in tables]]).fetchone()
     if found is None:
         return waited
     gid, since, table = found
     owner = PreparedName.parse(gid)
-    if owner is not None and owner.key == key:
+    if owner is not None and owner.key == key and owner.generation <= generation:
         return waited
     prepared = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     waited.message += f"; prepared transaction '{gid}' has held locks on {table} since {prepared}"
     if owner is None:
-        waited.hint = f"end it, as who has prepared it: COMMIT PREPARED '{gid}', or ROLLBACK PREPARED '{gid}'"
+        waited.hint = f"end it as the role that prepared it: COMMIT PREPARED '{gid}', or ROLLBACK PREPARED '{gid}'"
+        return waited
+    if owner.key == key:
+        waited.message += (
+            f": a driver of this query in generation {owner.generation} prepared it, and this driver is generation "
+            f"{generation}, so this checkpoint is the older copy"
+        )
+        waited.hint = (
+            "stop the other driver, or use the newer copy of the checkpoint. If both are gone, roll the transaction "
+            f"back: epochsink orphans --dsn DSN --end '{gid}'"
+        )
         return waited
     waited.message += f": it belongs to another query, '{owner.label or owner.key}', which has not committed it"
     waited.hint = (

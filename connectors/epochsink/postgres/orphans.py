@@ -55,6 +55,13 @@ class Orphans:
         """Return the prepared transactions and the staging tables, of any generation."""
         return [*sorted(prepared_gids(self._connection, self._key)), *self._tables()]
 
+    def newest_generation(self) -> int:
+        """Return the highest generation of any of them, or of a session; 0 if there is nothing."""
+        names = [PreparedName.parse(gid) for gid in prepared_gids(self._connection, self._key)]
+        found = [*names, *(name for _, name in self._sessions())]
+        notes = self._tables().values()
+        return max([*(name.generation for name in found if name), *map(_generation, notes)], default=0)
+
     def end_all(self, keep: Sequence[Part], done: Sequence[Part] = ()) -> list[str]:
         """End everything that ``keep`` does not name; return one line for each thing ended.
 
@@ -96,16 +103,19 @@ class Orphans:
     def _end_sessions(self, is_left: Callable[[SessionName], bool]) -> list[str]:
         """Terminate sessions of older generations, and tasks' sessions of ours that nobody waits for."""
         ended = []
-        for pid, application in self._connection.execute(_SESSIONS, [SessionName.pattern(self._key)]).fetchall():
-            name = SessionName.parse(application)
-            if name is None or name.generation > self._generation:
+        for pid, name in self._sessions():
+            if name.generation > self._generation:
                 continue
             of_ours = name.generation == self._generation
             if (of_ours and name.attempt == DRIVER) or not (is_left(name) or name.attempt == DRIVER):
                 continue
             if self._terminate(pid):
-                ended.append(f"terminated session {pid} ({application})")
+                ended.append(f"terminated session {pid} ({name})")
         return ended
+
+    def _sessions(self) -> list[tuple[int, SessionName]]:
+        rows = self._connection.execute(_SESSIONS, [SessionName.pattern(self._key)]).fetchall()
+        return [(pid, name) for pid, application in rows if (name := SessionName.parse(application))]
 
     def _terminate(self, pid: int) -> bool:
         try:

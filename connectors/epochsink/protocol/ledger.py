@@ -91,8 +91,11 @@ class Ledger:
             raise _fenced(history)
         return history
 
-    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int) -> Take:
-        """Become the owner; return the take, its generation one above the last, or `_first_generation`.
+    def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int, *, above: int = 0) -> Take:
+        """Become the owner; return the take, its generation above the last one (or the clock's) and above ``above``.
+
+        ``above`` is the highest generation that the targets of joining sinks hold. A ledger that was lost has left
+        transactions there: if they were those of a newer driver, no sweep would end them.
 
         Raises `WentBack` if the ledger belongs to another query id, `ConfigurationError` if an operator has closed it.
         """
@@ -110,7 +113,7 @@ class Ledger:
             if history.abandoned is not None and not self._even_abandoned:
                 raise _closed(history.abandoned)
             entry = Take(
-                generation=owner.generation + 1 if owner else _first_generation(),
+                generation=max(owner.generation if owner else _clock(), above) + 1,
                 driver=self._driver,
                 query_id=query_id,
                 # what an earlier take says wins: another driver may have come in between
@@ -278,12 +281,11 @@ class _Seen:
         return sorted(number for number in self.present - set(self.takes[-_TAKES_KEPT:]) if number < keep)
 
 
-def _first_generation() -> int:
-    """Return the generation that a ledger begins with: in milliseconds since 1970, above those of one before it.
+def _clock() -> int:
+    """Return the generation that a ledger begins above, in milliseconds since 1970.
 
-    A ledger that was lost leaves transactions behind in the targets. With 1, they would be those of newer drivers,
-    which no sweep touches, and would hold locks and readers for ever. Not in seconds: a driver that was started again
-    within one, as every start adds one, would have been above the next ledger.
+    What the targets hold comes first, as a clock may go back. This is for a driver of a lost ledger that holds nothing
+    in them now and prepares later. Not in seconds: each start adds one, and there may be several within a second.
     """
     return int(time.time() * 1000)
 

@@ -57,10 +57,12 @@ class Takeover(Sweep):
             self._check.refuse_known_targets(self._query_id)
             joined = newest_decided
         known = before.owner.origins if before.owner else {}
-        new = {name: self._join(name) for name in self._sinks if name not in known}
+        joining = [name for name in self._sinks if name not in known]
+        new = {name: self._join(name) for name in joining}
+        held = max((self._sinks[name].newest_generation() for name in joining), default=0)
         # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
         origins = {**known, **new}
-        take = self._ledger.take(self._query_id, origins, joined)
+        take = self._ledger.take(self._query_id, origins, joined, above=held)
         for name, sink in self._sinks.items():
             who = Identity(self._query_id, name, take.generation, take.origins[name], self._pipeline)
             self._identities[name] = who

@@ -64,8 +64,8 @@ class SinkCommitter(Protocol):
     A prepared epoch of a sink is a list of *parts* (committables), each committed on its own; a part is
     the unit of atomicity that the target offers. Every method may be repeated, by another process too.
 
-    Who derives from it inherits `check` that finds nothing, an empty `initial_state`, and `fence`, `await_visible`,
-    `finish` and `close` that have nothing to do.
+    Who derives from it inherits `check` that finds nothing, an empty `initial_state`, a `newest_generation` of 0, and
+    `fence`, `await_visible`, `finish` and `close` that have nothing to do.
     """
 
     def check(self, schema: pa.Schema) -> list[str]:
@@ -104,6 +104,14 @@ class SinkCommitter(Protocol):
 
         Called, as `newest` is, before a ledger begins on a checkpoint that already holds decided epochs.
         """
+
+    def newest_generation(self) -> int:
+        """Return the highest generation in the names that this identity has left in the target, 0 if there are none.
+
+        Called as this sink joins a ledger, after `open` with generation 0: the take goes above it. So what a ledger
+        that was lost has left is older than the new driver, whose `abort_orphans` ends it.
+        """
+        return 0
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Raise `WentBack` unless the target's marker says what the ledger does, part by part (see `verify_marks`).

@@ -225,6 +225,10 @@ class LocalCommitter:
         """Return the names of what is prepared or written and not visible."""
         return sorted(path.name for folder in ("prepared", "written") for path in self._home.glob(f"{folder}/*"))
 
+    def newest_generation(self) -> int:
+        """Return the highest generation of what is prepared or written."""
+        return max((int(found[1]) for name in self.leftovers() if (found := _REMNANT.fullmatch(name))), default=0)
+
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the newest visible epoch with the ledger."""
         verify_marks(f"the folder {self._home}", self._marks(), done, pending, _marks_of)

@@ -184,6 +184,13 @@ class SinkContract:
         assert committed(successor.commit(prepared))
         assert rig.visible() == [1, 2]
 
+    def test_a_ledger_that_begins_ends_what_a_lost_one_left(self, rig: Rig) -> None:
+        """Its driver goes above what the target holds, whatever its clock says."""
+        Driver(rig, generation=7).prepare(0, [1], [2])
+        joining = rig.open(QUERY, 0)
+        Driver(rig, generation=joining.newest_generation() + 1).committer.abort_orphans([])
+        assert rig.leftovers() == []
+
     def test_sweep_spares_other_queries(self, rig: Rig) -> None:
         other = Driver(rig, query=OTHER_QUERY)
         prepared = other.prepare(0, [1])
