@@ -24,6 +24,7 @@ EXCUSES: dict[str, tuple[type[BaseException], ...]] = {
     "abandon": (ConfigurationError,),
     "rejoin": (WentBack, OutcomeUnknown, SpoolMissing),
     "copy": (WentBack, OutcomeUnknown),
+    "async": (OutcomeUnknown,),
     "skip": (WentBack,),
     "swallow": (WentBack,),
     "double": (ConfigurationError,),

@@ -96,7 +96,7 @@ MUTANTS = (
         "spool listed after the ledger is read",
         Variant(coordinator=machine.SweepsByAnOldLedger),
         "E",
-        ((13, ("pause", 36, 2)),),
+        ((13, ("pause", 20, 2)),),
     ),
     Mutant(
         "sweep after the commits of a recovery",
@@ -296,13 +296,19 @@ MUTANTS = (
         "two copies apply one epoch to an index",
         Variant(ports={"E": world.SearchClaimsNothing}),
         "E",
-        ((48, ("copy",)), (68, ("stall", 3)), (105, ("stall", 25))),
+        ((38, ("copy",)), (46, ("stall", 25)), (87, ("stall", 3))),
     ),
     Mutant(
         "any incarnation of the index will do",
         Variant(ports={"E": world.SearchAnyIncarnation}),
         "E",
         ((78, ("back", "E", 1)),),
+    ),
+    Mutant(
+        "settings of the index are not judged in vote and commit",
+        Variant(ports={"E": world.SearchAnySetting}),
+        "E",
+        ((40, ("async", "E", 60)),),
     ),
     # against a second copy of the checkpoint, altered markers and an altered spool
     Mutant(

@@ -21,6 +21,8 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
     unmark sink              somebody deletes a target's markers
     remark sink how          somebody changes a target's newest marker: to a "newer" epoch, or to an "other" attempt
     outside sink             somebody else writes to every document of an index
+    async sink k             an index is made to acknowledge documents before they are on disk; k steps later its node
+                             crashes and comes back
     spool how                the newest attempt's files in the spool are "changed", "cut" or "gone"
     log how                  retention takes the beginning of Kafka's newest transaction ("cut"), or all ("gone")
     copy                     the checkpoint is copied, and a second query runs on the copy beside the first

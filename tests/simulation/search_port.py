@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from epochsink.errors import RowsRejected, SpoolDamaged, SpoolMissing, WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolDamaged, SpoolMissing, WentBack
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import UNKNOWN, PortBase, read_rows, twice
 
@@ -25,6 +25,7 @@ class SearchPort(PortBase):
     """Elasticsearch: the spool is what is prepared; phase 2 applies it. Without keys, ids come from the position."""
 
     letter = "E"
+    takes_any_setting = False
     _claimed: Mark | None = None
 
     @property
@@ -59,13 +60,23 @@ class SearchPort(PortBase):
         return found
 
     def _incarnation(self) -> int:
-        found: int = self._step(f"{self.letter} incarnation", lambda: self.target.incarnation, reads=True)
+        """Look at the index. Raises `OutcomeUnknown` if its settings are such that a crash would lose documents."""
+        target = self.target
+        look = partial(self._step, f"{self.letter} index", lambda: (target.incarnation, target.durable), reads=True)
+        incarnation, durable = look()
+        if not (durable or self.takes_any_setting):
+            raise OutcomeUnknown("the index acknowledges documents that are not on disk", hint="set it back")
+        found: int = incarnation
         return found
 
     def vote(
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
     ) -> list[Committable]:
         """Name the epoch; its rows are in the spool."""
+        try:
+            self._incarnation()
+        except OutcomeUnknown as error:
+            raise PrepareFailed(str(error), hint=error.hint, may_pass=False) from error
         return [{"attempt": epoch.attempt, **self.prepared_with(epoch)}]
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
@@ -94,14 +105,14 @@ class SearchPort(PortBase):
             conflicts = twice(partial(self._bulk, version, some))
             if conflicts and not self._overwrite(epoch, version, [one for one in some if one[0] in conflicts]):
                 break
+        if self._incarnation() != incarnation:
+            raise WentBack("the index was set back while the epoch was applied")
         mark = Mark(epoch.number, epoch.attempt)
         answer = twice(lambda: self.write_mark(mark, incarnation, seen))
         if answer == "409":
             again = self._marker()
             if again is None or not (again[0].epoch > epoch.number or again[0] == mark):
                 raise WentBack("the marker has moved since it was read")
-        if self._incarnation() != incarnation:
-            raise WentBack("the index was set back while the epoch was applied")
         return COMMITTED
 
     def claim(self, mark: Mark) -> None:

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 class Elasticsearch:
     """Documents by ``_id`` with external versions (external_gte), and marker documents by identity key.
 
-    ``incarnation`` stands for the index' history uuid, which every restore changes.
+    ``incarnation`` stands for the index' history uuid, which every restore changes. While ``durable`` is False
+    (index.translog.durability=async), what is written is not ``on_disk``, and a crash of the node loses it.
     """
 
     readers: Readers
@@ -26,6 +27,23 @@ class Elasticsearch:
     claims: dict[str, Mark] = field(default_factory=dict)
     bases: int = 0
     incarnation: int = 0
+    durable: bool = True
+    on_disk: dict[str, tuple[int, Row]] = field(default_factory=dict)
+
+    def acknowledge_early(self) -> None:
+        """Acknowledge documents, from now on, before they are on disk."""
+        self.durable = False
+
+    def crash(self) -> str:
+        """Lose what is not on disk."""
+        lost = sum(self.on_disk.get(name) != kept for name, kept in self.documents.items())
+        self.documents = dict(self.on_disk)
+        return f"{lost} documents lost"
+
+    def _store(self, name: str, version: int, row: Row) -> None:
+        self.documents[name] = version, row
+        if self.durable:
+            self.on_disk[name] = version, row
 
     def bulk(self, version: int, documents: list[tuple[str, Row]]) -> list[str]:
         """Index whole documents; return those whose stored version is newer, which stay as they are (409)."""
@@ -40,7 +58,7 @@ class Elasticsearch:
             if old is None or version >= old[0]:
                 if old and self.keyed and old[1].query == row.query and row.source < old[1].source:
                     self.readers.flag(f"STALE {self.sink}")
-                self.documents[name] = (version, row)
+                self._store(name, version, row)
                 continue
             conflicts.append(name)
             if row.query > old[1].query:
@@ -60,7 +78,7 @@ class Elasticsearch:
         old = self.documents[name][1] if name in self.documents else row
         if old.query == row.query and row.source < old.source:
             self.readers.flag(f"STALE {self.sink}")
-        self.documents[name] = version, row
+        self._store(name, version, row)
         return True
 
     def claim(self, key: str, mark: Mark, seen: Mark | None) -> str:

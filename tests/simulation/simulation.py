@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from epochsink.errors import ConfigurationError, WentBack
+from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.protocol import ledger
 from epochsink.protocol.ledger import FOLDER
 from simulation import invariants, operators
 from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
-from simulation.scheduler import Scheduler
+from simulation.scheduler import Operation, Scheduler
 from simulation.storage import altered
 from simulation.world import World
 
@@ -94,6 +94,10 @@ class Simulation(Scheduler):
 
     def start_driver(self) -> None:
         """Start a fresh process."""
+        if "async" in self.faults and isinstance(self.active.failure, (OutcomeUnknown, PrepareFailed)):
+            self.note("        the operator sets the index' settings back")
+            for index in self.world.search.values():
+                index.durable = True
         self.active = self._new_driver(self.world.files, self.world.spool)
 
     def start_others(self) -> bool:
@@ -180,6 +184,7 @@ class Simulation(Scheduler):
             "failover": self.world.fail_over,
             "remark": self._alter_marker,
             "outside": self.world.write_from_outside,
+            "async": self._acknowledge_early,
             "spool": self._damage_spool,
             "log": self.world.kafka.lose_records,
             "copy": self._copy_checkpoint,
@@ -212,6 +217,12 @@ class Simulation(Scheduler):
 
     def _is_any_done(self) -> bool:
         return any(json.loads(data)["entry"] == "done" for data in self.world.files.get(FOLDER, {}).values())
+
+    def _acknowledge_early(self, sink: str, steps: int) -> bool:
+        index = self.world.search[sink]
+        index.acknowledge_early()
+        self._due.append((self.now + steps, Operation(f"crash of {sink}'s node", index.crash, reads=False)))
+        return True
 
     def _damage_spool(self, how: str) -> bool:
         newest = [key for key in self.world.spool if key[0] == self.query and self.world.spool[key]][-1:]
@@ -327,6 +338,8 @@ class Simulation(Scheduler):
         """Do what an error tells the operator, where that is known to be right; return whether it was."""
         if isinstance(self.loud, ConfigurationError) and "double" in self.faults:
             self.note("        the operator takes the second call out of the user's function")
+        elif isinstance(self.loud, OutcomeUnknown) and self.faults == {"async"}:
+            self.note("        the operator reads which setting it is")
         elif isinstance(self.loud, WentBack) and self.omitted:
             newest = operators.accept(self.world, self.query)
             if newest is None:

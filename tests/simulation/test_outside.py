@@ -110,6 +110,12 @@ def test_somebody_else_writes_to_the_index() -> None:
     every_step("F", ("outside", "F"))
 
 
+@pytest.mark.parametrize("sinks", ["E", "F", "KPE"])
+def test_an_index_is_made_to_acknowledge_what_is_not_on_disk_and_its_node_crashes(sinks: str) -> None:
+    """The query stops before it relies on such an index; what it has written to it is written again."""
+    every_step(sinks, *(("async", "F" if sinks == "F" else "E", steps) for steps in (1, 5, 20, 60, 200)))
+
+
 @pytest.mark.parametrize("sinks", [*EACH, "KPE"])
 def test_join_running_is_left_in_the_code_and_the_ledger_is_lost(sinks: str) -> None:
     """Joining is refused wherever a target holds anything of the query."""

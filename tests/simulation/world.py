@@ -152,7 +152,7 @@ class World:
         if target is None or not target.keyed:
             return False
         for name, (version, row) in target.documents.items():
-            target.documents[name] = version + 2, row._replace(query=OUTSIDER)
+            target.documents[name] = target.on_disk[name] = version + 2, row._replace(query=OUTSIDER)
         return bool(target.documents)
 
 

@@ -316,6 +316,12 @@ class SearchAnyIncarnation(SearchPort):
         return 0
 
 
+class SearchAnySetting(SearchPort):
+    """Does not judge the settings of the index, after check()."""
+
+    takes_any_setting = True
+
+
 class SearchAnyWriter(SearchPort):
     """Does not ask who wrote the marker."""
 
