@@ -3,7 +3,7 @@ PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin
 STAMP := $(VENV)/.installed-from-lock
-# the client's next major version, in a folder that goes before the environment's own packages
+# the client's next major version with all that it needs, in a folder that goes before the environment's own packages
 ELASTICSEARCH9 := $(VENV)/elasticsearch9
 CONTAINER_TESTS ?= tests/contract $(wildcard tests/integration/test_*commit.py) tests/integration/test_kafka_outage.py \
 	tests/integration/test_postgres_outcomes.py tests/integration/test_elasticsearch_faults.py tests/failure/test_three_sinks.py examples/test_pipeline.py
@@ -23,19 +23,18 @@ PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-one-copy bench-database-work bench-checkpoint bench-wide experiments wheel lock clean
+.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
-$(STAMP): requirements.lock elasticsearch9.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "epochsink needs Python 3.11: install it (e.g. apt-get install python3.11 python3.11-venv), or name yours: make PYTHON=python3"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "epochsink needs Python 3.11 or later, $(PYTHON) is older: make PYTHON=/path/to/python3.11"; exit 1; }
 	@command -v java >/dev/null || { echo "Spark and the services need Java 17: install it (e.g. apt-get install openjdk-17-jre-headless)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	@for try in 1 2 3 4 5; do \
-		$(PIP) --require-hashes -r requirements.lock && $(PIP) --no-deps --editable . \
-		&& $(PIP) --upgrade --target $(ELASTICSEARCH9) --require-hashes -r elasticsearch9.lock && break; \
+		$(PIP) --require-hashes -r requirements.lock && $(PIP) --no-deps --editable . && break; \
 		test $$try -lt 5 || exit 1; echo "installing failed, trying again"; sleep $$((try * 5)); \
 	done
 	touch $@
@@ -56,7 +55,12 @@ test-containers-round: $(STAMP) ## a part of test-containers within 8 minutes; s
 nemesis: $(STAMP) ## faults at random on a cluster of hosts, as root: SINKS=kafka,postgres,elasticsearch SECONDS_EACH=600
 	@PYTHONPATH=tests:tests/support:tests/benchmarks $(RUN)/python -m nemesis.run --sinks $(SINKS) --seconds $(SECONDS_EACH)
 
-test-elasticsearch9: $(STAMP) ## what talks to Elasticsearch, with client and server of version 9 (make test: 8)
+$(ELASTICSEARCH9)/.installed-from-lock: $(STAMP) elasticsearch9.lock
+	@rm -rf $(ELASTICSEARCH9)
+	$(PIP) --no-deps --target $(ELASTICSEARCH9) --require-hashes -r elasticsearch9.lock
+	touch $@
+
+test-elasticsearch9: $(ELASTICSEARCH9)/.installed-from-lock ## what talks to Elasticsearch, with client and server of version 9 (make test: 8)
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/epochsink services fetch
 	@PYTHONPATH=$(ELASTICSEARCH9) $(RUN)/python -c 'import elasticsearch as e; assert e.__version__[0] == 9, e.__file__'
 	PYTHONPATH=$(ELASTICSEARCH9) $(PYTEST) $(wildcard tests/*/test_elasticsearch*.py)
@@ -106,12 +110,6 @@ bench-flink: $(STAMP) $(FLINK)/.installed-$(FLINK_VERSION) ## Kafka against Flin
 
 bench-epoch: $(STAMP) ## an epoch with few rows or none, against a plain foreachBatch (AGAINST=other/connectors: and older code)
 	$(RUN)/python tests/benchmarks/bench_epoch.py $(if $(AGAINST),--against $(AGAINST))
-
-bench-one-copy: $(STAMP) ## PostgreSQL without Spark: one COPY into the table against staging and INSERT
-	$(RUN)/python tests/benchmarks/bench_one_copy.py
-
-bench-database-work: $(STAMP) ## PostgreSQL without Spark: what an epoch of 1,000 rows costs, with staging and without, and connecting
-	$(RUN)/python tests/benchmarks/bench_database_work.py
 
 bench-against: $(STAMP) ## rows into each target, by this code and by that of OLD=other/connectors
 	$(RUN)/python tests/benchmarks/bench_against.py $(OLD)
