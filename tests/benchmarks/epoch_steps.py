@@ -32,7 +32,6 @@ DRIVER: Final = (
     ("epochsink.protocol.applied_check", "AppliedCheck.verify", "compare a marker"),
     ("epochsink.protocol.sweep", "Sweep._abort_orphans_of_owner", "sweep"),
     ("epochsink.protocol.coordinator", "Coordinator.begin", "begin"),
-    ("epochsink.spark.compat", "batches_kept", "Spark looks for rows"),
     ("epochsink.spark.write_plans", "WritePlans.plan", "plan"),
     ("epochsink.spark.query_plan", "OnePass.apply", "select"),
     ("epochsink.spark.write_plans", "map_in_arrow", "map in Arrow"),

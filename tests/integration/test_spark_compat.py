@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import Observation
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streams import DEADLINE, wait_until
@@ -65,64 +63,6 @@ def test_the_byte_limit_is_the_one_that_is_set(spark: SparkSession) -> None:
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxBytesPerBatch")
     assert compat.byte_limit_of_batches(spark) > 12345
-
-
-def test_the_batches_of_a_frame_that_is_kept(spark: SparkSession) -> None:
-    """None where there are no rows; else one for each task with rows, until there are many."""
-    frames = [
-        spark.range(0, 30_000, 1, 3).where(condition) for condition in ("id < 0", "id = 7", "id >= 10000", "true")
-    ]
-    found = []
-    for frame in frames:
-        assert not compat.is_kept(frame)
-        frame.persist()
-        assert compat.is_kept(frame)
-        found.append(compat.batches_kept(frame))
-        # the second time, out of what is kept
-        assert compat.batches_kept(frame) == found[-1]
-        frame.unpersist()
-        assert not compat.is_kept(frame)
-    assert found == [(0, 3), (1, 3), (2, 3), (3, 3)]
-
-
-@pytest.mark.parametrize(
-    "column",
-    [
-        "parse_json('1')",
-        "map('a', struct(NULL))",
-        "make_interval(1, 2, 3)",
-        "'a' COLLATE UTF8_LCASE",
-        "st_geogfromwkb(X'0101000000000000000000F03F0000000000000040')",
-        "array(st_geomfromwkb(X'0101000000000000000000F03F0000000000000040'))",
-    ],
-)
-def test_what_is_said_to_be_kept_can_be_and_what_is_not_cannot(spark: SparkSession, column: str) -> None:
-    """Types that this version lacks are those of a later one, or of none."""
-    try:
-        frame = spark.range(3).where("spark_partition_id() >= 0").selectExpr(f"{column} AS it")
-    except PySparkException:
-        assert "st_geo" in column
-        return
-    frame.persist()
-    try:
-        compat.batches_kept(frame)
-    except (Py4JJavaError, PySparkException):
-        assert not compat.can_be_kept(frame)
-    else:
-        assert compat.can_be_kept(frame)
-    finally:
-        frame.unpersist()
-
-
-def test_whether_somebody_observes_a_frame_that_is_kept(spark: SparkSession) -> None:
-    one = spark.range(3)
-    other = spark.range(3).observe(Observation("seen"), F.count(F.lit(1)).alias("rows")).where("id < 1")
-    for frame in (one, other):
-        frame.persist()
-        compat.batches_kept(frame)
-    assert [compat.is_observed(frame) for frame in (one, other)] == [False, True]
-    for frame in (one, other):
-        frame.unpersist()
 
 
 def test_the_frame_of_a_writer(stream: Stream) -> None:

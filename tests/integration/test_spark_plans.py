@@ -18,14 +18,12 @@ from streams import raising_after
 
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
-from epochsink.spark import compat, kept_rows
-from epochsink.spark.query_run import Run
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from streams import Stream
 
-    from epochsink.sink import Epoch, Sink
+    from epochsink.sink import Sink
 
 
 def test_a_where_that_is_false_leaves_the_state_of_the_query_whole(stream: Stream) -> None:
@@ -92,73 +90,6 @@ def test_nested_values_lose_nothing_as_json(spark: SparkSession) -> None:
     }
 
 
-def test_after_an_epoch_without_rows_tasks_are_run_only_if_there_are_rows(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What shows that there are none runs the whole plan, and what rows there are come whole out of that same run."""
-    run: list[int] = []
-    write = Run._write
-
-    def noted(self: Run, plan: Any, epoch: Epoch) -> Any:
-        run.append(epoch.number)
-        return write(self, plan, epoch)
-
-    monkeypatch.setattr(Run, "_write", noted)
-
-    def late() -> DataFrame:
-        summed = stream.frame().groupBy(F.expr("id % 10 AS id")).agg(F.sum("id").alias("total"))
-        return summed.where("total > 100")
-
-    for first in range(0, 60, 10):
-        stream.put(range(first, first + 10))
-    stream.run(frame=late(), mode="update")
-    found = {(row["epoch"], row["id"]): row["total"] for row in stream.sink.rows()}
-    # a group's sum after epoch n is 5 n (n + 1) + (n + 1) id
-    totals = {(n, i): 5 * n * (n + 1) + (n + 1) * i for n in range(6) for i in range(10)}
-    assert found == {key: total for key, total in totals.items() if total > 100}
-    assert len(stream.sink.rows()) == len(found)
-    assert run == [0, 4, 5]
-
-
-def _noting(spark: SparkSession) -> tuple[Any, Any]:
-    """Return a predicate that lets every row pass, and what says how often it was asked."""
-    seen = spark.sparkContext.accumulator(0)
-
-    @F.udf(BooleanType())
-    def noted(_id: int) -> bool:
-        seen.add(1)
-        return True
-
-    return noted, seen
-
-
-def test_looking_for_rows_first_leaves_the_users_cache_alone_and_runs_the_plan_once(stream: Stream) -> None:
-    """What the user's function keeps, and has looked at, is not run again, and is kept until the function ends that."""
-    noted, seen = _noting(stream.spark)
-    once = stream.exactly_once({"folder": replace(stream.sink, where="id >= 100")})
-    kept, cached = [], []
-    context: Any = stream.spark.sparkContext
-
-    def write(frame: DataFrame, epoch: int) -> None:
-        frame.persist()
-        frame.count()
-        once(frame, epoch)
-        kept.append(frame.storageLevel.useMemory)
-        cached.append(context._jsc.getPersistentRDDs().size())
-        frame.unpersist()
-
-    for first in (0, 10, 100, 20):
-        stream.put(range(first, first + 10))
-    before = context._jsc.getPersistentRDDs().size()
-    writer = stream.frame().where(noted("id")).writeStream.foreachBatch(write).trigger(availableNow=True)
-    writer.option("checkpointLocation", stream.url).start().awaitTermination()
-    once.await_committed()
-    assert sorted(row["id"] for row in stream.sink.rows()) == list(range(100, 110))
-    assert kept == [True] * 4
-    assert cached == [before + 1] * 4
-    assert seen.value == 40
-
-
 def test_what_the_users_function_observes_is_told_also_of_epochs_without_rows(stream: Stream) -> None:
     """``Observation.get`` waits for the end of an action, and would wait for ever where there is none."""
     once = stream.exactly_once()
@@ -180,6 +111,26 @@ def test_what_the_users_function_observes_is_told_also_of_epochs_without_rows(st
     assert sorted(row["id"] for row in stream.sink.rows()) == list(range(100, 110))
 
 
+def test_another_querys_clear_cache_changes_no_epoch(stream: Stream) -> None:
+    """Nothing of an epoch is in Spark's cache, which belongs to everybody."""
+    over = threading.Event()
+
+    def clear() -> None:
+        while not over.wait(0.01):
+            stream.spark.catalog.clearCache()
+
+    clearing = threading.Thread(target=clear, daemon=True)
+    for first in (0, 10, 20, 100, 30):
+        stream.put(range(first, first + 10))
+    clearing.start()
+    try:
+        stream.run(frame=stream.frame().where("id >= 100"))
+    finally:
+        over.set()
+        clearing.join()
+    assert stream.sink.values() == list(range(100, 110))
+
+
 def test_an_epoch_is_adopted_though_its_frame_has_intervals_of_a_calendar(stream: Stream) -> None:
     """Spark has a place that takes all rows, to run a plan for its state alone, and it takes no such column."""
 
@@ -196,26 +147,3 @@ def test_an_epoch_is_adopted_though_its_frame_has_intervals_of_a_calendar(stream
     stream.put(range(10, 20))
     stream.run(stream.exactly_once(sinks), frame())
     assert sorted(row["id"] for row in stream.sink.rows()) == list(range(20))
-
-
-def test_after_an_epoch_of_many_rows_that_was_looked_at_first_none_is(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What looks first keeps the rows meanwhile, in memory or on a disk that may not have room for them."""
-    monkeypatch.setattr(kept_rows, "BATCHES_OF_TASK", 0)
-    noted, seen = _noting(stream.spark)
-    counted: list[tuple[int, int]] = []
-    count = compat.batches_kept
-
-    def counting(frame: DataFrame) -> tuple[int, int]:
-        counted.append(count(frame))
-        return counted[-1]
-
-    monkeypatch.setattr(compat, "batches_kept", counting)
-    for first in (0, 100, 0, 0):
-        stream.put(range(first, first + 10))
-    once = stream.exactly_once({"folder": replace(stream.sink, where="id >= 100")})
-    stream.run(once, frame=stream.frame().where(noted("id")))
-    assert counted == [(1, 1)]
-    assert len(stream.sink.rows()) == 10
-    assert seen.value == 40

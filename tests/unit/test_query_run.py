@@ -5,12 +5,10 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-import threading
 import uuid
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import elasticsearch
 import pytest
@@ -18,22 +16,19 @@ from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from psycopg import errors as psycopg_errors
 
 from epochsink.elasticsearch.errors import explained
-from epochsink.errors import ConfigurationError, EpochsinkError, Fenced, PrepareFailed, RowsRejected
+from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed, RowsRejected
 from epochsink.kafka.errors import error as kafka_error
 from epochsink.postgres.errors import failure as postgres_failure
-from epochsink.protocol.coordinator import Plan
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
-from epochsink.spark import kept_rows, query_run
+from epochsink.spark import query_run
 from epochsink.spark.query_run import Run
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
-
-    from pyspark.sql import DataFrame
 
 
 @pytest.fixture
@@ -128,56 +123,6 @@ def test_a_store_that_fails_for_a_moment_does_not_keep_a_record_from_being_dispu
         run.refuse_call(3, mistake)
     assert as_it_is.value is mistake
     assert disputed == [3]
-
-
-def test_an_epoch_that_spark_looks_at_first_is_not_begun_unless_it_is_settled(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A driver that is superseded meanwhile learns it beside the plan, and touches no target."""
-    coordinator, frame = run._coordinator, cast("DataFrame", None)
-    begun: list[int] = []
-    told: list[DataFrame] = []
-    monkeypatch.setattr(kept_rows, "kept", lambda _frame: nullcontext((1, 2)))
-    monkeypatch.setattr(kept_rows, "tell_observers", told.append)
-    monkeypatch.setattr(coordinator, "begin", begun.append)
-    monkeypatch.setattr(coordinator, "settle", partial(_raise, Fenced("superseded")))
-    run._expected.learn(())
-    monkeypatch.setattr(run._expected, "can_keep", lambda _frame: True)
-    with pytest.raises(Fenced, match="superseded"):
-        run._attempt(frame, 5)
-    monkeypatch.setattr(coordinator, "settle", lambda _number: Plan.RUN_FOR_STATE)
-    run._attempt(frame, 5)
-    assert (begun, told) == ([], [frame])
-
-
-def test_an_epoch_whose_plan_fails_has_been_settled_before_another_attempt(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two that settle at once would use one session of the target."""
-    failed, settled = threading.Event(), threading.Event()
-
-    @contextmanager
-    def failing(_frame: DataFrame) -> Iterator[tuple[int, int]]:
-        failed.set()
-        raise RuntimeError("the plan failed")
-        yield
-
-    def settle(_number: int) -> Plan:
-        failed.wait()
-        settled.set()
-        return Plan.WRITE
-
-    monkeypatch.setattr(kept_rows, "kept", failing)
-    monkeypatch.setattr(run._coordinator, "settle", settle)
-    run._expected.learn(())
-    monkeypatch.setattr(run._expected, "can_keep", lambda _frame: True)
-    with pytest.raises(RuntimeError, match="the plan failed"):
-        run._attempt(cast("DataFrame", None), 5)
-    assert settled.is_set()
-
-
-def _raise(failure: EpochsinkError, _number: int) -> Plan:
-    raise failure
 
 
 _ENDS = """

@@ -11,9 +11,7 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.pandas import types
 from pyspark.sql.pandas.functions import pandas_udf
@@ -141,49 +139,6 @@ def map_in_arrow(frame: DataFrame, function: Any) -> DataFrame:
     """Return what ``mapInArrow`` does, which would pickle the function and make thirty calls of the JVM each time."""
     untyped: Any = frame
     return DataFrame(untyped._jdf.mapInArrow(function, False, None), frame.sparkSession)  # noqa: FBT003 - no barrier
-
-
-def is_kept(frame: DataFrame) -> bool:
-    """Return whether Spark keeps a frame, and every other one of the same plan: by ``persist`` or ``cache``."""
-    untyped: Any = frame
-    return bool(untyped._jdf.storageLevel().isValid())
-
-
-def batches_kept(frame: DataFrame) -> tuple[int, int]:
-    """Return in how many batches the rows of a frame are that Spark keeps, and of how many tasks.
-
-    Runs its plan if that has not run. A batch has some thousands of rows; where there are no rows, there is none.
-    """
-    batches = _kept(frame).cachedColumnBuffers()
-    return int(batches.count()), int(batches.getNumPartitions())
-
-
-def can_be_kept(frame: DataFrame) -> bool:
-    """Return whether Spark can keep rows of such columns: not of all types (geography and geometry in 4.3)."""
-    jvm, _ = jvm_of(frame.sparkSession)
-    builders = getattr(getattr(jvm.org.apache.spark.sql.execution.columnar, "ColumnBuilder$"), "MODULE$")
-    untyped: Any = frame
-    schema = untyped._jdf.schema()
-    try:
-        for index in range(schema.length()):
-            builders.apply(schema.apply(index).dataType(), 1, "", False)  # noqa: FBT003 - not to be compressed
-    except (Py4JJavaError, PySparkException):
-        return False
-    return True
-
-
-def is_observed(frame: DataFrame) -> bool:
-    """Return whether an `Observation` waits for what is counted in the plan of a frame that Spark keeps."""
-    jvm, _ = jvm_of(frame.sparkSession)
-    metrics = getattr(getattr(jvm.org.apache.spark.sql.execution, "CollectMetricsExec$"), "MODULE$")
-    return not metrics.collect(_kept(frame).cachedPlan()).isEmpty()
-
-
-def _kept(frame: DataFrame) -> Any:
-    untyped: Any = frame
-    _, session = jvm_of(frame.sparkSession)
-    found = session.sharedState().cacheManager().lookupCachedData(untyped._jdf).get()
-    return found.cachedRepresentation().cacheBuilder()
 
 
 def refuse_connect(session: SparkSession) -> None:

@@ -8,7 +8,6 @@ import logging
 import threading
 import uuid
 import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed
@@ -20,17 +19,17 @@ from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
 from epochsink.sink import SpoolFile, SpoolReadingCommitter, UsesExecutors
-from epochsink.spark import kept_rows
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.error_translation import sinks_error
+from epochsink.spark.query_plan import run_for_state
 from epochsink.spark.retried_reads import RetriedReads
 from epochsink.spark.write_plans import WritePlans
 from epochsink.spark.write_task import EPOCH, told
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Collection, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -94,7 +93,6 @@ class Run:
         self._recording = False
         self._byte_limit = ByteLimit()
         self._carry_limit = CarryLimit()
-        self._expected = kept_rows.ExpectedRows()
         read_again = cast("Storage", RetriedReads(files))
         self._coordinator = Coordinator(
             query_id=query_id,
@@ -222,39 +220,21 @@ class Run:
 
     def _attempt(self, frame: DataFrame, number: int) -> None:
         self._recording = False
-        if not self._expected.look_first(frame):
-            # Spark analyses beside what the ledger and the targets are asked
-            with self._plans.planned(frame) as planned:
-                # again for each attempt: it ends what the one before has left
-                settled = self._coordinator.settle(number)
-            if settled is Plan.RUN_FOR_STATE:
-                kept_rows.run(frame)
-            self._go_on(settled, number, planned.result)
-        else:
-            # the plan runs beside that, since it has to whatever they say: it is Spark's own, and writes nothing
-            with (
-                self._plans.beside(self._coordinator.settle, number) as settling,
-                kept_rows.kept(frame) as (batches, tasks),
-            ):
-                self._expected.learn_kept(batches, tasks)
-                settled = settling.result()
-                if settled is Plan.RUN_FOR_STATE or not batches:
-                    kept_rows.tell_observers(frame)
-                self._go_on(settled, number, partial(self._plans.plan, frame) if batches else None)
-
-    def _go_on(self, settled: Plan, number: int, planned: Callable[[], WritePlan] | None) -> None:
-        """Write an epoch as settled, of whose rows this is the plan; None if it has no rows."""
+        # Spark analyses beside what the ledger and the targets are asked
+        with self._plans.planned(frame) as planned:
+            # again for each attempt: it ends what the one before has left
+            settled = self._coordinator.settle(number)
         if settled is Plan.RUN_FOR_STATE:
+            run_for_state(frame)
             _log.info("epoch %d stands as recorded by an earlier attempt: its plan runs for its state only", number)
             return
         epoch = self._coordinator.begin(number)
         try:
-            written, spooled = self._write(planned(), epoch) if planned is not None else ({}, {})
+            written, spooled = self._write(planned.result(), epoch)
         except BaseException:
             self._carry_limit.forget()
             self._coordinator.abandon(epoch)
             raise
-        self._expected.learn(written)
         self._recording = True
         self._coordinator.record(epoch, written, spooled)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from epochsink.spark.compat import arrow_function, map_in_arrow, schema_text
 from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
@@ -14,16 +14,12 @@ from epochsink.spark.write_task import ANSWER, WriteJobs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from concurrent.futures import Future
-    from contextlib import AbstractContextManager
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
 
     from epochsink.protocol.spool import NoSpool, Spool
     from epochsink.sink import Identity, Sink
-
-Given = TypeVar("Given")
-Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class WritePlan:
 
 
 class WritePlans:
-    """Plans the write jobs of a run. Has a thread of its own: Spark plans, or runs a plan, while a target is asked."""
+    """Plans the write jobs of a run. Has a thread of its own: Spark plans while a target is asked."""
 
     def __init__(self, sinks: Mapping[str, Sink], identity: Callable[[str], Identity], spool: Spool | NoSpool) -> None:
         self._sinks = sinks
@@ -46,18 +42,14 @@ class WritePlans:
         # one for the run: the JVM has a thread and a connection for each thread that calls it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="epochsink-plan")
 
-    def planned(self, frame: DataFrame) -> AbstractContextManager[Future[WritePlan]]:
-        """Give the plan of the write job for a frame: ready, or failed, once the body has ended."""
-        return self.beside(self.plan, frame)
-
     @contextmanager
-    def beside(self, call: Callable[[Given], Answer], given: Given) -> Iterator[Future[Answer]]:
-        """Make a call beside the body; it has ended when this does."""
-        answer = self._thread.submit(call, given)
+    def planned(self, frame: DataFrame) -> Iterator[Future[WritePlan]]:
+        """Give the plan of the write job for a frame: ready, or failed, once the body has ended."""
+        plan = self._thread.submit(self.plan, frame)
         try:
-            yield answer
+            yield plan
         finally:
-            wait([answer])
+            wait([plan])
 
     def close(self) -> None:
         """End the thread."""
