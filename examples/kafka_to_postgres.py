@@ -1,6 +1,9 @@
 """A change stream from Kafka kept as a table in PostgreSQL: upserts and deletes, each exactly once.
 
-    KAFKA=localhost:9092 DSN=postgresql://app@localhost/shop CHECKPOINT=/tmp/orders python kafka_to_postgres.py
+    KAFKA=localhost:9092 DSN=postgresql://app@localhost/shop CHECKPOINT=/tmp/orders \
+        spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 kafka_to_postgres.py
+
+The version in --packages is that of your PySpark.
 
 The topic ``orders`` holds JSON: {"order_id": 7, "op": "U", "amount": 12.5, "updated_at": "2026-01-01T00:00:00Z"},
 where op "D" deletes. Runs until the topic is read to its end; start it again for what came since.

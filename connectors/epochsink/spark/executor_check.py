@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -34,7 +36,9 @@ def refuse_bare_executors(session: SparkSession) -> None:
     if missing:
         raise ConfigurationError(
             f"the executors' Python {python} has no {' and no '.join(missing)}, so that no task could write a row",
-            hint="install epochsink there with the extras of your sinks, or set PYSPARK_PYTHON to a Python that has it",
+            hint="on a cluster, install epochsink with the extras of your sinks in that Python on every host; if the "
+            "executors run on this machine, type this and start again:\n"
+            f"export PYSPARK_PYTHON={shlex.quote(sys.executable)}",
         )
     _checked.add(asked)
 

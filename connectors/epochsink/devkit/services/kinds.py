@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 from epochsink.devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres, LocalS3, versions
 from epochsink.devkit.services.artifacts import fetch
 from epochsink.devkit.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
+from epochsink.devkit.services.java import java
 from epochsink.errors import ServiceError
 
 if TYPE_CHECKING:
@@ -50,10 +51,33 @@ def make(kind: Kind, *, docker: bool) -> Service:
 
 
 def prefetch(kinds: list[Kind]) -> None:
-    """Fetch what plain processes of these kinds need, where the user can see the progress."""
+    """Fetch what plain processes of these kinds need, where the user can see the progress.
+
+    Raises `ServiceError` before the first download if no Java here can run one of them.
+    """
+    for kind in kinds:
+        _require_java(kind)
     for kind in kinds:
         for bundle in _bundles(kind):
             fetch(bundle)
+
+
+def _require_java(kind: Kind) -> None:
+    if kind is not Kind.ELASTICSEARCH:
+        java()
+        return
+    release = versions.elasticsearch()
+    try:
+        java(release.java_minimum, release.java_newest)
+    except ServiceError as unfit:
+        older = versions.ELASTICSEARCH[min(versions.ELASTICSEARCH)]
+        if release is older:
+            raise
+        raise ServiceError(
+            f"Elasticsearch {release.version}, the server for the installed client, cannot run here: {unfit.message}",
+            hint=f"{unfit.hint}; or take the client of a server that runs on Java {older.java_minimum}: pip install "
+            f"'elasticsearch<{release.version.partition('.')[0]}'",
+        ) from unfit
 
 
 def _bundles(kind: Kind) -> list[versions.Bundle]:
