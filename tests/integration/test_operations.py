@@ -143,16 +143,6 @@ def test_recover_twice_is_recover_once(desk: Desk) -> None:
     assert desk.visible() == [1]
 
 
-def test_abort_rolls_back_the_leftover_alone(desk: Desk) -> None:
-    desk.decided(0, 1)
-    recorded = desk.prepared()
-    desk.kit.write(1, {"table": rows(2)})
-    result = desk.run("abort")
-    assert result.exit_code == 0, result.output
-    assert "dropped staging table" in result.output
-    assert (desk.visible(), desk.prepared()) == ([], recorded)
-
-
 def test_an_unknown_outcome_stops_recover_and_leaves_everything(desk: Desk) -> None:
     desk.decided(0, 1)
     desk.roll_back_as_a_dba()

@@ -27,12 +27,11 @@ from epochsink.errors import ConfigurationError
 from epochsink.spark.import_guard import no_queries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.cli.recover import Account
     from epochsink.cli.sinks_option import Loaded
-    from epochsink.sink import Sink
 
 app = typer.Typer(
     help="Exactly-once sinks for PySpark Structured Streaming.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -72,12 +71,19 @@ def status(
     checkpoint: Checkpoint,
     *,
     spool: SpoolPlace = None,
+    sinks: Annotated[str | None, SinksOption] = None,
     epochs: Annotated[int, typer.Option(help="How many epochs to list, newest first.", min=0)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show what is recorded, decided and committed. Reads only; safe beside a running query."""
-    with errors_in_one_block(), open_place(checkpoint, spool) as place:
-        found = read_status(place)
+    """Show what is recorded, decided and committed, and what to type next: look here first.
+
+    Reads only: safe beside a running query. --sinks is needed only for an object store whose settings are in
+    ExactlyOnce(storage_options=...).
+    """
+    with errors_in_one_block(), no_queries(IMPORTS):
+        loaded = load_sinks(sinks) if sinks is not None else None
+        with _place_of(checkpoint, loaded, spool) as place:
+            found = read_status(place)
     if as_json:
         typer.echo(json.dumps(found.to_json(), indent=2))
     else:
@@ -88,14 +94,16 @@ def status(
 
 @app.command()
 def recover(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, yes: Yes = False) -> None:
-    """Commit what is decided and abort what nobody recorded, without starting the query."""
-    _operate(operations.recover, checkpoint, sinks, spool, yes=yes)
+    """Commit what is decided and abort what is not recorded: if the query cannot start now, but its rows are needed.
 
-
-@app.command()
-def abort(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, yes: Yes = False) -> None:
-    """Abort in the targets what no recorded epoch names; a recorded epoch is never aborted."""
-    _operate(operations.abort, checkpoint, sinks, spool, yes=yes)
+    A recorded epoch is never aborted.
+    """
+    with errors_in_one_block(), _log_on_console(), no_queries(IMPORTS):
+        loaded = load_sinks(sinks)
+        with _place_of(checkpoint, loaded, spool) as place:
+            typer.echo(FENCES)
+            _confirm(yes=yes)
+            _say(operations.recover(place, loaded.sinks))
 
 
 @app.command()
@@ -109,7 +117,7 @@ def abandon(
     spool: SpoolPlace = None,
     yes: Yes = False,
 ) -> None:
-    """End all that a checkpoint which will not run again holds in the targets, and close its ledger for good.
+    """Close a checkpoint that will not run again, and end all that it holds in the targets.
 
     What Spark has decided is committed first. Epochs that are recorded and not decided are shown, and aborted.
     """
@@ -134,7 +142,7 @@ def resolve(
     keep_in: Annotated[Path, typer.Option(help="Folder for the rows that are discarded, as Parquet.")] = Path(),
     yes: Yes = False,
 ) -> None:
-    """Close an epoch whose outcome the target cannot tell.
+    """Close an epoch whose outcome the target cannot tell: if the query stops with OutcomeUnknown.
 
     committed: the rows are in the target. replay: they are not, and are written again from the spool (needs --sinks).
     discard: they are not, and shall not be; what the spool holds of them is kept as a Parquet file.
@@ -170,7 +178,7 @@ def accept(
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Say that the past is right as it is, where the query stops because it cannot know.
+    """Confirm that the targets are right up to EPOCH: if the query stops with WentBack, and you have made them right.
 
     With --sink: the target holds what it should up to EPOCH, although its marker is gone or older, or it is another
     server (it was restored or moved, and what was missing has been loaded). Without: the epochs up to EPOCH that Spark
@@ -193,7 +201,7 @@ def find_orphans(
     end: Annotated[str | None, typer.Option("--end", metavar="NAME", help="End this one: its rows are gone.")] = None,
     yes: Yes = False,
 ) -> None:
-    """Find what sinks have left in a server, without a checkpoint: transactions, tables, their age and locks."""
+    """Find what sinks have left in a server: if its checkpoint is lost, or not known."""
     with errors_in_one_block(), orphans.Search(dsn, bootstrap_servers, hosts, options) as search:
         if end is None:
             orphans.show(search.find(), Console())
@@ -231,28 +239,13 @@ def _mount_services() -> None:
 _mount_services()
 
 
-def _operate(
-    operation: Callable[[Place, Mapping[str, Sink]], Account],
-    checkpoint: str,
-    sinks: str,
-    spool: str | None,
-    *,
-    yes: bool,
-) -> None:
-    with errors_in_one_block(), _log_on_console(), no_queries(IMPORTS):
-        loaded = load_sinks(sinks)
-        with _place_of(checkpoint, loaded, spool) as place:
-            typer.echo(FENCES)
-            _confirm(yes=yes)
-            _say(operation(place, loaded.sinks))
-
-
 @contextmanager
 def _place_of(checkpoint: str, loaded: Loaded | None, spool: str | None) -> Iterator[Place]:
     given = loaded.spool if loaded is not None and spool is None else spool
-    with open_place(checkpoint, given) as place:
+    options = loaded.storage_options if loaded is not None else {}
+    with open_place(checkpoint, given, options) as place:
         if loaded is not None and loaded.checkpoint is not None:
-            with open_place(loaded.checkpoint) as own:
+            with open_place(loaded.checkpoint, None, options) as own:
                 if own.location != place.location:
                     raise ConfigurationError(
                         f"the sinks belong to checkpoint {own.location}, and this is {place.location}",
@@ -275,8 +268,9 @@ def _plan(lines: list[str]) -> None:
 
 
 def _confirm(*, yes: bool) -> None:
-    if not yes:
-        typer.confirm("Go on?", abort=True)
+    if not yes and not typer.confirm("Go on?"):
+        typer.echo("nothing was changed")
+        raise typer.Exit(1)
 
 
 class _Echo(logging.Handler):

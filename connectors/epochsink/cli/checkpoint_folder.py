@@ -5,7 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlparse
 
 from epochsink.errors import ConfigurationError
@@ -14,9 +15,12 @@ from epochsink.protocol.storage import LocalStorage
 from epochsink.spark.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from epochsink.protocol.storage import Storage
+
+
+_NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,15 @@ class Place:
 
 
 @contextmanager
-def open_place(checkpoint: str, spool: str | None = None) -> Iterator[Place]:
-    """Open a checkpoint folder, given as a path or URI; ``spool`` as `ExactlyOnce` was given it.
+def open_place(
+    checkpoint: str, spool: str | None = None, storage_options: Mapping[str, Any] = _NO_OPTIONS
+) -> Iterator[Place]:
+    """Open a checkpoint folder, given as a path or URI; ``spool`` and ``storage_options`` as in `ExactlyOnce`.
 
     A path without scheme is a local folder. Any other file system is reached through a Spark session, configured by
     spark-defaults.conf, which ends with the context. Raises `ConfigurationError` if no query has run there.
     """
-    with _files_of(checkpoint, spool) as (files, location, options):
+    with _files_of(checkpoint, spool, storage_options) as (files, location, options):
         query_id = Checkpoint(files).query_id()
         if query_id is None:
             raise ConfigurationError(
@@ -54,7 +60,9 @@ def open_place(checkpoint: str, spool: str | None = None) -> Iterator[Place]:
 
 
 @contextmanager
-def _files_of(checkpoint: str, spool: str | None) -> Iterator[tuple[Storage, str, str]]:
+def _files_of(
+    checkpoint: str, spool: str | None, storage_options: Mapping[str, Any]
+) -> Iterator[tuple[Storage, str, str]]:
     """Yield a checkpoint's files and location, and the options of the spool."""
     parsed = urlparse(checkpoint)
     if parsed.scheme in ("", "file"):
@@ -69,7 +77,7 @@ def _files_of(checkpoint: str, spool: str | None) -> Iterator[tuple[Storage, str
 
     session = SparkSession.builder.appName("epochsink").getOrCreate()
     try:
-        files, location = open_checkpoint(session, checkpoint)
-        yield files, location, store_options(session, spool or location, {})
+        files, location = open_checkpoint(session, checkpoint, storage_options)
+        yield files, location, store_options(session, spool or location, storage_options)
     finally:
         session.stop()

@@ -1,11 +1,9 @@
-"""What sinks have left in a server, found without a checkpoint, as a table for people; and ending one thing of it."""
+"""Find what sinks have left in a server, without a checkpoint, and end it."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Protocol, Self
-
-from rich.table import Column, Table
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
 from epochsink.errors import ConfigurationError
 
@@ -93,34 +91,32 @@ class Search:
 
 
 def show(remnants: Sequence[Remnant], console: Console) -> None:
-    """Print what was found, with what waits because of it."""
+    """Print what was found, a block each that fits a narrow terminal; names are whole, to be copied."""
     if not remnants:
         console.print("nothing of epochsink's is left there")
         return
-    table = Table(
-        "what", "pipeline/sink", "gen.", "epoch", "age", Column("owner", overflow="fold"), "holds", "driver connected"
-    )
     for one in remnants:
-        epoch = "?" if one.epoch is None else str(one.epoch)
-        holds = "\n".join(one.holds) or "nothing"
-        used = "?" if one.in_use is None else "[green]yes[/green]" if one.in_use else "no"
-        table.add_row(
-            one.kind, one.label or one.key, str(one.generation), epoch, _age(one.since), one.owner, holds, used
-        )
-    console.print(table)
-    for one in remnants:  # a line each, whole: to be copied
-        console.print(one.name, soft_wrap=True, highlight=False, markup=False)
+        epoch = "" if one.epoch is None else f", epoch {one.epoch}"
+        facts = [f"{one.kind} of {one.label or one.key}, generation {one.generation}{epoch}"]
+        facts.append(f"age {_age(one.since)}" + (f", owner {one.owner}" if one.owner else ""))
+        facts += [f"blocks {held}" for held in one.holds]
+        facts.append(_CONNECTED[one.in_use])
+        for line in (one.name, *(f"  {fact}" for fact in facts)):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(
-        "If the checkpoint exists: 'epochsink recover' or 'epochsink abandon', which know what is recorded. If not: "
-        "'--end NAME'.",
+        "\nIf its checkpoint exists, type epochsink recover or epochsink abandon with it: they know what is recorded.\n"
+        "If not: the same command with --end NAME.",
         style="bold",
         highlight=False,
     )
 
 
+_CONNECTED: Final = {True: "its driver is connected now", False: "its driver is not connected", None: "driver unknown"}
+
+
 def _age(since: float | None) -> str:
     if since is None:
-        return "?"
+        return "unknown"
     seconds = max(0, int(time.time() - since))
     days, hours, minutes = seconds // 86_400, seconds // 3600 % 24, seconds // 60 % 60
     return f"{days} d {hours} h" if days else f"{hours} h {minutes} min" if hours else f"{minutes} min {seconds % 60} s"

@@ -1,4 +1,4 @@
-"""Commit what is decided and abort what nobody recorded, without the query."""
+"""Commit what is decided and abort what is not recorded, without the query."""
 
 from __future__ import annotations
 
@@ -32,21 +32,12 @@ class Account:
 
 
 def recover(place: Place, sinks: Mapping[str, Sink]) -> Account:
-    """Take the ledger, commit every decided epoch, then abort what no recorded epoch names.
+    """Take the ledger, commit every decided epoch, and abort what no recorded epoch names.
 
     What is aborted is logged, a line each. Nothing is taken if a target is down. Raises what
     `epochsink.protocol.coordinator.Coordinator.recover` raises.
     """
-    return _account(place, sinks, commits=True)
-
-
-def abort(place: Place, sinks: Mapping[str, Sink]) -> Account:
-    """Take the ledger and abort what no recorded epoch names; a recorded epoch is left as it is."""
-    return _account(place, sinks, commits=False)
-
-
-def _account(place: Place, sinks: Mapping[str, Sink], *, commits: bool) -> Account:
-    ledger = Ledger(place.files, uuid.uuid4().hex, purpose=f"epochsink {'recover' if commits else 'abort'}")
+    ledger = Ledger(place.files, uuid.uuid4().hex, purpose="epochsink recover")
     before = ledger.read()
     if before.owner is None:
         raise ConfigurationError(
@@ -60,8 +51,7 @@ def _account(place: Place, sinks: Mapping[str, Sink], *, commits: bool) -> Accou
     committers = {name: sink.committer() for name, sink in joined.items()}
     try:
         refuse_unreachable(place, before.owner, committers)
-        coordinator = coordinator_of(place, ledger, committers)
-        coordinator.recover() if commits else coordinator.abort_leftovers()
+        coordinator_of(place, ledger, committers).recover()
     finally:
         for committer in committers.values():
             committer.close()

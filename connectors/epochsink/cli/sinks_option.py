@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Sinks by name; ``checkpoint`` and ``spool`` where an `ExactlyOnce` object named them."""
+    """Sinks by name; the rest is that of an `ExactlyOnce` object, if one was named."""
 
     sinks: Mapping[str, Sink]
     checkpoint: str | None = None
     spool: str | None = None
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 def load_sinks(reference: str) -> Loaded:
@@ -39,7 +40,7 @@ def load_sinks(reference: str) -> Loaded:
     from epochsink.spark.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports Spark, which a mapping does not need
 
     if isinstance(value, ExactlyOnce):
-        return Loaded(value.sinks, value.checkpoint, value.spool)
+        return Loaded(value.sinks, value.checkpoint, value.spool, value.storage_options)
     raise ConfigurationError(f"--sinks {reference} names a {type(value).__name__}", hint=_FORM)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import shlex
 import uuid
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,7 +35,10 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class EpochStatus:
-    """One recorded epoch. ``parts`` counts what each sink commits on its own; a sink without rows is absent."""
+    """One recorded epoch. ``parts`` counts what each sink commits on its own; a sink without rows is absent.
+
+    Of older done epochs the ledger keeps no parts: ``parts`` is empty then, as for an epoch without any rows.
+    """
 
     number: int
     attempt: str
@@ -54,7 +58,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A query's state. ``newest_recorded`` and ``newest_decided`` are -1 for none."""
+    """A query's state. ``newest_recorded``, ``newest_decided`` and ``newest_begun`` are -1 for none."""
 
     checkpoint: str
     spool: str
@@ -62,6 +66,7 @@ class Status:
     owner: Take | None
     newest_recorded: int
     newest_decided: int
+    newest_begun: int
     epochs: Sequence[EpochStatus]
     leftovers: Sequence[Leftover]
     abandoned: Abandoned | None
@@ -94,19 +99,30 @@ class Status:
         if self.newest_decided > self.newest_recorded:
             advice.append(
                 f"Spark has decided epoch {self.newest_decided} and the ledger ends at {self.newest_recorded}: the "
-                "ledger is an older copy; restore the folder epochsink/ from the copy that the rest came from"
+                "ledger is an older copy, or the function did not pass these epochs on; restore the folder epochsink/ "
+                "from the copy that the rest came from, or load what is missing and type: epochsink accept "
+                f"{shlex.quote(self.checkpoint)} {self.newest_decided}"
             )
+            return advice
         if decided := self.in_state(State.DECIDED):
             advice.append(
                 f"epoch {_join(decided)} is decided and not yet committed everywhere: a running query does it now; "
-                "otherwise start the query, or 'epochsink recover'"
+                f"otherwise start the query, or: epochsink recover {shlex.quote(self.checkpoint)} "
+                "--sinks MODULE:ATTRIBUTE"
             )
         if recorded := self.in_state(State.RECORDED):
             advice.append(
                 f"epoch {_join(recorded)} is recorded and not decided: Spark runs it again at the next start, and the "
                 "recorded attempt stands"
             )
-        return advice or ["everything decided is committed"]
+        if self.newest_begun > max(self.newest_recorded, self.newest_decided):
+            advice.append(
+                f"epoch {self.newest_begun} has begun and is not recorded: a query is writing it now, or it failed; "
+                "no row of it is visible, and the next start writes it again"
+            )
+        if not self.in_state(State.DECIDED):
+            advice.append("everything decided is committed")
+        return advice
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as plain values."""
@@ -120,6 +136,7 @@ class Status:
             "sinks": self.sinks,
             "newest_recorded": self.newest_recorded,
             "newest_decided": self.newest_decided,
+            "newest_begun": self.newest_begun,
             "epochs": [
                 {
                     "epoch": epoch.number,
@@ -156,6 +173,7 @@ def read_status(place: Place) -> Status:
         owner=history.owner,
         newest_recorded=history.newest,
         newest_decided=max(place.checkpoint.newest_decided(), NOTHING_DECIDED),
+        newest_begun=place.checkpoint.newest_begun(),
         epochs=[_epoch(place, history, history.epochs[number]) for number in sorted(history.epochs)],
         leftovers=[
             Leftover(epoch.number, epoch.attempt, place.spool.size(place.query_id, epoch))

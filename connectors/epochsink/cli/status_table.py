@@ -53,6 +53,7 @@ def _facts(status: Status) -> list[tuple[str, str]]:
         ("taken", str(owner.stamp) if owner and owner.stamp else "not known"),
         ("recorded", _up_to(status.newest_recorded)),
         ("decided", _up_to(status.newest_decided)),
+        ("begun", _up_to(status.newest_begun)),
         ("spool", f"{decimal(status.spooled_bytes)} in {status.spool}"),
     ]
 
@@ -64,6 +65,8 @@ def _up_to(epoch: int) -> str:
 def _table(epochs: list[EpochStatus], status: Status) -> Table:
     table = Table(Column("epoch", justify="right"), "state", *status.sinks, Column("spool", justify="right"))
     for epoch in epochs:
-        parts = [f"{epoch.parts[sink]} part(s)" if sink in epoch.parts else "no rows" for sink in status.sinks]
+        # of an older done epoch the ledger keeps no parts, so none at all says nothing about rows
+        absent = "no rows" if epoch.parts or epoch.state is not State.DONE else ""
+        parts = [f"{epoch.parts[sink]} part(s)" if sink in epoch.parts else absent for sink in status.sinks]
         table.add_row(str(epoch.number), _WORDS[epoch.state], *parts, decimal(epoch.spooled_bytes))
     return table

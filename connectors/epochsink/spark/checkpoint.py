@@ -51,6 +51,10 @@ class Checkpoint:
         """Return the newest decided epoch, or `NOTHING_DECIDED`."""
         return max(self._committed(), default=NOTHING_DECIDED)
 
+    def newest_begun(self) -> int:
+        """Return the newest epoch whose offsets Spark has written, or `NOTHING_DECIDED`."""
+        return max(self._numbers("offsets"), default=NOTHING_DECIDED)
+
     def offsets_digest(self, epoch: int) -> str:
         """Return a digest of the input of an epoch: each source's offsets, and the watermark that it started with.
 
@@ -100,4 +104,7 @@ class Checkpoint:
         return min((int(stem) for stem in stems if stem.isdigit() and int(stem) >= number), default=number)
 
     def _committed(self) -> list[int]:
-        return [int(name) for name in self._files.names("commits") if name.isdigit()]
+        return self._numbers("commits")
+
+    def _numbers(self, folder: str) -> list[int]:
+        return [int(name) for name in self._files.names(folder) if name.isdigit()]

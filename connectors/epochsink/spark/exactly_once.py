@@ -69,7 +69,7 @@ class ExactlyOnce:
         self.checkpoint = argument_checks.checked_checkpoint(checkpoint)
         self.sinks = argument_checks.checked_sinks(sinks)
         self.spool = argument_checks.checked_spool(spool)
-        self._storage_options = dict(storage_options or {})
+        self.storage_options = dict(storage_options or {})
         self.join_running = arguments.flag("join_running", join_running)
         self._lock = threading.RLock()
         self._run: Run | None = None
@@ -234,10 +234,10 @@ class ExactlyOnce:
         )
 
     def _open(self, session: SparkSession, checkpoint: str) -> tuple[Storage, str]:
-        return open_checkpoint(session, checkpoint, self._storage_options)
+        return open_checkpoint(session, checkpoint, self.storage_options)
 
     def _spool_of(self, session: SparkSession, location: str) -> Spool | NoSpool:
-        options = store_options(session, self.spool or location, self._storage_options)
+        options = store_options(session, self.spool or location, self.storage_options)
         spool = Spool(self.spool, options) if self.spool is not None else Spool.beside(location, options)
         try:
             spool.check()
