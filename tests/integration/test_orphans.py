@@ -64,8 +64,9 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
     assert gid.endswith(":all:payments/ta_ble")
 
     found = said(orphans("--dsn", postgres.dsn))
-    for text in ("prepared transaction │ payments/ta_ble", f"{table} RowExclusiveLock", "staging table", gid, "│ yes"):
+    for text in ("prepared transaction of payments/ta_ble", f"blocks {table} RowExclusiveLock", "staging table", gid):
         assert text in found
+    assert "its driver is connected now" in found
     refused = orphans("--dsn", postgres.dsn, "--end", gid, "--yes")
     assert "belongs to a query whose driver is connected now" in said(refused)
 
@@ -142,7 +143,7 @@ def test_elasticsearch_shows_who_has_written(elasticsearch: ElasticsearchService
         applied_epochs.write(client, who, Epoch(7, "a" * 32), after=None, **applied)
         client.indices.refresh(index=applied_epochs.INDEX)
     found = said(orphans("--hosts", elasticsearch.url))
-    assert "marker │ /search │ 0 │ 7 │" in found
+    assert "marker of /search, generation 0, epoch 7 age" in found
     assert "query 5d9b9a9e-orphan, index orders" in found
 
 
