@@ -10,6 +10,7 @@ import pytest
 from folder_sink import FolderSink
 from pyspark import inheritable_thread_target
 from pyspark.errors import StreamingQueryException
+from streams import wait_until
 
 from epochsink.errors import CheckFailed, ConfigurationError, WentBack
 
@@ -95,6 +96,40 @@ def test_an_epoch_that_was_decided_in_spite_of_the_mistake_stands(stream: Stream
         stream.by_hand(lambda frame, epoch: twice_and_on(once, frame, epoch)).awaitTermination(60)
     stream.run()
     assert stream.sink.values() == [0, 1, 2, 3, 4, *range(10, 20)]
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_number_that_is_not_that_of_sparks_batch_is_refused(stream: Stream, first: bool) -> None:  # noqa: FBT001
+    """Under a number of the past an epoch counts as done, under one of the future it is adopted: its rows are lost."""
+    for start in (0, 10):
+        stream.put(range(start, start + 10))
+    once = stream.exactly_once()
+
+    def batch(frame: DataFrame, epoch: int) -> None:
+        once(frame, 7 if epoch == (0 if first else 1) else epoch)
+
+    with pytest.raises(StreamingQueryException, match=rf"number 7 in Spark's batch {0 if first else 1}"):
+        stream.by_hand(batch).awaitTermination(60)
+    assert stream.ledger() == [] if first else all(entry.get("epoch") != 7 for entry in stream.ledger())
+    stream.run()
+    assert stream.sink.values() == list(range(20))
+
+
+@pytest.mark.parametrize("right", [0, 1])
+def test_a_number_that_is_not_sparks_ends_a_query_whose_function_goes_on(stream: Stream, right: int) -> None:
+    stream.put(range(10))
+    once = stream.exactly_once()
+
+    def batch(frame: DataFrame, epoch: int) -> None:
+        with contextlib.suppress(ConfigurationError):
+            once(frame, epoch if epoch < right else 7)
+
+    query = stream.by_hand(batch, endless=True)
+    wait_until(lambda: stream.committed()[:right] == list(range(right)), "the right numbers are decided")
+    stream.put(range(10, 20))
+    with pytest.raises(StreamingQueryException, match=f"number 7 in Spark's batch {right}"):
+        query.awaitTermination(60)
+    assert stream.sink.values() == list(range(10 * right))
 
 
 def test_an_object_made_anew_in_each_epoch_is_refused(stream: Stream) -> None:

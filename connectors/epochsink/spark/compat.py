@@ -165,6 +165,12 @@ def run_id_of_thread(session: SparkSession) -> str | None:
     return session.sparkContext.getLocalProperty("spark.jobGroup.id")
 
 
+def batch_of_thread(session: SparkSession) -> int | None:
+    """Return the number of the batch that Spark runs on this thread; None on any other thread."""
+    number = session.sparkContext.getLocalProperty("streaming.sql.batchId")
+    return None if number is None else int(number)
+
+
 def execution_of_thread(session: SparkSession) -> Any | None:
     """Return the JVM's execution of the query whose stream thread this is; None on any other thread."""
     query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")

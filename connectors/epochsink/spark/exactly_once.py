@@ -15,7 +15,7 @@ from epochsink.protocol.spool import NoSpool, Spool
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.spark import argument_checks
 from epochsink.spark.checkpoint import Checkpoint
-from epochsink.spark.compat import frame_of, handle_of, refuse_connect
+from epochsink.spark.compat import batch_of_thread, frame_of, handle_of, refuse_connect
 from epochsink.spark.error_translation import told_to_spark
 from epochsink.spark.executor_check import refuse_bare_executors
 from epochsink.spark.executors import SparkExecutors
@@ -147,15 +147,17 @@ class ExactlyOnce:
         session = frame.sparkSession
         known = self._run.execution if self._run is not None else None
         execution = StreamExecution.of_batch(session, known)
+        own = batch_of_thread(session)
         with told_to_spark(epoch, execution):
             self._refuse_second_object(execution, epoch)
             try:
+                _refuse_other_number(execution, epoch, own)
                 if not self._checked:
                     self.check(frame)
                 run = self._adopt(session, execution)
             except Exception as failure:
                 # there is no commit thread yet that would notice if the caller swallows this
-                self._watch_unheard(session, execution, epoch, failure)
+                self._watch_unheard(session, execution, epoch if own is None else own, failure)
                 raise
             run.foreach_batch(frame, epoch)
 
@@ -246,6 +248,21 @@ class ExactlyOnce:
                 raise
             return NoSpool()
         return spool
+
+
+def _refuse_other_number(execution: StreamExecution, epoch: int, own: int | None) -> None:
+    """Refuse a number that is not ``own``, Spark's: a later start would take it for another epoch."""
+    if epoch == own:
+        return
+    mistake = ConfigurationError(
+        f"ExactlyOnce was called with the number {epoch!r} in Spark's batch {own}: a later start "
+        "would take the epoch for another one that is done already, and its rows would be in no sink",
+        hint="pass on the number that foreachBatch gives your function: def batch(frame, epoch): sink(frame, epoch)",
+    )
+    run = run_of(execution)
+    if run is not None and own is not None:
+        run.refuse_call(own, mistake)
+    raise mistake
 
 
 class ExactlyOnceQuery(StreamingQuery):
