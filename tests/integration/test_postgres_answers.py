@@ -130,7 +130,7 @@ def test_a_table_that_is_altered_just_before_the_copy_gets_no_row_that_means_som
     driver = pg_driver(table, batch, answer_bytes=LIMIT)
     alter_once(monkeypatch, lambda: pg_truth.execute(f"ALTER TABLE {table} ALTER n TYPE bigint"))
     written = driver.write(0, batch)
-    with pytest.raises(PrepareFailed, match="was changed while rows were copied"):
+    with pytest.raises(PrepareFailed, match="has changed since rows were written"):
         driver.vote(written)
     assert pg_truth.prepared() == []
     assert pg_truth.count(table) == 0

@@ -95,15 +95,6 @@ def by_note(batch: pa.RecordBatch) -> pa.RecordBatch:
     return ranked(batch, batch["note"])
 
 
-def test_rows_that_an_older_version_spooled_are_ordered_by_the_columns_themselves(
-    table: str, pg_driver: MakeDriver, pg_truth: Truth
-) -> None:
-    """They lack what Spark computes for ``order_by`` today."""
-    driver = pg_driver(table, orders(1), key="id", order_by="note")
-    driver.run(0, [orders(1, note="b"), orders(1, note="c"), orders(1, note="a")])
-    assert pg_truth.rows(table) == [(1, "c1")]
-
-
 def test_order_by_may_be_several_expressions_and_nulls_lose(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
     driver = pg_driver(table, orders(1), key="id", order_by=["length(note)", "note"])
     nothing = pa.record_batch({"id": pa.array([1], pa.int64()), "note": pa.array([None], pa.string())})

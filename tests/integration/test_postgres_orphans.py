@@ -14,8 +14,9 @@ import pytest
 
 from epochsink.errors import PrepareFailed
 from epochsink.postgres import Postgres
-from epochsink.postgres.committable import PreparedPart
+from epochsink.postgres.committable import Merge, StagedEpoch
 from epochsink.postgres.committer import PostgresCommitter
+from epochsink.postgres.relation import Relation
 from epochsink.sink import Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
@@ -182,4 +183,5 @@ def test_an_unreachable_server_makes_a_sweep_a_matter_for_later() -> None:
         committer.open(Identity(str(uuid.uuid4()), "table", 1))
         with pytest.raises(ConnectionError, match=str(port)):
             committer.abort_orphans([])
-        committer.finish(Epoch(0, uuid.uuid4().hex), [PreparedPart("gid", "attempt", (), 0, "s").to_json()])
+        merge = Merge(Relation(None, "orders"), {}, {}, (), deletes=False)
+        committer.finish(Epoch(0, uuid.uuid4().hex), [StagedEpoch("attempt", (), 0, "s", merge).to_json()])

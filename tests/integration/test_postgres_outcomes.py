@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from family_tables import FamilyTables
-from fix_postgres import Driver, ListedRows, Truth, as_user
+from fix_postgres import Driver, ListedRows, Truth, as_user, ranked
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
@@ -452,7 +452,8 @@ def test_a_staged_epoch_is_merged_as_it_was_recorded(table: str, pg_driver: Make
     """Even if the query was started again with another configuration meanwhile."""
     pg_truth.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
     driver = pg_driver(table, orders(1), commit="staged", key="id", order_by="note")
-    written, parts = driver.prepare(0, orders(1, note="a"), orders(1, note="b"))
+    rows = [orders(1, note=note) for note in "ab"]
+    written, parts = driver.prepare(0, *(ranked(one, one["note"]) for one in rows))
     changed = Postgres(pg_truth.dsn, table=f"{table}_new", schema_for_markers=driver.sink.schema_for_markers)
     assert outcomes(driver.restart(changed), written, parts) == {Outcome.COMMITTED}
     assert pg_truth.rows(table) == [(1, "b1")]
@@ -668,18 +669,6 @@ def test_votes_and_prepares_end_when_the_server_freezes_and_outlive_its_restart(
     with closing(Truth(server.dsn)) as truth:
         assert truth.count("orders") == 1
     driver.close()
-
-
-def test_an_epoch_that_the_first_version_recorded_is_merged(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
-    """Upgraded between prepare and commit: its order is SQL over the table's columns, and it has no version."""
-    pg_truth.execute(f"ALTER TABLE {table} ADD PRIMARY KEY (id)")
-    driver = pg_driver(table, orders(1), commit="staged", key="id", order_by="note")
-    written, (part,) = driver.prepare(0, orders(1, note="aa"), orders(1, note="b"))
-    old = {name: value for name, value in part.items() if name != "version"}
-    old["merge"] = {name: value for name, value in part["merge"].items() if name != "ranks"}
-    old["merge"]["order_by"] = ["length(note)", "note"]
-    assert outcomes(driver.restart(), written, [old]) == {Outcome.COMMITTED}
-    assert pg_truth.rows(table) == [(1, "aa1")]
 
 
 def test_sessions_outlive_a_closed_connection(pg_truth: Truth) -> None:

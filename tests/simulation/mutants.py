@@ -182,6 +182,18 @@ MUTANTS = (
     ),
     Mutant("42704 taken as done", Variant(ports={"P": sink.TrustsMissing}), "P", ((31, ("rollback",)),)),
     Mutant("42704 taken as aborted", Variant(ports={"P": sink.MissingIsAborted}), "P", ((45, ("lost",)),)),
+    Mutant(
+        "rows staged for other columns are merged",
+        Variant(ports={"P": sink.CastsPrepared}),
+        "P",
+        ((25, ("alter", "P")),),
+    ),
+    Mutant(
+        "rows staged for other columns are merged after the decision",
+        Variant(ports={"S": sink.CastsStaged}),
+        "S",
+        ((32, ("alter", "S")),),
+    ),
     Mutant("gid re-used", Variant(ports={"P": sink.ReusesGid}), "P", ((27, ("pause", 20, 2)),)),
     Mutant(
         "commits that were sent side by side are taken for carried out",

@@ -20,6 +20,7 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
     failover sink k          a target loses the last k requests that changed it, by a failover
     unmark sink              somebody deletes a target's markers
     remark sink how          somebody changes a target's newest marker: to a "newer" epoch, or to an "other" attempt
+    alter sink               somebody gives a column of a PostgreSQL table another type
     outside sink             somebody else writes to every document of an index
     async sink k             an index is made to acknowledge documents before they are on disk; k steps later its node
                              crashes and comes back
@@ -83,6 +84,7 @@ def outside(sinks: str) -> tuple[Fault, ...]:
         ("copy",),
         ("rejoin",),
         *remarks,
+        *(("alter", sink) for sink in sinks if sink in "PS"),
         *((("outside", "F"),) if "F" in sinks else ()),
     )
 

@@ -31,9 +31,14 @@ class PostgresPort(PortBase):
         """Open a COPY into the attempt's staging table."""
         return StagingTask(self, task)
 
-    def stage(self, table: Staged, task: str, rows: list[Row]) -> None:
-        """COPY rows."""
-        self._step(f"{self.letter} stage", lambda: self.target.stage(table, task, rows))
+    def stage(self, table: Staged, task: str, rows: list[Row]) -> int:
+        """COPY rows; return the table's shape that they are for."""
+        shape: int = self._step(f"{self.letter} stage", lambda: self.target.stage(table, task, rows))
+        return shape
+
+    def is_altered(self, part: Committable) -> bool:
+        """Whether the table is not what rows were staged for: looked at in the transaction that merges them."""
+        return bool(part["shapes"] != [self.target.shape])
 
     def table(self, part: Committable) -> Staged:
         """Return the staging table that a committable names."""
@@ -90,11 +95,20 @@ class PostgresPort(PortBase):
             self.drop(table)
         return [table.attempt for table in gone]
 
+    def staged(self, epoch: Epoch, written: Sequence[Committable]) -> Committable:
+        """Return the part that stands for what tasks have staged."""
+        return {
+            "attempt": epoch.attempt,
+            "generation": self._identity.generation,
+            "tasks": [part["task"] for part in written],
+            "shapes": sorted({part["shape"] for part in written}),
+        }
+
     def restage(self, rows: Rows, attempt: str) -> Committable:
         """Put spooled rows into a staging table of this generation."""
         table = Staged(self._key, self._identity.generation, attempt)
-        self.stage(table, attempt, read_rows(rows))
-        return {"attempt": attempt, "generation": table.generation, "tasks": [attempt]}
+        shape = self.stage(table, attempt, read_rows(rows))
+        return {"attempt": attempt, "generation": table.generation, "tasks": [attempt], "shapes": [shape]}
 
 
 class StagingTask:
@@ -103,15 +117,16 @@ class StagingTask:
     def __init__(self, port: PostgresPort, task: Task) -> None:
         self._port = port
         self._task = task
+        self._shape = 0
 
     def write(self, rows: list[Row]) -> None:
         """COPY."""
         table = Staged(identity_key(self._task.identity), self._task.identity.generation, self._task.epoch.attempt)
-        self._port.stage(table, self._task.uuid, rows)
+        self._shape = self._port.stage(table, self._task.uuid, rows)
 
     def prepare(self) -> Committable:
         """Name the task."""
-        return {"task": self._task.uuid}
+        return {"task": self._task.uuid, "shape": self._shape}
 
 
 class StagedPort(PostgresPort):
@@ -123,12 +138,13 @@ class StagedPort(PostgresPort):
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
     ) -> list[Committable]:
         """Verify that every accepted task's rows are staged."""
-        tasks = [part["task"] for part in written]
-        part = {"attempt": epoch.attempt, "generation": self._identity.generation, "tasks": tasks}
-        part |= self.prepared_with(epoch)
+        part = self.staged(epoch, written) | self.prepared_with(epoch)
         table = self.table(part)
-        if self._step("S count", lambda: self.target.staged_rows(table, tasks), reads=True) is None:
-            raise PrepareFailed("staged rows are gone")
+        answer = self._step(
+            "S count", lambda: self.is_altered(part) or self.target.staged_rows(table, part["tasks"]), reads=True
+        )
+        if answer is None or answer is True:
+            raise PrepareFailed("staged rows are gone, or the table has changed")
         return [part]
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
@@ -143,7 +159,13 @@ class StagedPort(PostgresPort):
         """Merge staged rows and the marker, and see the marker of the epoch before, in one transaction."""
         table, marker = self.table(part), (self._key, epoch.number)
         target: Postgres = self.target
-        return self._step("S merge", lambda: target.merge(table, part["tasks"], marker, part["attempt"], after))
+
+        def apply() -> str:
+            if marker not in target.markers and self.is_altered(part):
+                return "ALTERED"
+            return target.merge(table, part["tasks"], marker, part["attempt"], after)
+
+        return self._step("S merge", apply)
 
     def replay(
         self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
@@ -162,9 +184,7 @@ class PreparedPort(PostgresPort):
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
     ) -> list[Committable]:
         """Merge and prepare."""
-        tasks = [part["task"] for part in written]
-        part = {"attempt": epoch.attempt, "generation": self._identity.generation, "tasks": tasks}
-        return [self.prepare(epoch, part | self.prepared_with(epoch), after)]
+        return [self.prepare(epoch, self.staged(epoch, written) | self.prepared_with(epoch), after)]
 
     def prepare(self, epoch: Epoch, part: Committable, after: LastDone | None = None) -> Committable:
         """PREPARE TRANSACTION of the merge of staged rows and the marker row."""
@@ -172,6 +192,8 @@ class PreparedPort(PostgresPort):
         table, marker = self.table(part), (self._key, epoch.number)
 
         def apply() -> str:
+            if marker not in self.target.markers and self.is_altered(part):
+                return "ALTERED"
             rows = self.target.staged_rows(table, part["tasks"])
             answer: str = (
                 "NOROWS"

@@ -193,6 +193,7 @@ class Simulation(Scheduler):
             "abandon": self._abandon,
             "skip": process.skip_next,
             "double": self._call_twice,
+            "alter": self.world.alter_table,
         }
         struck = faults[kind](*numbers)
         if struck:

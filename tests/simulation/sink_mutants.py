@@ -136,6 +136,20 @@ class MissingIsAborted(PreparedPort):
         return COMMITTED if answer == "OK" else Verdict(ABORTED, answer)
 
 
+class CastsPrepared(PreparedPort):
+    """Merges whatever was staged into whatever columns there are now."""
+
+    def is_altered(self, part: Committable) -> bool:
+        return False
+
+
+class CastsStaged(StagedPort):
+    """Likewise, after the decision."""
+
+    def is_altered(self, part: Committable) -> bool:
+        return False
+
+
 class ReusesGid(PreparedPort):
     """Gives every attempt at an epoch the same gid."""
 

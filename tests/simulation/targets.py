@@ -212,17 +212,29 @@ class Postgres:
     staging: dict[Staged, dict[str, list[Row]]] = field(default_factory=dict)
     prepared: dict[str, Any] = field(default_factory=dict)
     markers: dict[Any, str] = field(default_factory=dict)
+    shape: int = 0
+    """Counts how often somebody has altered the target's columns."""
+    staged_for: dict[tuple[Staged, str], int] = field(default_factory=dict)
+    """The shape that a task's rows were staged for."""
 
-    def stage(self, table: Staged, task: str, rows: list[Row]) -> str:
-        """COPY a task's rows into a staging table, making it if it does not exist."""
+    def stage(self, table: Staged, task: str, rows: list[Row]) -> int:
+        """COPY a task's rows into a staging table, making it if it does not exist; return the shape they are for."""
         self.staging.setdefault(table, {})[task] = rows
-        return "OK"
+        self.staged_for[table, task] = self.shape
+        return self.shape
+
+    def alter(self) -> bool:
+        """Give a column another type; return whether it was possible: what is prepared holds locks."""
+        self.shape += not self.prepared
+        return not self.prepared
 
     def staged_rows(self, table: Staged, tasks: list[str]) -> list[Row] | None:
         """Return the rows of some tasks, None if the table or a task's rows are gone."""
         stored = self.staging.get(table, {})
         if any(task not in stored for task in tasks):
             return None
+        if any(self.staged_for[table, task] != self.shape for task in tasks):
+            self.readers.flag(f"CAST {self.sink}: rows that were staged for other columns")
         return [row for task in tasks for row in stored[task]]
 
     def mark(self, key: str) -> Mark | None:

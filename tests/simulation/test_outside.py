@@ -105,6 +105,12 @@ def test_a_marker_is_altered(sinks: str) -> None:
     every_step(sinks, *(("remark", sinks[0], how) for how in ("newer", "other")))
 
 
+@pytest.mark.parametrize("sinks", ["P", "S"])
+def test_a_table_is_altered(sinks: str) -> None:
+    """Rows that are staged for other columns are never merged: the epoch is run again, or staged again."""
+    every_step(sinks, ("alter", sinks))
+
+
 def test_somebody_else_writes_to_the_index() -> None:
     """The next epoch's rows are written over it, whatever its version is."""
     every_step("F", ("outside", "F"))

@@ -146,6 +146,10 @@ class World:
         """Change the newest marker: "newer" (by an epoch) or "other" (attempt); return whether there was one."""
         return bool(self.target(sink).alter_marker(Mark(1 if how == "newer" else 0, STRANGER)))
 
+    def alter_table(self, sink: str) -> bool:
+        """Give a column of a table another type; return whether it was possible."""
+        return self.postgres[sink].alter()
+
     def write_from_outside(self, sink: str) -> bool:
         """Change every document of an index, as `_update` does; return whether there was any."""
         target = self.search.get(sink)

@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import psycopg
-from psycopg import sql
 
 from epochsink.errors import PrepareFailed
 from epochsink.postgres.binary_copy import CopyIn
-from epochsink.postgres.catalog import read_target
 from epochsink.postgres.committable import PreparedPart, StagedTask, read_written
 from epochsink.postgres.place import Place
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import writer_schema
+from epochsink.postgres.table_shape import require_unchanged
 from epochsink.postgres.vote import prepare_once, whole
 from epochsink.postgres.writer import StagingWriter, fitted, merge_of
 from epochsink.sink import Task
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
     from epochsink.postgres.answers import AnsweredTask
     from epochsink.postgres.catalog import Target
+    from epochsink.postgres.committable import Merge
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
     from epochsink.postgres.sessions import Session
@@ -59,11 +59,10 @@ def is_copied(config: PostgresConfig, session: Session, row: pa.Schema) -> bool 
     """Return whether rows go straight into the table as it is now; None if that cannot be told."""
     if config.key or not config.atomic:
         return False
-    relation = Relation.of(config.table)
     try:
-        found = fitted(session.connection(), relation, writer_schema(row, deletes=False), direct=False)
+        found = fitted(session.connection(), config, writer_schema(row, deletes=False), direct=False)
     except (psycopg.Error, PrepareFailed) as untold:
-        _log.warning("tasks stage their rows for %s: %s", relation, untold)
+        _log.warning("tasks stage their rows for %s: %s", Relation.of(config.table), untold)
         return None
     return _takes_copy(config, *found)
 
@@ -104,18 +103,18 @@ def vote_by_copy(connection: Connection, voter: Voter, epoch: Epoch, answers: An
     Raises `PrepareFailed`, `WentBack`, `pyarrow.ArrowInvalid`, `psycopg.Error`.
     """
     answered = answers.tasks
-    target, encodings = fitted(connection, Relation.of(voter.config.table), answered[0].schema, direct=False)
+    target, encodings = fitted(connection, voter.config, answered[0].schema, direct=False)
     if not _takes_copy(voter.config, target, encodings):
         return ()
     name, tasks = whole(voter, epoch), tuple(answer.task for answer in answered)
     rows, merge = sum(answer.rows for answer in answered), merge_of(voter.config, target, encodings)
-    part = PreparedPart(str(name), epoch.attempt, tasks, rows, None, Place.of(connection), merge)
-    prepare_once(connection, epoch, [voter], name, lambda: _copy(connection, target, encodings, answers))
+    part = PreparedPart(str(name), epoch.attempt, tasks, rows, merge, place=Place.of(connection))
+    prepare_once(connection, epoch, [voter], name, lambda: _copy(connection, merge, encodings, answers))
     return (part,)
 
 
-def _copy(connection: Connection, target: Target, encodings: Sequence[Encoding], answers: Answers) -> None:
-    copy = CopyIn(connection, target.relation.quoted, encodings)
+def _copy(connection: Connection, merge: Merge, encodings: Sequence[Encoding], answers: Answers) -> None:
+    copy = CopyIn(connection, merge.target.quoted, encodings)
     try:
         for batch in answers.read():
             copy.write(batch)
@@ -124,13 +123,5 @@ def _copy(connection: Connection, target: Target, encodings: Sequence[Encoding],
     except BaseException:
         copy.cancel()
         raise
-    # COPY has no casts, and holds the lock that keeps the table as it is now: was it so before?
-    connection.execute("SET LOCAL search_path = pg_catalog, pg_temp")
-    if read_target(connection, target.relation) != target:
-        raise PrepareFailed(
-            f"table {target.relation} was changed while rows were copied into it",
-            hint="Spark runs the epoch again, which sees the table as it is now",
-        )
-    connection.execute(
-        sql.SQL("SELECT pg_catalog.set_config('search_path', {}, true)").format(sql.Literal(connection.search_path))
-    )
+    # COPY has no casts, and passes rules by; its lock keeps the table as it is now: was it so before?
+    require_unchanged(connection, merge, copied=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from psycopg import sql
 
 from epochsink.postgres.relation import Relation
 
@@ -12,13 +14,42 @@ if TYPE_CHECKING:
 
     from epochsink.postgres.server import Connection
 
+# tables are found along pg_inherits: pg_partition_tree would lock every partition until the transaction ends
 _TARGET: Final = """
-SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
-       a.attname, format_type(a.atttypid, a.atttypmod), format('%%I.%%I', bn.nspname, b.typname),
-       coalesce(' COLLATE ' || (SELECT format('%%I.%%I', cn.nspname, co.collname) FROM pg_catalog.pg_collation co
+WITH RECURSIVE tree (oid) AS (
+    SELECT to_regclass({table})
+    UNION ALL
+    SELECT i.inhrelid FROM tree
+    JOIN pg_catalog.pg_class p ON p.oid = tree.oid AND p.relkind = 'p'
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+), target AS MATERIALIZED (
+    SELECT c.oid, n.nspname, c.relname, c.relkind::text AS kind, row_security_active(c.oid) AS row_security,
+           c.relhasrules, current_setting('max_prepared_transactions')::int AS max_prepared,
+           array(SELECT u.oid::regclass::text FROM tree JOIN pg_catalog.pg_class u ON u.oid = tree.oid
+                 WHERE u.relkind = 'r' AND u.relpersistence = 'u' ORDER BY 1) AS unlogged,
+           coalesce((
+               SELECT jsonb_agg(DISTINCT k.columns) FROM pg_catalog.pg_index i CROSS JOIN LATERAL (
+                   SELECT jsonb_object_agg(a.attname, concat_ws(' ', co.oid::regcollation, oc.opcname)) AS columns
+                   FROM unnest(i.indkey::int2[], i.indclass::oid[], i.indcollation::oid[])
+                        WITH ORDINALITY AS k (attnum, opclass, collated, place)
+                   JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+                   JOIN pg_catalog.pg_opclass oc ON oc.oid = k.opclass
+                   LEFT JOIN pg_catalog.pg_collation co ON co.oid = k.collated
+                   WHERE k.place <= i.indnkeyatts
+               ) AS k
+               WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid AND i.indimmediate
+                 AND i.indpred IS NULL AND i.indexprs IS NULL
+           ), '[]') AS unique_indexes
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = to_regclass({table})
+)
+SELECT target.nspname, target.relname, target.kind, target.max_prepared, target.row_security, target.relhasrules,
+       target.unlogged, target.unique_indexes,
+       a.attname, format_type(a.atttypid, a.atttypmod), format('%I.%I', bn.nspname, b.typname),
+       coalesce(' COLLATE ' || (SELECT format('%I.%I', cn.nspname, co.collname) FROM pg_catalog.pg_collation co
          JOIN pg_catalog.pg_namespace cn ON cn.oid = co.collnamespace
          WHERE co.oid = a.attcollation AND a.attcollation <> t.typcollation), ''),
-       coalesce((SELECT format('OPERATOR(%%I.%%s)', opn.nspname, op.oprname)
+       coalesce((SELECT format('OPERATOR(%I.%s)', opn.nspname, op.oprname)
          FROM pg_catalog.pg_opclass oc
          JOIN pg_catalog.pg_am am ON am.oid = oc.opcmethod AND am.amname = 'btree'
          JOIN pg_catalog.pg_amop ao ON ao.amopfamily = oc.opcfamily AND ao.amopstrategy = 3
@@ -28,16 +59,13 @@ SELECT n.nspname, c.relname, c.relkind::text, c.relpersistence::text,
          WHERE oc.opcintype = b.oid AND oc.opcdefault), 'OPERATOR(pg_catalog.=)'),
        b.typreceive::text, e.typreceive::text, CASE WHEN t.typtype = 'd' THEN t.typtypmod ELSE a.atttypmod END,
        a.attnotnull OR t.typnotnull, a.atthasdef OR t.typdefault IS NOT NULL,
-       a.attidentity::text, a.attgenerated::text,
-       current_setting('max_prepared_transactions')::int, row_security_active(c.oid), c.relhasrules
-FROM pg_catalog.pg_class c
-JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+       a.attidentity::text, a.attgenerated::text
+FROM target
+JOIN pg_catalog.pg_attribute a ON a.attrelid = target.oid AND a.attnum > 0 AND NOT a.attisdropped
 JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 JOIN pg_catalog.pg_type b ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END
 JOIN pg_catalog.pg_namespace bn ON bn.oid = b.typnamespace
 LEFT JOIN pg_catalog.pg_type e ON e.oid = b.typelem AND b.typcategory = 'A'
-WHERE c.oid = to_regclass(%s)
 ORDER BY a.attnum
 """
 
@@ -90,28 +118,55 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The live target table, the server's limit for prepared transactions, and whether policies or rules concern us."""
+    """The live target table, as far as an epoch rests on it.
+
+    ``max_prepared_transactions`` is the server's. ``row_security`` says whether policies apply to this user.
+    ``unlogged`` names the table, or those of its partitions, that a crash would empty. ``unique`` has a mapping for
+    each index that ON CONFLICT may rely on: its columns, each with the collation and operator class it compares by.
+    """
 
     relation: Relation
     kind: str
-    persistence: str
-    columns: Mapping[str, Column]
     max_prepared_transactions: int
     row_security: bool
     has_rules: bool
+    unlogged: Sequence[str]
+    unique: Sequence[Mapping[str, str]]
+    columns: Mapping[str, Column]
+
+    def unique_for(self, key: Sequence[str]) -> list[Mapping[str, str]]:
+        """Return those of ``unique`` that are on exactly these columns."""
+        return [index for index in self.unique if index.keys() == set(key)]
 
 
 def read_target(connection: Connection, relation: Relation) -> Target | None:
-    """Return the table as it is now, or None if this user sees none of that name."""
+    """Return the table as it is now, or None if this user sees none of that name. Outside `begin`'s transactions."""
     if relation.schema is None:
         found = connection.execute(_ON_PATH, [list(connection.schemas), relation.name]).fetchone()
         relation = Relation(found[0] if found else None, relation.name)
-    rows = connection.execute(_TARGET, [str(relation)]).fetchall()
+    return _target(connection.execute(_query(relation)).fetchall())
+
+
+def read_written_target(connection: Connection, relation: Relation) -> Target | None:
+    """Likewise, within the transaction that has written to the table, whose search path is that of its triggers."""
+    ours_and_back = sql.SQL(
+        "SET LOCAL search_path = pg_catalog, pg_temp; {}; SELECT pg_catalog.set_config('search_path', {}, true)"
+    )
+    cursor = connection.execute(ours_and_back.format(_query(relation), sql.Literal(connection.search_path)))
+    cursor.nextset()
+    return _target(cursor.fetchall())
+
+
+def _query(relation: Relation) -> sql.Composed:
+    return sql.SQL(_TARGET).format(table=sql.Literal(str(relation)))
+
+
+def _target(rows: Sequence[tuple[Any, ...]]) -> Target | None:
     if not rows:
         return None
-    schema, name, kind, persistence = rows[0][:4]
-    columns = {row[4]: Column(*row[4:16]) for row in rows}
-    return Target(Relation(schema, name), kind, persistence, columns, *rows[0][16:19])
+    columns = {row[8]: Column(*row[8:]) for row in rows}
+    schema, name, kind, limit, row_security, has_rules, unlogged, unique = rows[0][:8]
+    return Target(Relation(schema, name), kind, limit, row_security, has_rules, unlogged, unique, columns)
 
 
 def read_checks(connection: Connection, target: Target, columns: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 from psycopg import errors
 
-from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.errors import PrepareFailed, RowsRejected, SpoolMissing
 from epochsink.failpoints import reach
 from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres import applied_epochs, orphans
@@ -19,6 +19,7 @@ from epochsink.postgres.errors import describe, failure, is_contended, is_passin
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
 from epochsink.postgres.sessions import watched
+from epochsink.postgres.table_shape import TableChanged, require_unchanged
 from epochsink.retry import retrying
 from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from epochsink.postgres.relation import Relation
     from epochsink.postgres.server import Connection, Server
     from epochsink.postgres.sessions import Session
-    from epochsink.sink import Epoch, Identity
+    from epochsink.sink import Epoch, Identity, Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +45,58 @@ class Commit:
     session: Session
     retry_seconds: float
 
-    def __call__(self, epoch: Epoch, known: Part, after: LastDone | None) -> Verdict:
+    def __call__(self, epoch: Epoch, known: Part, rows: Rows, after: LastDone | None) -> Verdict:
         """Commit a prepared transaction, or merge staged rows: again for ``retry_seconds`` where that may help."""
         again = retrying(_is_worth_repeating, seconds=self.retry_seconds, first_pause=0.05, longest_pause=2.0)
         try:
-            if isinstance(known, StagedEpoch):
-                schema = self.schema
-                member = Member(identity_key(self.identity), schema, known.table, known.tasks, known.rows, known.merge)
-                return again(self._commit_staged, epoch, known, {self.identity.sink: member}, after)
-            if isinstance(known, SharedPart) and known.gid is None:
-                return again(self._commit_staged, epoch, known, known.members, after)
-            # its own transaction has looked at the epoch before it, and cannot outlive that
-            return again(self._commit_prepared, epoch, known, str(known.gid))
+            if known.gid is not None:
+                # its own transaction has looked at the epoch before it, and cannot outlive that
+                return again(self._commit_prepared, epoch, known, known.gid)
+            return again(self._commit_staged, epoch, known, self._members(known), after)
+        except TableChanged as changed:
+            return self._written_again(epoch, changed, rows)
         except psycopg.Error as error:
             if is_passing(error) or is_busy(error):
                 return Verdict(Outcome.UNKNOWN, f"{self.server.database}: {describe(error)}")
+            change = self._change(known)
+            if change is not None:
+                return self._written_again(epoch, change, rows)
             # the server has answered and committed nothing: a refusal, which has a name and a remedy
             raise self._refused(error, epoch, known) from error
+
+    def _members(self, known: Part) -> Mapping[str, Member]:
+        """Return the staged rows of a part by their sinks; none for a prepared transaction."""
+        if isinstance(known, StagedEpoch):
+            key = identity_key(self.identity)
+            own = Member(key, self.schema, known.table, known.tasks, known.rows, known.merge)
+            return {self.identity.sink: own}
+        return known.members if isinstance(known, SharedPart) and known.gid is None else {}
+
+    def _change(self, known: Part) -> TableChanged | None:
+        """Return how a table has changed since rows were staged for it: the INSERT may have failed because of that."""
+        connection = self.session.connection()
+        with transaction(connection):
+            try:
+                for member in self._members(known).values():
+                    require_unchanged(connection, member.merge)
+            except TableChanged as changed:
+                return changed
+            finally:
+                connection.rollback()
+        return None
+
+    def _written_again(self, epoch: Epoch, changed: TableChanged, rows: Rows) -> Verdict:
+        """Say that staged rows are void, if the spool has them: they are staged again for the table as it is now."""
+        try:
+            rows.verify()
+        except SpoolMissing as gone:
+            raise PrepareFailed(
+                f"committing epoch {epoch.number}, which is decided: {changed.message}; its rows cannot be staged "
+                f"again: {gone.message}",
+                hint="change the table back; the epoch stays recorded, and the next start commits it",
+                may_pass=False,
+            ) from changed
+        return Verdict(Outcome.ABORTED, f"{changed.message}, and the marker is absent")
 
     def _refused(self, error: psycopg.Error, epoch: Epoch, part: Part) -> PrepareFailed:
         known = failure(error, f"committing epoch {epoch.number}, which is decided, into {self.table}")
@@ -117,10 +153,13 @@ class Commit:
             if (refused.diag.schema_name, refused.diag.table_name) not in markers:
                 raise
             return self._ask_marker(connection, epoch, part, WHOLE)
-        except RowsRejected:
+        except (RowsRejected, TableChanged):
             raise
-        except PrepareFailed as gone:
-            return Verdict(Outcome.ABORTED, f"{gone.message}, and the marker is absent")
+        except PrepareFailed as failed:
+            if not failed.may_pass:
+                failed.hint += "; the epoch stays recorded, and the next start commits it"
+                raise
+            return Verdict(Outcome.ABORTED, f"{failed.message}, and the marker is absent")
         reach("postgres.committed")
         return COMMITTED
 

@@ -1,14 +1,4 @@
-"""What the ledger says about a PostgreSQL epoch: frozen values, their JSON form and its version.
-
-| version | differs in |
-|---|---|
-| 1 | no ``version`` key; ``order_by`` of a merge is SQL over the table's columns, evaluated by the server |
-| 2 | ``ranks`` of a merge: so many staged columns, computed by Spark, decide between rows of a key |
-| 3 | ``place`` of a part: the database that it was prepared in; ``merge`` of a prepared transaction |
-| 4 | ``members``: one transaction of several sinks, each of which records the same value. Only these have version 4 |
-
-A version is read for as long as an epoch that it describes may be pending: an upgrade between prepare and commit.
-"""
+"""What the ledger says about a PostgreSQL epoch: frozen values, and their JSON form with its version."""
 
 from __future__ import annotations
 
@@ -22,48 +12,41 @@ from epochsink.postgres.relation import Relation
 from epochsink.sink import MEMBERS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epochsink.sink import Committable
 
-VERSION: Final = 3
-SHARED_VERSION: Final = 4
+VERSION: Final = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
     """What to merge and how, recorded so that a later start merges it as it was meant.
 
-    ``casts`` has the type of each column that is staged as another one. Without ``key`` rows are appended; with
-    it they replace the target's row of that key, or delete it where ``deletes`` and the row says so. ``order_by`` is
-    SQL of version 1, ``ranks`` the number of staged columns that took its place. ``equals`` is the operator that
-    compares each key column, with its schema.
+    ``columns`` has the type of each column of the target that is written, ``casts`` that of each that is staged as
+    another one. Without ``key`` rows are appended. With it they replace the target's row of that key, or delete it
+    where ``deletes`` and the row says so. ``ranks`` is the number of staged columns that decide between rows of a key.
+    ``equals`` is the operator that compares each key column, with its schema. ``unique`` describes the indexes behind
+    the key, see `epochsink.postgres.catalog.Target`.
     """
 
     target: Relation
-    columns: tuple[str, ...]
+    columns: Mapping[str, str] = field(hash=False)
     casts: Mapping[str, str] = field(hash=False)
     key: tuple[str, ...]
     deletes: bool
     ranks: int = 0
     equals: Mapping[str, str] = field(default_factory=dict, hash=False)
-    order_by: tuple[str, ...] = ()
-
-    @property
-    def is_ordered(self) -> bool:
-        """Whether something decides between rows of a key."""
-        return self.ranks > 0 or bool(self.order_by)
+    unique: Sequence[Mapping[str, str]] = field(default_factory=list, hash=False)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
-        lists = ("target", "columns", "key", "order_by")
-        return asdict(self) | {name: list(getattr(self, name)) for name in lists}
+        return asdict(self) | {"target": list(self.target), "key": list(self.key)}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Return the merge that `to_json` described."""
-        tuples = {name: tuple(values[name]) for name in ("columns", "key", "order_by")}
-        return cls(**{**values, **tuples, "target": Relation(*values["target"])})
+        return cls(**{**values, "key": tuple(values["key"]), "target": Relation(*values["target"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +108,16 @@ class StagedEpoch:
 class PreparedPart:
     """A prepared transaction: of a whole epoch or, with ``atomic=False``, of one task. ``table`` is its staging.
 
-    ``merge`` is how its rows are prepared again, should it be lost; None in versions before.
+    ``merge`` is how its rows are prepared again, should it be lost.
     """
 
     gid: str
     attempt: str
     tasks: tuple[str, ...]
     rows: int
+    merge: Merge
     table: str | None = None
     place: Place | None = None
-    merge: Merge | None = None
 
     @property
     def tables(self) -> set[str]:
@@ -144,8 +127,7 @@ class PreparedPart:
     def to_json(self) -> Committable:
         """Return it as JSON values."""
         fields = {name: value for name, value in asdict(self).items() if value is not None}
-        merge = {} if self.merge is None else {"merge": self.merge.to_json()}
-        return fields | merge | {"tasks": list(self.tasks), "version": VERSION}
+        return fields | {"merge": self.merge.to_json(), "tasks": list(self.tasks), "version": VERSION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +154,7 @@ class SharedPart:
             for name, member in self.members.items()
         }
         place = self.place.to_json() if self.place is not None else None
-        return {"gid": self.gid, "attempt": self.attempt, MEMBERS: members, "place": place, "version": SHARED_VERSION}
+        return {"gid": self.gid, "attempt": self.attempt, MEMBERS: members, "place": place, "version": VERSION}
 
 
 Part = PreparedPart | StagedEpoch | SharedPart
@@ -202,17 +184,15 @@ def _merged(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prepared(fields: dict[str, Any]) -> PreparedPart:
-    merge = Merge.from_json(fields["merge"]) if "merge" in fields else None
-    place = Place.from_json(fields.get("place"))
-    return PreparedPart(**fields | {"tasks": tuple(fields["tasks"]), "place": place, "merge": merge})
+    return PreparedPart(**_merged(fields) | {"place": Place.from_json(fields.get("place"))})
 
 
 def _fields(values: Committable) -> dict[str, Any]:
     fields = dict(values)
-    version = fields.pop("version", 1)
-    if not 1 <= version <= SHARED_VERSION:
+    version = fields.pop("version", None)
+    if version != VERSION:
         raise LedgerCorrupt(
-            f"a committable of PostgreSQL has version {version}, and this epochsink reads 1 to {SHARED_VERSION}",
-            hint="a newer epochsink prepared this epoch: start the query with that one",
+            f"a committable of PostgreSQL has version {version}, and this epochsink reads version {VERSION}",
+            hint="another version of epochsink prepared this epoch: start the query with that one",
         )
     return fields

@@ -164,7 +164,8 @@ class PostgresCommitter(SinkCommitter):
                     raise
                 self._marker.verify(connection, self._relation, done, pending)
             with deadline(connection, self._retry_seconds):
-                require_same_table(connection, self._config.schema_for_markers, self._identity, self._relation, done)
+                schema = self._config.schema_for_markers
+                require_same_table(connection, schema, self._identity, self._relation, done=done, pending=pending)
 
     def _require_place(self, connection: Connection, done: LastDone | None) -> None:
         """Raise `WentBack` if this is not where the newest epoch was prepared; an operator's word may have moved it."""
@@ -282,11 +283,11 @@ class PostgresCommitter(SinkCommitter):
         self,
         epoch: Epoch,
         part: Committable,
-        rows: Rows,  # noqa: ARG002 - the protocol's signature
+        rows: Rows,
         after: LastDone | None = None,
     ) -> Verdict:
         """Commit a prepared transaction, or merge staged rows; repeated for `RETRY_SECONDS` where that may help."""
-        return self._commit(epoch, read_part(part), after)
+        return self._commit(epoch, read_part(part), rows, after)
 
     def commit_at_once(
         self,
@@ -330,11 +331,9 @@ class PostgresCommitter(SinkCommitter):
         answers = [self._rewrite(task, again, ballot.rows, config, atomic=True) for task in own.tasks]
         return self.staged(again, Ballot(self, answers, ballot.rows, ballot.after))
 
-    def _as_recorded(self, merge: Merge | None) -> PostgresConfig:
+    def _as_recorded(self, merge: Merge) -> PostgresConfig:
         """Return the options with which an epoch was written, whatever a later start brings: table, key, deletes."""
         given = {item.name: getattr(self._config, item.name) for item in fields(PostgresConfig)}
-        if merge is None:
-            return self._config
         schema, table = merge.target.schema, merge.target.name
         recorded = {
             "table": (table,) if schema is None else (schema, table),

@@ -8,9 +8,10 @@ from psycopg import sql
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.postgres.staging import DELETED, TAG, rank_column, tag
+from epochsink.postgres.table_shape import require_unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from epochsink.postgres.committable import Member, Merge
     from epochsink.postgres.relation import Relation
@@ -26,8 +27,8 @@ def merge(connection: Connection, members: Sequence[Member]) -> None:
     Rows are written in the order of ``members`` and deleted in the reverse order, after all are written: so one that
     refers to another is written after it and deleted before it, and one that moves away from what is deleted has moved.
 
-    Raises `PrepareFailed` if staging does not hold exactly the rows that it should, `RowsRejected` if a key comes
-    twice and nothing says which row is the last, `psycopg.Error`.
+    Raises `PrepareFailed` if staging does not hold exactly the rows that it should, or a target is not what they were
+    staged for; `RowsRejected` if a key comes twice and nothing says which row is the last; `psycopg.Error`.
     """
     connection.execute(sql.SQL("SET LOCAL work_mem = {}").format(sql.Literal(WORK_MEM)))
     if len(members) > 1:
@@ -37,6 +38,9 @@ def merge(connection: Connection, members: Sequence[Member]) -> None:
     for member, source in reversed(list(zip(members, sources, strict=True))):
         if member.merge.deletes:
             connection.execute(_delete(member.merge, source))
+    for member in members:
+        # an INSERT casts whatever it can to the column's type, and the lock that it took keeps the table as it is now
+        require_unchanged(connection, member.merge)
 
 
 def _write(connection: Connection, member: Member) -> sql.Composed:
@@ -61,15 +65,15 @@ def verify(connection: Connection, member: Member) -> None:
         verify_count(connection, member)
 
 
-def verify_casts(connection: Connection, member: Member, types: Mapping[str, str]) -> None:
-    """Store the values that are staged as text in columns of the target's ``types``, within a transaction to roll back.
+def verify_casts(connection: Connection, member: Member) -> None:
+    """Store the values that are staged as text in columns of the target's types, within a transaction to roll back.
 
     A query that only casts them would not do: the length of char(n) and the like is checked when a value is stored.
     """
     plan = member.merge
     trial = sql.Identifier(member.schema, f"{member.table}_t")
     columns = sql.SQL(", ").join(
-        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(types[name])) for name in plan.casts
+        sql.SQL("{} {}").format(sql.Identifier(name), sql.SQL(plan.columns[name])) for name in plan.casts
     )
     connection.execute(sql.SQL("CREATE UNLOGGED TABLE {} ({})").format(trial, columns))
     connection.execute(sql.SQL("INSERT INTO {} SELECT {} FROM {}").format(trial, _names(plan.casts), _source(member)))
@@ -104,7 +108,7 @@ def _verify_keys(connection: Connection, member: Member) -> bool:
             "deletes no row",
             hint="filter them with where=, or fill the key with coalesce() in select=",
         )
-    if most > 1 and not plan.is_ordered:
+    if most > 1 and not plan.ranks:
         example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
         raise RowsRejected(
@@ -174,9 +178,7 @@ def _source(member: Member) -> sql.Composed:
 
 
 def _latest(plan: Merge, source: sql.Composable) -> sql.Composed:
-    # a merge that version 1 recorded has SQL over the table's columns instead of staged values
-    values = _ranks(plan) or [sql.SQL("({})").format(sql.SQL(expression)) for expression in plan.order_by]
-    order = [sql.SQL("{} DESC NULLS LAST").format(value) for value in values]
+    order = [sql.SQL("{} DESC NULLS LAST").format(value) for value in _ranks(plan)]
     return sql.SQL("(SELECT DISTINCT ON ({key}) * FROM {source} ORDER BY {key}, {order}) AS latest_of_key").format(
         key=_names(plan.key), source=source, order=sql.SQL(", ").join(order)
     )

@@ -15,6 +15,7 @@ from epochsink.postgres.new_table import table_ddl
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import fit, unfilled, writer_schema
 from epochsink.postgres.server import Server
+from epochsink.postgres.table_shape import unsafe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -28,13 +29,6 @@ if TYPE_CHECKING:
 
 MIN_VERSION: Final = 140000
 
-_UNIQUE: Final = """
-SELECT array(SELECT a.attname::text FROM unnest((i.indkey::int2[])[0:i.indnkeyatts - 1]) AS k
-             JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k)
-FROM pg_catalog.pg_index i
-WHERE i.indrelid = to_regclass(%s) AND i.indisunique AND i.indisvalid AND i.indimmediate
-  AND i.indpred IS NULL AND i.indexprs IS NULL
-"""
 _MARKER: Final = """
 SELECT c.relkind::text, c.relpersistence::text,
        EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid
@@ -43,11 +37,6 @@ SELECT c.relkind::text, c.relpersistence::text,
                     WHERE a.attrelid = c.oid AND a.attnum = ANY (i.indkey)) <@ %s::text[]),
        row_security_active(c.oid)
 FROM pg_catalog.pg_class c WHERE c.oid = to_regclass(%s)
-"""
-_UNLOGGED: Final = """
-SELECT c.oid::regclass::text FROM pg_catalog.pg_class c, to_regclass(%s) AS r (oid)
-WHERE c.relkind = 'r' AND c.relpersistence = 'u'
-  AND (c.oid = r.oid OR c.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(r.oid) AS p))
 """
 _LOOSE_COLLATIONS: Final = """
 SELECT a.attname FROM pg_catalog.pg_attribute a
@@ -186,7 +175,8 @@ def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
 
 
 def _check_target(config: PostgresConfig, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
-    yield from _check_kind(config, connection, target)
+    yield from _check_kind(target)
+    yield from unsafe(target, config.key, deletes=config.delete_when is not None)
     encodings, unfit = fit(schema, target, direct=not config.atomic and not config.key)
     yield from unfit
     for column in unfilled(schema, target):
@@ -204,24 +194,12 @@ def _check_target(config: PostgresConfig, connection: Connection, target: Target
         yield from _check_publications(config, connection)
 
 
-def _check_kind(config: PostgresConfig, connection: Connection, target: Target) -> Iterator[str]:
+def _check_kind(target: Target) -> Iterator[str]:
     if target.kind not in ("r", "p"):
         kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
         yield (
             f"{target.relation} is {kinds.get(target.kind, 'no table')}, and rows can only be copied into a table, "
             "ordinary or partitioned; name the table behind it"
-        )
-    unlogged = [name for (name,) in connection.execute(_UNLOGGED, [str(target.relation)]).fetchall()]
-    if unlogged:
-        alter = " ".join(f"ALTER TABLE {name} SET LOGGED;" for name in unlogged)
-        yield (
-            f"{', '.join(unlogged)} is UNLOGGED: a crash of the server empties it, and committed epochs are lost; "
-            f"{alter}"
-        )
-    if target.row_security and config.delete_when is not None:
-        yield (
-            f"row security of {target.relation} applies to this user: a delete_when= row whose target a policy hides "
-            f"would delete nothing, without an error; use a role with BYPASSRLS, or the table's owner"
         )
 
 
@@ -239,15 +217,6 @@ def _check_key(config: PostgresConfig, connection: Connection, target: Target, s
                 f"key column {name!r} of {target.relation} is nullable, and null keys never match; "
                 f"ALTER TABLE {target.relation} ALTER COLUMN {quoted} SET NOT NULL"
             )
-    unique = [names for (names,) in connection.execute(_UNIQUE, [str(target.relation)]).fetchall()]
-    if not any(set(names) == set(config.key) for names in unique):
-        known = "; ".join(", ".join(names) for names in unique) or "none"
-        columns = sql.SQL(", ").join(map(sql.Identifier, config.key)).as_string(connection)
-        yield (
-            f"key={list(config.key)} is no primary key or unique constraint of {target.relation} (it has: {known}; "
-            "partial, deferrable and expression indexes do not count); "
-            f"ALTER TABLE {target.relation} ADD UNIQUE ({columns})"
-        )
 
 
 def _check_spread(

@@ -1,13 +1,19 @@
-"""Which table a sink's epochs are in, by its oid, which a table that is dropped and created again does not keep.
+"""Which table a sink's epochs are in, and whether a crash may have emptied it: a row beside the markers tells.
 
-Restored on its own (``pg_restore --clean --table``), a table lacks the epochs since its backup, and the markers, which
-were not restored, say that they are there. So a row beside the markers names the table. It is not part of an epoch's
-transaction: it changes only while nothing is there to lose, and by an operator's word.
+A table keeps its oid until it is dropped. Restored on its own (``pg_restore --clean --table``), it lacks the epochs
+since its backup, and the markers, which were not restored, say that they are there.
+
+A table that is UNLOGGED is emptied by a crash, and looks like any other once it is logged again. But to become UNLOGGED
+and to become logged it is written to new files, and a crash resets the server's statistics. So the row notes the files
+and the time of that reset. If both are others than at the last look, the table may have been UNLOGGED in the crash.
+
+The row is not part of an epoch's transaction: it changes only while nothing is lost, and when an operator says so.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from psycopg import errors, sql
 
@@ -20,45 +26,102 @@ if TYPE_CHECKING:
     from epochsink.postgres.server import Connection
     from epochsink.sink import Identity, LastDone
 
-_OID: Final = """
-SELECT c.oid FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS path (schema, place)
-JOIN pg_catalog.pg_namespace n ON n.nspname OPERATOR(pg_catalog.=) path.schema
-JOIN pg_catalog.pg_class c ON c.relnamespace OPERATOR(pg_catalog.=) n.oid AND c.relname OPERATOR(pg_catalog.=) %s
-ORDER BY path.place LIMIT 1
+_LOOK: Final = """
+WITH RECURSIVE found AS (
+    SELECT c.oid FROM unnest(%s::text[]) WITH ORDINALITY AS path (schema, place)
+    JOIN pg_catalog.pg_namespace n ON n.nspname = path.schema
+    JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = %s
+    ORDER BY path.place LIMIT 1
+), tree (oid) AS (
+    SELECT oid FROM found
+    UNION ALL
+    SELECT i.inhrelid FROM tree
+    JOIN pg_catalog.pg_class p ON p.oid = tree.oid AND p.relkind = 'p'
+    JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid
+)
+SELECT (SELECT oid FROM found)::text, coalesce(bool_or(c.relpersistence = 'u'), false),
+       coalesce(jsonb_object_agg(c.oid, pg_relation_filenode(c.oid)) FILTER (WHERE c.relkind = 'r'), '{}'),
+       (SELECT stats_reset::text FROM pg_catalog.pg_stat_bgwriter)
+FROM tree JOIN pg_catalog.pg_class c ON c.oid = tree.oid
 """
 
 
-def require_same_table(
-    connection: Connection, schema: str, identity: Identity, table: Relation, done: LastDone | None
-) -> None:
-    """Raise `WentBack` if the table is another one than when epoch ``done`` was written; note it where it is not known.
+class _Look(NamedTuple):
+    """A table's oid; the file of each of its partitions, by oid; when a crash last reset the server's statistics."""
 
-    ``schema`` is that of the markers. Raises `psycopg.Error`.
+    oid: str
+    files: dict[str, int]
+    crash: str | None
+
+    def may_be_emptied(self, before: _Look) -> bool:
+        """Whether there was a crash since a look before, and a file was replaced."""
+        return self.crash != before.crash and any(
+            before.files.get(oid, file) != file for oid, file in self.files.items()
+        )
+
+
+def require_same_table(
+    connection: Connection,
+    schema: str,
+    identity: Identity,
+    table: Relation,
+    *,
+    done: LastDone | None,
+    pending: LastDone | None,
+) -> None:
+    """Raise `WentBack` if the table is another one than at the last look, or a crash may have emptied it.
+
+    What is found is noted if nothing is lost by that. ``schema`` is that of the markers. Raises `psycopg.Error`.
     """
     path = list(connection.schemas) if table.schema is None else [table.schema]
-    found = connection.execute(_OID, [path, table.name]).fetchone()
+    oid, unlogged, files, crash = connection.execute(_LOOK, [path, table.name]).fetchone() or (None, False, {}, None)
     marker, key = sql.Identifier(schema, TABLE), f"{identity_key(identity)}.table"
     try:
-        query = sql.SQL("SELECT part FROM {} WHERE key = %s").format(marker)
-        known = connection.execute(query, [key]).fetchone()
+        query = sql.SQL("SELECT part, attempt FROM {} WHERE key = %s").format(marker)
+        row = connection.execute(query, [key]).fetchone()
     except (errors.UndefinedTable, errors.InvalidSchemaName):
         # the markers themselves are gone, which is for them to say
         return
-    if found is None or (known is not None and known[0] == str(found[0])):
+    # noted while it is UNLOGGED, a crash would leave no trace; the next epoch refuses such a table
+    if oid is None or unlogged:
         return
-    if known is not None and done is not None and done.parts:
-        raise WentBack(
-            f"table {table} is not the one that epoch {done.epoch} was written to (oid {found[0]}, formerly "
-            f"{known[0]}): it was dropped and created again, restored on its own, or another one was renamed to it",
-            hint=f"if it holds every row of this query up to epoch {done.epoch}, or need not, say so: epochsink accept "
-            f"CHECKPOINT {done.epoch} --sink NAME; else load what it lacks first (the input is in offsets/ of the "
-            "checkpoint), or put the newer table back",
-        )
+    now, before = _Look(oid, files, crash), None if row is None else _Look(row[0], **json.loads(row[1]))
+    if now == before:
+        return
+    if before is not None and done is not None and done.parts and oid != before.oid:
+        raise _is_another_table(table, done, oid, before.oid)
+    if before is not None and oid == before.oid and now.may_be_emptied(before):
+        if done is not None and done.parts:
+            raise _may_be_emptied(table, done.epoch)
+        if done is None and pending is not None:
+            raise _may_be_emptied(table, -1)
     with connection.transaction():
         connection.execute(sql.SQL("DELETE FROM {} WHERE key = %s").format(marker), [key])
+        note: dict[str, Any] = {"files": files, "crash": crash}
         connection.execute(
             sql.SQL(
-                "INSERT INTO {} (key, epoch, part, attempt, query_id, sink) VALUES (%s, -1, %s, '', %s, %s)"
+                "INSERT INTO {} (key, epoch, part, attempt, query_id, sink) VALUES (%s, -1, %s, %s, %s, %s)"
             ).format(marker),
-            [key, str(found[0]), identity.query_id, identity.sink],
+            [key, oid, json.dumps(note), identity.query_id, identity.sink],
         )
+
+
+def _is_another_table(table: Relation, done: LastDone, oid: str, known: str) -> WentBack:
+    return WentBack(
+        f"table {table} is not the one that epoch {done.epoch} was written to (oid {oid}, formerly {known}): it was "
+        "dropped and created again, restored on its own, or another one was renamed to it",
+        hint=f"if it holds every row of this query up to epoch {done.epoch}, or need not, say so: epochsink accept "
+        f"CHECKPOINT {done.epoch} --sink NAME; else load what it lacks first (the input is in offsets/ of the "
+        "checkpoint), or put the newer table back",
+    )
+
+
+def _may_be_emptied(table: Relation, epoch: int) -> WentBack:
+    which = str(epoch) if epoch >= 0 else "none"
+    return WentBack(
+        f"table {table} was rewritten, and the server has crashed or failed over, since this query last looked: if "
+        "the table was UNLOGGED at that moment, the crash has emptied it",
+        hint=f"look whether it holds every row of this query up to epoch {which}; TRUNCATE, VACUUM FULL and ALTER "
+        f"TABLE rewrite a table too. If it does, or need not: epochsink accept CHECKPOINT {which} --sink NAME. Else "
+        "load what it lacks first (the input is in offsets/ of the checkpoint)",
+    )

@@ -12,12 +12,12 @@ from epochsink.failpoints import reach
 from epochsink.identity import PreparedName, identity_key, identity_label
 from epochsink.postgres import orphans
 from epochsink.postgres.applied_epochs import WHOLE, Marker
-from epochsink.postgres.catalog import read_target
 from epochsink.postgres.committable import Member, PreparedPart, SharedPart, StagedEpoch
 from epochsink.postgres.merge import merge, verify, verify_casts
 from epochsink.postgres.place import Place
 from epochsink.postgres.prepared_transaction import prepare, transaction
 from epochsink.postgres.relation import Relation
+from epochsink.postgres.table_shape import require_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,21 +101,12 @@ class StagedRows:
         self.voter.refuse_applied(connection, epoch, [])
         self.voter.expect(connection)
         verify(connection, self.member)
-        if self.member.merge.casts:
-            self._verify_casts(connection)
-
-    def _verify_casts(self, connection: Connection) -> None:
-        table = self.member.merge.target
-        target = read_target(connection, table)
-        if target is None:
-            raise PrepareFailed(
-                f"table {table} is gone",
-                hint="create it again, then restart the query, which runs the epoch again",
-                may_pass=False,
-            )
-        types = {name: column.definition for name, column in target.columns.items()}
+        merge = self.member.merge
         with transaction(connection):
-            verify_casts(connection, self.member, types)
+            # nothing of the target is locked yet, so the merge looks again
+            require_unchanged(connection, merge)
+            if merge.casts:
+                verify_casts(connection, self.member)
             connection.rollback()
 
 
@@ -198,4 +189,4 @@ def _part(staged: Mapping[str, StagedRows], epoch: Epoch, gid: str | None, place
     one = rows.member
     if gid is None:
         return StagedEpoch(epoch.attempt, one.tasks, one.rows, one.table, one.merge, place)
-    return PreparedPart(gid, epoch.attempt, one.tasks, one.rows, one.table, place, one.merge)
+    return PreparedPart(gid, epoch.attempt, one.tasks, one.rows, one.merge, one.table, place)

@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import psycopg
-from psycopg import sql
 
 from epochsink import arrow_buffers
 from epochsink.errors import PrepareFailed
@@ -24,6 +23,7 @@ from epochsink.postgres.row_mapping import fit
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import SessionName, watched
 from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, is_rank, is_reserved, tag
+from epochsink.postgres.table_shape import require_safe, require_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +131,7 @@ class CopyWriter:
 
     def _prepared(self, rows: int, table: str | None, merge: Merge) -> Committable:
         attempt, tasks = self._task.epoch.attempt, (self._task.uuid,)
-        return PreparedPart(str(self._gid()), attempt, tasks, rows, table, merge=merge).to_json()
+        return PreparedPart(str(self._gid()), attempt, tasks, rows, merge, table).to_json()
 
     def _mark(self) -> None:
         marker = Marker(self._config.schema_for_markers, self._key)
@@ -146,7 +146,7 @@ class StagingWriter(CopyWriter):
     _staging: Staging
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        target, encodings = fitted(self._connection, self._relation, schema, direct=False)
+        target, encodings = fitted(self._connection, self._config, schema, direct=False)
         table = Relation(self._config.schema_for_markers, staging_table(self._key, self._task.epoch.attempt))
         self._staging = Staging(table, self._config.mode(target.max_prepared_transactions) == "staged")
         self._merge = merge_of(self._config, target, encodings)
@@ -204,12 +204,13 @@ class DirectWriter(CopyWriter):
     _merge: Merge
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        target, encodings = fitted(self._connection, self._relation, schema, direct=True)
+        target, encodings = fitted(self._connection, self._config, schema, direct=True)
         self._merge = merge_of(self._config, target, encodings)
         begin(self._connection)
         return CopyIn(self._connection, target.relation.quoted, encodings)
 
     def _prepare(self, rows: int) -> Committable:
+        require_unchanged(self._connection, self._merge)
         self._mark()
         prepare(self._connection, self._gid())
         reach("postgres.prepared")
@@ -217,9 +218,10 @@ class DirectWriter(CopyWriter):
 
 
 def fitted(
-    connection: Connection, relation: Relation, schema: pa.Schema, *, direct: bool
+    connection: Connection, config: PostgresConfig, schema: pa.Schema, *, direct: bool
 ) -> tuple[Target, list[Encoding]]:
     """Return the live table, and how rows of a schema are encoded for it. Raises `PrepareFailed`, `psycopg.Error`."""
+    relation = Relation.of(config.table)
     target = read_target(connection, relation)
     if target is None:
         raise PrepareFailed(
@@ -227,6 +229,7 @@ def fitted(
             hint="it was dropped or renamed while the query ran: create it again, then restart the query",
             may_pass=False,
         )
+    require_safe(target, config.key, deletes=config.delete_when is not None)
     encodings, findings = fit(schema, target, direct=direct)
     if findings:
         raise PrepareFailed("; ".join(findings), hint="restart the query, which checks the table anew", may_pass=False)
@@ -244,11 +247,10 @@ def _definitions(target: Target, encodings: Sequence[Encoding]) -> dict[str, str
 
 def merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
     """Return what is recorded of how rows go into the target."""
-    names = tuple(encoding.field.name for encoding in encodings if not is_reserved(encoding.field.name))
+    names = [encoding.field.name for encoding in encodings if not is_reserved(encoding.field.name)]
     casts = {encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None}
     deletes = config.delete_when is not None
     ranks = sum(is_rank(encoding.field.name) for encoding in encodings)
-    # Rows that an older epochsink has spooled have no such columns: what it sorted by were the table's own.
-    order_by = () if ranks else tuple(sql.Identifier(name).as_string() for name in config.order_by)
     equals = {name: target.columns[name].equals for name in config.key if name in target.columns}
-    return Merge(target.relation, names, casts, config.key, deletes, ranks, equals, order_by)
+    columns = {name: target.columns[name].declared for name in names}
+    return Merge(target.relation, columns, casts, config.key, deletes, ranks, equals, target.unique_for(config.key))
