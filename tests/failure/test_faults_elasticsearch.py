@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from http_proxy import Lost, Proxy, Seen
-from indices import Hold, epoch_of, two_indices
+from indices import RECOVERS_LATE, Hold, epoch_of, two_indices
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,8 +72,11 @@ class Outages:
 def test_a_server_that_dies_while_epochs_are_applied_stops_nothing_and_loses_nothing(
     tmp_path: Path, kafka: KafkaService, private_elasticsearch: PrivateElasticsearch, fresh_topic: FreshName
 ) -> None:
-    """Killed between the record and the first request of an epoch, and in the middle of another with the reply lost."""
-    server = private_elasticsearch()
+    """Killed between the record and the first request of an epoch, and in the middle of another with the reply lost.
+
+    It answers for a while before it knows its indices, and is read all the time.
+    """
+    server = private_elasticsearch(**RECOVERS_LATE)
     with (
         Proxy(server.url, lambda _: None) as proxy,
         two_indices(tmp_path, kafka, fresh_topic("source"), url=proxy.url, server=server.url) as harness,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,29 @@ def test_every_request_of_a_commit_may_meet_an_overloaded_server(options: dict[s
                 assert unlucky.commit(prepared).outcome is Outcome.COMMITTED
         assert len(met) > len(PASSING)
         assert rig.stored() == dict(ROWS)
+
+
+def test_a_refresh_that_reaches_no_shard_is_tried_again(options: dict[str, Any]) -> None:
+    """As a server answers that has just started; of the target, of the dead letters, and of the markers."""
+    dead = f"{options['index']}_dead"
+    letters = {"on_rejected": "dead_letter", "dead_letter_index": dead}
+    none = Answer(200, json.dumps({"_shards": {"total": 2, "successful": 0, "failed": 0}}).encode())
+    asked: Counter[str] = Counter()
+
+    def behave(seen: Seen) -> Answer | None:
+        index, refresh, _ = seen.path.partition("/_refresh")
+        asked[index] += bool(refresh)
+        return none if refresh and asked[index] == 1 else None
+
+    with Proxy(options["hosts"], behave) as proxy:
+        sink = Elasticsearch(**{**options, **letters, "hosts": proxy.url, "bulk_bytes": 500})
+        with closing(Rig.joining(sink)) as rig:
+            prepared = rig.prepare(0, [rendered(ROWS)])
+            with closing(rig.another_driver()) as other:
+                # which does not know that it is the only run, so it looks for dead letters of others
+                assert other.commit(prepared).outcome is Outcome.COMMITTED
+            assert rig.stored() == dict(ROWS)
+    assert all(asked[index] > 1 for index in (f"/{options['index']}", f"/{dead}", "/epochsink-markers"))
 
 
 @pytest.mark.parametrize("where", ["/_bulk", "/epochsink-markers/_doc/"])

@@ -300,6 +300,38 @@ def test_rows_without_a_key_are_not_duplicated_by_replays(options: dict[str, Any
             assert len(new_checkpoint.stored()) == 90
 
 
+def test_a_document_that_cannot_be_read_is_not_taken_for_an_absent_one(options: dict[str, Any]) -> None:
+    """Its shard is not served for a moment: what somebody has changed in it since it was appended stays."""
+    del options["id"], options["delete_when"]
+    asked: list[Answer] = []
+
+    def behave(seen: Seen) -> Answer | None:
+        if "_mget" not in seen.path:
+            return None
+        answer = proxy.forward(seen)
+        asked.append(answer)
+        if len(asked) > 2:
+            return answer
+        error = {"type": "no_shard_available_action_exception", "reason": "No shard available"}
+        found = json.loads(answer.body)["docs"]
+        docs = [{"_index": each["_index"], "_id": each["_id"], "error": error} for each in found]
+        return Answer(200, json.dumps({"docs": docs}).encode())
+
+    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+        prepared = rig.apply(0, [keyless([{"n": number} for number in range(10)])])
+        _forget_marker(rig)
+        with closing(rig.sink.connect()) as client:
+            for touch in range(2):
+                client.update(index=rig.sink.index, id=next(iter(rig.stored())), doc={"touched": touch})
+        before = rig.stored()
+        with Proxy(options["hosts"], behave) as proxy:
+            through = Elasticsearch(**{**options, "hosts": proxy.url})
+            with closing(Rig(through, rig.identity)) as again:
+                assert again.commit(prepared).outcome is Outcome.COMMITTED
+        assert len(asked) > 2
+        assert rig.stored() == before
+
+
 def test_the_last_row_of_an_id_in_an_epoch_wins(rig: Rig) -> None:
     rig.apply(0, [rendered([("a", {"n": 1}), ("b", {"n": 2})]), rendered([("a", {"n": 3}), ("b", None)])])
     assert rig.stored() == {"a": {"n": 3}}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import elasticsearch as vendor
 import pytest
 from elasticsearch_rig import Rig, rendered
 from http_proxy import Answer, Lost, Proxy, Seen
+from indices import RECOVERS_LATE
 
 from epochsink.elasticsearch import Elasticsearch, overtaken
 from epochsink.sink import Outcome
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from elasticsearch_rig import Document
-    from fix_services import FreshName
+    from fix_services import FreshName, PrivateElasticsearch
 
     from epochsink.devkit.services import ElasticsearchService
 
@@ -104,6 +105,45 @@ def test_the_answer_to_every_request_of_a_commit_may_be_lost(rig: Rig, options: 
     assert len(proxy.bulks) > 10
     assert rig.stored() == KEPT
     assert rig.committer.newest() == 1
+
+
+def test_a_server_that_restarts_while_an_epoch_is_made_searchable_is_waited_for(
+    private_elasticsearch: PrivateElasticsearch, options: dict[str, Any]
+) -> None:
+    """Just started, it answers a refresh with 404 before it knows its indices."""
+    server = private_elasticsearch(**RECOVERS_LATE)
+    hidden = {"number_of_shards": 2, "number_of_replicas": 0, "refresh_interval": "-1"}
+    sink = Elasticsearch(**{**options, "hosts": server.url, "create": hidden})
+    refused: list[Answer] = []
+
+    def behave(seen: Seen) -> Answer | Lost | None:
+        if "_refresh" not in seen.path or refused:
+            return None
+        server.kill()
+        started.append(thread.submit(server.start))
+        while (answer := forwarded(proxy, seen)) is None:
+            assert not started[0].done(), started[0].result()
+        refused.append(answer)
+        return answer
+
+    started: list[Future[ElasticsearchService]] = []
+    with closing(Rig.joining(sink)) as rig, ThreadPoolExecutor(1) as thread:
+        prepared = rig.prepare(0, [rendered(NEW)])
+        with Proxy(server.url, behave) as proxy, closing(behind(rig, options, proxy, refresh=True)) as restarting:
+            assert restarting.commit(prepared).outcome is Outcome.COMMITTED
+        started[0].result()
+        with closing(sink.connect()) as client:
+            assert client.count(index=sink.index)["count"] == len(KEPT)
+    assert refused[0].status == 404 or b'"successful":0' in refused[0].body, "the server was to know no index"
+
+
+def forwarded(proxy: Proxy, seen: Seen) -> Answer | None:
+    """Return the server's answer, None while it does not answer at all."""
+    try:
+        return proxy.forward(seen)
+    except OSError:
+        time.sleep(0.01)
+        return None
 
 
 def test_a_driver_that_slept_beyond_gc_deletes_brings_nothing_back(

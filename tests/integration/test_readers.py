@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -14,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch, helpers
 from http_proxy import Lost, Proxy, Seen
+from indices import RECOVERS_LATE
 
 from epochsink.testing import History, HistoryLog, Target, Workload
 from epochsink.testing.readers import Unreachable
@@ -28,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import pyarrow as pa
-    from fix_services import FreshName, PrivatePostgres
+    from fix_services import FreshName, PrivateElasticsearch, PrivatePostgres
 
     from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
 
@@ -160,6 +163,27 @@ def test_an_open_transaction_is_invisible_left_over_and_a_pin(kafka: KafkaServic
     producer.commit_transaction(DEADLINE)
     wait_until(lambda: reader.read().num_rows == 1)
     assert not [what for kind, what in reader.leftovers() if topic in what and kind == "pin"]
+
+
+def test_elasticsearch_that_has_just_started_is_unreachable_until_it_serves_its_indices(
+    private_elasticsearch: PrivateElasticsearch, fresh_index: FreshName
+) -> None:
+    """It calls an index missing at first, and a missing index is an empty one to the reader."""
+    rows, index = stamped(200), fresh_index()
+    server = private_elasticsearch(**RECOVERS_LATE)
+    with closing(Elasticsearch(server.url)) as client, closing(ElasticsearchReader(server.url, index)) as reader:
+        client.indices.create(index=index, settings={"number_of_shards": 2, "number_of_replicas": 0})
+        documents = ({"_index": index, "_id": str(row["src_off"]), "_source": row} for row in rows.to_pylist())
+        helpers.bulk(client, documents)
+        assert reader.read().num_rows == rows.num_rows
+        server.kill()
+        with ThreadPoolExecutor(1) as thread:
+            started = thread.submit(server.start)
+            while not started.done():
+                with suppress(Unreachable):
+                    assert reader.read().num_rows == rows.num_rows
+            started.result()
+        assert reader.read().num_rows == rows.num_rows
 
 
 def test_elasticsearch_documents_come_back_page_by_page(

@@ -26,6 +26,9 @@ BULK_BYTES: Final = 2_500
 SLEEP_SECONDS: Final = 240.0
 """More than a second driver needs, less than a test may take."""
 
+RECOVERS_LATE: Final[dict[str, str | int]] = {"gateway.expected_data_nodes": 2, "gateway.recover_after_time": "3s"}
+"""Settings of a node that answers for some seconds after its start before it knows its indices."""
+
 SETTINGS: Final = {"number_of_shards": 2, "number_of_replicas": 0}
 
 

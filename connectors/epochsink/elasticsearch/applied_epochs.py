@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
 
-from epochsink.elasticsearch.connection import ensure_index
+from epochsink.elasticsearch.connection import ensure_index, refresh
 from epochsink.elasticsearch.errors import CONFLICT, error_type
 from epochsink.identity import PREFIX, claim_document, identity_key, marker_document
 
@@ -69,7 +69,7 @@ def ensure(client: elasticsearch.Elasticsearch) -> None:
 def claim_base(client: elasticsearch.Elasticsearch) -> int:
     """Return a version base that nobody else has or will have."""
     ensure(client)
-    client.indices.refresh(index=INDEX)
+    refresh(client, INDEX)
     newest = client.search(index=INDEX, size=0, aggs={"newest": {"max": {"field": "claimed"}}})
     second = max(int(time.time()), int(newest["aggregations"]["newest"]["value"] or 0) + 1)
     while not _claimed(client, second):

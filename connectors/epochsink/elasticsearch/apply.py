@@ -14,6 +14,7 @@ from epochsink.elasticsearch.apply_on_executors import OnExecutors, PartJob
 from epochsink.elasticsearch.bulk_pool import post_all
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.changed_elsewhere import ChangedElsewhere
+from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.dead_letter import DeadLetters
 from epochsink.elasticsearch.errors import Refusal, documents_rejected
 from epochsink.elasticsearch.operations import Operations
@@ -113,7 +114,7 @@ class Application:
         reached = self._apply_to_one_index(rows)
         if self._config.refresh and not self._searchable:
             # Before the marker: once that is written, nobody would come back to refresh.
-            self._client.indices.refresh(index=self._index)
+            refresh(self._client, self._index, reached.primaries)
         failpoints.reach("elasticsearch.marker.before")
         applied = {
             "run": self._run,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from epochsink.elasticsearch import applied_epochs, bulk_body
+from epochsink.elasticsearch.errors import NotServed
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
@@ -79,6 +80,11 @@ class ChangedElsewhere:
             return {}
         ids = [each.id for each in conflicts]
         found = self._client.mget(index=self._index, ids=ids, source=False)["docs"]
+        if failed := [each["error"] for each in found if "error" in each]:
+            # not "absent": the shard that holds it is not served
+            raise NotServed(
+                f"index {self._index!r}: {len(failed)} document(s) could not be read: {failed[0]['reason']}"
+            )
         return {each["_id"]: each["_version"] for each in found if each.get("found")}
 
     def _refuse_other_sinks(self, conflicts: Sequence[Refusal], stored: dict[str, int]) -> None:

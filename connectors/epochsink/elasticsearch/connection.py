@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import elasticsearch
 from elastic_transport import NdjsonSerializer
 
-from epochsink.elasticsearch.errors import error_type
+from epochsink.elasticsearch.errors import NotServed, error_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,3 +54,14 @@ def ensure_index(
         if not settings:
             raise
         ensure_index(client, index, mappings=mappings, settings={})
+
+
+def refresh(client: elasticsearch.Elasticsearch, index: str, primaries: int = 1) -> None:
+    """Make all that an index of so many primary shards holds searchable.
+
+    Raises `NotServed`, which is passing, while the server has just started: it then knows no index yet, and would call
+    it missing, or leaves out shards that it has not recovered, without an error.
+    """
+    shards = client.indices.refresh(index=index, ignore_unavailable=True)["_shards"]
+    if shards["failed"] or shards["successful"] < primaries:
+        raise NotServed(f"index {index!r}: {shards['successful']} of {primaries} primary shards were refreshed")

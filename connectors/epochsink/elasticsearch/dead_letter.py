@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from epochsink.elasticsearch.bulk_body import action_heads, render
 from epochsink.elasticsearch.bulk_request import Poster
-from epochsink.elasticsearch.connection import ensure_index
+from epochsink.elasticsearch.connection import ensure_index, refresh
 from epochsink.elasticsearch.errors import Meaning, Refusal, meaning
 from epochsink.errors import RowsRejected
 from epochsink.identity import document_id_prefix, identity_key
@@ -56,7 +56,7 @@ def forget_other_runs(
     query = {"bool": {"filter": mine, "must_not": {"term": {"run": run}}}}
     poster = Poster(client, index, timeout)
     while True:
-        client.indices.refresh(index=index)
+        refresh(client, index)
         found = client.search(index=index, query=query, size=_PAGE, source=False)["hits"]["hits"]
         if not found:
             return

@@ -82,6 +82,10 @@ class Refusal:
         return self.status == CONFLICT
 
 
+class NotServed(TransportError):
+    """The server answers, and does not serve some shard yet: the same request may succeed later."""
+
+
 class GaveUp(Exception):
     """Only passing failures for as long as the timeout says; the argument says the last one."""
 

@@ -49,6 +49,11 @@ class Target:
         return f"{self.uuid}/{self.history}" if self.history else self.uuid
 
     @property
+    def primaries(self) -> int:
+        """How many primary shards it has, as far as the server says."""
+        return int(self.settings.get("index.number_of_shards", 1))
+
+    @property
     def is_alias(self) -> bool:
         """Whether the configured name is an alias of the index."""
         return self.name != self.index

@@ -20,7 +20,11 @@ _KEEP_ALIVE: Final = "2m"
 
 
 class ElasticsearchReader:
-    """Reads an index after a refresh, page by page in one point in time. ``options`` are the client's."""
+    """Reads an index after a refresh, page by page in one point in time. ``options`` are the client's.
+
+    A server that has just started answers a refresh before it knows its indices, or serves their shards: it calls them
+    missing, or refreshes nothing without an error. Such a read would show nothing, or an older state.
+    """
 
     def __init__(self, url: str, index: str, **options: Any) -> None:
         self._url = url
@@ -51,7 +55,8 @@ class ElasticsearchReader:
 
     def _documents(self) -> Iterator[dict[str, Any]]:
         client = self._client = self._client or Elasticsearch(self._url, **self._options)
-        client.indices.refresh(index=self._index)
+        refreshed = client.indices.refresh(index=self._index, ignore_unavailable=True)["_shards"]
+        # unlike a refresh it is refused while the server does not know its indices: 404 says that there is none
         point = client.open_point_in_time(index=self._index, keep_alive=_KEEP_ALIVE)["id"]
         hits: list[dict[str, Any]] = []
         try:
@@ -66,6 +71,8 @@ class ElasticsearchReader:
                     track_total_hits=False,
                     allow_partial_search_results=False,
                 )
+                if refreshed["failed"] or refreshed["successful"] < found["_shards"]["total"]:
+                    raise Unreachable(f"the refresh has not reached every shard: {refreshed}")
                 hits = found["hits"]["hits"]
                 yield from (hit["_source"] for hit in hits)
                 if len(hits) < _PAGE:
