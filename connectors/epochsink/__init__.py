@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Sink
     from epochsink.spark.exactly_once import ExactlyOnce
 
-    __version__: str
+__version__ = "0.1.0"
 
 __all__ = [
     "CheckFailed",
@@ -66,8 +65,6 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     """Import a public name on first use, so that a target's client is needed only if that target is used."""
-    if name == "__version__":
-        return version("epochsink")
     if name not in __all__:
         raise AttributeError(f"module 'epochsink' has no attribute {name!r}")
     return getattr(import_module(f"epochsink.{_HOMES.get(name, 'errors')}"), name)

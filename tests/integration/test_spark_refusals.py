@@ -5,18 +5,22 @@ from __future__ import annotations
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from folder_sink import FolderSink
 from pyspark.errors import PySparkException, StreamingQueryException
 
+import epochsink
 from epochsink import ExactlyOnce
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, UnsupportedQuery
+from epochsink.sink import Identity, NotCarriedOut
+from epochsink.spark import executor_check
+from epochsink.spark.executors import SparkExecutors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from pyspark.sql import DataFrame
     from streams import Stream
@@ -299,3 +303,47 @@ def test_executors_without_that_python_are_refused(stream: Stream, monkeypatch: 
     monkeypatch.setattr(stream.spark.sparkContext, "pythonExec", "/nowhere/python3")
     with pytest.raises(ConfigurationError, match=r"cannot run Python \(/nowhere/python3\): .*Cannot run program"):
         stream.run()
+
+
+def with_older_epochsink(stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give executors that join from now on a version of epochsink whose `Identity` begins with one more field."""
+    package = tmp_path / "older" / "epochsink"
+    shutil.copytree(Path(epochsink.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for file, old, new in [
+        ("__init__.py", f'"{epochsink.__version__}"', '"0.0.9"'),
+        ("sink/values.py", "    query_id: str\n", "    region: str\n    query_id: str\n"),
+    ]:
+        text = (package / file).read_text()
+        assert old in text
+        (package / file).write_text(text.replace(old, new, 1))
+    # Python workers are started anew for other variables
+    monkeypatch.setitem(stream.spark.sparkContext.environment, "PYTHONPATH", str(package.parent))
+
+
+def test_executors_with_another_version_are_refused_before_the_first_row(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_older_epochsink(stream, tmp_path, monkeypatch)
+    monkeypatch.setattr(executor_check, "_checked", set())
+    stream.put(range(10))
+    with pytest.raises(ConfigurationError, match=r"executors' Python .* has epochsink 0\.0\.9, and the driver has"):
+        stream.run()
+    assert not stream.checkpoint.exists()
+
+
+def test_an_executor_that_joins_later_with_another_version_writes_no_row(
+    stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tasks would read the driver's values by position: a name for a query's id, a query's id for a region."""
+    stream.put(range(10))
+    stream.run()
+    with_older_epochsink(stream, tmp_path, monkeypatch)
+    stream.put(range(10, 20))
+    with pytest.raises(StreamingQueryException, match=r"an executor has epochsink 0\.0\.9, and the driver has"):
+        stream.run()
+    with pytest.raises(NotCarriedOut, match=r"epochsink 0\.0\.9"):
+        SparkExecutors(stream.spark.sparkContext).map(str, [Identity("query", "sink")], 60.0)
+    assert stream.sink.values() == list(range(10))
+    monkeypatch.undo()
+    stream.run()
+    assert stream.sink.values() == list(range(20))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 import uuid
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +13,7 @@ from pyspark.errors import PySparkException
 
 from epochsink.sink import NotCarriedOut
 from epochsink.spark.error_translation import reason_of
+from epochsink.spark.executor_check import with_same_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,8 +62,9 @@ class _Job(InheritableThread):
     def __init__(self, context: SparkContext, function: Callable[[Any], Any], parts: Sequence[Any]) -> None:
         super().__init__(target=self._work, name="epochsink-executors", daemon=True)
         self._context = context
-        self._function = function
-        self._parts = list(parts)
+        self._function = with_same_version(lambda part: function(pickle.loads(part)))  # noqa: S301 - the driver's own
+        # as bytes: PySpark unpickles what it hands to a task before the versions are compared
+        self._parts = [pickle.dumps(part) for part in parts]
         self._group = f"epochsink-{uuid.uuid4().hex}"
         self.answers: list[Any] = []
         self.failure: Exception | None = None

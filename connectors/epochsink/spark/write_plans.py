@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from epochsink.spark.compat import arrow_function, map_in_arrow, schema_text
+from epochsink.spark.executor_check import with_same_version
 from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
 from epochsink.spark.write_task import ANSWER, WriteJobs
 
@@ -64,5 +65,5 @@ class WritePlans:
         if self._function is None:
             identities = {name: self._identity(name) for name in self._sinks}
             jobs = WriteJobs(self._sinks, identities, self._spool)
-            self._function = arrow_function(jobs.write_partition, ANSWER)
+            self._function = arrow_function(with_same_version(jobs.write_partition), ANSWER)
         return WritePlan(map_in_arrow(passed, self._function), self._passes[key].schemas)
