@@ -159,6 +159,17 @@ def test_sinks_that_want_rows_spread_in_different_ways_are_refused(stream: Strea
         stream.run(stream.exactly_once(sinks))
 
 
+def test_a_shuffle_for_one_sink_beside_one_that_keeps_the_order_is_refused(stream: Stream) -> None:
+    sinks: Any = {
+        "spread": replace(stream.sink, distribute_by=["id"]),
+        "free": stream.sink,
+        "ordered": replace(stream.sink, keeps_order=True),
+    }
+    with pytest.raises(ConfigurationError, match=r"sink 'ordered' keeps the order .* sink 'spread' needs a shuffle"):
+        stream.run(stream.exactly_once(sinks))
+    assert not stream.checkpoint.exists()
+
+
 @pytest.mark.parametrize("place", ["nosuch://host/folder", "nosuch:/folder", "not a: uri"])
 def test_a_checkpoint_that_spark_has_no_file_system_for_is_refused(stream: Stream, place: str) -> None:
     once = ExactlyOnce(checkpoint=place, sinks={"folder": stream.sink})

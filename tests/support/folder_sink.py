@@ -38,6 +38,7 @@ class FolderSink:
     delete_when: str | None = None
     spool: bool = True
     distribute_by: Sequence[str] = ()
+    keeps_order: bool = False
     findings: Sequence[str] = ()
     faults: Faults = field(init=False)
 

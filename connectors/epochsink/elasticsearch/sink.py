@@ -74,6 +74,11 @@ class Elasticsearch(ElasticsearchConfig):
         """What makes the ids, as expressions over the stream, with ``partition_by_key``; else rows may lie anywhere."""
         return self.partitioning
 
+    @property
+    def keeps_order(self) -> bool:
+        """Without ``order_by`` the later row of a key in a task wins."""
+        return bool(self.key) and not self.order_by
+
     def columns(self, row: str, schema: pa.Schema) -> list[str]:
         """Return the expressions that render action lines' ends and documents. Raises `ConfigurationError`."""
         return row_mapping.columns(row, schema, key=self.key, delete_when=self.delete_when, order_by=self.order_by)

@@ -80,6 +80,11 @@ class Kafka(KafkaConfig):
         """No distribution is asked for: any row may go into any transaction."""
         return ()
 
+    @property
+    def keeps_order(self) -> bool:
+        """A task writes its rows in their order, so that a key's messages have that of the stream's partition."""
+        return True
+
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         """Return the SQL expressions that make the messages. Raises ConfigurationError."""
         return row_mapping.columns(self, row, schema)

@@ -109,6 +109,11 @@ class Postgres(PostgresConfig):
         """The key, as expressions over the stream, where tasks merge on their own and must not share keys."""
         return self._spread
 
+    @property
+    def keeps_order(self) -> bool:
+        """No order is kept: ``order_by`` decides between rows of a key."""
+        return False
+
     def _origin(self, column: str) -> str:
         """Return the expression that ``select`` calls ``column``. Raises `ConfigurationError` if it does not say."""
         found = arguments.origin(self.select, column)

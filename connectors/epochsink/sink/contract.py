@@ -176,7 +176,8 @@ class SinkCommitter(Protocol):
 class Sink(Protocol):
     """A destination's configuration: immutable, picklable, validated without I/O when constructed.
 
-    Who derives from it inherits a `select` of all columns, no `where`, a spool, and rows spread as they come.
+    Who derives from it inherits a `select` of all columns, no `where`, a spool, rows spread as they come, and no
+    promise of order.
     """
 
     @property
@@ -201,6 +202,14 @@ class Sink(Protocol):
     def distribute_by(self) -> Sequence[str]:
         """SQL expressions by which rows must be spread over tasks; empty where it does not matter."""
         return ()
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether rows must reach the target in the order that they have in the stream's partitions, e.g. by key.
+
+        Such a sink is not combined with one that has a `distribute_by`: the shuffle loses that order.
+        """
+        return False
 
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         """Return the SQL expressions (with ``AS`` names) that make the writer's input.

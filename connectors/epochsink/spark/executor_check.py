@@ -38,7 +38,7 @@ def with_same_version(function: Callable[[Given], Answer]) -> Callable[[Given], 
     """
     # bytes, until the versions are compared: dataclasses are unpickled by the position of their fields, and a field
     # that only one version has would shift the others
-    sealed = cloudpickle.dumps(function)
+    sealed = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
     expected, unset = __version__, _FOUND
     refusal = _other_version("an executor", _FOUND).to_line()
 

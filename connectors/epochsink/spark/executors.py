@@ -62,7 +62,11 @@ class _Job(InheritableThread):
     def __init__(self, context: SparkContext, function: Callable[[Any], Any], parts: Sequence[Any]) -> None:
         super().__init__(target=self._work, name="epochsink-executors", daemon=True)
         self._context = context
-        self._function = with_same_version(lambda part: function(pickle.loads(part)))  # noqa: S301 - the driver's own
+
+        def unpacked(part: bytes) -> Any:
+            return function(pickle.loads(part))  # noqa: S301 - the driver's own
+
+        self._function = with_same_version(unpacked)
         # as bytes: PySpark unpickles what it hands to a task before the versions are compared
         self._parts = [pickle.dumps(part) for part in parts]
         self._group = f"epochsink-{uuid.uuid4().hex}"

@@ -167,6 +167,14 @@ def _distribution(sinks: Mapping[str, Sink]) -> Sequence[str]:
             hint="give them the same key, use atomic=True (PostgreSQL) or no partition_by_key= (Elasticsearch), or "
             "feed one of them by a query of its own",
         )
+    # the shuffle brings the rows of a key to its task in any order, and the one pass has it for all sinks or for none
+    if wishes and (ordered := [name for name, sink in sinks.items() if sink.keeps_order]):
+        raise ConfigurationError(
+            f"sink '{ordered[0]}' keeps the order of the rows of a key, and sink '{next(iter(wishes))}' needs a "
+            "shuffle of all rows by its own key, which loses that order",
+            hint="use atomic=True (PostgreSQL), no partition_by_key= (Elasticsearch), or feed one of them by a query "
+            "of its own; Elasticsearch with order_by= needs no order of the rows",
+        )
     return next(iter(wishes.values()), ())
 
 

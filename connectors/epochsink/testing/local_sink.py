@@ -47,8 +47,8 @@ _WHOLE: Final = "all"
 class LocalSink:
     """Appends rows to a folder. Safe to give to a query, to its tasks and to a later query at the same time.
 
-    ``folder`` is the sink's memory: two sinks on one folder are one target. ``select``, ``where`` and ``spool`` are
-    those of every sink.
+    ``folder`` is the sink's memory: two sinks on one folder are one target. ``select``, ``where``, ``spool``,
+    ``distribute_by`` and ``keeps_order`` are those of every sink.
     """
 
     folder: str | Path = field(kw_only=False)
@@ -56,6 +56,7 @@ class LocalSink:
     where: str | None = None
     spool: bool = True
     distribute_by: Sequence[str] = ()
+    keeps_order: bool = False
 
     # ---- what readers see
 
