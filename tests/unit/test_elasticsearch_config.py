@@ -61,6 +61,8 @@ def sink(hosts: str | list[str] = "http://127.0.0.1:9200", **changed: Any) -> El
         ({"threads": 0}, "threads=0"),
         ({"timeout": -1}, "invalid timeout=-1"),
         ({"gc_deletes": "soon"}, "gc_deletes='soon'"),
+        ({"gc_deletes": 60}, "gc_deletes=60"),
+        *(({"gc_deletes": short}, f"gc_deletes='{short}' is less than 60 s") for short in ("2s", "59999ms", "-1")),
         ({"options": {"max_retries": 3}}, "max_retries"),
         ({"options": {"sniff_on_start": True}}, "sniff_on_start"),
         ({"hosts": []}, "hosts=[] is empty"),

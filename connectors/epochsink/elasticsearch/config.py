@@ -51,6 +51,9 @@ _RENAMED: Final = {
     "url": "hosts=",
 }
 _UNITS: Final = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+LEAST_GC_DELETES: Final = 60.0
+"""Seconds: what every index has by default, and some times what a driver may send before it looks whether it was
+overtaken (`epochsink.elasticsearch.overtaken.LOOK_EVERY`). With less a delayed write could bring a document back."""
 _LONGEST_NAME: Final = 255
 _REQUEST_TIMEOUT: Final = 60.0
 
@@ -133,7 +136,7 @@ class ElasticsearchConfig:
             "create": create is not False,
             "settings": _settings(create),
             "accept_index": arguments.optional_text("accept_index", accept_index),
-            "gc_deletes": _duration("gc_deletes", gc_deletes),
+            "gc_deletes": _gc_deletes(gc_deletes),
             "bulk_bytes": arguments.count("bulk_bytes", bulk_bytes),
             "threads": arguments.count("threads", threads),
             "executors_above": None
@@ -249,9 +252,18 @@ def duration_seconds(duration: str) -> float | None:
     return None if found is None else int(found[1]) * _UNITS[found[2] or "ms"]
 
 
-def _duration(name: str, value: str) -> str:
-    if not isinstance(value, str) or duration_seconds(value) is None:
-        raise ConfigurationError(f"invalid {name}={value!r}: expected a duration", hint='write it as "1h" or "600s"')
+def _gc_deletes(value: str) -> str:
+    seconds = duration_seconds(value) if isinstance(value, str) else None
+    if seconds is None:
+        raise ConfigurationError(
+            f"invalid gc_deletes={value!r}: expected a duration", hint='write it as "1h" or "600s"'
+        )
+    if seconds < LEAST_GC_DELETES:
+        raise ConfigurationError(
+            f"gc_deletes={value!r} is less than {LEAST_GC_DELETES:g} s: a delayed write could bring a deleted document "
+            "back before its driver looks whether another one has taken over",
+            hint='give gc_deletes="60s" at least; the default, "1h", tolerates longer pauses of a driver',
+        )
     return value
 
 

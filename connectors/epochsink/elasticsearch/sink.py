@@ -47,8 +47,8 @@ class Elasticsearch(ElasticsearchConfig):
         create: whether `check` creates a missing index from the row's schema; a dict gives its settings.
         accept_index: the uuid of an index that was created anew or moved to by an alias, or ``uuid/history`` of one
             that was restored, and that is nevertheless the right one to go on with: as the error names it.
-        gc_deletes: for how long the index has to remember the versions of deleted documents; after a longer pause a
-            driver's delayed write could bring one back.
+        gc_deletes: for how long the index has to remember the versions of deleted documents, at least ``"60s"``; after
+            a longer pause a driver's delayed write could bring one back.
         bulk_bytes: the size of a bulk request.
         threads: how many bulk requests are sent at once, by the driver or by each task of a job.
         executors_above: above so many rows an epoch is applied by a Spark job beside the stream, task by task, and not
