@@ -42,7 +42,7 @@ class ElasticsearchRig(SinkRig):
             if not client.indices.exists(index=self._sink.index):
                 return []
             client.indices.refresh(index=self._sink.index)
-            found = client.search(index=self._sink.index, size=1000)
+            found = client.search(index=self._sink.index, size=10_000)
             return sorted(hit["_source"]["n"] for hit in found["hits"]["hits"])
 
     def leftovers(self) -> list[str]:

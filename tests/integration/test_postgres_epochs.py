@@ -13,6 +13,7 @@ import pytest
 from fix_postgres import ListedRows, Written, ranked, write_task
 from psycopg import sql
 
+from epochsink.errors import WentBack
 from epochsink.sink import Epoch, LastDone, Outcome
 
 if TYPE_CHECKING:
@@ -93,6 +94,25 @@ def test_of_several_rows_of_a_key_the_last_by_order_by_wins(
 
 def by_note(batch: pa.RecordBatch) -> pa.RecordBatch:
     return ranked(batch, batch["note"])
+
+
+def test_markers_too_old_to_be_asked_for_go_and_those_of_other_queries_stay(
+    table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """They share a table: another query that is at an earlier epoch would take an applied one for a lost one."""
+    other, driver = (pg_driver(table, orders(1)) for _ in range(2))
+    for each in (other, driver):
+        each.committer.initial_state()
+    other.run(0, orders(1))
+    for number in (0, 999, 1000, 2000):
+        driver.run(number, orders(number + 2))
+    markers = f"SELECT epoch FROM {pg_schema}.marker WHERE query_id = %s AND part = 'all' ORDER BY 1"  # noqa: S608 - a name that the test made
+    assert pg_truth.execute(markers, driver.identity.query_id) == [(1000,), (2000,)]
+    assert pg_truth.execute(markers, other.identity.query_id) == [(0,)]
+    # nor the rows that each has left as it joined
+    assert pg_truth.count(f"{pg_schema}.marker WHERE epoch = -1") == 2
+    with pytest.raises(WentBack, match="already applied"):
+        other.restart().prepare(0, orders(1))
 
 
 def test_order_by_may_be_several_expressions_and_nulls_lose(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

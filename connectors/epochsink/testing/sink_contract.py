@@ -11,7 +11,7 @@ from __future__ import annotations
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import PrepareFailed, SpoolMissing
 from epochsink.sink import Epoch, Outcome
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 OTHER_QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f002"
+
+MANY: Final = 9_000
+"""Rows of a task that no sink takes for a small one."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,12 @@ class SinkContract:
         driver = Driver(rig)
         assert committed(driver.commit(driver.prepare(0, [1, 2], [3])))
         assert rig.visible() == [1, 2, 3]
+
+    def test_no_row_of_a_large_task_is_lost(self, rig: Rig) -> None:
+        """It begins with few rows, which a sink may send in another way than many."""
+        driver = Driver(rig)
+        assert committed(driver.commit(driver.prepare(0, list(range(MANY)), [MANY])))
+        assert rig.visible() == list(range(MANY + 1))
 
     def test_commit_twice_is_one_commit(self, rig: Rig) -> None:
         driver = Driver(rig)
