@@ -36,6 +36,7 @@ from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import Task
 from epochsink.spark.checkpoint import Checkpoint
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from epochsink.sink import Epoch, Identity, Sink, SpoolFile
@@ -84,13 +85,13 @@ class Wide:
         self.files = LocalStorage(folder)
         self.spool = Spool.beside(str(folder))
         self.sink = sink
-        self.committer = sink.committer()
+        self.participant = sink.participant({"out": sink})
         self.coordinator = Coordinator(
             query_id=str(uuid.uuid4()),
             ledger=Ledger(self.files, uuid.uuid4().hex),
             checkpoint=Checkpoint(self.files),
             spool=self.spool,
-            sinks={"out": self.committer},
+            participants=[self.participant],
         )
         self.coordinator.recover()
 
@@ -141,7 +142,7 @@ def measure(name: str, sink: Sink, counts: list[int], table: Table) -> None:
                 name, f"{tasks:,}", *(f"{figure:.1f}" if figure >= 1 else f"{figure:.2f}" for figure in figures)
             )
             console.print(f"{name}, {tasks:,} tasks: {vote:.2f} s vote and record, {commit:.2f} s commit")
-    wide.committer.close()
+    wide.participant.close()
     shutil.rmtree(folder)
 
 
@@ -168,7 +169,7 @@ def main() -> None:
         measure("Kafka", Kafka(bootstrap_servers=broker.bootstrap_servers, topic="wide"), counts, table)
         server = stack.enter_context(LocalElasticsearch())
         index = Elasticsearch(server.url, index="wide", create=True)
-        index.committer().check(pa.schema([("n", pa.int64())]))  # which makes the index
+        OneSink.of(index).check(pa.schema([("n", pa.int64())]))  # which makes the index
         measure("Elasticsearch", index, counts, table)
     console.print(table)
 

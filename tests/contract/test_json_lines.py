@@ -41,15 +41,15 @@ class JsonLinesRig(SinkRig):
         return pa.RecordBatch.from_pydict({"line": [json.dumps({"id": row}) for row in rows]})
 
     def lose_prepared(self) -> None:
-        for path in self.folder.glob(".*.jsonl"):
+        for path in self.folder.glob(".*"):
             path.unlink()
 
     def visible(self) -> list[int]:
-        files = [path for path in self.folder.glob("*.jsonl") if not path.name.startswith(".")]
+        files = [path for path in self.folder.iterdir() if not path.name.startswith(".")]
         return sorted(json.loads(line)["id"] for path in files for line in path.read_text().splitlines())
 
     def leftovers(self) -> list[str]:
-        return [path.name for path in self.folder.glob(".*.jsonl")]
+        return [path.name for path in self.folder.glob(".*")]
 
 
 class TestJsonLines(SinkContract):

@@ -12,8 +12,9 @@ from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Identity, Rows, Task
 from epochsink.testing import LocalSink
 from epochsink.testing.sink_contract import SinkContract
-from epochsink.testing.sink_rig import damage
+from epochsink.testing.sink_rig import OneSink, damage
 from simulation.invariants import newest_rows
+from simulation.port_participant import participants
 from simulation.ports import PORTS
 from simulation.readers import Row
 from simulation.shared_port import OTHER
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from epochsink.sink import Committable, SinkCommitter, SpoolFile
+    from epochsink.sink import Committable, SpoolFile
 
 
 class PortRig:
@@ -45,11 +46,10 @@ class PortRig:
     def _port(self) -> Any:
         return PORTS[self.letter](self.world, at_once)
 
-    def open(self, query: str, generation: int) -> SinkCommitter:
-        port = self._port()
-        port.open(self.identity(query, generation))
-        committer: SinkCommitter = port.committer
-        return committer
+    def open(self, query: str, generation: int) -> OneSink:
+        (participant,) = participants({self.letter: self._port()})
+        participant.open(self.identity(query, generation))
+        return OneSink(participant)
 
     def write(
         self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
@@ -99,10 +99,10 @@ class FolderRig:
         self.spool = Spool(str(folder / "spool"))
         self.files: dict[str, SpoolFile] = {}
 
-    def open(self, query: str, generation: int) -> SinkCommitter:
-        committer = self.sink.committer()
-        committer.open(Identity(query, "sink", generation))
-        return committer
+    def open(self, query: str, generation: int) -> OneSink:
+        opened = OneSink.of(self.sink)
+        opened.open(Identity(query, "sink", generation))
+        return opened
 
     def write(
         self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]

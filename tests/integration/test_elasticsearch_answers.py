@@ -14,6 +14,7 @@ from http_proxy import Answer, Proxy, Seen
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import OutcomeUnknown
 from epochsink.sink import Outcome
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ def check(options: dict[str, Any], behave: Callable[[Seen], Answer | None]) -> l
     """Return the sink's findings where something answers before the server."""
     with (
         Proxy(options["hosts"], behave) as proxy,
-        closing(Elasticsearch(**{**options, "hosts": proxy.url}).committer()) as committer,
+        closing(OneSink.of(Elasticsearch(**{**options, "hosts": proxy.url}))) as committer,
     ):
         return committer.check(SCHEMA)
 

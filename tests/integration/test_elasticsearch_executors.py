@@ -68,7 +68,7 @@ def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict
 @pytest.fixture
 def rig(options: dict[str, Any]) -> Iterator[Rig]:
     made = Rig.joining(Elasticsearch(**options))
-    made.committer.executors = Elsewhere()
+    made.committer.participant.executors = Elsewhere()
     yield made
     made.close()
 
@@ -79,8 +79,8 @@ def numbered(first: int, last: int, value: int = 0) -> pa.RecordBatch:
 
 
 def jobs(rig: Rig) -> list[str]:
-    assert isinstance(rig.committer.executors, Elsewhere)
-    return rig.committer.executors.jobs
+    assert isinstance(rig.committer.participant.executors, Elsewhere)
+    return rig.committer.participant.executors.jobs
 
 
 def job_of(rig: Rig, prepared: Prepared) -> PartJob:
@@ -97,12 +97,12 @@ def test_a_large_epoch_is_verified_and_applied_by_executors(rig: Rig) -> None:
 def test_a_small_epoch_and_one_task_alone_are_the_drivers(rig: Rig, options: dict[str, Any]) -> None:
     rig.apply(0, [numbered(0, 50)])
     small = Rig(Elasticsearch(**{**options, "executors_above": 100}), rig.identity)
-    small.committer.executors = Elsewhere()
+    small.committer.participant.executors = Elsewhere()
     with closing(small):
         small.apply(1, [numbered(0, 50, 1)], [numbered(50, 100, 1)])
         assert jobs(small) == jobs(rig) == []
     never = Rig(Elasticsearch(**{**options, "executors_above": None}), rig.identity)
-    never.committer.executors = Elsewhere()
+    never.committer.participant.executors = Elsewhere()
     with closing(never):
         never.apply(2, [numbered(0, 50, 2)], [numbered(50, 100, 2)])
         assert jobs(never) == []
@@ -124,7 +124,7 @@ def test_where_spark_brings_keys_together_each_task_finds_its_last_rows_and_the_
 
     monkeypatch.setattr(deduplicate, "count", read)
     rig = Rig.joining(Elasticsearch(**{**options, "partition_by_key": True, "executors_above": above}))
-    rig.committer.executors = Elsewhere()
+    rig.committer.participant.executors = Elsewhere()
     with closing(rig):
         rig.apply(0, [numbered(0, 30, 5), numbered(0, 10, 7), numbered(5, 20, 6)], [numbered(30, 60, 1)])
         values = [7] * 10 + [6] * 10 + [5] * 10 + [1] * 30
@@ -148,7 +148,7 @@ def test_rows_without_a_key_get_the_ids_that_the_driver_gives_them(options: dict
 @pytest.mark.parametrize("away", [1, 2])
 def test_where_executors_fail_the_driver_applies_the_epoch(rig: Rig, away: int) -> None:
     """Whether they were to verify it or had applied all of it."""
-    rig.committer.executors = Elsewhere(away)
+    rig.committer.participant.executors = Elsewhere(away)
     rig.apply(0, [numbered(0, 50)], [numbered(50, 100)])
     assert len(jobs(rig)) == 1 if away == 1 else 2
     assert len(rig.stored()) == 100
@@ -190,7 +190,7 @@ def test_refused_documents_become_dead_letters_each_once(
     monkeypatch.setattr(apply_on_executors, "MOST_REFUSED", most)
     letters = fresh_index()
     rig = Rig.joining(Elasticsearch(**options, on_rejected="dead_letter", dead_letter_index=letters))
-    rig.committer.executors = Elsewhere()
+    rig.committer.participant.executors = Elsewhere()
     with closing(rig):
         bad = rendered([(f"bad{number}", {"n": "no number"}) for number in range(8)], [0] * 8)
         rig.apply(0, [numbered(0, 50), bad], [numbered(50, 100)])

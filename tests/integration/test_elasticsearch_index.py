@@ -12,6 +12,7 @@ from elasticsearch_rig import SCHEMA, Rig, rendered
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import OutcomeUnknown, RowsRejected, WentBack
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +44,7 @@ def changed(sink: Elasticsearch, **options: Any) -> Elasticsearch:
 
 
 def check(sink: Elasticsearch, schema: pa.Schema = SCHEMA) -> list[str]:
-    with closing(sink.committer()) as committer:
+    with closing(OneSink.of(sink)) as committer:
         return committer.check(schema)
 
 

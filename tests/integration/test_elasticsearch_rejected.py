@@ -16,6 +16,7 @@ from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import claim_document, identity_key, marker_document
 from epochsink.sink import Epoch, LastDone, Outcome
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -218,7 +219,7 @@ def test_a_marker_that_was_compared_a_while_ago_is_read_again(
         done = LastDone(0, first.epoch.attempt, (first.part,))
         prepared = rig.prepare(1, [rendered(GOOD)], after=done)
         rig.committer.verify_applied(done, None)
-        rig.committer._compared.marker = (rig.committer._compared.marker[0], 0.0)
+        rig.committer.participant._compared.marker = (rig.committer.participant._compared.marker[0], 0.0)
         client.delete(index="epochsink-markers", id=marker_document(identity_key(rig.identity)))
         with pytest.raises(WentBack):
             rig.commit(prepared, done)
@@ -233,7 +234,7 @@ def test_a_dead_letter_index_that_refuses_stops_the_query(
 ) -> None:
     sink = dead_lettered(options)
     client.indices.create(index=sink.dead_letter_index or "", mappings={"dynamic": "strict"})
-    with closing(sink.committer()) as committer:
+    with closing(OneSink.of(sink)) as committer:
         assert committer.check(SCHEMA) == []
     with closing(Rig.joining(sink)) as rig:
         prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
@@ -297,10 +298,10 @@ def test_requests_above_the_indexing_pressure_are_a_finding(
 ) -> None:
     stats = client.nodes.stats(metric="indexing_pressure")["nodes"].values()
     limit = min(each["indexing_pressure"]["memory"]["limit_in_bytes"] for each in stats)
-    with closing(Elasticsearch(**{**options, "bulk_bytes": limit + 1}).committer()) as committer:
+    with closing(OneSink.of(Elasticsearch(**{**options, "bulk_bytes": limit + 1}))) as committer:
         [finding] = committer.check(SCHEMA)
         assert "lower bulk_bytes=" in finding
-    with closing(Elasticsearch(**{**options, "bulk_bytes": limit}).committer()) as committer:
+    with closing(OneSink.of(Elasticsearch(**{**options, "bulk_bytes": limit}))) as committer:
         assert committer.check(SCHEMA) == []
 
 

@@ -11,6 +11,7 @@ from elasticsearch_rig import SCHEMA, Rig, rendered
 
 from epochsink.devkit.services import LocalElasticsearch, versions
 from epochsink.elasticsearch import Elasticsearch
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 def test_an_older_server_is_refused_and_others_take_an_epoch(server: ElasticsearchService) -> None:
     sink = Elasticsearch(server.url, index="orders", id="id")
     if int(server.version.partition(".")[0]) < CLIENT:
-        with closing(sink.committer()) as committer:
+        with closing(OneSink.of(sink)) as committer:
             (finding,) = committer.check(SCHEMA)
         assert f"client {'.'.join(map(str, vendor.__version__))} and server" in finding
         assert "install the client of the server's" in finding

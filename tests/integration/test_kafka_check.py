@@ -9,7 +9,7 @@ import pytest
 from kafka_kit import admin, create_topic
 
 from epochsink.kafka import Kafka, NewTopic
-from epochsink.kafka.committer import KafkaCommitter
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from fix_services import FreshName
@@ -21,7 +21,7 @@ ORDERS = pa.schema([("order_id", pa.int64()), ("amount", pa.float64())])
 
 def findings(kafka: KafkaService, topic: str | None, schema: pa.Schema = ORDERS, **settings: Any) -> list[str]:
     config = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, **({"timeout": 10} | settings))
-    committer = KafkaCommitter(config)
+    committer = OneSink.of(config, "topic")
     try:
         return committer.check(schema)
     finally:
@@ -103,7 +103,7 @@ def test_wrong_types_are_found_together_with_what_else_is_wrong(kafka: KafkaServ
 
 
 def test_an_unreachable_cluster_is_one_finding() -> None:
-    committer = KafkaCommitter(Kafka(bootstrap_servers="127.0.0.1:1", topic="t", timeout=2))
+    committer = OneSink.of(Kafka(bootstrap_servers="127.0.0.1:1", topic="t", timeout=2), "topic")
     [finding] = committer.check(ORDERS)
     committer.close()
     assert "127.0.0.1:1" in finding

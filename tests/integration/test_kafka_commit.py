@@ -92,8 +92,8 @@ def test_each_slot_is_committed_on_its_own(kafka: KafkaService, topic: str, conf
     with committing(config, who) as committer:
         assert committer.vote(at, [first, second], NO_ROWS) == [first, second]
         assert commit(committer, at, second) == COMMITTED
-        assert committer._markers.of_partition(0, committer._cluster.deadline()) is None
-        assert committer._markers.of_partition(1, committer._cluster.deadline()) == 5
+        assert committer.participant._markers.of_partition(0, committer.participant._cluster.deadline()) is None
+        assert committer.participant._markers.of_partition(1, committer.participant._cluster.deadline()) == 5
         assert commit(committer, at, first) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
 
@@ -105,17 +105,17 @@ def test_many_transactions_are_decided_side_by_side_and_what_is_lost_is_left_to_
     who, at = identity(), epoch(5)
     parts = [prepare(config, task(who, at, partition), rows(str(partition))) for partition in range(9)]
     with committing(config, who) as committer:
-        assert committer.commit_at_once(at, parts[:2]) == set()
+        assert committer.participant._commit_at_once(at, parts[:2], None) == set()
         abort(committer, parts[3])
         kept = set(range(9)) - {3}
-        assert committer.commit_at_once(at, parts) == kept
+        assert committer.participant._commit_at_once(at, parts, None) == kept
         assert committer.commit(at, parts[3], NO_ROWS).outcome is Outcome.ABORTED
         # it may be repeated; one whose end is being written to its partition at the moment is left to who asks for it
-        assert committer.commit_at_once(at, parts) <= kept
+        assert committer.participant._commit_at_once(at, parts, None) <= kept
         whole = [parts[index] for index in sorted(kept)]
         committer.await_visible(at, whole)
         ids = [part["transactional_id"] for part in whole]
-        states = committer._transactions.describe(ids, committer._cluster.deadline()).values()
+        states = committer.participant._transactions.describe(ids, committer.participant._cluster.deadline()).values()
         assert {found.state for found in states} == {State.COMPLETE_COMMIT}
         assert committer.newest() == 5
     assert read_all(kafka.bootstrap_servers, topic, 8) == [str(partition) for partition in sorted(kept)]

@@ -87,7 +87,7 @@ def test_batches_fit_into_a_topic_that_takes_only_small_ones(kafka: KafkaService
     found = refusal(config, rows(*values))
     assert "lower batch.size" in str(found)
     with committing(config, identity()) as committer:
-        who = replace(committer._identity, origin=committer.initial_state())
+        who = replace(committer.participant._identity, origin=committer.initial_state())
     part = prepare(config, task(who, epoch(0)), rows(*values))
     assert part["rows"] == 1_000
 

@@ -42,9 +42,9 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.kafka.committer import KafkaCommitter
     from epochsink.kafka.transactional_id import Transaction
     from epochsink.sink import Committable
+    from epochsink.testing.sink_rig import OneSink
 
 Settings = dict[str, str | int | bool]
 
@@ -120,10 +120,10 @@ def coordinators_move_to(node: int, cluster: Cluster) -> None:
         client.close()
 
 
-def coordinators(committer: KafkaCommitter, parts: list[Committable]) -> set[int]:
+def coordinators(committer: OneSink, parts: list[Committable]) -> set[int]:
     """Return the brokers that the committer believes to be the coordinators."""
     ids = [part["transactional_id"] for part in parts]
-    return set(committer._cluster._by_coordinator(CoordinatorType.TRANSACTION, ids))
+    return set(committer.participant._cluster._by_coordinator(CoordinatorType.TRANSACTION, ids))
 
 
 @contextmanager

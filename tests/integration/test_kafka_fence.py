@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from epochsink.devkit.services import KafkaService
     from epochsink.kafka import Kafka
-    from epochsink.kafka.committer import KafkaCommitter
+    from epochsink.testing.sink_rig import OneSink
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def config(kafka: KafkaService, fresh_topic: FreshName) -> Kafka:
 
 
 @pytest.fixture
-def drivers(config: Kafka) -> Iterator[tuple[KafkaCommitter, KafkaCommitter]]:
+def drivers(config: Kafka) -> Iterator[tuple[OneSink, OneSink]]:
     """Return the committer of a driver that runs, and one of its copy, which the same generation comes to."""
     with ExitStack() as stack:
         who = identity()
@@ -55,10 +55,10 @@ def drivers(config: Kafka) -> Iterator[tuple[KafkaCommitter, KafkaCommitter]]:
 
 
 def test_what_was_prepared_before_another_driver_took_over_is_swept_and_what_comes_after_is_refused(
-    config: Kafka, drivers: tuple[KafkaCommitter, KafkaCommitter]
+    config: Kafka, drivers: tuple[OneSink, OneSink]
 ) -> None:
     first, second = drivers
-    who, at = first._identity, epoch(0)
+    who, at = first.participant._identity, epoch(0)
     before = prepare(config, task(who, at), rows("a"))
     assert first.vote(at, [before], NO_ROWS) == [before]
     second.fence()
@@ -83,12 +83,12 @@ def test_what_was_prepared_before_another_driver_took_over_is_swept_and_what_com
 
 
 def test_what_was_committed_before_another_driver_took_over_is_seen_by_it(
-    config: Kafka, drivers: tuple[KafkaCommitter, KafkaCommitter]
+    config: Kafka, drivers: tuple[OneSink, OneSink]
 ) -> None:
     """Also where the coordinator has not told the partitions yet: the comparison waits for that."""
     first, second = drivers
     at = epoch(0)
-    parts = [prepare(config, task(first._identity, at, partition=number), rows("a")) for number in range(8)]
+    parts = [prepare(config, task(first.participant._identity, at, partition=number), rows("a")) for number in range(8)]
     second.verify_applied(None, None)
     for part in parts:
         assert first.commit(at, part, NO_ROWS) == COMMITTED
@@ -98,12 +98,10 @@ def test_what_was_committed_before_another_driver_took_over_is_seen_by_it(
         second.verify_applied(None, None)
 
 
-def test_a_driver_that_was_started_more_often_is_not_disturbed(
-    config: Kafka, drivers: tuple[KafkaCommitter, KafkaCommitter]
-) -> None:
+def test_a_driver_that_was_started_more_often_is_not_disturbed(config: Kafka, drivers: tuple[OneSink, OneSink]) -> None:
     """No sweep of ours may end what a later generation has open: on one checkpoint it would be its successor's."""
     first, second = drivers
-    who, at = replace(first._identity, generation=5), epoch(0)
+    who, at = replace(first.participant._identity, generation=5), epoch(0)
     first.open(who)
     first.fence()
     part = prepare(config, task(who, at), rows("a"))

@@ -35,14 +35,14 @@ from epochsink.kafka.errors import Refused
 from epochsink.kafka.record_batch import split
 from epochsink.kafka.topic_log import TopicLog
 from epochsink.kafka.transactional_id import Transaction
-from epochsink.sink import COMMITTED, Outcome
+from epochsink.sink import COMMITTED, Keeping, Outcome
 
 if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
-    from epochsink.kafka.committer import KafkaCommitter
     from epochsink.sink import Committable, Epoch
+    from epochsink.testing.sink_rig import OneSink
 
 newest_transaction_version = pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=str)
 
@@ -67,7 +67,7 @@ def transaction_of(part: Committable) -> Transaction:
     return KafkaCommittable.from_json(part).transaction
 
 
-def replayed(committer: KafkaCommitter, at: Epoch, part: Committable) -> Committable:
+def replayed(committer: OneSink, at: Epoch, part: Committable) -> Committable:
     """Have a part found lost, and prepared again."""
     assert commit(committer, at, part).outcome is Outcome.ABORTED
     return committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
@@ -86,7 +86,7 @@ def test_rows_come_back_as_they_were_out_of_a_log_that_others_write_to_as_well(
     times = pa.array(range(1_600_000_000_000, 1_600_000_000_500), pa.timestamp("ms", "UTC"))
     sent = rows(*[f"row {n}" for n in range(500)], headers=headers, timestamp=times)
     with committing(config, who) as committer:
-        assert committer.keeps_rows(at, sent.schema)
+        assert committer.keeping(at, sent.schema) is Keeping.IN_TARGET
         disturb(servers, topic, "before")
         writer = config.writer(unspooled(who, at))
         for start in range(0, 500, 100):
@@ -136,7 +136,7 @@ def test_a_task_whose_transaction_ended_before_the_vote_is_taken_from_the_log(
     config = sink(kafka, topic)
     who, at = identity(), epoch(0)
     with committing(config, who) as committer:
-        assert committer.keeps_rows(at, SCHEMA)
+        assert committer.keeping(at, SCHEMA) is Keeping.IN_TARGET
         parts = [prepare(config, unspooled(who, at, n), rows(f"{n}a", f"{n}b")) for n in range(2)]
         take_over(servers, parts[1])
         voted = committer.vote(at, parts, NO_ROWS)
@@ -197,7 +197,7 @@ def test_a_topic_that_was_created_anew_while_it_was_written_to_fails_the_vote(
     config = sink(kafka, topic)
     who, at = identity(), epoch(0)
     with committing(config, who) as committer:
-        assert committer.keeps_rows(at, SCHEMA)
+        assert committer.keeping(at, SCHEMA) is Keeping.IN_TARGET
         recreate_topic(servers, topic)
         part = prepare(config, unspooled(who, at), rows("a"))
         with pytest.raises(PrepareFailed, match="deleted and created again"):
@@ -213,13 +213,13 @@ def test_a_batch_that_the_broker_takes_for_an_earlier_one_is_not_taken_for_appen
     config = sink(kafka, topic)
     with committing(config, identity()) as committer:
         prepare_kept(committer, config, epoch(0), rows("a"))
-        log = TopicLog(committer._cluster, topic)
+        log = TopicLog(committer.participant._cluster, topic)
         [(partition, (_, batch))] = [
             (found.partition, each) for found in log.fetch(log.starts()) for each in split(found.records or b"")
         ]
         assert batch is not None
-        deadline = committer._cluster.deadline()
-        twice = Transaction("twice", *committer._transactions.initialise("twice", deadline))
+        deadline = committer.participant._cluster.deadline()
+        twice = Transaction("twice", *committer.participant._transactions.initialise("twice", deadline))
         copied = batch.under(twice.producer_id, twice.producer_epoch, 0)
         for first in (True, False):
             log.join(twice, [partition])
@@ -231,4 +231,4 @@ def test_a_batch_that_the_broker_takes_for_an_earlier_one_is_not_taken_for_appen
             else:
                 with pytest.raises(Refused, match="has given this producer epoch twice"):
                     log.append(twice, partition, copied, end)
-            committer._transactions.end(twice, deadline, commit=False)
+            committer.participant._transactions.end(twice, deadline, commit=False)

@@ -37,9 +37,9 @@ from kafka_kit import (
 from epochsink.devkit.services import LocalKafka
 from epochsink.errors import LogIncomplete, OutcomeUnknown, PrepareFailed
 from epochsink.kafka import Kafka
-from epochsink.kafka.committer import KafkaCommitter
 from epochsink.kafka.writer import KafkaWriter
-from epochsink.sink import COMMITTED, Outcome
+from epochsink.sink import COMMITTED, Keeping, Outcome
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -94,13 +94,16 @@ def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing
     name = uuid.uuid4().hex
     batches = [rows("a", "b"), rows("c")]
     spool = ListRows({name: batches} if spooled else {})
-    committer = KafkaCommitter(config)
+    committer = OneSink.of(config, "topic")
     committer.open(who)
     try:
-        assert spooled or committer.keeps_rows(at, batches[0].schema)
+        assert spooled or committer.keeping(at, batches[0].schema) is Keeping.IN_TARGET
         of = dataclasses.replace(task(who, at, name=name), spooled=spooled)
         [part] = committer.vote(at, [prepare(config, of, *batches)], spool)
-        wait_for(lambda: not committer._transactions.open_ids("", committer._cluster.deadline()), "it times out")
+        wait_for(
+            lambda: not committer.participant._transactions.open_ids("", committer.participant._cluster.deadline()),
+            "it times out",
+        )
         verdict = commit(committer, at, part, spool)
         assert verdict.outcome is Outcome.ABORTED, verdict
         replayed = committer.replay(at, part, spool, uuid.uuid4().hex)
@@ -124,7 +127,7 @@ def test_a_broker_killed_between_prepare_and_commit_still_commits_all(
     first = prepare(config, task(who, at, partition=0), rows("c"))
     second = prepare_and_die(settings, task(who, at, partition=1), "a", "b")
 
-    committer = KafkaCommitter(config)
+    committer = OneSink.of(config, "topic")
     committer.open(who)
     try:
         assert committer.vote(at, [first, second], NO_ROWS) == [first, second]
@@ -149,7 +152,7 @@ def test_a_broker_that_does_not_answer_leaves_the_outcome_unknown_and_the_vote_r
     config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, timeout=30)
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at), rows("a"))
-    committer = KafkaCommitter(dataclasses.replace(config, timeout=2))
+    committer = OneSink.of(dataclasses.replace(config, timeout=2), "topic")
     committer.open(who)
     try:
         assert committer.newest() is None
@@ -207,7 +210,7 @@ def test_what_has_expired_before_the_vote_is_taken_out_of_the_topic_by_the_vote(
     config = short_lived(broker, topic)
     who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
     with committing(config, who) as committer:
-        assert committer.keeps_rows(at, rows("a").schema)
+        assert committer.keeping(at, rows("a").schema) is Keeping.IN_TARGET
         early = prepare(config, unspooled(who, at), rows("a", "b"))
         with admin(broker.bootstrap_servers) as client:
             wait_for(lambda: not opened(client), "it times out")
@@ -234,15 +237,15 @@ def test_a_task_that_outlasts_its_transaction_where_the_topic_keeps_rows_goes_on
             writer.write(rows("b"))
             return writer.prepare()
 
-        assert committer.keeps_rows(at, rows("a").schema)
+        assert committer.keeping(at, rows("a").schema) is Keeping.IN_TARGET
         alone = unspooled(who, at)
         with pytest.raises(PrepareFailed, match="longer than transaction_timeout="):
             outlast(KafkaWriter(config, alone, alone.uuid, topic))
-        assert not committer.keeps_rows(again, rows("a").schema)
+        assert committer.keeping(again, rows("a").schema) is not Keeping.IN_TARGET
         part = outlast(KafkaWriter(config, task(who, again, 0, name), name, topic))
         voted = committer.vote(again, [part], spool)
         assert [commit(committer, again, each, spool) for each in voted] == [COMMITTED]
-        assert not committer.keeps_rows(epoch(1), rows("a").schema)
+        assert committer.keeping(epoch(1), rows("a").schema) is not Keeping.IN_TARGET
     assert read_all(broker.bootstrap_servers, topic, 2) == ["a", "b"]
 
 
@@ -395,7 +398,7 @@ def test_a_task_rides_out_a_broker_that_is_killed_and_comes_back(broker: KafkaSe
     writer.write(rows(*expected[10_000:]))
     broker.start()
     part = writer.prepare()
-    committer = KafkaCommitter(config)
+    committer = OneSink.of(config, "topic")
     committer.open(who)
     try:
         assert commit(committer, at, part) == COMMITTED
@@ -414,7 +417,7 @@ def test_markers_are_read_from_the_broker_that_leads_their_group_now(
     part = prepare(config, task(who, at), rows("a"))
     with committing(config, who) as committer:
         assert commit(committer, at, part) == COMMITTED
-        cluster = committer._cluster
+        cluster = committer.participant._cluster
         assert committer.newest() == at.number
         known = cluster.admin()._manager.cluster._coordinators
         known.update(dict.fromkeys(known, 99))  # a broker that is gone
@@ -431,7 +434,7 @@ def test_a_broker_that_was_away_when_the_list_of_brokers_was_made_is_found_when_
     part = prepare(config, task(who, at), rows("a"))
     with committing(config, who) as committer:
         assert committer.vote(at, [part], NO_ROWS) == [part]
-        manager = committer._cluster.admin()._manager
+        manager = committer.participant._cluster.admin()._manager
         known = manager.cluster._brokers
         # as another one of the cluster's, which is there to be asked
         number, other = next(iter(known.items()))

@@ -11,8 +11,8 @@ from kafka.partitioner.default import murmur2
 from kafka_kit import Reader, commit, create_topic, epoch, identity, prepare, rows, task
 
 from epochsink.kafka import Kafka
-from epochsink.kafka.committer import KafkaCommitter
 from epochsink.sink import COMMITTED
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from fix_services import FreshName
@@ -30,7 +30,7 @@ def written(kafka: KafkaService, config: Kafka, topic: str, *batches: pa.RecordB
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at), *batches)
     assert part["rows"] == sum(batch.num_rows for batch in batches)
-    committer = KafkaCommitter(config)
+    committer = OneSink.of(config, "topic")
     committer.open(who)
     try:
         assert commit(committer, at, part) == COMMITTED
@@ -133,7 +133,7 @@ def test_each_row_may_name_its_topic_and_one_commit_shows_them_all(kafka: KafkaS
     config = config_for(kafka, None)
     who, at = identity(), epoch(3)
     part = prepare(config, task(who, at), batch)
-    committer = KafkaCommitter(config)
+    committer = OneSink.of(config, "topic")
     committer.open(who)
     try:
         assert commit(committer, at, part) == COMMITTED

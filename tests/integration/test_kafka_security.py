@@ -20,8 +20,8 @@ from kafka_kit import NO_ROWS, Reader, abort, commit, epoch, identity, prepare, 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka, NewTopic
 from epochsink.kafka.client_options import for_kafka_python, normalise
-from epochsink.kafka.committer import KafkaCommitter
 from epochsink.sink import COMMITTED
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -102,11 +102,11 @@ def allow_writer(client: KafkaAdminClient) -> None:
 
 
 @pytest.fixture
-def committer_for() -> Iterator[Callable[[Kafka], KafkaCommitter]]:
-    made: list[KafkaCommitter] = []
+def committer_for() -> Iterator[Callable[[Kafka], OneSink]]:
+    made: list[OneSink] = []
 
-    def make(config: Kafka) -> KafkaCommitter:
-        made.append(KafkaCommitter(config))
+    def make(config: Kafka) -> OneSink:
+        made.append(OneSink.of(config, "topic"))
         made[-1].open(identity())
         return made[-1]
 
@@ -119,7 +119,7 @@ SCHEMA = rows("a").schema
 
 
 def test_an_epoch_passes_through_sasl_over_tls_with_the_documented_rights(
-    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], OneSink]
 ) -> None:
     config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=30, options=options(certificates))
     committer = committer_for(config)
@@ -139,7 +139,7 @@ def test_an_epoch_passes_through_sasl_over_tls_with_the_documented_rights(
 
 
 def test_a_refused_password_is_named_at_once_by_both_clients(
-    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], OneSink]
 ) -> None:
     wrong = options(certificates, sasl_password="canary-wrong-s3cr3t")
     config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=30, options=wrong)
@@ -155,7 +155,7 @@ def test_a_refused_password_is_named_at_once_by_both_clients(
 
 
 def test_a_broker_that_cannot_be_verified_gets_no_password(
-    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], OneSink]
 ) -> None:
     wrong = options(certificates, ssl_ca_location=str(certificates / "stranger.pem"))
     config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=5, options=wrong)
@@ -204,7 +204,7 @@ def test_a_broker_that_cuts_a_handshake_short_fails_no_task_while_another_one_an
 
 
 def test_missing_rights_are_named_before_any_row_moves(
-    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], OneSink]
 ) -> None:
     config = Kafka(
         bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=10, options=options(certificates, "stranger")
@@ -216,7 +216,7 @@ def test_missing_rights_are_named_before_any_row_moves(
 
 
 def test_missing_rights_on_topic_and_groups_are_named(
-    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], OneSink]
 ) -> None:
     def allow(client: KafkaAdminClient) -> None:
         ids = ResourcePattern(Kind.TRANSACTIONAL_ID, "epochsink.", ACLResourcePatternType.PREFIXED)
@@ -234,7 +234,7 @@ def test_missing_rights_on_topic_and_groups_are_named(
 
 
 def test_a_topic_that_may_not_be_created_is_a_finding(
-    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], KafkaCommitter]
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], OneSink]
 ) -> None:
     config = Kafka(
         bootstrap_servers=guarded.bootstrap_servers,
@@ -251,7 +251,7 @@ def test_a_topic_that_may_not_be_created_is_a_finding(
 def test_no_secret_shows_in_logs_reprs_or_what_is_recorded(
     guarded: KafkaService,
     certificates: Path,
-    committer_for: Callable[[Kafka], KafkaCommitter],
+    committer_for: Callable[[Kafka], OneSink],
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:

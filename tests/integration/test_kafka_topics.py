@@ -69,13 +69,13 @@ def test_a_topic_deleted_while_its_transaction_is_committed_stops_the_query(conf
     who, at = identity(), epoch(0)
     part = prepare(config, task(who, at), rows("a", "b"))
     with committing(config, who) as committer:
-        end = committer._transactions.end
+        end = committer.participant._transactions.end
 
         def end_late(*arguments: Any, **settings: Any) -> Any:
             recreate_topic(config.bootstrap_servers, str(config.topic))
             return end(*arguments, **settings)
 
-        committer._transactions.end = end_late  # type: ignore[method-assign]
+        committer.participant._transactions.end = end_late
         verdict = committer.commit(at, part, NO_ROWS)
         assert verdict.outcome is Outcome.UNKNOWN
         assert f"{config.topic} were deleted" in verdict.evidence

@@ -19,6 +19,7 @@ from epochsink.cli.app import app
 from epochsink.identity import identity_key
 from epochsink.postgres import Postgres
 from epochsink.sink import Identity
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +86,7 @@ class Desk:
 
     @staticmethod
     def _prepare_target(sink: Postgres) -> None:
-        committer = sink.committer()
+        committer = OneSink.of(sink)
         assert committer.check(rows(1).schema) == []
         committer.close()
 

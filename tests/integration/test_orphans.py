@@ -25,6 +25,7 @@ from epochsink.postgres import Postgres
 from epochsink.protocol import ledger
 from epochsink.protocol.coordinator import Plan
 from epochsink.sink import Epoch, Identity
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -55,7 +56,7 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
     pg_truth.execute(f"CREATE TABLE {table} (id bigint)")
     sink = Postgres(postgres.dsn, table=table, schema_for_markers=pg_schema, answer_bytes=0)
     row = pa.record_batch({"id": pa.array([1], pa.int64())})
-    checker = sink.committer()
+    checker = OneSink.of(sink)
     assert checker.check(row.schema) == []
     checker.close()
     kit = CheckpointKit(tmp_path / "payments", {'ta"ble': sink})
@@ -123,11 +124,14 @@ def test_what_a_lost_ledger_has_left_is_ended_by_the_next_start(
     kit = CheckpointKit(tmp_path / "orders", sinks)
     kit.coordinator = kit.start()
     kit.record(0, {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})})
-    assert all(committer.leftovers() for committer in kit._committers.values())
+    topic_side, table_side = kit.participants
+    assert topic_side.leftovers("topic")
+    assert table_side.leftovers("table")
     shutil.rmtree(kit.root / "epochsink")
     monkeypatch.setattr(ledger, "_clock", lambda: int(time.time() * 1000) + clock)
     kit.coordinator = kit.start()
-    assert {name: committer.leftovers() for name, committer in kit._committers.items()} == {"topic": [], "table": []}
+    assert topic_side.leftovers("topic") == []
+    assert table_side.leftovers("table") == []
     kit.record(0, {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})})
     kit.decide(0)
     assert kit.coordinator.commit_decided()

@@ -17,6 +17,7 @@ from psycopg.pq import ConnStatus, TransactionStatus
 
 from epochsink.postgres import Postgres, server
 from epochsink.sink import Epoch
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +39,7 @@ def table(pg_schema: str, pg_truth: Truth) -> str:
 
 
 def findings(dsn: str, table: str | tuple[str, ...], row: pa.Schema = ROW, **options: Any) -> list[str]:
-    committer = Postgres(dsn, table=table, **options).committer()
+    committer = OneSink.of(Postgres(dsn, table=table, **options))
     try:
         return committer.check(row)
     finally:
@@ -51,7 +52,7 @@ def only(found: list[str]) -> str:
 
 
 def test_nothing_is_wrong_with_a_table_that_fits(table: str, pg_schema: str, pg_truth: Truth) -> None:
-    committer = Postgres(pg_truth.dsn, table=table, key="id", schema_for_markers=pg_schema).committer()
+    committer = OneSink.of(Postgres(pg_truth.dsn, table=table, key="id", schema_for_markers=pg_schema))
     assert committer.check(ROW) == committer.check(ROW) == []
     assert committer.commit_mode == "prepared"  # type: ignore[attr-defined] # this sink's own
     committer.close()
@@ -283,7 +284,7 @@ def test_a_marker_table_of_another_user_needs_a_grant(table: str, pg_schema: str
 def test_a_server_without_prepared_transactions(private_postgres: PrivatePostgres) -> None:
     """Said with the setting; commit='auto' takes staging."""
     server = private_postgres(max_prepared_transactions=0)
-    committer = Postgres(server.dsn, table="postgres").committer()
+    committer = OneSink.of(Postgres(server.dsn, table="postgres"))
     assert "does not exist" in only(committer.check(ROW))
     assert committer.commit_mode == "staged"  # type: ignore[attr-defined] # this sink's own
     committer.close()

@@ -10,7 +10,7 @@ import threading
 import uuid
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pyarrow as pa
@@ -263,7 +263,7 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
     driver = pg_driver(table, orders(1), atomic=False)
     written, parts = driver.prepare(0, *(orders(number) for number in range(24)))
     pg_truth.execute(f"ROLLBACK PREPARED '{parts[5]['gid']}'")
-    committer = cast("PostgresCommitter", driver.committer)
+    committer = driver.committer.participant._tables[driver.identity.sink]
     opened: list[str] = []
     connect = Server.connect
 
@@ -429,7 +429,7 @@ def test_markers_are_not_looked_for_in_another_schema(table: str, pg_driver: Mak
     assert driver.committer.initial_state()["schema"] == pg_schema
     moved = Postgres("host=127.0.0.1", table=table, schema_for_markers="other")
     with pytest.raises(ConfigurationError, match="markers are in"):
-        moved.committer().open(replace(driver.identity, origin=driver.committer.initial_state()))
+        PostgresCommitter(moved).open(replace(driver.identity, origin=driver.committer.initial_state()))
 
 
 def test_a_row_that_breaks_a_constraint_leaves_a_staged_epoch_pending(

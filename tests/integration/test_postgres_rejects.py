@@ -14,6 +14,7 @@ from fix_postgres import Driver, Truth
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.postgres import Postgres
 from epochsink.sink import Epoch
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver
@@ -223,7 +224,7 @@ def test_types_that_cut_their_own_input_are_refused_before_the_first_row(
     pg_truth.execute(f"CREATE TABLE {pg_schema}.t (v {column.format(schema=pg_schema)})")
     text = pa.list_(pa.string()) if column.endswith("[]") else pa.string()
     sink = Postgres(pg_truth.dsn, table=f"{pg_schema}.t", schema_for_markers=pg_schema)
-    with closing(sink.committer()) as committer:
+    with closing(OneSink.of(sink)) as committer:
         (finding,) = committer.check(pa.schema([("v", text)]))
     assert "without an error" in finding
 

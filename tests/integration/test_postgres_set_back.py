@@ -14,7 +14,7 @@ from epochsink.cli.app import app
 from epochsink.errors import WentBack
 from epochsink.postgres import Postgres
 from epochsink.protocol.coordinator import Plan
-from epochsink.sink import Epoch, LastDone, Outcome
+from epochsink.sink import Ballot, Epoch, LastDone, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fix_postgres import MakeDriver
 
     from epochsink.devkit.services import PostgresService
+    from epochsink.sink import Participant
 
     MakeQuery = Callable[..., "Query"]
 
@@ -134,14 +135,19 @@ class Query:
         self.kit.decide(number)
         assert self.kit.coordinator.commit_decided()
 
+    @property
+    def participant(self) -> Participant:
+        """The sink's participant."""
+        (found,) = self.kit.participants
+        return found
+
     def commit_and_die(self, number: int) -> None:
         """Commit an epoch as a driver that is killed before the ledger says that it is done."""
         self.kit.decide(number)
         prepared = self.kit.history().epochs[number]
         epoch, share = Epoch(number, prepared.attempt), prepared.shares["table"]
         rows = self.kit.spool.rows(self.kit.coordinator.identity("table"), epoch, share.tasks, share.files)
-        for part in share.parts:
-            verdict = self.kit._committers["table"].commit(epoch, part, rows)
+        for verdict in self.participant.commit(epoch, {"table": Ballot(share.parts, rows)})["table"]:
             assert verdict.outcome is Outcome.COMMITTED
 
     def start(self) -> None:
@@ -182,7 +188,7 @@ def test_markers_lost_before_the_first_epoch_is_done_double_no_row(
     assert "epochsink accept CHECKPOINT 0 --sink table" in told.value.hint
     assert query.ids() == [0]
     query.accept("0")
-    assert query.kit._committers["table"].check(orders(0).schema) == []  # makes the marker table again
+    assert query.participant.check("table", orders(0).schema) == []  # makes the marker table again
     query.start()
     query.run(1)
     assert query.ids() == [0, 1]

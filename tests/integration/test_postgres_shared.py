@@ -319,7 +319,7 @@ def test_a_failover_that_lost_the_commit_is_repaired_whichever_sink_is_asked_fir
 
 def test_only_sinks_that_the_server_would_let_share_are_of_one_group() -> None:
     def group(dsn: str = "host=127.0.0.1 dbname=a user=u", **options: Any) -> object:
-        return Postgres(dsn, table="t", **options).committer().group  # type: ignore[attr-defined] # this sink's own
+        return Postgres(dsn, table="t", **options).commits_with
 
     assert group() == group("postgresql://u@127.0.0.1/a", options={"password": "p"}, commit="prepared", timeout=5)
     assert group() is not None

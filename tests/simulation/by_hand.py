@@ -11,6 +11,7 @@ from epochsink.sink import Task
 from epochsink.spark.checkpoint import Checkpoint
 from simulation.driver import offsets_file
 from simulation.kafka_port import KafkaPort
+from simulation.port_participant import participants
 from simulation.readers import Row
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, MemorySpool, spool_name
@@ -35,7 +36,7 @@ class Query:
             ledger=Ledger(self.files, uuid.uuid4().hex),
             checkpoint=Checkpoint(self.files),
             spool=self.spool,
-            sinks={"K": self.port.committer},
+            participants=participants({"K": self.port}),
         )
         self.coordinator.recover()
 

@@ -17,6 +17,7 @@ from epochsink.errors import ConfigurationError, EpochsinkError, Fenced, Prepare
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.sink import Epoch, Task
 from epochsink.spark.checkpoint import Checkpoint
+from simulation.port_participant import participants
 from simulation.ports import PORTS
 from simulation.readers import Row
 from simulation.scheduler import Condition, Process, Thread, wait
@@ -105,7 +106,7 @@ class Driver(Process):
             ledger=self.variant.ledger(self.files, uuid.uuid4().hex),
             checkpoint=self.variant.checkpoint(self.files),
             spool=self.spool,
-            sinks={letter: port.committer for letter, port in self.ports.items()},
+            participants=participants(self.ports),
             join_running=simulation.joins,
             monitor=Condition(),  # type: ignore[arg-type]
         )

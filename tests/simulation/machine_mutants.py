@@ -5,19 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from epochsink.protocol import sweep
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import _name
 from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Take, encode
-from epochsink.sink import COMMITTED, NOTHING_SPOOLED, Epoch
+from epochsink.sink import COMMITTED, NOTHING_SPOOLED, Ballot, Epoch
 from epochsink.spark.checkpoint import Checkpoint
 from simulation.storage import QuickLedger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epochsink.errors import EpochsinkError
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import LastDone, Spooled, Written
+    from epochsink.sink import LastDone, Participant, Spooled, Written
 
 # ---- the ledger
 
@@ -103,8 +104,10 @@ class AbortsWhatIsRecorded(Coordinator):
     def abort_recorded(self, number: int) -> None:
         """End the parts of a recorded epoch."""
         others = [one for one in self._ledger.verify().pending if one.epoch != number]
-        for name, sink in self._sinks.items():
-            sink.abort_orphans([part for one in others for part in one.parts_of(name)])
+        for participant in self._participants:
+            participant.abort_orphans(
+                [part for one in others for name in participant.members for part in one.parts_of(name)]
+            )
         for epoch in self._spool.attempts(self._query_id):
             if epoch.number == number:
                 self._spool.drop(self._query_id, epoch)
@@ -165,7 +168,7 @@ class ConcludesFromMemory(Coordinator):
 class ConcludesBeforeReading(Coordinator):
     """Takes a target's answer about an epoch for the last word, whoever has finished the epoch meanwhile."""
 
-    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
+    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
         known = self._ledger.verify()
         ledger: Any = self._ledger
 
@@ -182,7 +185,7 @@ class ConcludesBeforeReading(Coordinator):
 
         self._ledger = Stale()  # type: ignore[assignment]
         try:
-            return super()._commit_part(number, name, index, applied)
+            return super()._commit_parts(number, participant, applied)
         finally:
             self._ledger = ledger
 
@@ -190,13 +193,16 @@ class ConcludesBeforeReading(Coordinator):
 class CommitsUnrecordedReplays(Coordinator):
     """Commits what it has prepared again without a record of it."""
 
-    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
+    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
         prepared = self._ledger.known().epochs[number]
         epoch = Epoch(prepared.epoch, prepared.attempt)
-        rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks, {})
-        part, sink = prepared.shares[name].parts[index], self._sinks[name]
-        if sink.commit(epoch, part, rows) is not COMMITTED:
-            sink.commit(epoch, sink.replay(epoch, part, rows, f"{epoch.number:032x}"), rows)
+        for name in participant.members:
+            rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks, {})
+            for part in prepared.shares[name].parts:
+                ballots = {name: Ballot([part], rows)}
+                if participant.commit(epoch, ballots)[name] != [COMMITTED]:
+                    again = participant.replay(epoch, part, ballots, f"{epoch.number:032x}")
+                    participant.commit(epoch, {name: Ballot([again], rows)})
         return True
 
 
@@ -232,39 +238,6 @@ class SweepsAfterCommits(Coordinator):
         self._abort_orphans()
 
 
-class ClearsWithoutAsking(Coordinator):
-    """Reads what to clear from the ledger without asking whose it is."""
-
-    def _commit(self, number: int) -> None:
-        ledger, asked = self._ledger, iter((True, False))
-        commit_part = self._commit_part
-
-        class Careless:
-            def verify(self) -> History:
-                return ledger.verify() if next(asked, False) else ledger.read()
-
-            def append(self, entry: Entry) -> None:
-                ledger.append(entry)
-
-            def trim(self) -> None:
-                ledger.trim()
-
-        def with_the_real_one(*part: Any) -> bool:
-            self._ledger = ledger
-            try:
-                return commit_part(*part)
-            finally:
-                self._ledger = Careless()  # type: ignore[assignment]
-
-        self._ledger = Careless()  # type: ignore[assignment]
-        self._commit_part = with_the_real_one  # type: ignore[assignment,method-assign]
-        try:
-            super()._commit(number)
-        finally:
-            self._ledger = ledger
-            del self._commit_part
-
-
 class TidiesAnyTime(Coordinator):
     """Sweeps from the commit thread while an attempt is under way."""
 
@@ -292,16 +265,16 @@ class AbandonsTheUnknown(Coordinator):
             raise
 
     def _sinks_abort(self, epoch: Epoch) -> None:
-        for sink in self._sinks.values():
-            sink.abort_orphans([])
+        for participant in self._participants:
+            participant.abort_orphans([])
         self._spool.drop(self._query_id, epoch)
 
 
 class DropsFirst(Coordinator):
     """Drops the spool before the ledger says done."""
 
-    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
-        committed = super()._commit_part(number, name, index, applied)
+    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
+        committed = super()._commit_parts(number, participant, applied)
         prepared = self._ledger.known().epochs[number]
         self._spool.drop(self._query_id, Epoch(prepared.epoch, prepared.attempt))
         return committed
@@ -319,8 +292,8 @@ class EndsWithoutTheFence(Coordinator):
 
     def _end_own(self, epoch: Epoch) -> None:
         history = self._ledger.read()
-        for name, sink in self._sinks.items():
-            sink.abort_orphans(self._kept(history, name), history.done_parts(name))
+        for participant in self._participants:
+            sweep._abort_orphans(participant, history)
         self._spool.drop(self._query_id, epoch)
 
 
@@ -328,8 +301,8 @@ class EndsWhatIsRecorded(Coordinator):
     """Ends, once it was superseded, all that is its own, recorded or not."""
 
     def _end_own(self, epoch: Epoch) -> None:
-        for sink in self._sinks.values():
-            sink.abort_orphans([])
+        for participant in self._participants:
+            participant.abort_orphans([])
         self._spool.drop(self._query_id, epoch)
 
 
@@ -342,9 +315,11 @@ class ReplaysFromTheFirstRecord(Coordinator):
         self._recorded = self._ledger.verify().epochs[number]
         super()._commit(number)
 
-    def _replay(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> None:
+    def _replay(
+        self, number: int, participant: Participant, sinks: Sequence[str], index: int, applied: Mapping[str, LastDone]
+    ) -> None:
         ledger: Any = self._ledger
-        before = self._recorded.shares[name].parts
+        before = self._recorded.shares[sinks[0]].parts
 
         class Forgetful:
             def __getattr__(self, called: str) -> Any:
@@ -355,6 +330,6 @@ class ReplaysFromTheFirstRecord(Coordinator):
 
         self._ledger = Forgetful()  # type: ignore[assignment]
         try:
-            super()._replay(number, name, index, applied)
+            super()._replay(number, participant, sinks, index, applied)
         finally:
             self._ledger = ledger

@@ -14,7 +14,6 @@ from simulation import world_mutants as world
 from simulation.driver import PRODUCTION, Variant
 from simulation.explorer import Case
 from simulation.kafka_port import KafkaLogPort
-from simulation.storage import TrimmingLedger
 
 if TYPE_CHECKING:
     from simulation.plans import Plan
@@ -39,7 +38,6 @@ class Mutant:
 
 NO_SPOOL = Variant(spool=False)
 LOGGED = Variant(ports={"K": KafkaLogPort}, kept="K")
-TRIMMING = Variant(ledger=TrimmingLedger)
 
 
 MUTANTS = (
@@ -106,13 +104,6 @@ MUTANTS = (
         schedule=2,
     ),
     Mutant(
-        "what to clear read from another driver's ledger",
-        Variant(coordinator=machine.ClearsWithoutAsking, ledger=TrimmingLedger),
-        "K",
-        ((47, ("pause", 999, 2)),),
-        TRIMMING,
-    ),
-    Mutant(
         "tidy beside an attempt",
         Variant(coordinator=machine.TidiesAnyTime, spool=False),
         "K",
@@ -146,7 +137,8 @@ MUTANTS = (
         "a second replay is built from the parts before the first",
         Variant(coordinator=machine.ReplaysFromTheFirstRecord),
         "T",
-        ((28, ("rollback",)),),
+        ((28, ("rollback",)), (49, ("rollback",))),
+        schedule=2,
     ),
     Mutant("spool dropped before done", Variant(coordinator=machine.DropsFirst), "KPE", ()),
     Mutant("Kafka without markers", Variant(ports={"K": sink.KafkaWithoutMarker}), "K", ((45, ("lost",)),)),
@@ -340,7 +332,7 @@ MUTANTS = (
         "Kafka's fence is not looked at after a replay",
         Variant(ports={"K": world.KafkaLooksOnce}),
         "K",
-        ((76, ("copy",)), (79, ("stall", 25))),
+        ((76, ("copy",)), (86, ("stall", 15))),
     ),
     Mutant(
         "who has lost Kafka's fence sweeps all the same",

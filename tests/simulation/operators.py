@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance
 from epochsink.protocol.ledger import Ledger
 from epochsink.spark.checkpoint import Checkpoint
+from simulation.port_participant import PortParticipant
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, MemorySpool
 
@@ -42,7 +42,11 @@ def accept(world: World, query: str) -> int | None:
 def abandon(world: World, kinds: Mapping[str, type[PortBase]], query: str) -> None:
     """Type ``epochsink abandon``."""
     ports = {letter: kind(world, at_once) for letter, kind in kinds.items()}
+
+    def participant(members: Mapping[str, Any]) -> PortParticipant:
+        return PortParticipant({name: ports[name] for name in members})
+
     sinks: Any = {
-        letter: SimpleNamespace(committer=partial(getattr, port, "committer")) for letter, port in ports.items()
+        letter: SimpleNamespace(commits_with=port.group, participant=participant) for letter, port in ports.items()
     }
     Abandonment(place_of(world, query), sinks=sinks, gone=[]).carry_out()

@@ -1,7 +1,7 @@
 """What all ports share. A port is a sink over an in-memory target: the real committers' decisions, request by request.
 
-A port is a `SinkCommitter`, and also the maker of its tasks' writers: `begin` stands for `Sink.writer`. Rows are `Row`
-tuples.
+A port is the driver's side of one sink, and also the maker of its tasks' writers: `begin` stands for `Sink.writer`.
+Rows are `Row` tuples.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from epochsink.identity import identity_key
-from epochsink.sink import Epoch, Identity, Outcome, Rows, Task
+from epochsink.sink import Epoch, Identity, Outcome, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from epochsink.sink import Committable, LastDone, SinkCommitter
+    from epochsink.sink import Committable, LastDone
     from simulation.readers import Row
     from simulation.steps import Stepper
     from simulation.world import World
@@ -47,18 +47,12 @@ class TaskWriter(Protocol):
     def prepare(self) -> Committable: ...
 
 
-class Port(Protocol):
-    """What the simulated driver and tasks need of a sink."""
-
-    @property
-    def committer(self) -> SinkCommitter: ...
-    def begin(self, task: Task, attempt_number: int = 0) -> TaskWriter: ...
-
-
 class PortBase:
     """What all ports share."""
 
     letter = "?"
+    group: str | None = None
+    """Equal for ports that commit as one."""
 
     def prepared_with(self, epoch: Epoch) -> dict[str, int]:
         """Return the options that a later commit of this epoch needs: they go into its committables."""
@@ -83,19 +77,9 @@ class PortBase:
         self._identity = Identity("", "")
 
     @property
-    def committer(self) -> SinkCommitter:
-        """Return the driver's side, which is this object."""
-        found: Any = self
-        return found  # type: ignore[no-any-return]
-
-    @property
     def key(self) -> str:
         """Return by which key the target knows this sink."""
         return self._key
-
-    def check(self, _schema: object) -> list[str]:
-        """Find nothing."""
-        return []
 
     def initial_state(self) -> dict[str, Any]:
         """Fix nothing."""
@@ -127,5 +111,8 @@ class PortBase:
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Leave nothing."""
 
-    def close(self) -> None:
-        """Hold nothing."""
+    def commit_at_once(
+        self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None
+    ) -> Collection[int]:
+        """Commit nothing side by side."""
+        return ()

@@ -5,21 +5,26 @@ A and B merge and prepare in phase 1, C and D merge in phase 2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from epochsink.errors import PrepareFailed, WentBack
 from epochsink.identity import PreparedName
-from epochsink.sink import COMMITTED, MEMBERS, Ballot, Epoch, LastDone, Rows, Verdict
+from epochsink.sink import COMMITTED, Ballot, Epoch, LastDone, Rows, Verdict
 from simulation.port import twice
 from simulation.postgres_port import PostgresPort, PreparedPort, StagedPort, mark_of
 from simulation.targets import Postgres, PreparedRows, Staged
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Sequence
 
     from epochsink.sink import Committable, Mark
     from simulation.readers import Row
+
+
+Voters = Mapping[str, tuple[Any, Ballot]]
+"""Ports with their ballots, by letter."""
 
 
 class SharedRows(NamedTuple):
@@ -37,6 +42,7 @@ class SharedRows(NamedTuple):
         return any(one.marks(marker) for one in self.shares.values())
 
 
+MEMBERS = "members"
 OTHER = {"A": "B", "C": "D"}
 """The sink that has its tables in the same database."""
 
@@ -97,11 +103,11 @@ def shares_of(target: SharedPostgres, epoch: Epoch, part: Committable) -> dict[s
     return found
 
 
-def as_one(generation: int, attempt: str, ballots: Mapping[str, Ballot], tasks: Sequence[str] = ()) -> Committable:
+def as_one(generation: int, attempt: str, voters: Voters, tasks: Sequence[str] = ()) -> Committable:
     """Return the part that several sinks record: with the tasks that each accepted, or with ``tasks``."""
     members = {
-        name: {"key": port_of(one).key, "tasks": [*tasks] or [part["task"] for part in one.written]}
-        for name, one in ballots.items()
+        name: {"key": port.key, "tasks": [*tasks] or [part["task"] for part in one.parts]}
+        for name, (port, one) in voters.items()
     }
     return {"attempt": attempt, "generation": generation, MEMBERS: members}
 
@@ -115,9 +121,9 @@ class Sharing(PostgresPort):
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
     ) -> list[Committable]:
         """Vote on this sink's rows alone."""
-        return [self.vote_together(epoch, {self.letter: Ballot(self.committer, written, rows, after)})]
+        return [self.vote_together(epoch, {self.letter: (self, Ballot(written, rows, after))})]
 
-    def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
+    def vote_together(self, epoch: Epoch, voters: Voters) -> Committable:
         """Turn what the tasks of each sink have staged into one part."""
         raise NotImplementedError
 
@@ -125,16 +131,14 @@ class Sharing(PostgresPort):
         self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
     ) -> Committable:
         """Prepare this sink's rows alone again."""
-        return self.replay_together(epoch, part, {self.letter: Ballot(self.committer, (), rows, after)}, attempt)
+        return self.replay_together(epoch, part, {self.letter: (self, Ballot((), rows, after))}, attempt)
 
-    def replay_together(
-        self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot], attempt: str
-    ) -> Committable:
+    def replay_together(self, epoch: Epoch, part: Committable, voters: Voters, attempt: str) -> Committable:
         """Stage the rows of each sink again; return the part that stands for them."""
         self.apply_with(epoch, part)
-        for one in ballots.values():
-            port_of(one).restage(one.rows, attempt)
-        again = as_one(self._identity.generation, attempt, ballots, [attempt])
+        for port, one in voters.values():
+            port.restage(one.rows, attempt)
+        again = as_one(self._identity.generation, attempt, voters, [attempt])
         return again | {"options": self.options_of(part)}
 
 
@@ -143,12 +147,12 @@ class SharedPort(Sharing, PreparedPort):
 
     letter = "A"
 
-    def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
+    def vote_together(self, epoch: Epoch, voters: Voters) -> Committable:
         """Merge what the tasks of each sink have staged, and prepare that."""
-        part = as_one(self._identity.generation, epoch.attempt, ballots)
-        return self.prepare_together(epoch, part | self.prepared_with(epoch), ballots)
+        part = as_one(self._identity.generation, epoch.attempt, voters)
+        return self.prepare_together(epoch, part | self.prepared_with(epoch), voters)
 
-    def prepare_together(self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot]) -> Committable:
+    def prepare_together(self, epoch: Epoch, part: Committable, voters: Voters) -> Committable:
         """PREPARE TRANSACTION, under the name of the first sink."""
         gid = str(PreparedName(self._key, part["generation"], epoch.number, part["attempt"]))
 
@@ -156,7 +160,7 @@ class SharedPort(Sharing, PreparedPort):
             shares = self.rows_to_prepare(shares_of(self.target, epoch, part))
             if len(shares) < len(part[MEMBERS]):
                 return "NOROWS"
-            after = {name: mark_of(one.after) for name, one in ballots.items()}
+            after = {name: mark_of(one.after) for name, (_, one) in voters.items()}
             answer: str = self.target.prepare_together(gid, shares, after)
             return answer
 
@@ -167,11 +171,9 @@ class SharedPort(Sharing, PreparedPort):
         """Return what of the members' rows and markers goes into the transaction: everything."""
         return shares
 
-    def replay_together(
-        self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot], attempt: str
-    ) -> Committable:
+    def replay_together(self, epoch: Epoch, part: Committable, voters: Voters, attempt: str) -> Committable:
         """Stage and prepare the rows of each sink again."""
-        return self.prepare_together(epoch, super().replay_together(epoch, part, ballots, attempt), ballots)
+        return self.prepare_together(epoch, super().replay_together(epoch, part, voters, attempt), voters)
 
     def gids(self, generation: int) -> Sequence[str]:
         """Return, too, what bears the other sink's name, if rows of this one are staged for it."""
@@ -192,11 +194,11 @@ class SharedStagedPort(Sharing, StagedPort):
 
     letter = "C"
 
-    def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
+    def vote_together(self, epoch: Epoch, voters: Voters) -> Committable:
         """See the rows of each sink staged."""
-        part = as_one(self._identity.generation, epoch.attempt, ballots)
+        part = as_one(self._identity.generation, epoch.attempt, voters)
         staged = self._step("C count", lambda: shares_of(self.target, epoch, part), reads=True)
-        if len(staged) < len(ballots):
+        if len(staged) < len(voters):
             raise PrepareFailed("staged rows are gone")
         return part | self.prepared_with(epoch)
 
@@ -220,8 +222,3 @@ class OtherSharedStagedPort(SharedStagedPort):
     """The other one."""
 
     letter = "D"
-
-
-def port_of(ballot: Ballot) -> Any:
-    """Return the port of a member: a committer is its port here."""
-    return ballot.committer

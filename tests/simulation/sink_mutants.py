@@ -6,19 +6,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from epochsink.identity import PreparedName, TransactionalId, identity_key
-from epochsink.sink import COMMITTED, MEMBERS, Ballot, Committable, Epoch, LastDone, Mark, Rows, Task, Verdict
+from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Rows, Task, Verdict
 from simulation.by_task_port import ByTaskPort
 from simulation.kafka_port import KafkaLogPort, KafkaPort, KafkaTask
 from simulation.port import ABORTED, ANY_GENERATION, twice
 from simulation.postgres_port import PreparedPort, StagedPort
 from simulation.search_port import KeyedSearchPort, SearchPort
-from simulation.shared_port import SharedPort, SharedStagedPort
+from simulation.shared_port import MEMBERS, SharedPort, SharedStagedPort
 from simulation.targets import Marked, PreparedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from simulation.readers import Row
+    from simulation.shared_port import Voters
 
 # ---- Kafka
 
@@ -194,10 +195,8 @@ class MarksOne(SharedPort):
 class ReplaysOne(SharedPort):
     """Prepares a lost transaction again for the first of its sinks alone."""
 
-    def replay_together(
-        self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot], attempt: str
-    ) -> Committable:
-        first = dict(list(ballots.items())[:1])
+    def replay_together(self, epoch: Epoch, part: Committable, voters: Voters, attempt: str) -> Committable:
+        first = dict(list(voters.items())[:1])
         return {**super().replay_together(epoch, part, first, attempt), MEMBERS: part[MEMBERS]}
 
 

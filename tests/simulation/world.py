@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from epochsink.protocol.ledger import FOLDER
-from epochsink.sink import Mark, sharers
+from epochsink.sink import Mark
 from simulation.by_task_port import ByTaskPostgres
 from simulation.readers import OUTSIDER, Readers, Row
 from simulation.search_target import Elasticsearch
@@ -67,7 +67,7 @@ class World:
         for entry in entries:
             if entry["entry"] == "prepared":
                 parts[entry["epoch"]] = entry["shares"].get(sink, {}).get("parts", [])
-            elif entry["entry"] == "replay" and sink in sharers(entry["parts"][0], entry["sink"]):
+            elif entry["entry"] == "replay" and sink in entry["sinks"]:
                 # what a replay has taken the place of is nobody's any more
                 parts[entry["epoch"]] = entry["parts"]
         ours = [part for epoch in done for part in parts.get(epoch, [])]

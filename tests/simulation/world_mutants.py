@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Identity
+    from epochsink.sink import Identity, Participant
     from simulation.readers import Row
     from simulation.storage import MemoryRows
 
@@ -41,8 +41,8 @@ class ComparesNothing(Coordinator):
         self._check.verify = lambda name: None  # type: ignore[method-assign] # noqa: ARG005 - that is the mutation
         self._check.verify_all = lambda: None  # type: ignore[method-assign]
 
-    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
-        return super()._commit_part(number, name, index, {})
+    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
+        return super()._commit_parts(number, participant, {})
 
 
 class ComparesAtTheStart(ComparesNothing):
@@ -82,8 +82,8 @@ class IgnoresMarkersInCommit(Coordinator):
         super().__init__(**options)
         self._check.verify_before_commit = lambda number, name: None  # type: ignore[method-assign] # noqa: ARG005
 
-    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
-        return super()._commit_part(number, name, index, {})
+    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
+        return super()._commit_parts(number, participant, {})
 
 
 class IgnoresWhatSparkDecidedAlone(Coordinator):
@@ -120,8 +120,8 @@ class SweepsDoneParts(Coordinator):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for sink in self._sinks.values():
-            sink.abort_orphans = partial(_swept, sink.abort_orphans)  # type: ignore[method-assign]
+        for participant in self._participants:
+            participant.abort_orphans = partial(_swept, participant.abort_orphans)  # type: ignore[method-assign]
 
 
 def _swept(sweep: Any, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:  # noqa: ARG001 - that is it

@@ -11,7 +11,7 @@ from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
-from epochsink.sink import Task
+from epochsink.sink import Task, participants_of
 from epochsink.spark.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class CheckpointKit:
             (root / folder).mkdir(parents=True)
         (root / "metadata").write_text(json.dumps({"id": self.query_id}))
         self._spooled: dict[str, dict[str, SpoolFile]] = {}
-        self._committers = {name: sink.committer() for name, sink in self.sinks.items()}
+        self.participants = participants_of(self.sinks)
         self.coordinator = self.start()
         self._first = self.history().owner.generation  # type: ignore[union-attr] # it has just been taken
 
@@ -48,7 +48,7 @@ class CheckpointKit:
             ledger=Ledger(files, uuid.uuid4().hex),
             checkpoint=Checkpoint(files),
             spool=self.spool,
-            sinks=self._committers,
+            participants=self.participants,
             pipeline=pipeline_name(str(self.root)),
         )
         coordinator.recover()
@@ -92,8 +92,8 @@ class CheckpointKit:
         return owner.generation - self._first + 1 if owner else 0
 
     def close(self) -> None:
-        for committer in self._committers.values():
-            committer.close()
+        for participant in self.participants:
+            participant.close()
 
     def _run_task(self, name: str, epoch: Epoch, batch: pa.RecordBatch) -> tuple[str, dict[str, object]]:
         task = Task(self.coordinator.identity(name), epoch, 0, uuid.uuid4().hex)

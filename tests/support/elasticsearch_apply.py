@@ -11,11 +11,12 @@ import sys
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Identity
+from epochsink.testing.sink_rig import OneSink
 
 
 def main() -> None:
     order = json.load(sys.stdin)
-    committer = Elasticsearch(**order["sink"]).committer()
+    committer = OneSink.of(Elasticsearch(**order["sink"]))
     identity, epoch, part = Identity(**order["identity"]), Epoch(**order["epoch"]), order["part"]
     committer.open(identity)
     rows = Spool(order["spool"]).rows(identity, epoch, part["tasks"])

@@ -12,12 +12,12 @@ import pyarrow as pa
 
 from epochsink.errors import SpoolMissing
 from epochsink.sink import Epoch, Identity, Task, Verdict
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from epochsink.elasticsearch import Elasticsearch
-    from epochsink.elasticsearch.committer import ElasticsearchCommitter
     from epochsink.sink import Committable, LastDone
 
 Document = tuple[str, dict[str, Any] | None]
@@ -83,16 +83,16 @@ class Rig:
 
     sink: Elasticsearch
     identity: Identity
-    committer: ElasticsearchCommitter = field(init=False)
+    committer: OneSink = field(init=False)
 
     def __post_init__(self) -> None:
-        self.committer = self.sink.committer()
+        self.committer = OneSink.of(self.sink, self.identity.sink)
         self.committer.open(self.identity)
 
     @classmethod
     def joining(cls, sink: Elasticsearch, schema: pa.Schema = SCHEMA) -> Rig:
         """Return a sink of a new query: checked, with a version base of its own."""
-        committer = sink.committer()
+        committer = OneSink.of(sink)
         with contextlib.closing(committer):
             assert committer.check(schema) == [], committer.check(schema)
             origin = committer.initial_state()

@@ -18,13 +18,13 @@ from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Done
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
-from epochsink.sink import Task
+from epochsink.sink import Task, participants_of
 from epochsink.spark.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epochsink.sink import Committable, Epoch, SinkCommitter, SpoolFile
+    from epochsink.sink import Committable, Epoch, Participant, SpoolFile
 
 QUERY: Final = "6f1ed002-ab5d-4ddc-9f4d-0123456789ab"
 Rows = list[dict[str, Any]]
@@ -38,23 +38,24 @@ class FamilyTables:
     sinks: dict[str, dict[str, Any]]
     types: dict[str, dict[str, str]]
     made: dict[str, Postgres] = field(default_factory=dict)
-    committers: dict[str, SinkCommitter] = field(default_factory=dict)
+    participants: list[Participant] = field(default_factory=list)
 
     def driver(self) -> Coordinator:
         """Return a driver's coordinator, recovered, its sinks checked."""
         files = LocalStorage(Path(self.folder))
         self.close()
         self.made = {name: Postgres(**options) for name, options in self.sinks.items()}
-        self.committers = {name: sink.committer() for name, sink in self.made.items()}
-        for name, committer in self.committers.items():
-            found = committer.check(self._batch(name, []).schema)
-            assert found == [], found
+        self.participants = participants_of(self.made)
+        for participant in self.participants:
+            for name in participant.members:
+                found = participant.check(name, self._batch(name, []).schema)
+                assert found == [], found
         made = Coordinator(
             query_id=QUERY,
             ledger=Ledger(files, uuid.uuid4().hex),
             checkpoint=Checkpoint(files),
             spool=self.spool,
-            sinks=self.committers,
+            participants=self.participants,
             pipeline="family",
         )
         made.recover()
@@ -62,8 +63,8 @@ class FamilyTables:
 
     def close(self) -> None:
         """Close the sessions of the newest driver."""
-        for committer in self.committers.values():
-            committer.close()
+        for participant in self.participants:
+            participant.close()
 
     @property
     def spool(self) -> Spool:

@@ -15,13 +15,14 @@ from epochsink.errors import SpoolMissing
 from epochsink.postgres import Postgres
 from epochsink.postgres.row_mapping import writer_schema
 from epochsink.postgres.staging import is_rank, is_reserved, rank_column
-from epochsink.sink import Epoch, Identity, Outcome, SpoolReadingCommitter, Task
+from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from epochsink.devkit.services import PostgresService
-    from epochsink.sink import Committable, SinkCommitter, SinkWriter, Verdict
+    from epochsink.sink import Committable, SinkWriter, Verdict
 
 
 class ListedRows:
@@ -57,12 +58,12 @@ class Driver:
 
     sink: Postgres
     identity: Identity = field(default_factory=lambda: Identity(str(uuid.uuid4()), "table", 1))
-    committer: SinkCommitter = field(init=False)
+    committer: OneSink = field(init=False)
     family: list[Driver] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         self.family.append(self)
-        self.committer = self.sink.committer()
+        self.committer = OneSink.of(self.sink, self.identity.sink)
         self.committer.open(self.identity)
 
     def restart(self, sink: Postgres | None = None) -> Driver:
@@ -101,8 +102,7 @@ class Driver:
 
     def takes_from_spool(self, schema: pa.Schema) -> bool:
         """Return what the committer says of the next epoch."""
-        assert isinstance(self.committer, SpoolReadingCommitter)
-        return self.committer.votes_from_spool(schema)
+        return self.committer.keeping(Epoch(0, uuid.uuid4().hex), schema) is Keeping.IN_SPOOL_ALONE
 
     def vote(self, written: Written) -> list[Committable]:
         return self.committer.vote(written.epoch, written.committables, written.rows)

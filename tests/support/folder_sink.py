@@ -3,8 +3,9 @@
 <folder>/prepared/<identity>/<epoch>-<attempt>-<task>.arrow     written by tasks
 <folder>/visible/<identity>/<the same name>                     renamed there by the commit
 <folder>/faults/<point>/<n>                                     one file for each armed failure
-<folder>/log                                                    one line for each call of the committer
+<folder>/log                                                    one line for each call of the participant
 """
+# ruff: noqa: ARG002 - there is one sink
 
 from __future__ import annotations
 
@@ -18,18 +19,30 @@ import pyarrow as pa
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.identity import identity_key
-from epochsink.sink import COMMITTED, Mark, Outcome, Verdict, verify_marks
+from epochsink.sink import COMMITTED, Mark, Outcome, Participant, Sink, Verdict, verify_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from epochsink.sink import Committable, Epoch, Identity, LastDone, Rows, SinkWriter, Task
+    from epochsink.sink import (
+        Ballot,
+        Ballots,
+        Committable,
+        Committables,
+        Epoch,
+        Identity,
+        LastDone,
+        Marks,
+        Parts,
+        SinkWriter,
+        Task,
+    )
 
 DEADLINE = 60.0
 
 
 @dataclass(frozen=True)
-class FolderSink:
+class FolderSink(Sink):
     """Rows become visible task by task, each with a rename."""
 
     folder: str
@@ -52,8 +65,8 @@ class FolderSink:
     def writer(self, task: Task) -> SinkWriter:
         return FolderWriter(self, task)
 
-    def committer(self) -> FolderCommitter:
-        return FolderCommitter(self)
+    def participant(self, members: Mapping[str, FolderSink]) -> FolderParticipant:
+        return FolderParticipant(members)
 
     def rows(self) -> list[dict[str, Any]]:
         """Return all visible rows, each with its `epoch` and `attempt`."""
@@ -72,7 +85,7 @@ class FolderSink:
         return sorted(path.name for path in (Path(self.folder) / "prepared").glob("*/*"))
 
     def calls(self, kind: str) -> list[str]:
-        """Return the arguments of the committer's calls of one kind, oldest first."""
+        """Return the arguments of the participant's calls of one kind, oldest first."""
         log = Path(self.folder) / "log"
         lines = log.read_text().splitlines() if log.exists() else []
         return [line.partition(" ")[2] for line in lines if line.partition(" ")[0] == kind]
@@ -148,56 +161,46 @@ class FolderWriter:
         """Leave everything to the sweep, as a killed task does."""
 
 
-class FolderCommitter:
-    def __init__(self, sink: FolderSink) -> None:
-        self._sink = sink
-        self._root = Path(sink.folder)
+class FolderParticipant(Participant):
+    def __init__(self, members: Mapping[str, FolderSink]) -> None:
+        super().__init__(members)
+        (self._sink,) = members.values()
+        self._root = Path(self._sink.folder)
         self._identity: Identity | None = None
 
-    def check(self, schema: pa.Schema) -> list[str]:
+    def check(self, sink: str, schema: pa.Schema) -> list[str]:
         return [f"{finding} (columns {', '.join(schema.names)})" for finding in self._sink.findings]
-
-    def initial_state(self) -> dict[str, Any]:
-        return {}
 
     def open(self, identity: Identity) -> None:
         self._identity = identity
         for place in ("prepared", "visible"):
             self._place(place).mkdir(parents=True, exist_ok=True)
 
-    def fence(self) -> None:
-        """Shut nobody out."""
-
-    def newest(self) -> int | None:
+    def marks(self, sink: str) -> Marks:
         if self._sink.faults.strike("unreachable"):
             raise ConnectionError("the folder's server is down")
-        return max((int(path.name.partition("-")[0]) for path in self._place("visible").iterdir()), default=None)
+        newest = max((int(path.name.partition("-")[0]) for path in self._place("visible").iterdir()), default=None)
+        return {} if newest is None else {"all": Mark(newest)}
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self, sink: str) -> list[str]:
         return sorted(path.name for path in self._place("prepared").iterdir())
 
-    def newest_generation(self) -> int:
-        return 0
+    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
+        target = f"the folder {self._sink.folder}"
+        verify_marks(target, self.marks(sink), done, pending, lambda last: {"all": Mark(last.epoch)})
 
-    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
-        newest = self.newest()
-        found = {} if newest is None else {"all": Mark(newest)}
-        verify_marks(f"the folder {self._sink.folder}", found, done, pending, lambda last: {"all": Mark(last.epoch)})
-
-    def vote(
-        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
-    ) -> list[Committable]:
-        del after
+    def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
+        ((name, ballot),) = ballots.items()
+        written, rows = ballot.parts, ballot.rows
         self._log("vote", epoch.number)
         if self._sink.faults.strike("vote-breaks"):
             raise PrepareFailed("the sink votes no", hint="arm it less")
         assert len(rows.tasks()) == len(written)
         for part in written:
             assert (self._place("prepared") / part["file"]).exists()
-        return list(written)
+        return {name: written}
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
-        del rows, after
+    def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
         self._log("commit", f"{epoch.number} {part['file']} {time.time_ns()}")
         self._sink.faults.hold("commit")
         if self._sink.faults.strike("commit-waits"):
@@ -213,21 +216,18 @@ class FolderCommitter:
             return Verdict(Outcome.UNKNOWN, "the connection broke after the request")
         return COMMITTED
 
-    def replay(
-        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
-    ) -> Committable:
-        del after
+    def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
+        (ballot,) = ballots.values()
         self._log("replay", epoch.number)
         task = part["file"].rpartition("-")[2].removesuffix(".arrow")
-        batches = list(rows.read(task))
+        batches = list(ballot.rows.read(task))
         path = self._place("prepared") / f"{epoch.number}-{attempt}-{task}.arrow"
         with pa.OSFile(str(path), "wb") as out, pa.ipc.new_stream(out, batches[0].schema) as writer:
             for batch in batches:
                 writer.write_batch(batch)
         return {"file": path.name, "rows": part["rows"]}
 
-    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
-        del done
+    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         kept = {part["file"] for part in keep}
         swept = [path for path in self._place("prepared").iterdir() if path.name not in kept]
         for path in swept:
@@ -235,11 +235,7 @@ class FolderCommitter:
             path.unlink()
         return [path.name for path in swept]
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
-        """Do nothing: what is committed is visible."""
-
-    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
-        del parts
+    def finish(self, epoch: Epoch, ballots: Ballots) -> None:
         self._log("finish", epoch.number)
 
     def close(self) -> None:

@@ -18,8 +18,8 @@ from kafka.admin import KafkaAdminClient
 from epochsink.errors import SpoolMissing
 from epochsink.kafka import Kafka
 from epochsink.kafka.committable import KafkaCommittable
-from epochsink.kafka.committer import KafkaCommitter
-from epochsink.sink import Epoch, Identity, Outcome, Task
+from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -79,10 +79,10 @@ def prepare(config: Kafka, of: Task, *batches: pa.RecordBatch) -> Committable:
     return writer.prepare()
 
 
-def prepare_kept(committer: KafkaCommitter, config: Kafka, at: Epoch, *batches: pa.RecordBatch) -> Committable:
+def prepare_kept(committer: OneSink, config: Kafka, at: Epoch, *batches: pa.RecordBatch) -> Committable:
     """Prepare an epoch of one task, whose rows the topic itself keeps, and have it voted on."""
-    assert committer.keeps_rows(at, batches[0].schema)
-    [part] = committer.vote(at, [prepare(config, unspooled(committer._identity, at), *batches)], NO_ROWS)
+    assert committer.keeping(at, batches[0].schema) is Keeping.IN_TARGET
+    [part] = committer.vote(at, [prepare(config, unspooled(committer.participant._identity, at), *batches)], NO_ROWS)
     return part
 
 
@@ -128,9 +128,9 @@ def prepare_and_die(settings: Mapping[str, Any], of: Task, *values: str) -> Comm
 
 
 @contextmanager
-def committing(config: Kafka, who: Identity) -> Iterator[KafkaCommitter]:
+def committing(config: Kafka, who: Identity) -> Iterator[OneSink]:
     """Yield the sink's committer, opened for an identity."""
-    committer = KafkaCommitter(config)
+    committer = OneSink.of(config, "topic")
     committer.open(who)
     try:
         yield committer
@@ -138,7 +138,7 @@ def committing(config: Kafka, who: Identity) -> Iterator[KafkaCommitter]:
         committer.close()
 
 
-def commit(committer: KafkaCommitter, at: Epoch, part: Committable, spooled: Rows = NO_ROWS) -> Verdict:
+def commit(committer: OneSink, at: Epoch, part: Committable, spooled: Rows = NO_ROWS) -> Verdict:
     """Commit one part, and wait until readers see it."""
     verdict = committer.commit(at, part, spooled)
     if verdict.outcome is Outcome.COMMITTED:
@@ -146,9 +146,9 @@ def commit(committer: KafkaCommitter, at: Epoch, part: Committable, spooled: Row
     return verdict
 
 
-def abort(committer: KafkaCommitter, part: Committable) -> None:
+def abort(committer: OneSink, part: Committable) -> None:
     """End a part's transaction with "abort", as somebody else might."""
-    committer._abort(KafkaCommittable.from_json(part).transaction)
+    committer.participant._abort(KafkaCommittable.from_json(part).transaction)
 
 
 def take_over(servers: str, *parts: Committable) -> None:

@@ -18,7 +18,7 @@ from epochsink.testing import LocalSink
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epochsink.sink import Epoch
+    from epochsink.sink import Epoch, Participant
 
 
 class Query:
@@ -30,14 +30,14 @@ class Query:
         self.files = LocalStorage(self.folder)
         self.spool = Spool.beside(str(self.folder))
 
-    def driver(self, *, recovers: bool = True) -> Coordinator:
+    def driver(self, *, recovers: bool = True, participant: Participant | None = None) -> Coordinator:
         """Return a driver's coordinator."""
         made = Coordinator(
             query_id="query-1",
             ledger=Ledger(self.files, uuid.uuid4().hex),
             checkpoint=Checkpoint(self.files),
             spool=self.spool,
-            sinks={"out": self.sink.committer()},
+            participants=[participant or self.sink.participant({"out": self.sink})],
         )
         if recovers:
             made.recover()

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import SUMMARISED_AFTER, Ledger
-from epochsink.sink import SpoolFile
+from epochsink.sink import SpoolFile, participants_of
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.write_task import WriteJob, is_one_for_all
 from epochsink.testing import LocalSink
@@ -41,7 +41,7 @@ class StoredQuery:
             ledger=Ledger(self.files, uuid.uuid4().hex, summarised_after=summarised_after),
             checkpoint=Checkpoint(self.files),
             spool=self.spool,
-            sinks={name: sink.committer() for name, sink in self.sinks.items()},
+            participants=participants_of(self.sinks),
         )
         made.recover()
         return made

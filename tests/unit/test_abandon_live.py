@@ -13,6 +13,7 @@ from epochsink.cli.accept import Acceptance
 from epochsink.cli.checkpoint_folder import open_place
 from epochsink.errors import Fenced
 from epochsink.testing import LocalSink
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,7 @@ def abandon(kit: CheckpointKit) -> None:
 
 
 def left(kit: CheckpointKit) -> list[str]:
-    committer = kit.sinks["out"].committer()
+    committer = OneSink.of(kit.sinks["out"], "out")
     committer.open(kit.coordinator.identity("out"))
     return [*committer.leftovers(), *map(str, kit.spool.attempts(kit.query_id))]
 
@@ -65,7 +66,8 @@ def test_a_target_that_is_down_keeps_nothing_in_the_others(tmp_path: Path, monke
         Abandonment(place, sinks=sinks, gone=[]).carry_out()
     attempt, _ = kit.write(0, {name: rows(0)["out"] for name in sinks})
     assert len(left(kit)) == 2
-    monkeypatch.setattr(kit._committers["down"], "abort_orphans", refuse)
+    down, _ = kit.participants
+    monkeypatch.setattr(down, "abort_orphans", refuse)
     kit.coordinator.abandon(attempt)
     assert left(kit) == []
 

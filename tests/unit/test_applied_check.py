@@ -17,9 +17,10 @@ from epochsink.errors import OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
+from epochsink.sink import participants_of
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.testing import LocalSink
-from epochsink.testing.local_sink import LocalCommitter
+from epochsink.testing.local_sink import LocalParticipant
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def test_a_target_that_refuses_to_be_asked_before_a_commit_is_named_and_one_out_
         raise PrepareFailed("reading the marker: no", hint="grant it", may_pass=may_pass)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalCommitter, "verify_applied", refuse)
+        patched.setattr(LocalParticipant, "verify_applied", refuse)
         with pytest.raises(kind, match=r"epoch 0 is decided, and .*sink 'out'.*reading the marker: no"):
             kit.coordinator.commit_decided()
     kit.start()
@@ -209,7 +210,7 @@ def test_joining_is_refused_where_the_target_knows_the_query(kit: CheckpointKit,
         ledger=Ledger(files, uuid.uuid4().hex),
         checkpoint=Checkpoint(files),
         spool=kit.spool,
-        sinks={"out": sink.committer()},
+        participants=participants_of({"out": sink}),
         join_running=True,
     )
     with pytest.raises(WentBack, match="holds epoch 0 of it: the folder epochsink/ of this checkpoint is lost"):

@@ -14,7 +14,7 @@ import pytest
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import ConfigurationError
-from epochsink.sink import Epoch, Identity, Sink, SinkCommitter, SinkWriter, Task
+from epochsink.sink import Epoch, Identity, Participant, Sink, SinkWriter, Task
 
 CANARY = "canary-5f3a"
 
@@ -199,10 +199,10 @@ def test_what_a_shuffle_would_mix_up_is_refused(options: dict[str, Any], what: s
         sink(**{"key": "id", "partition_by_key": True, **options})
 
 
-def test_sink_committer_and_writer_are_what_the_protocol_asks_for() -> None:
+def test_sink_participant_and_writer_are_what_the_protocol_asks_for() -> None:
     """A static truth, which the type checker verifies."""
     made: Sink = sink()
-    committer: SinkCommitter = made.committer()
+    participant: Participant = made.participant({"search": made})
     writer: SinkWriter = made.writer(Task(Identity("query", "search"), Epoch(0, "0" * 32), 0, "1" * 32))
     assert writer.prepare() == {"task": "1" * 32, "rows": 0, "largest": 0, "version": 2}
-    committer.close()
+    participant.close()

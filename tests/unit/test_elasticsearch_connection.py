@@ -20,6 +20,7 @@ from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import EpochsinkError
 from epochsink.sink import Identity
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +32,7 @@ NO_MARKER = Answer(404, b'{"found":false}')
 
 
 def newest(url: str, **options: Any) -> int | None:
-    committer = Elasticsearch(url, index="orders", options=options).committer()
+    committer = OneSink.of(Elasticsearch(url, index="orders", options=options))
     committer.open(IDENTITY)
     try:
         return committer.newest()
@@ -75,7 +76,7 @@ def test_wrong_credentials_are_a_finding_that_hides_them() -> None:
     refusal = json.dumps({"error": {"type": "security_exception", "reason": "unable to authenticate"}}).encode()
     with Proxy(None, lambda _: Answer(401, refusal)) as server:
         sink = Elasticsearch(server.url, index="orders", options={"basic_auth": ("elastic", CANARY)})
-        committer = sink.committer()
+        committer = OneSink.of(sink)
         (finding,) = committer.check(SCHEMA)
         committer.close()
     assert "unable to authenticate" in finding
@@ -106,7 +107,7 @@ def version_finding(version: str) -> str:
         return Answer(403, b'{"error":{"type":"made_up","reason":"the end of this test"}}')
 
     with Proxy(None, behave) as server:
-        committer = Elasticsearch(server.url, index="orders").committer()
+        committer = OneSink.of(Elasticsearch(server.url, index="orders"))
         (finding,) = committer.check(SCHEMA)
         committer.close()
     return finding
@@ -131,7 +132,7 @@ def test_a_client_newer_than_the_server_is_named(monkeypatch: pytest.MonkeyPatch
 
 def test_something_else_than_elasticsearch_is_named() -> None:
     with Proxy(None, lambda _: Answer(200, b"{}", {"x-elastic-product": "Other"})) as server:
-        committer = Elasticsearch(server.url, index="orders").committer()
+        committer = OneSink.of(Elasticsearch(server.url, index="orders"))
         (finding,) = committer.check(SCHEMA)
         committer.close()
     assert "not Elasticsearch" in finding
@@ -163,7 +164,7 @@ def tls_server(certificate: Path) -> Iterator[Proxy]:
 def test_an_unknown_certificate_is_refused_before_credentials_leave(tls_server: Proxy) -> None:
     url = f"https://127.0.0.1:{tls_server.port}"
     sink = Elasticsearch(url, index="orders", options={"basic_auth": ("elastic", CANARY)})
-    committer = sink.committer()
+    committer = OneSink.of(sink)
     (finding,) = committer.check(SCHEMA)
     committer.close()
     assert "certificate was refused" in finding

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from folder_sink import FolderSink
+from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
 
 from epochsink.errors import WentBack
+from epochsink.sink import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from epochsink.protocol.coordinator import Coordinator
-    from epochsink.sink import Committable, Epoch, LastDone
+    from epochsink.sink import Ballots, Committable, Epoch
 
 
 @pytest.fixture
@@ -40,58 +42,62 @@ def test_draining_commits_what_is_decided_and_leaves_the_rest(query: Query) -> N
     assert query.visible() == [1]
 
 
-class Wide:
-    """Commits all parts but one side by side, and notes what it is asked for."""
+class OfTasks(FolderParticipant):
+    """Each task is a part, some of which are lost; notes what it is asked to commit."""
 
-    def __init__(self, committer: Any, left: int) -> None:
-        self._committer, self._left = committer, left
-        self.alone: list[Committable] = []
+    def __init__(self, members: Mapping[str, FolderSink]) -> None:
+        super().__init__(members)
+        self.asked: list[list[Committable]] = []
+        self.lost: list[Committable] = []
         self.went_back = False
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._committer, name)
-
-    def commit_at_once(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None) -> set[int]:
+    def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
         if self.went_back:
             raise WentBack("the target was set back")
-        committed = set(range(len(parts))) - {self._left}
-        for index in sorted(committed):
-            self._committer.commit(epoch, parts[index], None, after)
-        return committed
+        parts = ballots["out"].parts
+        self.asked.append(list(parts))
+        left = replace(ballots["out"], parts=[part for part in parts if part not in self.lost])
+        committed = iter(super().commit(epoch, {"out": left})["out"])
+        return {"out": [Verdict(Outcome.ABORTED) if part in self.lost else next(committed) for part in parts]}
 
-    def commit(self, epoch: Epoch, part: Committable, *rest: Any) -> Any:
-        self.alone.append(part)
-        return self._committer.commit(epoch, part, *rest)
+    def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
+        del ballots
+        again = f"{epoch.number}-{attempt}-{part['file'].rpartition('-')[2]}"
+        (self._place("prepared") / part["file"]).rename(self._place("prepared") / again)
+        return {**part, "file": again}
 
 
-def three_tasks(tmp_path: Path) -> tuple[Query, Coordinator, Wide, list[Committable]]:
+def three_tasks(tmp_path: Path) -> tuple[Query, Coordinator, OfTasks, list[Committable]]:
     """Decide an epoch of three tasks, each of them a part."""
     query = Query(tmp_path)
     folder: Any = FolderSink(str(tmp_path / "sink"))
     query.sink = folder
-    driver = query.driver()
-    wide: Any = Wide(driver._sinks["out"], left=1)
-    driver._sinks["out"] = wide
+    participant = OfTasks({"out": folder})
+    driver = query.driver(participant=participant)
     query.plan(0)
     driver.settle(0)
     epoch = driver.begin(0)
     tasks = [query.task(driver, epoch, (number,)) for number in range(3)]
     driver.record(epoch, {"out": tasks}, {})
     query.decide(0)
-    return query, driver, wide, [part for _, part in tasks]
+    return query, driver, participant, [part for _, part in tasks]
 
 
-def test_what_a_sink_has_not_committed_side_by_side_is_committed_by_itself(tmp_path: Path) -> None:
-    query, driver, wide, parts = three_tasks(tmp_path)
+def test_only_what_the_target_has_lost_is_prepared_again_and_committed_again(tmp_path: Path) -> None:
+    query, driver, participant, parts = three_tasks(tmp_path)
+    participant.lost = parts[1:2]
     assert driver.commit_decided()
-    assert wide.alone == [parts[1]]
+    first, second = participant.asked
+    assert first == parts
+    assert len(second) == 1
+    assert second[0]["file"] not in [part["file"] for part in parts]
     assert query.visible() == [0, 1, 2]
 
 
 def test_a_target_that_went_back_stops_all_parts_of_an_epoch(tmp_path: Path) -> None:
-    query, driver, wide, _ = three_tasks(tmp_path)
-    wide.went_back = True
+    query, driver, participant, _ = three_tasks(tmp_path)
+    participant.went_back = True
     with pytest.raises(WentBack, match="sink 'out': the target was set back"):
         driver.commit_decided()
-    assert wide.alone == []
+    assert participant.asked == []
     assert query.visible() == []

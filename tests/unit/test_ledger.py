@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,6 +36,7 @@ from epochsink.sink import LastDone, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from epochsink.protocol.ledger_history import History
 
@@ -132,26 +132,10 @@ def files() -> Interrupted:
     return Interrupted()
 
 
-def test_what_version_3_wrote_carries_no_rows() -> None:
-    fields = json.loads(encode(prepared(3)))
-    del fields["shares"]["sink"]["files"]["task"]["carried"]
-    entry = decode(json.dumps(fields | {"version": 3}).encode())
-    assert isinstance(entry, Prepared)
-    assert entry.shares["sink"].files == {"task": SpoolFile(3, 99, 3)}
-
-
-def test_entries_from_before_spool_files_were_recorded_are_read() -> None:
-    fields = json.loads(encode(prepared(3)))
-    del fields["shares"]["sink"]["files"]
-    entry = decode(json.dumps(fields).encode())
-    assert isinstance(entry, Prepared)
-    assert entry.shares["sink"] == Share(({"part": 3},), ("task",), {})
-
-
 def test_a_replay_keeps_what_is_recorded_of_the_spool(files: Interrupted) -> None:
     ledger = taken(files, "one")
     ledger.append(prepared(7))
-    ledger.append(Replay(7, "sink", ({"part": "again"},)))
+    ledger.append(Replay(7, ("sink",), ({"part": "again"},)))
     assert ledger.read().epochs[7].shares["sink"].files == spooled(7)
 
 
@@ -162,7 +146,7 @@ def test_history_is_what_was_appended(files: Interrupted) -> None:
     ledger.append(prepared(0))
     ledger.append(Done(0))
     ledger.append(prepared(1))
-    ledger.append(Replay(1, "sink", ({"part": "again"},)))
+    ledger.append(Replay(1, ("sink",), ({"part": "again"},)))
     history = Ledger(files, "another").read()
     assert history.owner == take == Take(1, "one", QUERY, {"sink": {"base": 7}}, -1)
     assert [one.epoch for one in history.pending] == [1]
@@ -238,7 +222,7 @@ def test_another_query_id_went_back(files: Interrupted) -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[]", b'{"entry": "prepared", "version": 4}', b'{"entry": "cake", "version": 1}', b"\xff"]
+    "data", [b"", b"{", b"[]", b'{"entry": "prepared", "version": 1}', b'{"entry": "cake", "version": 1}', b"\xff"]
 )
 def test_an_entry_that_cannot_be_read_is_named(files: Interrupted, data: bytes) -> None:
     taken(files, "one")
@@ -375,7 +359,7 @@ def test_the_owner_looks_once_and_appends_by_one_call(files: Interrupted) -> Non
 def test_what_is_pending_is_in_every_summary(files: Interrupted) -> None:
     ledger = taken(files, "one", retained_epochs=1, summarised_after=1)
     ledger.append(prepared(0))
-    ledger.append(Replay(0, "sink", ({"part": "again"},)))
+    ledger.append(Replay(0, ("sink",), ({"part": "again"},)))
     run_epochs(ledger, 1, 30)
     assert len(files.content) < 10
     [pending] = Ledger(files, "reader").read().pending
@@ -538,7 +522,8 @@ NUMBERS = st.integers(min_value=0, max_value=2**62)
 LAST = st.builds(LastDone, NUMBERS, TEXT, PARTS)
 STAMPS = st.none() | st.builds(Stamp, st.floats(0, 1e10), TEXT, NUMBERS, TEXT)
 ORIGINS = st.dictionaries(TEXT, st.dictionaries(TEXT, st.integers()))
-PREPARED = st.builds(Prepared, NUMBERS, TEXT, TEXT, st.dictionaries(TEXT, SHARES, max_size=3), STAMPS)
+TOGETHER = st.lists(st.lists(TEXT).map(tuple)).map(tuple)
+PREPARED = st.builds(Prepared, NUMBERS, TEXT, TEXT, st.dictionaries(TEXT, SHARES, max_size=3), TOGETHER, STAMPS)
 ABANDONED = st.builds(Abandoned, st.lists(NUMBERS).map(tuple), TEXT, STAMPS)
 SUMMARIES = st.none() | st.builds(
     Summary,
@@ -554,7 +539,7 @@ ENTRIES = st.one_of(
     st.builds(Take, NUMBERS, TEXT, TEXT, ORIGINS, st.integers(-1), APPLIED, STAMPS, SUMMARIES, TEXT),
     PREPARED,
     ABANDONED,
-    st.builds(Replay, NUMBERS, TEXT, PARTS, STAMPS),
+    st.builds(Replay, NUMBERS, st.lists(TEXT).map(tuple), PARTS, STAMPS),
     st.builds(Resolved, NUMBERS, TEXT, TEXT, STAMPS),
     st.builds(Done, NUMBERS, STAMPS),
     st.builds(Skipped, NUMBERS, STAMPS),
@@ -572,46 +557,8 @@ def test_entries_survive_the_round_trip(entry: Entry) -> None:
     assert again.stamp == entry.stamp
     if isinstance(entry, Take) and isinstance(again, Take):
         assert (again.applied, again.summary) == (entry.applied, entry.summary)
-    assert json.loads(data)["version"] == 4
+    assert json.loads(data)["version"] == 1
     assert data.count(b"\n") == 1
-
-
-def test_a_ledger_of_version_1_is_read_as_it_was(files: Interrupted) -> None:
-    """The files were written by the code before version 2."""
-    for path in (Path(__file__).parents[1] / "fixtures" / "ledger-v1").glob("*.json"):
-        files.content[f"{FOLDER}/{path.stem}"] = path.read_bytes()
-    history = Ledger(files, "reader").read()
-    assert history.owner is not None
-    assert (history.owner.generation, history.owner.driver) == (2, "e" * 32)
-    assert [one.epoch for one in history.pending] == [2]
-    assert history.done == {0, 1}
-    assert history.applied["table"] == LastDone(1, "c" * 32, history.epochs[1].parts_of("table"))
-    assert [part["producer_epoch"] for part in history.applied["topic"].parts] == [9, 1], "as replayed"
-    assert history.applied["search"] == LastDone(1, "", ()), "closed by an operator's word"
-    newer = Ledger(files, "newer")
-    newer.take(history.owner.query_id, {}, -1)
-    newer.append(Done(2))
-    assert Ledger(files, "reader").read().applied["search"].epoch == 2
-
-
-def test_a_ledger_of_version_2_is_read_and_summed_up(files: Interrupted) -> None:
-    """The files were written by the code before version 3: its takes have no summary, so all of it is read."""
-    for path in (Path(__file__).parents[1] / "fixtures" / "ledger-v2").glob("*.json"):
-        files.content[f"{FOLDER}/{path.stem}"] = path.read_bytes()
-    for _ in range(2):
-        history = Ledger(files, "reader").read()
-        assert history.owner is not None
-        assert [(one.epoch, one.parts_of("table")) for one in history.pending] == [(3, ({"gid": "part-3-again"},))]
-        assert (history.done, history.skipped) == ({2}, 1)
-        assert history.applied["table"] == LastDone(2, "a" * 32, ({"gid": "part-2"},))
-        newer = Ledger(files, "newer", summarised_after=0)
-        newer.take(history.owner.query_id, {}, -1)
-        newer.append(Skipped(1))
-        newer.trim()
-        newer.append(Skipped(1))
-        newer.trim()
-    assert {0, 6} < set(files.numbers()), "by which drivers began"
-    assert not {1, 2, 3, 4, 5} & set(files.numbers())
 
 
 # ---- the newest done epoch of each sink

@@ -56,7 +56,7 @@ def test_the_committables_of_the_newest_done_epochs_are_evidence() -> None:
 def test_a_summary_says_what_the_entries_said() -> None:
     before = history(0, 1, 2)
     before.add(prepared(3))
-    before.add(Replay(3, "out", ({"part": "again"},)))
+    before.add(Replay(3, ("out",), ({"part": "again"},)))
     before.add(Skipped(1))
     before.add(Disputed(3))
     before.add(Abandoned((9,)))

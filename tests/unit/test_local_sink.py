@@ -13,12 +13,12 @@ from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.protocol.spool import Spool
 from epochsink.sink import COMMITTED, Epoch, Identity, Outcome, Rows, Task
 from epochsink.testing import LocalSink
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from epochsink.sink import Committable
-    from epochsink.testing.local_sink import LocalCommitter
 
 WHO = Identity("query-1", "sink", 1)
 
@@ -29,8 +29,8 @@ def sink(tmp_path: Path) -> LocalSink:
 
 
 @pytest.fixture
-def committer(sink: LocalSink) -> LocalCommitter:
-    made = sink.committer()
+def committer(sink: LocalSink) -> OneSink:
+    made = OneSink.of(sink)
     made.open(WHO)
     return made
 
@@ -51,7 +51,7 @@ def no_rows(at: Epoch) -> Rows:
     return Spool("/nowhere").rows(WHO, at, [])
 
 
-def test_rows_by_epoch(sink: LocalSink, committer: LocalCommitter) -> None:
+def test_rows_by_epoch(sink: LocalSink, committer: OneSink) -> None:
     for number in (0, 1, 10):
         at = epoch(number)
         (part,) = committer.vote(at, [write(sink, at, number)], no_rows(at))
@@ -70,7 +70,7 @@ def test_prepare_fails_as_often_as_told(sink: LocalSink) -> None:
     write(sink, epoch(), 1)
 
 
-def test_a_vote_fails_as_often_as_told(sink: LocalSink, committer: LocalCommitter) -> None:
+def test_a_vote_fails_as_often_as_told(sink: LocalSink, committer: OneSink) -> None:
     at = epoch()
     written = [write(sink, at, 1)]
     sink.fail_vote()
@@ -79,7 +79,7 @@ def test_a_vote_fails_as_often_as_told(sink: LocalSink, committer: LocalCommitte
     assert committer.vote(at, written, no_rows(at))
 
 
-def test_a_lost_reply_is_a_commit_carried_out(sink: LocalSink, committer: LocalCommitter) -> None:
+def test_a_lost_reply_is_a_commit_carried_out(sink: LocalSink, committer: OneSink) -> None:
     at = epoch()
     (part,) = committer.vote(at, [write(sink, at, 1)], no_rows(at))
     sink.lose_reply()
@@ -90,7 +90,7 @@ def test_a_lost_reply_is_a_commit_carried_out(sink: LocalSink, committer: LocalC
     assert sink.rows() == [{"id": 1}]
 
 
-def test_an_outcome_is_forgotten(sink: LocalSink, committer: LocalCommitter) -> None:
+def test_an_outcome_is_forgotten(sink: LocalSink, committer: OneSink) -> None:
     at = epoch()
     (part,) = committer.vote(at, [write(sink, at, 1)], no_rows(at))
     sink.forget_outcome()
@@ -99,7 +99,7 @@ def test_an_outcome_is_forgotten(sink: LocalSink, committer: LocalCommitter) -> 
     assert committer.commit(at, part, no_rows(at)) == COMMITTED
 
 
-def test_what_is_prepared_is_aborted_behind_the_back(sink: LocalSink, committer: LocalCommitter) -> None:
+def test_what_is_prepared_is_aborted_behind_the_back(sink: LocalSink, committer: OneSink) -> None:
     at = epoch()
     (part,) = committer.vote(at, [write(sink, at, 1)], no_rows(at))
     assert sink.abort_prepared() == [part["name"]]
@@ -115,7 +115,7 @@ def test_rows_are_rejected_until_all_are_accepted(sink: LocalSink) -> None:
     write(sink, epoch(), 6, 7)
 
 
-def test_two_attempts_at_one_epoch_show_one(sink: LocalSink, committer: LocalCommitter) -> None:
+def test_two_attempts_at_one_epoch_show_one(sink: LocalSink, committer: OneSink) -> None:
     first, second = epoch(), epoch()
     parts = [committer.vote(at, [write(sink, at, 1)], no_rows(at))[0] for at in (first, second)]
     assert committer.commit(first, parts[0], no_rows(first)) == COMMITTED

@@ -15,7 +15,7 @@ from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
-from epochsink.sink import Task
+from epochsink.sink import Task, participants_of
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.testing import LocalSink
 
@@ -57,7 +57,7 @@ class Query:
             ledger=Ledger(files, uuid.uuid4().hex),
             checkpoint=Checkpoint(files),
             spool=kept,
-            sinks={name: sink.committer() for name, sink in self.sinks.items()},
+            participants=participants_of(self.sinks),
         )
         self.coordinator.recover()
 

@@ -23,12 +23,3 @@ def test_decided_epochs_without_a_ledger_are_refused(query: Query) -> None:
     query.decide(0)
     with pytest.raises(WentBack, match="holds no record of them"):
         query.driver()
-
-
-def test_an_operators_takeover_commits_nothing(query: Query) -> None:
-    query.prepare(query.driver(), 0, 1)
-    query.decide(0)
-    query.driver(recovers=False).abort_leftovers()
-    assert query.visible() == []
-    query.driver()
-    assert query.visible() == [1]

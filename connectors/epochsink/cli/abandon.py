@@ -11,20 +11,19 @@ import logging
 import uuid
 from typing import TYPE_CHECKING
 
-from epochsink.cli.recover import coordinator_of, refuse_unreachable
+from epochsink.cli.recover import coordinator_of, open_for, refuse_unreachable
 from epochsink.errors import ConfigurationError, WentBack
-from epochsink.identity import pipeline_name
 from epochsink.protocol.ledger import ABANDON, Ledger
 from epochsink.protocol.ledger_entries import Abandoned, Resolved
-from epochsink.sink import Identity
+from epochsink.sink import participants_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger_entries import Prepared, Take
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Committable, Sink, SinkCommitter
+    from epochsink.sink import Committable, Participant, Sink
 
 _log = logging.getLogger("epochsink")
 
@@ -62,20 +61,20 @@ class Abandonment:
 
         Raises `Fenced` if another driver takes the ledger meanwhile, and what the sinks raise.
         """
-        committers = {name: sink.committer() for name, sink in self._sinks.items()}
+        participants = participants_of(self._sinks)
         try:
-            refuse_unreachable(self._place, self._owner, committers)
+            refuse_unreachable(self._place, self._owner, participants)
             if self._before.abandoned is None:
-                self._close(committers)
-            self._end(committers)
+                self._close(participants)
+            self._end(participants)
         finally:
-            for committer in committers.values():
-                committer.close()
+            for participant in participants:
+                participant.close()
         _log.info("closed: %s", successor(self._ledger.read()))
 
-    def _close(self, committers: Mapping[str, SinkCommitter]) -> None:
+    def _close(self, participants: Sequence[Participant]) -> None:
         self._give_up_gone()
-        coordinator = coordinator_of(self._place, self._ledger, committers)
+        coordinator = coordinator_of(self._place, self._ledger, participants)
         uncertain = ""
         try:
             coordinator.recover()
@@ -100,13 +99,14 @@ class Abandonment:
         for epoch, name in shares:
             self._ledger.append(Resolved(epoch, name, "abandoned"))
 
-    def _end(self, committers: Mapping[str, SinkCommitter]) -> None:
+    def _end(self, participants: Sequence[Participant]) -> None:
         take = self._ledger.take(self._place.query_id, {}, -1)
-        pipeline = pipeline_name(self._place.location)
-        for name, committer in committers.items():
-            committer.open(Identity(self._place.query_id, name, take.generation, take.origins[name], pipeline))
-            for line in committer.abort_orphans([], self._ledger.verify().done_parts(name)):
-                _log.info("sink '%s': ended %s", name, line)
+        for participant in participants:
+            open_for(self._place, participant, take)
+            history = self._ledger.verify()
+            done = [part for name in participant.members for part in history.done_parts(name)]
+            for line in participant.abort_orphans([], done):
+                _log.info("sink '%s': ended %s", ", ".join(participant.members), line)
         for epoch in self._place.spool.attempts(self._place.query_id):
             self._place.spool.drop(self._place.query_id, epoch)
 

@@ -11,14 +11,14 @@ from epochsink.errors import ConfigurationError
 from epochsink.identity import pipeline_name
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
-from epochsink.sink import Identity
+from epochsink.sink import Identity, participants_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger_entries import Take
-    from epochsink.sink import Sink, SinkCommitter
+    from epochsink.sink import Participant, Sink
 
 _log = logging.getLogger("epochsink")
 
@@ -48,34 +48,41 @@ def recover(place: Place, sinks: Mapping[str, Sink]) -> Account:
     joined = {name: sink for name, sink in sinks.items() if name in before.owner.origins}
     for name in sinks.keys() - joined.keys():
         _log.info("sink '%s' has never been part of this query: nothing of it to look for", name)
-    committers = {name: sink.committer() for name, sink in joined.items()}
+    participants = participants_of(joined)
     try:
-        refuse_unreachable(place, before.owner, committers)
-        coordinator_of(place, ledger, committers).recover()
+        refuse_unreachable(place, before.owner, participants)
+        coordinator_of(place, ledger, participants).recover()
     finally:
-        for committer in committers.values():
-            committer.close()
+        for participant in participants:
+            participant.close()
     after = ledger.read()
     pending = [prepared.epoch for prepared in after.pending]
     return Account([prepared.epoch for prepared in before.pending if prepared.epoch in after.done], pending)
 
 
-def refuse_unreachable(place: Place, owner: Take, committers: Mapping[str, SinkCommitter]) -> None:
+def refuse_unreachable(place: Place, owner: Take, participants: Sequence[Participant]) -> None:
     """Ask each target for its marker, which raises if it is down: before the take, which ends a driver that runs."""
-    for name, committer in committers.items():
+    for participant in participants:
+        open_for(place, participant, owner)
+        for name in participant.members:
+            participant.newest(name)
+
+
+def open_for(place: Place, participant: Participant, take: Take) -> None:
+    """Tell a participant who its sinks are in the generation of a take."""
+    for name in participant.members:
         pipeline = pipeline_name(place.location)
-        committer.open(Identity(place.query_id, name, owner.generation, owner.origins[name], pipeline))
-        committer.newest()
+        participant.open(Identity(place.query_id, name, take.generation, take.origins[name], pipeline))
 
 
-def coordinator_of(place: Place, ledger: Ledger, committers: Mapping[str, SinkCommitter]) -> Coordinator:
-    """Return what recovers a place's ledger by these committers."""
+def coordinator_of(place: Place, ledger: Ledger, participants: Sequence[Participant]) -> Coordinator:
+    """Return what recovers a place's ledger by these participants."""
     return Coordinator(
         query_id=place.query_id,
         ledger=ledger,
         checkpoint=place.checkpoint,
         spool=place.spool,
-        sinks=committers,
+        participants=participants,
         pipeline=pipeline_name(place.location),
         location=place.location,
     )

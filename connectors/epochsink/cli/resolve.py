@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
+from epochsink.cli.recover import open_for
 from epochsink.errors import ConfigurationError, SpoolMissing
-from epochsink.identity import pipeline_name
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Done, Replay, Resolved
-from epochsink.sink import Epoch, Identity, Outcome, sharers
+from epochsink.sink import Ballot, Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger_entries import Prepared, Take
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Committable, Rows, Sink, SinkCommitter
+    from epochsink.sink import Participant, Rows, Sink
 
 _log = logging.getLogger("epochsink")
 
@@ -79,8 +79,7 @@ class Resolution:
         self._ledger = Ledger(place.files, uuid.uuid4().hex, purpose="epochsink resolve")
         self._prepared = self._find(self._ledger.read())
         # what several sinks share becomes visible for all of them or for none
-        together = {name for part in self._prepared.parts_of(sink) for name in sharers(part, sink)}
-        self._together = sorted(together & self._prepared.shares.keys())
+        self._together = sorted({*self._prepared.sharers(sink)} & self._prepared.shares.keys())
         if ruling is Ruling.REPLAY and len(self._together) > 1:
             raise ConfigurationError(
                 f"epoch {epoch} is one transaction for {_names(self._together)}, and would be prepared again for one",
@@ -155,30 +154,31 @@ class Resolution:
     # ---- with the target
 
     def _ask(self, sink: Sink, take: Take) -> None:
-        committer = sink.committer()
+        participant = sink.participant({self._sink: sink})
         try:
-            origin, pipeline = take.origins[self._sink], pipeline_name(self._place.location)
-            committer.open(Identity(self._place.query_id, self._sink, take.generation, origin, pipeline))
+            open_for(self._place, participant, take)
             # first: what a superseded driver left may hold locks that a commit needs
             done = self._ledger.verify().done_parts(self._sink)
-            for line in committer.abort_orphans(self._prepared.parts_of(self._sink), done):
+            for line in participant.abort_orphans(self._prepared.parts_of(self._sink), done):
                 _log.info("aborted what no recorded epoch names: %s", line)
             for index in range(len(self._prepared.parts_of(self._sink))):
-                self._ask_part(committer, index)
-            committer.await_visible(self._epoch(), self._prepared.parts_of(self._sink))
+                self._ask_part(participant, index)
+            parts = self._prepared.parts_of(self._sink)
+            participant.await_visible(self._epoch(), {self._sink: Ballot(parts, self._rows(self._sink))})
         finally:
-            committer.close()
+            participant.close()
 
-    def _ask_part(self, committer: SinkCommitter, index: int) -> None:
+    def _ask_part(self, participant: Participant, index: int) -> None:
         parts = self._prepared.shares[self._sink].parts
-        verdict = committer.commit(self._epoch(), parts[index], self._rows(self._sink))
+        ballots = {self._sink: Ballot([parts[index]], self._rows(self._sink))}
+        (verdict,) = participant.commit(self._epoch(), ballots)[self._sink]
         _log.info(
             "part %d of %d: the target says %s %s", index + 1, len(parts), verdict.outcome.value, verdict.evidence
         )
         if verdict.outcome is Outcome.COMMITTED:
             return
         if self._ruling is Ruling.REPLAY:
-            self._replay(committer, parts, index)
+            self._replay(participant, ballots, index)
         elif verdict.outcome is Outcome.ABORTED:
             raise ConfigurationError(
                 f"epoch {self._number}, sink '{self._sink}': the target says that part {index + 1} is gone "
@@ -186,9 +186,10 @@ class Resolution:
                 hint="'epochsink recover' prepares it again from the spool and commits it",
             )
 
-    def _replay(self, committer: SinkCommitter, parts: Sequence[Committable], index: int) -> None:
-        replayed = committer.replay(self._epoch(), parts[index], self._rows(self._sink), uuid.uuid4().hex)
-        self._ledger.append(Replay(self._number, self._sink, (*parts[:index], replayed, *parts[index + 1 :])))
+    def _replay(self, participant: Participant, ballots: Mapping[str, Ballot], index: int) -> None:
+        parts = self._prepared.shares[self._sink].parts
+        replayed = participant.replay(self._epoch(), parts[index], ballots, uuid.uuid4().hex)
+        self._ledger.append(Replay(self._number, (self._sink,), (*parts[:index], replayed, *parts[index + 1 :])))
         _log.info("part %d of %d: prepared again from the spool, and recorded", index + 1, len(parts))
         self._prepared = self._ledger.verify().epochs[self._number]
 

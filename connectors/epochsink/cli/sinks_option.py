@@ -74,7 +74,7 @@ def _attribute(module: object, reference: str, attribute: str) -> Any:
 
 def _only_sinks(mapping: Mapping[Any, Any], reference: str) -> Mapping[str, Sink]:
     for name, sink in mapping.items():
-        if not isinstance(name, str) or not callable(getattr(sink, "committer", None)):
+        if not isinstance(name, str) or not callable(getattr(sink, "participant", None)):
             raise ConfigurationError(f"--sinks {reference}: {name!r} is not the name of a sink", hint=_FORM)
     if not mapping:
         raise ConfigurationError(f"--sinks {reference} is empty", hint=_FORM)

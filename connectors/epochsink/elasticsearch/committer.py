@@ -1,4 +1,5 @@
 """The driver's side: applies a recorded epoch from the spool, and says so in the marker."""
+# ruff: noqa: ARG002 - there is one sink, whose spool is all that is prepared
 
 from __future__ import annotations
 
@@ -16,28 +17,28 @@ from epochsink.elasticsearch.rows_by_id import NoTemporaryFiles
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import claim_document, identity_key
 from epochsink.retry import retrying
-from epochsink.sink import COMMITTED, LastDone, Mark, Outcome, Verdict, verify_marks
+from epochsink.sink import COMMITTED, LastDone, Mark, Outcome, Participant, Verdict, verify_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import elasticsearch
     import pyarrow as pa
     from tenacity import Retrying
 
     from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import Committable, Epoch, Executors, Identity, Rows
+    from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, Marks, Parts, Rows
 
 _WHOLE: Final = "all"
 _JUST_READ_SECONDS: Final = 0.05
 
 
-class ElasticsearchCommitter:
+class ElasticsearchCommitter(Participant):
     """Applies epochs to one index. Phase 1 is the spool; everything here can be repeated by any process."""
 
-    def __init__(self, config: ElasticsearchConfig) -> None:
-        self._config = config
-        self.executors: Executors | None = None
+    def __init__(self, members: Mapping[str, ElasticsearchConfig]) -> None:
+        super().__init__(members)
+        (self._config,) = members.values()
         self._identity: Identity | None = None
         self._connected: elasticsearch.Elasticsearch | None = None
         self._seen_index = False
@@ -58,11 +59,11 @@ class ElasticsearchCommitter:
             raise RuntimeError("open() has not been called")
         return self._identity
 
-    def check(self, schema: pa.Schema) -> list[str]:
+    def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the server; create what may be created."""
         return preflight.findings(self._client, self._config, schema)
 
-    def initial_state(self) -> dict[str, Any]:
+    def initial_state(self, sink: str) -> dict[str, Any]:
         """Claim the version base of this sink."""
         with errors.explained(PrepareFailed, "claiming a version base"):
             # a claim whose answer was lost is nobody's, and its second goes unused
@@ -74,23 +75,15 @@ class ElasticsearchCommitter:
         self._seen_index = False
         self._claim = None
 
-    def fence(self) -> None:
-        """Shut nobody out: each epoch is claimed for one attempt before it is applied."""
+    def marks(self, sink: str) -> Marks:
+        """Return what the marker says is applied."""
+        return _marks(self._kept())
 
-    def newest(self) -> int | None:
-        """Return the newest epoch that the marker says is applied."""
-        kept = self._kept()
-        return None if kept is None else kept.epoch
-
-    def leftovers(self) -> list[str]:
+    def leftovers(self, sink: str) -> list[str]:
         """Return nothing: the target holds nothing before `commit`."""
         return []
 
-    def newest_generation(self) -> int:
-        """Return 0: no name in the index has a generation."""
-        return 0
-
-    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker with the ledger, and at a start also the index with the one that the marker names.
 
         Each vote and each commit compare the index themselves.
@@ -116,18 +109,13 @@ class ElasticsearchCommitter:
         return retrying(errors.is_passing, seconds=self._config.timeout)
 
     def _verify(self, kept: applied_epochs.Marker | None, done: LastDone | None, pending: LastDone | None) -> None:
-        found = {} if kept is None else {_WHOLE: Mark(kept.epoch, kept.attempt)}
-        verify_marks(f"index {self._config.index!r}", found, done, pending, _marks_of)
+        verify_marks(f"index {self._config.index!r}", _marks(kept), done, pending, _marks_of)
 
-    def vote(
-        self,
-        epoch: Epoch,
-        written: Sequence[Committable],
-        rows: Rows,
-        after: LastDone | None = None,
-    ) -> list[Committable]:
+    def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Verify spool, target and ids. Raises `PrepareFailed`, `RowsRejected` or `WentBack`."""
-        shares = [WrittenTask.from_json(share) for share in written]
+        ((name, ballot),) = ballots.items()
+        rows, after = ballot.rows, ballot.after
+        shares = [WrittenTask.from_json(share) for share in ballot.parts]
         tasks = tuple(rows.tasks())
         expected = {share.task: share.rows for share in shares}
         if set(tasks) != set(expected):
@@ -144,7 +132,7 @@ class ElasticsearchCommitter:
         by_task = all(share.by_task for share in shares)
         replaced = 0 if by_task else self._replaced(epoch, rows, tasks, total)
         self._voted = epoch.attempt
-        return [PreparedEpoch(tasks, total, replaced, self._config.index, found.uuid, by_task).to_json()]
+        return {name: [PreparedEpoch(tasks, total, replaced, self._config.index, found.uuid, by_task).to_json()]}
 
     def _replaced(self, epoch: Epoch, rows: Rows, tasks: Sequence[str], total: int) -> int:
         """Return how many rows give way to a later one of their id. Raises `RowsRejected` if that is uncertain."""
@@ -158,14 +146,14 @@ class ElasticsearchCommitter:
             raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, the tasks wrote {total}")
         return replaced
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+    def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
         """Apply the epoch's operations, then write its marker.
 
         Raises `RowsRejected`, `WentBack`, `OutcomeUnknown`, `SpoolMissing`.
         """
         prepared = PreparedEpoch.from_json(part)
         try:
-            return self._patiently(self._commit, epoch, prepared, rows, after)
+            return self._patiently(self._commit, epoch, prepared, ballot.rows, ballot.after)
         except errors.CLIENT_ERRORS as error:
             said, hint = errors.describe(error)
             if errors.is_passing(error):
@@ -275,26 +263,13 @@ class ElasticsearchCommitter:
                 hint="start the query again: they are then deleted",
             ) from error
 
-    def replay(
-        self,
-        epoch: Epoch,  # noqa: ARG002 - the protocol's
-        part: Committable,
-        rows: Rows,  # noqa: ARG002 - the protocol's
-        attempt: str,  # noqa: ARG002 - the protocol's
-        after: LastDone | None = None,  # noqa: ARG002 - the protocol's
-    ) -> Committable:
+    def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Return the part: it is never ABORTED, since the spool is all that is prepared."""
         return part
 
-    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:  # noqa: ARG002 - the protocol's
+    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """Find nothing: the target holds nothing before `commit`."""
         return []
-
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
-        """Do nothing: `commit` has refreshed the index if it was asked to."""
-
-    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
-        """Do nothing: a committed epoch leaves nothing behind."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -334,6 +309,10 @@ def _trusted(kept: applied_epochs.Marker | None, last: LastDone | None) -> appli
     """Return the marker if the index must be the one that it names; None if an operator vouches for what is there."""
     vouched = kept is not None and last is not None and not last.parts and kept.epoch <= last.epoch
     return None if vouched else kept
+
+
+def _marks(kept: applied_epochs.Marker | None) -> dict[str, Mark]:
+    return {} if kept is None else {_WHOLE: Mark(kept.epoch, kept.attempt)}
 
 
 def _marks_of(last: LastDone) -> dict[str, Mark]:

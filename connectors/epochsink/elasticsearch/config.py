@@ -68,8 +68,6 @@ class ElasticsearchConfig:
     hosts: tuple[str, ...]
     index: str
     key: tuple[str, ...]
-    select: tuple[str, ...]
-    where: str | None
     order_by: tuple[str, ...]
     delete_when: str | None
     dead_letter_index: str | None
@@ -87,6 +85,8 @@ class ElasticsearchConfig:
     timeout: float
     allow_insecure: bool
     options: tuple[tuple[str, Any], ...]
+    select: tuple[str, ...] = ("*",)
+    where: str | None = None
 
     def __init__(
         self,

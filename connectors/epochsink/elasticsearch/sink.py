@@ -6,13 +6,16 @@ processor time: it is imported where it is used.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from epochsink.elasticsearch import row_mapping
 from epochsink.elasticsearch.config import ElasticsearchConfig
 from epochsink.elasticsearch.writer import ElasticsearchWriter
+from epochsink.sink import Sink
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import elasticsearch
     import pyarrow as pa
 
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Task
 
 
-class Elasticsearch(ElasticsearchConfig):
+class Elasticsearch(ElasticsearchConfig, Sink):
     """Documents of one index, applied epoch by epoch from the spool after the checkpoint.
 
     Args:
@@ -65,11 +68,6 @@ class Elasticsearch(ElasticsearchConfig):
     """
 
     @property
-    def spool(self) -> Literal[True]:
-        """Always: the spool is the redo log."""
-        return True
-
-    @property
     def distribute_by(self) -> tuple[str, ...]:
         """What makes the ids, as expressions over the stream, with ``partition_by_key``; else rows may lie anywhere."""
         return self.partitioning
@@ -91,11 +89,11 @@ class Elasticsearch(ElasticsearchConfig):
 
         return ElasticsearchWriter(task, Validator(self), by_task=self.partition_by_key)
 
-    def committer(self) -> ElasticsearchCommitter:
+    def participant(self, members: Mapping[str, ElasticsearchConfig]) -> ElasticsearchCommitter:
         """Make the driver's side; does not connect yet."""
         from epochsink.elasticsearch.committer import ElasticsearchCommitter  # noqa: PLC0415 - imports the client
 
-        return ElasticsearchCommitter(self)
+        return ElasticsearchCommitter(members)
 
     def connect(self) -> elasticsearch.Elasticsearch:
         """Make a client of the vendor's; nothing is sent yet. Who calls this closes it."""

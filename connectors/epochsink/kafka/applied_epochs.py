@@ -67,10 +67,6 @@ class Markers:
         groups = self._cluster.until(deadline, lambda: self._cluster.admin().list_groups())
         return self.read({group["group_id"] for group in groups if group["group_id"].startswith(prefix)}, deadline)
 
-    def newest(self, deadline: float) -> int | None:
-        """Return the newest epoch applied in any Spark partition."""
-        return _newest(self.read_all(deadline))
-
     def unexpired(self, done: LastDone, found: Mapping[str, Mark]) -> LastDone:
         """Leave out parts whose marker the brokers have forgotten by age (offsets.retention.minutes)."""
         known = list(zip(committables(done), done.parts, strict=True))

@@ -1,4 +1,5 @@
 """Phase 2, in the driver: end the transactions that tasks have left open, prepare again what is lost, sweep."""
+# ruff: noqa: ARG002 - there is one sink
 
 from __future__ import annotations
 
@@ -22,7 +23,17 @@ from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
 from epochsink.kafka.vote import Polls, vote
 from epochsink.kafka.write_again import write_again
-from epochsink.sink import COMMITTED, LastDone, Outcome, Task, Verdict, verify_marks
+from epochsink.sink import (
+    COMMITTED,
+    Keeping,
+    LastDone,
+    Outcome,
+    Participant,
+    Task,
+    Verdict,
+    one_by_one,
+    verify_marks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +42,7 @@ if TYPE_CHECKING:
 
     from epochsink.kafka.config import KafkaConfig
     from epochsink.kafka.end_txn import Description
-    from epochsink.sink import Committable, Epoch, Identity, Rows
+    from epochsink.sink import Ballots, Committable, Committables, Epoch, Identity, Marks, Parts, Rows
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -40,10 +51,12 @@ _MANY: Final = 8
 """Transactions of an epoch that are worth a way of their own."""
 
 
-class KafkaCommitter:
-    """The driver's side of a Kafka sink (see `epochsink.sink.SinkCommitter`). A part is one transaction."""
+class KafkaCommitter(Participant):
+    """The driver's side of one Kafka sink. A part is one transaction."""
 
-    def __init__(self, config: KafkaConfig) -> None:
+    def __init__(self, members: Mapping[str, KafkaConfig]) -> None:
+        super().__init__(members)
+        (config,) = members.values()
         self._config = config
         self._cluster = Cluster(config.bootstrap_servers, config.options, config.timeout)
         self._transactions = Transactions(self._cluster)
@@ -53,11 +66,11 @@ class KafkaCommitter:
         # the topics' ids as they were when the commit of this attempt at an epoch began
         self._topics_at_commit: tuple[str, dict[str, str]] = ("", {})
 
-    def check(self, schema: pa.Schema) -> list[str]:
+    def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the cluster; see `epochsink.kafka.preflight`."""
         return preflight.findings(self._config, self._cluster, schema)
 
-    def initial_state(self) -> dict[str, Any]:
+    def initial_state(self, sink: str) -> dict[str, Any]:
         """Fix the longest transaction timeout that the brokers allow, and the largest batch that the topic takes."""
         found = {
             "transaction_timeout": preflight.transaction_timeout_cap(self._cluster),
@@ -78,19 +91,19 @@ class KafkaCommitter:
         self._fence.take(self._cluster.deadline())
         self._seen_all = False
 
-    def newest(self) -> int | None:
-        """Return the newest epoch that the partitions' groups say is applied."""
-        return self._markers.newest(self._cluster.deadline())
+    def marks(self, sink: str) -> Marks:
+        """Return the markers of all Spark partitions."""
+        return self._markers.read_all(self._cluster.deadline())
 
-    def leftovers(self) -> list[str]:
+    def leftovers(self, sink: str) -> list[str]:
         """Return the open transactions of this identity."""
         return self._transactions.open_ids(TransactionalId.prefix(self._key), self._cluster.deadline())
 
-    def newest_generation(self) -> int:
+    def newest_generation(self, sink: str) -> int:
         """Return the highest generation in the transactional ids that the brokers know, open or not."""
         return self._transactions.newest_generation(self._key, self._cluster.deadline())
 
-    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the markers of the Spark partitions that the newest epochs had with the ledger: in one request.
 
         At a start, those of all others too: where the checkpoint is the older copy, the ledger does not know in which
@@ -109,52 +122,50 @@ class KafkaCommitter:
         verify_marks(f"Kafka at {self._config.bootstrap_servers}", found, must, pending, self._markers.marks_of)
         self._seen_all = True
 
-    def keeps_rows(self, epoch: Epoch, schema: pa.Schema) -> bool:
-        """Whether the topic's log keeps the rows that tasks are about to write; see `epochsink.kafka.rows_in_log`."""
-        return self._log_ends.note(epoch, schema, self._config.transaction_timeout_ms(self._identity) / 1000)
+    def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
+        """Let the topic's log keep the rows where it will; see `epochsink.kafka.rows_in_log`."""
+        seconds = self._config.transaction_timeout_ms(self._identity) / 1000
+        ((name, schema),) = schemas.items()
+        if self._config.spool is None and self._log_ends.note(epoch, schema, seconds):
+            return {name: Keeping.IN_TARGET}
+        return super().keeping(epoch, schemas)
 
-    def vote(
-        self,
-        epoch: Epoch,
-        written: Sequence[Committable],
-        rows: Rows,
-        after: LastDone | None = None,
-    ) -> list[Committable]:
+    def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Verify that each accepted task's transaction is open, or write its rows again; see `epochsink.kafka.vote`."""
-        parts = [self._log_ends.added(epoch, KafkaCommittable.from_json(part)) for part in written]
-        if after is not None:
-            self._refuse_other_topics(after, topics_of([*committables(after), *parts]))
+        ((name, ballot),) = ballots.items()
+        parts = [self._log_ends.added(epoch, KafkaCommittable.from_json(part)) for part in ballot.parts]
+        if ballot.after is not None:
+            self._refuse_other_topics(ballot.after, topics_of([*committables(ballot.after), *parts]))
         polls = Polls(self._config, self._cluster, self._transactions, self._identity, self._fence)
         try:
-            return [part.to_json() for part in vote(polls, epoch, parts, rows)]
+            return {name: [part.to_json() for part in vote(polls, epoch, parts, ballot.rows)]}
         except Fenced:
             for part in parts:
                 self._abort(part.transaction)
             raise
 
-    def commit(
-        self,
-        epoch: Epoch,
-        part: Committable,
-        rows: Rows,  # noqa: ARG002 - the contract's
-        after: LastDone | None = None,
-    ) -> Verdict:
-        """End the transaction of a part with "commit", however often; the coordinator's answer is the decision."""
+    def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+        """End the transactions with "commit", however often; the coordinators' answers are the decision."""
+        ((name, ballot),) = ballots.items()
+        committed = self._commit_at_once(epoch, ballot.parts, ballot.after)
+        return {name: one_by_one(ballot.parts, lambda part: self._commit_part(epoch, part, ballot.after), committed)}
+
+    def _commit_part(self, epoch: Epoch, part: Committable, after: LastDone | None) -> Verdict:
         deadline = self._cluster.deadline()
         prepared = KafkaCommittable.from_json(part)
-        transaction = prepared.transaction
+        name = prepared.transaction.transactional_id
         try:
             self._see_topics(epoch, prepared.topics, after, deadline)
             verdict = self._commit(epoch, prepared, deadline)
         except (Unreachable, Refused) as failure:
-            verdict = Verdict(Outcome.UNKNOWN, f"{transaction.transactional_id}: {failure.message}; {failure.hint}")
+            verdict = Verdict(Outcome.UNKNOWN, f"{name}: {failure.message}; {failure.hint}")
         if verdict.outcome is not Outcome.UNKNOWN:
-            self._busy.discard(transaction.transactional_id)
+            self._busy.discard(name)
         reach("kafka.commit.between")
         return verdict
 
-    def commit_at_once(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> set[int]:
-        """Send "commit" for many transactions without waiting for one before the next; see `WideCommitter`."""
+    def _commit_at_once(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None) -> set[int]:
+        """Send "commit" for many transactions at once; return which are committed. The others are asked one by one."""
         if len(parts) < _MANY:
             return set()
         deadline = self._cluster.deadline()
@@ -172,20 +183,14 @@ class KafkaCommitter:
         self._busy -= {transaction.transactional_id for transaction in decided}
         return {index for index, part in enumerate(known) if part.transaction in decided and not part.recreated(topics)}
 
-    def replay(
-        self,
-        epoch: Epoch,
-        part: Committable,
-        rows: Rows,
-        attempt: str,
-        after: LastDone | None = None,  # noqa: ARG002 - producing takes no condition
-    ) -> Committable:
+    def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Write a part's rows into a new transaction: out of the topic's log, or out of the spool as the task did."""
         lost = KafkaCommittable.from_json(part)
         # one that is still open has lost its topic: it must not hold readers back, nor be committed by anybody
         self._abort(lost.transaction)
+        (ballot,) = ballots.values()
         task = Task(self._identity, epoch, lost.partition, attempt)
-        again = self._again(task, lost, rows)
+        again = self._again(task, lost, ballot.rows)
         try:
             self._fence.look(self._cluster.deadline())
         except Fenced:
@@ -200,7 +205,7 @@ class KafkaCommitter:
         self._busy.add(str(transactional_id(task, bounded=self._config.is_redone)))
         return write_again(self._config, task, lost, rows)
 
-    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
+    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
         deadline = self._cluster.deadline()
         kept = {KafkaCommittable.from_json(part).transaction for part in keep}
@@ -237,14 +242,15 @@ class KafkaCommitter:
                 hint="put the newer state of the cluster back; the transaction is left as it is",
             )
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
-        """Wait until the coordinators have written their decisions to the partitions: of all parts in one question.
+    def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
+        """Wait until the coordinators have written their decisions to the partitions: for all parts together.
 
-        One after another, each part would wait for that by itself, which takes far longer than to decide it. Then each
-        partition must show the markers of this epoch and of the one before it: EndTxn takes no condition, so what came
-        between is seen only now. Raises `OutcomeUnknown` if that cannot be seen.
+        Then each partition must show the markers of this epoch and of the one before it: EndTxn takes no condition, so
+        what came between is seen only now. Raises `OutcomeUnknown` if that cannot be seen.
         """
         deadline = self._cluster.deadline()
+        (ballot,) = ballots.values()
+        parts, after = ballot.parts, ballot.after
         ending = [KafkaCommittable.from_json(part).transaction.transactional_id for part in parts]
         try:
             while ending and time.monotonic() < deadline:
@@ -291,9 +297,6 @@ class KafkaCommitter:
                 hint="stop the other driver; look in the topic whether the rows of the last epochs are there, and once "
                 "only; start again: the message then says how to go on",
             )
-
-    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
-        """Nothing is left of a committed transaction."""
 
     def close(self) -> None:
         """Close the connections."""
@@ -383,12 +386,10 @@ class KafkaCommitter:
             marker_may_be_gone=marker is None and age > self._markers.retention(),
         )
 
-    def _describe(self, transaction: Transaction, deadline: float) -> Description:
-        name = transaction.transactional_id
-        return self._transactions.describe([name], deadline)[name]
+    def _describe(self, of: Transaction, deadline: float) -> Description:
+        return self._transactions.describe([of.transactional_id], deadline)[of.transactional_id]
 
     def _abort(self, transaction: Transaction) -> None:
-        """Abort a transaction that nobody will record; if it cannot be reached, a later sweep does."""
         self._busy.discard(transaction.transactional_id)
         try:
             self._transactions.end(transaction, self._cluster.deadline(), commit=False)
@@ -396,5 +397,4 @@ class KafkaCommitter:
             log.warning("%s is left for the next sweep: %s", transaction.transactional_id, failure)
 
     def _ours(self, name: str) -> bool:
-        parsed = TransactionalId.parse(name)
-        return parsed is not None and parsed.generation <= self._identity.generation
+        return (parsed := TransactionalId.parse(name)) is not None and parsed.generation <= self._identity.generation

@@ -8,13 +8,14 @@ from epochsink import arguments
 from epochsink.kafka import row_mapping
 from epochsink.kafka.client_options import normalise
 from epochsink.kafka.config import KafkaConfig
+from epochsink.sink import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
-    from epochsink.sink import SinkCommitter, SinkWriter, Task
+    from epochsink.sink import Participant, SinkWriter, Task
 
 _RENAMED: Final = {
     "keys": "key=",
@@ -33,7 +34,7 @@ _RENAMED: Final = {
 
 
 @arguments.named_mistakes(renamed=_RENAMED)
-class Kafka(KafkaConfig):
+class Kafka(KafkaConfig, Sink):
     """A Kafka topic (or several) as a sink: exactly once for consumers with ``isolation.level=read_committed``.
 
     Two forms. Rows with the columns of Spark's own Kafka sink (``value``, and perhaps ``key``, ``headers``, ``topic``,
@@ -76,11 +77,6 @@ class Kafka(KafkaConfig):
         self._let_librdkafka_check()
 
     @property
-    def distribute_by(self) -> Sequence[str]:
-        """No distribution is asked for: any row may go into any transaction."""
-        return ()
-
-    @property
     def keeps_order(self) -> bool:
         """A task writes its rows in their order, so that a key's messages have that of the stream's partition."""
         return True
@@ -95,11 +91,11 @@ class Kafka(KafkaConfig):
 
         return KafkaWriter(self, task, task.uuid, self.topic)
 
-    def committer(self) -> SinkCommitter:
+    def participant(self, members: Mapping[str, KafkaConfig]) -> Participant:
         """Return the driver's side. Does not connect."""
         from epochsink.kafka.committer import KafkaCommitter  # noqa: PLC0415 - the clients are an extra
 
-        return KafkaCommitter(self)
+        return KafkaCommitter(members)
 
     def _let_librdkafka_check(self) -> None:
         """Refuse options that librdkafka does not know; it needs no connection for that."""

@@ -9,13 +9,13 @@ from epochsink.errors import LedgerCorrupt
 from epochsink.postgres.answers import STREAM, AnsweredTask
 from epochsink.postgres.place import Place
 from epochsink.postgres.relation import Relation
-from epochsink.sink import MEMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.sink import Committable
 
+MEMBERS: Final = "members"
 VERSION: Final = 1
 
 

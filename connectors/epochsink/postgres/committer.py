@@ -6,7 +6,7 @@ import logging
 import threading
 import uuid
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg import errors
@@ -36,10 +36,10 @@ from epochsink.postgres.vote import StagedRows, Voter, vote_as_one, vote_by_task
 from epochsink.postgres.wide_commit import commit_side_by_side
 from epochsink.postgres.writer import make_writer
 from epochsink.retry import retrying
-from epochsink.sink import Ballot, Epoch, LastDone, SinkCommitter, Task, Verdict
+from epochsink.sink import Ballot, Epoch, LastDone, Task, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -56,7 +56,7 @@ _VOTE_TURNS: Final = 3
 _PURGE_EVERY: Final = 100
 
 
-class PostgresCommitter(SinkCommitter):
+class PostgresCommitter:
     """The driver's side of one PostgreSQL sink: two sessions, one for each of the coordinator's threads.
 
     ``commit_mode`` says, after `check`, how epochs wait for the decision: "prepared" or "staged".
@@ -85,12 +85,6 @@ class PostgresCommitter(SinkCommitter):
             return [unreachable(self._config, error)]
         _log.info("%s: commit=%r, epochs are %s", self._relation, self._config.commit, self.commit_mode)
         return findings
-
-    @property
-    def group(self) -> Hashable | None:
-        """What sinks have in common whose rows of an epoch go into one transaction; None with ``atomic=False``."""
-        # what "auto" becomes, all sinks of one server find out alike
-        return (self._server.address, self._config.commit == "staged") if self._config.atomic else None
 
     def initial_state(self) -> dict[str, Any]:
         """Leave the mark of joining; return it, and where markers and table are.
@@ -131,9 +125,6 @@ class PostgresCommitter(SinkCommitter):
         """Release the sessions."""
         for session in (self._voting, self._settling, self._checking):
             session.close()
-
-    def fence(self) -> None:
-        """Shut nobody out: of two attempts at an epoch, the marker's primary key lets one in."""
 
     def newest(self) -> int | None:
         """Return the newest epoch whose marker is committed. Raises `EpochsinkError`."""
@@ -229,12 +220,12 @@ class PostgresCommitter(SinkCommitter):
             if voted:
                 return [part.to_json() for part in voted]
             self._is_copied = False
-        return [self.vote_together(epoch, {self._identity.sink: Ballot(self, written, rows, after)})]
+        return [self.vote_together(epoch, {self._identity.sink: (self, Ballot(written, rows, after))})]
 
-    def vote_together(self, epoch: Epoch, ballots: Mapping[str, Ballot]) -> Committable:
+    def vote_together(self, epoch: Epoch, ballots: Mapping[str, tuple[PostgresCommitter, Ballot]]) -> Committable:
         """Merge what several sinks have staged in one transaction, and prepare that."""
-        staged = {name: _committer(ballot).staged(epoch, ballot) for name, ballot in ballots.items()}
-        tables = [_committer(ballot).relation for ballot in ballots.values()]
+        staged = {name: sink.staged(epoch, ballot) for name, (sink, ballot) in ballots.items()}
+        tables = [sink.relation for sink, _ in ballots.values()]
         (part,) = self._repeated(epoch, tables, lambda connection: [vote_as_one(connection, epoch, staged)])
         return part.to_json()
 
@@ -245,7 +236,7 @@ class PostgresCommitter(SinkCommitter):
 
     def staged(self, epoch: Epoch, ballot: Ballot) -> StagedRows:
         """Return what this sink's tasks have staged or answered for an epoch, all staged. Raises `PrepareFailed`."""
-        written = [read_written(answer) for answer in ballot.written]
+        written = [read_written(answer) for answer in ballot.parts]
         staged = [part for part in written if isinstance(part, StagedTask)]
         if answered := [part for part in written if isinstance(part, AnsweredTask)]:
             with translated(f"staging rows of epoch {epoch.number} for {self._relation}"):
@@ -310,16 +301,18 @@ class PostgresCommitter(SinkCommitter):
         again = Epoch(epoch.number, attempt)
         if isinstance(known, PreparedPart) and name is not None and name.part != WHOLE:
             return self._rewrite(known.tasks[0], again, rows, self._as_recorded(known.merge), atomic=False)
-        return self._prepare_again(again, part, {self._identity.sink: Ballot(self, (), rows, after)})
+        return self._prepare_again(again, part, {self._identity.sink: (self, Ballot((), rows, after))})
 
     def replay_together(
-        self, epoch: Epoch, part: Committable, ballots: Mapping[str, Ballot], attempt: str
+        self, epoch: Epoch, part: Committable, ballots: Mapping[str, tuple[PostgresCommitter, Ballot]], attempt: str
     ) -> Committable:
         """Copy the spooled rows of several sinks again and prepare them as one."""
         return self._prepare_again(Epoch(epoch.number, attempt), part, ballots)
 
-    def _prepare_again(self, again: Epoch, part: Committable, ballots: Mapping[str, Ballot]) -> Committable:
-        staged = {name: _committer(ballot).staged_again(again, part, ballot) for name, ballot in ballots.items()}
+    def _prepare_again(
+        self, again: Epoch, part: Committable, ballots: Mapping[str, tuple[PostgresCommitter, Ballot]]
+    ) -> Committable:
+        staged = {name: sink.staged_again(again, part, ballot) for name, (sink, ballot) in ballots.items()}
         with translated(f"preparing epoch {again.number} of {self._relation} again"):
             return vote_as_one(self._settling.connection(self._retry_seconds), again, staged).to_json()
 
@@ -329,7 +322,7 @@ class PostgresCommitter(SinkCommitter):
         own = known.members[self._identity.sink] if isinstance(known, SharedPart) else known
         config = self._as_recorded(own.merge)
         answers = [self._rewrite(task, again, ballot.rows, config, atomic=True) for task in own.tasks]
-        return self.staged(again, Ballot(self, answers, ballot.rows, ballot.after))
+        return self.staged(again, Ballot(answers, ballot.rows, ballot.after))
 
     def _as_recorded(self, merge: Merge) -> PostgresConfig:
         """Return the options with which an epoch was written, whatever a later start brings: table, key, deletes."""
@@ -387,11 +380,6 @@ class PostgresCommitter(SinkCommitter):
 
     def _sweeper(self, connection: Connection) -> orphans.Orphans:
         return orphans.Orphans(connection, self._config.schema_for_markers, self._key, self._identity.generation)
-
-
-def _committer(ballot: Ballot) -> PostgresCommitter:
-    """Return the committer of a sink of our group, which is one of ours."""
-    return cast("PostgresCommitter", ballot.committer)
 
 
 def _is_worth_voting_again(error: BaseException) -> bool:

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.config import PostgresConfig, column_names, connection_string, table_name
-from epochsink.sink import json_text
+from epochsink.sink import Sink, json_text
 from epochsink.sink.sql_name import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Hashable, Mapping, Sequence
 
     import pyarrow as pa
 
     from epochsink.postgres.config import Commit
     from epochsink.postgres.server import Server
-    from epochsink.sink import SinkCommitter, SinkWriter, Task
+    from epochsink.sink import Participant, SinkWriter, Task
 
 
-class Postgres(PostgresConfig):
+class Postgres(PostgresConfig, Sink):
     """A PostgreSQL table (14 or newer) that each epoch's rows are appended to, or upserted into, exactly once.
 
     Connect to the server itself or to a pooler in session mode. Columns of the table that the row lacks keep their
@@ -110,9 +110,10 @@ class Postgres(PostgresConfig):
         return self._spread
 
     @property
-    def keeps_order(self) -> bool:
-        """No order is kept: ``order_by`` decides between rows of a key."""
-        return False
+    def commits_with(self) -> Hashable | None:
+        """What sinks have in common whose rows of an epoch go into one transaction; None with ``atomic=False``."""
+        # what "auto" becomes, all sinks of one server find out alike
+        return (self._server().address, self.commit == "staged") if self.atomic else None
 
     def _origin(self, column: str) -> str:
         """Return the expression that ``select`` calls ``column``. Raises `ConfigurationError` if it does not say."""
@@ -154,11 +155,11 @@ class Postgres(PostgresConfig):
 
         return make_writer(self, task, atomic=self.atomic)
 
-    def committer(self) -> SinkCommitter:
+    def participant(self, members: Mapping[str, PostgresConfig]) -> Participant:
         """Make the driver's side; does not connect yet."""
-        from epochsink.postgres.committer import PostgresCommitter  # noqa: PLC0415 - the client is an extra
+        from epochsink.postgres.participant import PostgresParticipant  # noqa: PLC0415 - the client is an extra
 
-        return PostgresCommitter(self)
+        return PostgresParticipant(members)
 
     def _server(self) -> Server:
         from epochsink.postgres.server import Server  # noqa: PLC0415 - the client is an extra

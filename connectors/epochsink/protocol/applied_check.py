@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from epochsink.protocol.ledger import Ledger
-    from epochsink.sink import SinkCommitter
+    from epochsink.sink import Participant
 
 
 class AppliedCheck:
-    """Compares ledger and targets. Raises `WentBack`, `Fenced` and what the sinks raise."""
+    """Compares ledger and targets. Raises `WentBack`, `Fenced` and what the participants raise."""
 
-    def __init__(self, ledger: Ledger, sinks: Mapping[str, SinkCommitter]) -> None:
+    def __init__(self, ledger: Ledger, participants: Mapping[str, Participant]) -> None:
         self._ledger = ledger
-        self._sinks = sinks
+        self._of = participants
 
     def verify_all(self) -> None:
         """Compare every sink's target with the ledger."""
-        for name in self._sinks:
+        for name in self._of:
             self.verify(name)
 
     def refuse_known_targets(self, query_id: str) -> None:
         """Refuse to begin a ledger where there must have been one: ``join_running=True`` was left in the code."""
-        for name, sink in self._sinks.items():
-            sink.open(Identity(query_id, name))
-            applied, left = sink.newest(), sink.leftovers()
+        for name, participant in self._of.items():
+            participant.open(Identity(query_id, name))
+            applied, left = participant.newest(name), participant.leftovers(name)
             if applied is not None or left:
                 raise consistency.ledger_is_lost(name, applied, left)
 
@@ -51,7 +51,8 @@ class AppliedCheck:
         if attempted <= newest:
             # not this run's, then: what is prepared of decided epochs may be all that is left of them
             traces = [f"the spool has rows of epoch {epoch}" for epoch in spooled if newest < epoch <= decided]
-            traces += [f"sink '{name}' has {left}" for name, sink in self._sinks.items() for left in sink.leftovers()]
+            for name, participant in self._of.items():
+                traces += [f"sink '{name}' has {left}" for left in participant.leftovers(name)]
             if traces:
                 return consistency.ledger_lost_prepared(decided, newest, traces[0])
         return consistency.decided_without_us(newest + 1, decided, attempted=attempted)
@@ -72,7 +73,7 @@ class AppliedCheck:
         while True:
             done, pending = history.applied.get(name), history.pending_of(name)
             try:
-                self._sinks[name].verify_applied(done, pending)
+                self._of[name].verify_applied(name, done, pending)
             except WentBack as disagreement:
                 # the other thread, or a newer driver, may have recorded a replay or finished the epoch meanwhile
                 history = self._ledger.verify()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.failpoints import reach
-from epochsink.protocol import consistency, transaction_groups
+from epochsink.protocol import consistency
 from epochsink.protocol.epoch_commit import EpochCommit
 from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Withdrawn
 from epochsink.protocol.run_state import addressed
@@ -46,7 +46,7 @@ class Plan(enum.Enum):
 class Coordinator(Takeover, EpochCommit):
     """Ties one streaming query's epochs to its sinks. One object for each run of the query.
 
-    ``sinks`` are committers by name; ``monitor`` guards what the two threads share. ``join_running`` allows a
+    ``monitor`` guards what the two threads share. ``join_running`` allows a
     ledger to begin on a checkpoint that already holds commits. ``pipeline`` is the query's name for people.
     """
 
@@ -177,7 +177,8 @@ class Coordinator(Takeover, EpochCommit):
         reach("coordinator.record.before")
         self._owed = epoch.number
         try:
-            self._ledger.append(Prepared(epoch.number, epoch.attempt, offsets, shares))
+            together = tuple(tuple(names) for _, names in self._by_participant(shares) if len(names) > 1)
+            self._ledger.append(Prepared(epoch.number, epoch.attempt, offsets, shares, together))
         except Fenced:
             # the one error that says that nothing was written. Any other leaves the attempt under way for good: it may
             # be recorded, so nothing may end it
@@ -196,16 +197,16 @@ class Coordinator(Takeover, EpochCommit):
         reach("coordinator.vote.before")
         shares: dict[str, Share] = {}
         applied = self._ledger.known().applied
-        for names in transaction_groups.in_groups(self._sinks, written):
+        for participant, names in self._by_participant(written):
             ballots = {}
             for name in names:
                 tasks, answers = zip(*written[name], strict=True)
                 shares[name] = Share((), tasks, spooled.get(name, {}))
-                ballots[name] = self._ballot(name, epoch, shares[name], applied, answers)
-            with self._if_ours(", ".join(names)):
-                voted = transaction_groups.vote(epoch, ballots)
-            for name, parts in voted.items():
-                shares[name] = replace(shares[name], parts=parts)
+                ballots[name] = self._ballot(name, epoch, shares[name], answers, applied)
+            with self._if_ours(participant):
+                voted = participant.vote(epoch, ballots)
+            for name in names:
+                shares[name] = replace(shares[name], parts=tuple(voted[name]))
                 reach("coordinator.vote.between")
         return shares
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import logging
 import uuid
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from epochsink.failpoints import reach
-from epochsink.protocol import consistency, transaction_groups
+from epochsink.protocol import consistency
 from epochsink.protocol.ledger_entries import Done, Prepared, Replay
 from epochsink.protocol.run_state import addressed
 from epochsink.protocol.sweep import Sweep
 from epochsink.sink import Epoch, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping, Sequence
 
-    from epochsink.sink import LastDone
+    from epochsink.sink import Ballot, LastDone, Participant
 
 _log = logging.getLogger("epochsink")
 
@@ -95,23 +95,15 @@ class EpochCommit(Sweep):
             raise self._conclude(consistency.other_input(number))
         # what readers are about to see must not be undone by a power cut that takes the decision back
         self._checkpoint.make_durable(number)
-        recorded = history.epochs[number].shares
-        for names in transaction_groups.in_groups(self._sinks, recorded):
-            # each of them before the first: what they share, the first one's commit makes visible for all
-            for name in names:
-                self._check.verify_before_commit(number, name)
-            reach("coordinator.commit.compared")
-            for name in names:
-                committed = self._commit_at_once(number, name, history.applied)
-                for index in range(len(recorded[name].parts)):
-                    if index not in committed and not self._commit_part(number, name, index, history.applied):
-                        return
-                    reach("coordinator.commit.between")
+        for participant, _names in self._by_participant(history.epochs[number].shares):
+            if not self._commit_parts(number, participant, history.applied):
+                return
+            reach("coordinator.commit.between")
         prepared = self._ledger.known().epochs[number]  # a replay has put parts in the place of others
-        for name, share in prepared.shares.items():
-            with self._if_ours(name):
-                after = history.applied.get(name)
-                self._sinks[name].await_visible(Epoch(number, prepared.attempt), share.parts, after)
+        for participant, names in self._by_participant(prepared.shares):
+            ballots = {name: self._whole(name, prepared, history.applied) for name in names}
+            with self._if_ours(participant):
+                participant.await_visible(Epoch(number, prepared.attempt), ballots)
         reach("coordinator.done.before")
         # whether the ledger is still ours is found out by this very append
         self._ledger.append(Done(number))
@@ -119,58 +111,85 @@ class EpochCommit(Sweep):
         self._recorded_here.discard(number)
         self._clear(prepared)
 
-    def _commit_at_once(self, number: int, name: str, applied: Mapping[str, LastDone]) -> Collection[int]:
-        """Let a sink commit what it can of its parts side by side; return which. The others are committed by one."""
-        at_once = getattr(self._sinks[name], "commit_at_once", None)
-        if at_once is None:  # a committer need not know of that
-            return ()
-        prepared = self._ledger.known().epochs[number]
-        with self._if_ours(name):
-            return cast(
-                "Collection[int]",
-                at_once(Epoch(number, prepared.attempt), prepared.shares[name].parts, applied.get(name)),
-            )
-
-    def _commit_part(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> bool:
-        """Commit one part, replaying it if the target has lost it; False if the epoch proves to be done."""
+    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
+        """Commit a participant's parts, replaying what the target has lost; False if the epoch proves to be done."""
+        shares = self._ledger.known().epochs[number].shares
+        left = {name: list(range(len(shares[name].parts))) for name in participant.members if name in shares}
+        names = list(left)
         for _ in range(REPLAY_TURNS):
-            # the newest entry, not what was read before an earlier part: that part's replay is in it
+            # each of them before the commit: what they share becomes visible for all. And again after a replay, which
+            # takes long enough for a driver on another copy of the checkpoint to commit
+            for name in names:
+                self._check.verify_before_commit(number, name)
+            reach("coordinator.commit.compared")
+            # the newest entry, not what was read before: the replays of the last turn are in it
             prepared = self._ledger.known().epochs[number]
-            epoch, share = Epoch(number, prepared.attempt), prepared.shares[name]
-            ballot = self._ballot(name, epoch, share, applied)
-            with self._if_ours(name):
-                verdict = self._sinks[name].commit(epoch, share.parts[index], ballot.rows, ballot.after)
-            if verdict.outcome is Outcome.COMMITTED:
+            epoch, ballots = Epoch(number, prepared.attempt), {}
+            for name, indices in left.items():
+                share = prepared.shares[name]
+                ballots[name] = self._ballot(name, epoch, share, [share.parts[index] for index in indices], applied)
+            with self._if_ours(participant):
+                verdicts = participant.commit(epoch, ballots)
+            judged = [
+                (name, index, verdict)
+                for name, indices in left.items()
+                for index, verdict in zip(indices, verdicts[name], strict=True)
+                if verdict.outcome is not Outcome.COMMITTED
+            ]
+            if not judged:
                 return True
             # before anything is concluded from the target, the ledger says whether the question is still ours
             if number in self._ledger.verify().done:
                 return False
-            if verdict.outcome is Outcome.UNKNOWN:
-                raise consistency.unknown_outcome(number, name, verdict.evidence)
-            self._replay(number, name, index, applied)
+            for name, _index, verdict in judged:
+                if verdict.outcome is Outcome.UNKNOWN:
+                    raise consistency.unknown_outcome(number, name, verdict.evidence)
+            left = {}
+            for name, index, _verdict in judged:
+                left.setdefault(name, []).append(index)
+            self._replay_lost(number, participant, left, applied)
+        name = judged[0][0]
         raise consistency.unknown_outcome(number, name, f"prepared again {REPLAY_TURNS} times, and lost each time")
 
-    def _replay(self, number: int, name: str, index: int, applied: Mapping[str, LastDone]) -> None:
-        """Prepare a part again that the target has lost, and record it."""
+    def _replay_lost(
+        self, number: int, participant: Participant, lost: Mapping[str, Sequence[int]], applied: Mapping[str, LastDone]
+    ) -> None:
+        """Prepare again what the target has lost; what several of the sinks share, once."""
+        prepared = self._ledger.known().epochs[number]
+        for name, indices in lost.items():
+            sharers = [one for one in prepared.sharers(name) if one in participant.members and one in prepared.shares]
+            for index in indices:
+                if next(one for one in sharers if index in lost.get(one, ())) == name:
+                    self._replay(number, participant, sharers, index, applied)
+
+    def _replay(
+        self, number: int, participant: Participant, sinks: Sequence[str], index: int, applied: Mapping[str, LastDone]
+    ) -> None:
+        """Prepare a part of some sinks again, and record it."""
         # a marker that is missing proves nothing where those of earlier epochs are missing too
-        for member in transaction_groups.group(self._sinks, name):
+        for member in participant.members:
             self._check.verify_before_commit(number, member)
-        with self._queue.replaying(), self._if_ours(name):
+        with self._queue.replaying(), self._if_ours(participant):
             reach("coordinator.replay.before")
             prepared = self._ledger.verify().epochs[number]
-            epoch, parts = Epoch(number, prepared.attempt), prepared.shares[name].parts
-            ballots = {member: self._ballot(member, epoch, share, applied) for member, share in prepared.shares.items()}
-            replayed = transaction_groups.replay(epoch, parts[index], name, ballots, uuid.uuid4().hex)
+            epoch, parts = Epoch(number, prepared.attempt), prepared.shares[sinks[0]].parts
+            lost = parts[index]
+            ballots = {name: self._ballot(name, epoch, prepared.shares[name], [lost], applied) for name in sinks}
+            replayed = participant.replay(epoch, lost, ballots, uuid.uuid4().hex)
             reach("coordinator.replay.prepared")
-            self._ledger.append(Replay(number, name, (*parts[:index], replayed, *parts[index + 1 :])))
+            self._ledger.append(Replay(number, tuple(sinks), (*parts[:index], replayed, *parts[index + 1 :])))
         reach("coordinator.replay.after")
+
+    def _whole(self, name: str, prepared: Prepared, applied: Mapping[str, LastDone]) -> Ballot:
+        share = prepared.shares[name]
+        return self._ballot(name, Epoch(prepared.epoch, prepared.attempt), share, share.parts, applied)
 
     def _clear(self, prepared: Prepared) -> None:
         """Drop what a done epoch has left. Failing to is no harm: the next sweep finds it."""
         epoch = Epoch(prepared.epoch, prepared.attempt)
         try:
-            for name, share in prepared.shares.items():
-                self._sinks[name].finish(epoch, share.parts)
+            for participant, names in self._by_participant(prepared.shares):
+                participant.finish(epoch, {name: self._whole(name, prepared, {}) for name in names})
             shares = prepared.shares.items()
             known = [
                 (self._identities[name], task)

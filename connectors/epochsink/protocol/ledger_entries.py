@@ -1,7 +1,7 @@
 """The entries of the ledger: frozen values, each with its JSON and the version of that JSON.
 
-Nothing else is ever written to the ledger. What version 1 wrote is read as it was; an entry of a newer version is
-refused, because what it means is not known. docs/reference/ledger-format.md has the format.
+Nothing else is ever written to the ledger. An entry of another version is refused, because what it means is not known.
+docs/reference/ledger-format.md has the format.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Committable
 
-VERSION: Final = 4
-"""What is written. Version 3 had no ``carried`` in a file; version 2 also no ``summary`` in a take; version 1 also no
-`Stamp`, no `Skipped`, no ``applied`` in a take, no ``files`` in a share."""
+VERSION: Final = 1
+"""What is written and read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +52,7 @@ class Take:
     ``origins`` holds what each sink fixed when it joined; epochs up to ``joined`` (-1: none) were
     decided before this ledger began. ``applied`` has, for each sink, the newest done epoch with rows as known then, so
     that removing old entries never loses it. ``purpose`` is the command by which an operator took it, "" for a query.
-    ``summary`` has what else a start needs of the entries before this one (None: an earlier version wrote it, and they
-    have to be read).
+    ``summary`` has what else a start needs of the entries before this one.
     """
 
     generation: int
@@ -72,8 +70,7 @@ class Take:
 class Share:
     """What one sink has prepared of an epoch: its parts, and the tasks (uuids, by partition) that had rows.
 
-    ``files`` tells by task what its file in the spool holds: none where nothing is spooled, and none where the
-    version that wrote the entry did not record it.
+    ``files`` tells by task what its file in the spool holds: none where nothing is spooled.
     """
 
     parts: tuple[Committable, ...]
@@ -83,13 +80,21 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An epoch is prepared in every sink. ``shares`` has no entry for a sink without rows."""
+    """An epoch is prepared in every sink. ``shares`` has no entry for a sink without rows.
+
+    ``together`` are the names of sinks that have recorded the same parts: those that commit as one.
+    """
 
     epoch: int
     attempt: str
     offsets: str
     shares: Mapping[str, Share]
+    together: tuple[tuple[str, ...], ...] = ()
     stamp: Stamp | None = field(default=None, compare=False)
+
+    def sharers(self, sink: str) -> tuple[str, ...]:
+        """Return the sinks whose parts are those of one sink, itself included; mostly that one alone."""
+        return next((names for names in self.together if sink in names), (sink,))
 
     def parts_of(self, sink: str) -> tuple[Committable, ...]:
         """Return the parts of a sink, none if it had no rows."""
@@ -102,10 +107,10 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A sink's parts of a recorded epoch were lost and have been prepared again: these replace them."""
+    """A part of a recorded epoch was lost and has been prepared again: these parts replace those of the ``sinks``."""
 
     epoch: int
-    sink: str
+    sinks: tuple[str, ...]
     parts: tuple[Committable, ...]
     stamp: Stamp | None = field(default=None, compare=False)
 
@@ -221,7 +226,7 @@ def decode(data: bytes) -> Entry:
     """Return the entry that a line of JSON holds. Raises ValueError, KeyError, TypeError."""
     fields = json.loads(data)
     kind, version = fields.pop("entry"), fields.pop("version")
-    if version not in (1, 2, 3, VERSION):
+    if version != VERSION:
         raise ValueError(f"version {version}")
     return _KINDS[kind](**_values(fields))
 
@@ -237,7 +242,7 @@ def _shares(shares: Mapping[str, Any]) -> dict[str, Share]:
 
 
 def _share(fields: Mapping[str, Any]) -> Share:
-    files = {task: SpoolFile(**file) for task, file in fields.get("files", {}).items()}
+    files = {task: SpoolFile(**file) for task, file in fields["files"].items()}
     return Share(tuple(fields["parts"]), tuple(fields["tasks"]), files)
 
 
@@ -259,7 +264,9 @@ def _summary(fields: Mapping[str, Any]) -> Summary:
 
 _READ: Final[dict[str, Callable[[Any], Any]]] = {
     "parts": tuple,
+    "sinks": tuple,
     "ended": tuple,
+    "together": lambda together: tuple(map(tuple, together)),
     "shares": _shares,
     "applied": _applied,
     "summary": _summary,

@@ -22,7 +22,7 @@ from epochsink.protocol.ledger_entries import (
     Take,
     Withdrawn,
 )
-from epochsink.sink import LastDone, sharers
+from epochsink.sink import LastDone
 
 if TYPE_CHECKING:
     from epochsink.sink import Committable
@@ -168,14 +168,8 @@ class History:
         old = self.epochs.get(replay.epoch)
         if old is None:
             return
-        shares = dict(old.shares)
-        for lost, again in zip(old.shares[replay.sink].parts, replay.parts, strict=True):
-            # a part that several sinks have recorded is one transaction: lost, and prepared again, for all of them
-            for sink in sharers(lost, replay.sink):
-                if sink in shares:
-                    parts = tuple(again if part == lost else part for part in shares[sink].parts)
-                    shares[sink] = replace(shares[sink], parts=parts)
-        self.epochs[replay.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
+        again = {sink: replace(old.shares[sink], parts=replay.parts) for sink in replay.sinks if sink in old.shares}
+        self.epochs[replay.epoch] = replace(old, shares={**old.shares, **again})
 
     def _close(self, resolved: Resolved) -> None:
         # from here on the operator's word counts, not what the target's marker says up to this epoch
@@ -183,4 +177,4 @@ class History:
         old = self.epochs.get(resolved.epoch)
         if old is not None:
             shares = {sink: share for sink, share in old.shares.items() if sink != resolved.sink}
-            self.epochs[resolved.epoch] = Prepared(old.epoch, old.attempt, old.offsets, shares)
+            self.epochs[resolved.epoch] = replace(old, shares=shares)

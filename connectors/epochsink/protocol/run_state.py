@@ -15,13 +15,13 @@ from epochsink.sink import Ballot
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Concatenate, ParamSpec, TypeVar
 
     from epochsink.protocol.ledger import Ledger
     from epochsink.protocol.ledger_entries import Share
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import CheckpointReader, Committable, Epoch, Identity, LastDone, SinkCommitter, SpoolKeeper
+    from epochsink.sink import CheckpointReader, Committable, Epoch, Identity, LastDone, Participant, SpoolKeeper
 
     Of = TypeVar("Of", bound="RunState")
     Given = ParamSpec("Given")
@@ -43,7 +43,7 @@ def addressed(step: Callable[Concatenate[Of, Given], Answer]) -> Callable[Concat
 
 
 class RunState(TwoThreads):
-    """The ledger, checkpoint, spool and sinks of one run, and what its steps remember."""
+    """The ledger, checkpoint, spool and participants of one run, and what its steps remember."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class RunState(TwoThreads):
         ledger: Ledger,
         checkpoint: CheckpointReader,
         spool: SpoolKeeper,
-        sinks: Mapping[str, SinkCommitter],
+        participants: Sequence[Participant],
         join_running: bool = False,
         monitor: threading.Condition | None = None,
         pipeline: str = "",
@@ -61,9 +61,11 @@ class RunState(TwoThreads):
         self._query_id, self._pipeline, self._location = query_id, pipeline, location
         self._ledger, self._checkpoint = ledger, checkpoint
         self._spool = spool
-        self._sinks = dict(sinks)
+        self._participants = participants
+        self._of = {name: participant for participant in participants for name in participant.members}
+        """Each sink's participant."""
         self._join_running = join_running
-        self._check = AppliedCheck(ledger, self._sinks)
+        self._check = AppliedCheck(ledger, self._of)
         self._queue = CommitQueue(monitor)
         self._begun = False
         self._attempted = -1
@@ -86,27 +88,31 @@ class RunState(TwoThreads):
             failure.address(self._location)
         super().fail(failure)
 
+    def _by_participant(self, sinks: Iterable[str]) -> list[tuple[Participant, list[str]]]:
+        """Return the participants of some sinks with these, all in the order of the query. KeyError if it lacks one."""
+        wanted = {self._of[name]: name for name in sinks}.keys(), set(sinks)
+        return [
+            (participant, [name for name in participant.members if name in wanted[1]])
+            for participant in self._participants
+            if participant in wanted[0]
+        ]
+
     def _ballot(
-        self,
-        name: str,
-        epoch: Epoch,
-        share: Share,
-        applied: Mapping[str, LastDone],
-        written: Sequence[Committable] = (),
+        self, name: str, epoch: Epoch, share: Share, parts: Sequence[Committable], applied: Mapping[str, LastDone]
     ) -> Ballot:
-        """Return what a sink needs to prepare its share of an epoch."""
+        """Return what a sink's participant needs for some parts of its share of an epoch."""
         rows = self._spool.rows(self._identities[name], epoch, share.tasks, share.files)
-        return Ballot(self._sinks[name], written, rows, applied.get(name))
+        return Ballot(parts, rows, applied.get(name))
 
     @contextmanager
-    def _if_ours(self, sink: str) -> Iterator[None]:
-        """Let a sink's conclusion pass, with the sink's name, if the ledger is still ours; else raise `Fenced`."""
+    def _if_ours(self, participant: Participant) -> Iterator[None]:
+        """Let a participant's conclusion pass, with its sinks' names, if the ledger is ours; else raise `Fenced`."""
         try:
             yield
         except Fenced:
             raise
         except EpochsinkError as conclusion:
-            raise self._conclude(consistency.named(conclusion, sink)) from conclusion
+            raise self._conclude(consistency.named(conclusion, ", ".join(participant.members))) from conclusion
 
     def _conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
         """Return a conclusion if the ledger is still ours; raises `Fenced` if it is not."""

@@ -10,13 +10,12 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import EpochsinkError
-from epochsink.protocol import transaction_groups
 from epochsink.protocol.run_state import RunState
 from epochsink.sink import Epoch
 
 if TYPE_CHECKING:
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Committable
+    from epochsink.sink import Committable, Participant
 
 _log = logging.getLogger("epochsink")
 
@@ -68,16 +67,17 @@ class Sweep(RunState):
         """
         history = self._ledger.read()
         with self._queue.alone():
-            for name, sink in self._sinks.items():
+            for participant in self._participants:
                 try:
                     if history.abandoned is not None:
                         # the command has shut this driver out, too, and is not followed by another: what is prepared
                         # since nobody else would end
-                        sink.fence()
-                    sink.abort_orphans(self._kept(history, name), history.done_parts(name))
+                        participant.fence()
+                    _abort_orphans(participant, history)
                 except (EpochsinkError, OSError) as failure:
                     # one target that is down must not keep what the others hold
-                    _log.warning("sink '%s': what epoch %d has prepared is left: %s", name, epoch.number, failure)
+                    names = ", ".join(participant.members)
+                    _log.warning("sink '%s': what epoch %d has prepared is left: %s", names, epoch.number, failure)
         self._spool.drop(self._query_id, epoch)
 
     def _end_unrecorded(self) -> None:
@@ -87,13 +87,13 @@ class Sweep(RunState):
         self._end_in_spool()
 
     def _end_in_targets(self) -> None:
-        for name, sink in self._sinks.items():
+        for participant in self._participants:
             # as it is now: the other thread may have recorded a replay
             history = self._ledger.known()
-            with self._if_ours(name):
-                ended = sink.abort_orphans(self._kept(history, name), history.done_parts(name))
+            with self._if_ours(participant):
+                ended = _abort_orphans(participant, history)
             for line in ended:
-                _log.info("sink '%s': aborted what no recorded epoch names: %s", name, line)
+                _log.info("sink '%s': aborted what no recorded epoch names: %s", ", ".join(participant.members), line)
 
     def _end_in_spool(self) -> None:
         # listed before the ledger is read: a newer driver's attempts cannot be among them, if it is still ours
@@ -104,7 +104,11 @@ class Sweep(RunState):
                 self._spool.drop(self._query_id, epoch)
         self._until_spool_sweep = SPOOL_SWEPT_AFTER
 
-    def _kept(self, history: History, name: str) -> list[Committable]:
-        """Return the pending parts of a sink's whole group: shared ones stand until each of its sinks has committed."""
-        together = transaction_groups.group(self._sinks, name)
-        return [part for prepared in history.pending for each in together for part in prepared.parts_of(each)]
+
+def _abort_orphans(participant: Participant, history: History) -> list[str]:
+    keep: list[Committable] = []
+    done: list[Committable] = []
+    for name in participant.members:
+        keep += (part for prepared in history.pending for part in prepared.parts_of(name))
+        done += history.done_parts(name)
+    return participant.abort_orphans(keep, done)

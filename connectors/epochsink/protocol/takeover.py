@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
-from epochsink.protocol.run_state import addressed
 from epochsink.protocol.sweep import Sweep
 from epochsink.sink import Identity
 
@@ -16,15 +15,6 @@ if TYPE_CHECKING:
 
 class Takeover(Sweep):
     """The start of a run, as far as it changes nothing but the ledger."""
-
-    @addressed
-    def abort_leftovers(self) -> None:
-        """Take the ledger, compare checkpoint, ledger and targets, and abort what nobody recorded; commits nothing.
-
-        For an operator, in place of `recover`. Raises `WentBack`, `Fenced`.
-        """
-        self._take_over()
-        self._abort_orphans()
 
     def _take_over(self) -> History:
         reach("coordinator.take.before")
@@ -40,9 +30,9 @@ class Takeover(Sweep):
         In this order: who prepares after our fence sees it before it records; what was prepared before, the sweep ends,
         or it is committed by then, which the comparison finds.
         """
-        for name, sink in self._sinks.items():
-            with self._if_ours(name):
-                sink.fence()
+        for participant in self._participants:
+            with self._if_ours(participant):
+                participant.fence()
         self._abort_orphans()
         self._check.verify_all()
 
@@ -57,25 +47,25 @@ class Takeover(Sweep):
             self._check.refuse_known_targets(self._query_id)
             joined = newest_decided
         known = before.owner.origins if before.owner else {}
-        joining = [name for name in self._sinks if name not in known]
+        joining = [name for name in self._of if name not in known]
         new = {name: self._join(name) for name in joining}
-        held = max((self._sinks[name].newest_generation() for name in joining), default=0)
+        held = max((self._of[name].newest_generation(name) for name in joining), default=0)
         # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
         origins = {**known, **new}
         take = self._ledger.take(self._query_id, origins, joined, above=held)
-        for name, sink in self._sinks.items():
+        for name, participant in self._of.items():
             who = Identity(self._query_id, name, take.generation, take.origins[name], self._pipeline)
             self._identities[name] = who
-            sink.open(who)
+            participant.open(who)
 
     def _join(self, name: str) -> dict[str, Any]:
         # before the take, which tells it to the ledger: what the ledger knows of a sink's beginning is in its target
-        self._sinks[name].open(Identity(self._query_id, name, pipeline=self._pipeline))
-        return self._sinks[name].initial_state()
+        self._of[name].open(Identity(self._query_id, name, pipeline=self._pipeline))
+        return self._of[name].initial_state(name)
 
     def _refuse_other_stories(self, history: History) -> None:
         self._refuse_undocumented(history)
         self._check.verify_all()
         for prepared in history.pending:
-            for name in prepared.shares.keys() - self._sinks.keys():
+            for name in prepared.shares.keys() - self._of.keys():
                 raise self._conclude(consistency.sink_is_gone(prepared.epoch, name))

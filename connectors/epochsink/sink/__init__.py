@@ -6,21 +6,33 @@ An *epoch* is one micro-batch of one streaming query. For each sink it passes th
     ->  decided (Spark's checkpoint holds ``commits/N``)   ->  committed (visible)  ->  done
 
 A sink consists of a configuration (`Sink`), which crosses to the executors, a `SinkWriter` for each
-task attempt there, and one `SinkCommitter` in the driver. What they exchange are *committables*: plain
-JSON values that name what was prepared, so that any later process can commit or abort it.
+task attempt there, and a `Participant` in the driver, which it may share with other sinks. What they exchange are
+*committables*: plain JSON values that name what was prepared, so that any later process can commit or abort it.
 """
 
-from epochsink.sink.contract import Rows, Sink, SinkCommitter, SinkWriter
-from epochsink.sink.keeping import KeepingCommitter
+from epochsink.sink.contract import (
+    Ballot,
+    Ballots,
+    Keeping,
+    Marks,
+    Members,
+    Participant,
+    Parts,
+    Rows,
+    Sink,
+    SinkWriter,
+    one_by_one,
+    participants_of,
+)
+from epochsink.sink.executors import Executors, NotCarriedOut
 from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.nested_json import json_text
 from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
-from epochsink.sink.ports import CheckpointReader, Executors, NotCarriedOut, SpoolKeeper, UsesExecutors
-from epochsink.sink.reading import SpoolReadingCommitter
-from epochsink.sink.sharing import MEMBERS, Ballot, SharingCommitter, sharers
+from epochsink.sink.ports import CheckpointReader, SpoolKeeper
 from epochsink.sink.values import (
     NOTHING_SPOOLED,
     Committable,
+    Committables,
     Epoch,
     Identity,
     LastDone,
@@ -29,38 +41,38 @@ from epochsink.sink.values import (
     Task,
     Written,
 )
-from epochsink.sink.wide import WideCommitter
 
 __all__ = [
     "COMMITTED",
-    "MEMBERS",
     "NOTHING_SPOOLED",
     "Ballot",
+    "Ballots",
     "CheckpointReader",
     "Committable",
+    "Committables",
     "Epoch",
     "Executors",
     "Identity",
-    "KeepingCommitter",
+    "Keeping",
     "LastDone",
     "Mark",
+    "Marks",
+    "Members",
     "NotCarriedOut",
     "Outcome",
+    "Participant",
+    "Parts",
     "Rows",
-    "SharingCommitter",
     "Sink",
-    "SinkCommitter",
     "SinkWriter",
     "SpoolFile",
     "SpoolKeeper",
-    "SpoolReadingCommitter",
     "Spooled",
     "Task",
-    "UsesExecutors",
     "Verdict",
-    "WideCommitter",
     "Written",
     "json_text",
-    "sharers",
+    "one_by_one",
+    "participants_of",
     "verify_marks",
 ]

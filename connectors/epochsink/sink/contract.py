@@ -1,16 +1,25 @@
-"""What a sink has to be: configuration, writer and committer, and the rows that they are handed."""
-# ruff: noqa: ARG002 - the defaults take what those who override them need
+"""What a sink has to be: its configuration, its writers, and the participant that votes and commits."""
+# ruff: noqa: ARG002, B027 - the defaults take what those who override them need
 
 from __future__ import annotations
 
+import enum
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from epochsink.sink.marks import Mark, verify_marks
+from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
+from epochsink.sink.values import Committables
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
     import pyarrow as pa
 
-    from epochsink.sink.outcome import Verdict
+    from epochsink.sink.executors import Executors
     from epochsink.sink.values import Committable, Epoch, Identity, LastDone, Task
 
 
@@ -30,7 +39,7 @@ class Rows(Protocol):
     def verify(self) -> None:
         """Compare every task's file with what is recorded of it; raises what `read` raises.
 
-        For who applies rows one after another and cannot take any back.
+        Call this before writes that cannot be undone.
         """
 
 
@@ -41,9 +50,11 @@ class SinkWriter(Protocol):
     all: a killed task gets no goodbye. A task without rows makes no writer.
     """
 
+    @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
         """Take a record batch whose columns are those of `Sink.columns`, with at least one row."""
 
+    @abstractmethod
     def prepare(self) -> Committable:
         """Make everything written durable and invisible, and name it.
 
@@ -52,32 +63,68 @@ class SinkWriter(Protocol):
 
     def abort(self) -> None:
         """Undo what can be undone cheaply. Must not raise; what stays is swept by the driver."""
+        return
 
 
-class SinkCommitter(Protocol):
-    """The driver's side of one sink.
+class Keeping(enum.Enum):
+    """How the rows of an attempt are kept until its epoch is done."""
 
-    Called from one thread at a time, except `commit`, `replay` and `finish`, which run in a second thread
-    beside `abort_orphans` and `vote` of the following epoch. `abort_orphans` may come from either thread, never beside
-    `vote`, `replay` or another `abort_orphans`.
+    NOT = "not at all: an epoch that the target loses stops the query"
+    IN_TARGET = "in the target itself, from which `Participant.replay` takes them"
+    IN_SPOOL = "in the spool, beside what the writers prepare"
+    IN_SPOOL_ALONE = "in the spool, from which `Participant.vote` takes them: the writers prepare nothing"
 
-    A prepared epoch of a sink is a list of *parts* (committables), each committed on its own; a part is
-    the unit of atomicity that the target offers. Every method may be repeated, by another process too.
 
-    Who derives from it inherits `check` that finds nothing, an empty `initial_state`, a `newest_generation` of 0, and
-    `fence`, `await_visible`, `finish` and `close` that have nothing to do.
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """One sink's share of an epoch, as its participant gets it.
+
+    ``parts`` are what the accepted tasks prepared (at the vote), else what is recorded. ``after`` is the newest done
+    epoch with rows, which the target must hold (None: not known).
     """
 
-    def check(self, schema: pa.Schema) -> list[str]:
-        """Compare the configuration and the row's schema with the live target.
+    parts: Committables
+    rows: Rows
+    after: LastDone | None = None
+
+
+Ballots = Mapping[str, Ballot]
+Parts = Mapping[str, Committables]
+Marks = Mapping[str, Mark]
+Members = Mapping[str, Any]
+"""The sinks of one participant, or their configurations, by name."""
+
+
+class Participant(ABC):
+    """The driver's side of the sinks of one query that commit as one: of most sinks, each alone.
+
+    It votes on each epoch, commits it once Spark has decided it, and aborts what no recorded epoch names. A prepared
+    epoch of a sink is a list of *parts* (committables); a part is the unit of atomicity that the target offers. Sinks
+    that commit as one record the same part. Every method may be repeated, by another process too.
+
+    Called from one thread at a time, except `commit`, `replay`, `await_visible` and `finish`, which run in a second
+    thread beside `abort_orphans` and `vote` of the following epoch. `abort_orphans` may come from either thread, never
+    beside `vote`, `replay` or another `abort_orphans`.
+    """
+
+    executors: Executors | None = None
+    """Spark's executors, for a commit that one process would take too long for. None where there are none."""
+
+    def __init__(self, members: Members) -> None:
+        self.members = dict(members)
+        """The sinks, or their configurations, by name, in the order of the query."""
+        self.identities: dict[str, Identity] = {}
+
+    def check(self, sink: str, schema: pa.Schema) -> list[str]:
+        """Compare one sink's configuration and its row's schema with the live target; before `open`.
 
         Return the findings, each one sentence that names the value, the rule and the hint; none if all
         is well. Creates what the configuration allows to create (marker table, topic, index).
         """
         return []
 
-    def initial_state(self) -> dict[str, Any]:
-        """Return what to fix for good as this sink joins a ledger for the first time (`Identity.origin`).
+    def initial_state(self, sink: str) -> dict[str, Any]:
+        """Return what to fix for good as one sink joins a ledger for the first time (`Identity.origin`).
 
         `open` was called, with generation 0 and an empty origin. What this leaves in the target may stay there
         unrecorded: a start that ends here is followed by another one.
@@ -85,99 +132,126 @@ class SinkCommitter(Protocol):
         return {}
 
     def open(self, identity: Identity) -> None:
-        """Learn who this sink is. Called before any method below, and again after each `take`."""
+        """Learn who one of the sinks is. Called before any method below, and again after each `take`."""
+        self.identities[identity.sink] = identity
 
     def fence(self) -> None:
-        """Shut out every other driver of this identity, on whatever copy of the checkpoint; for a target that needs it.
+        """Shut out every other driver of these sinks, on whatever copy of the checkpoint; for a target that needs it.
 
         One that commits on a condition (a marker that is inserted, or replaced only as it was read) has nothing to do.
         Called at a start, once the target was compared with the ledger. A sweep and another comparison follow.
         From then on `vote` and `replay` of the others raise `Fenced`.
         """
-        return
 
-    def newest(self) -> int | None:
-        """Return the newest epoch of this identity that the target's own marker says is applied."""
+    def marks(self, sink: str) -> Marks:
+        """Return what the target's own marker says is applied, part by part; nothing if no epoch is.
 
-    def leftovers(self) -> list[str]:
-        """Return what of this identity is prepared or staged, of any generation, a line each. Changes nothing.
+        Not called where `newest` and `verify_applied` are overridden.
+        """
+        raise NotImplementedError
+
+    def marks_of(self, sink: str, last: LastDone) -> Marks:
+        """Return the marks that an epoch leaves once it is applied; by default one, whatever its parts."""
+        return {"": Mark(last.epoch, last.attempt)} if last.parts else {}
+
+    def newest(self, sink: str) -> int | None:
+        """Return the newest epoch that the target's own marker says is applied."""
+        return max((mark.epoch for mark in self.marks(sink).values()), default=None)
+
+    @abstractmethod
+    def leftovers(self, sink: str) -> list[str]:
+        """Return what is prepared or staged for a sink, of any generation, a line each. Changes nothing.
 
         Called, as `newest` is, before a ledger begins on a checkpoint that already holds decided epochs.
         """
 
-    def newest_generation(self) -> int:
-        """Return the highest generation in the names that this identity has left in the target, 0 if there are none.
+    def newest_generation(self, sink: str) -> int:
+        """Return the highest generation in the names that a sink has left in the target, 0 if there are none.
 
         Called as this sink joins a ledger, after `open` with generation 0: the take goes above it. So what a ledger
         that was lost has left is older than the new driver, whose `abort_orphans` ends it.
         """
         return 0
 
-    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
         """Raise `WentBack` unless the target's marker says what the ledger does, part by part (see `verify_marks`).
 
         The target must hold ``done`` (None: the ledger knows of no epoch with rows), as it was recorded, and beyond
         that nothing but parts of ``pending``. Called at every start, in every epoch before anything is swept, and
         before each commit. May finish a part of ``done`` that the target, set back, holds prepared again.
         """
+        verify_marks("the target", self.marks(sink), done, pending, lambda last: self.marks_of(sink, last))
 
-    def vote(
-        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
-    ) -> list[Committable]:
-        """Turn the accepted tasks' committables into one prepared epoch, verified against the target.
+    def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
+        """Say how tasks are to keep each sink's rows in this attempt; asked just before the write job.
 
-        ``written`` is never empty. Nothing becomes visible. What a task prepared and the target has lost since may be
-        prepared again out of ``rows``. Where preparing is a transaction, that ``after`` is applied is part of it (None:
-        not known). Raises `PrepareFailed` or `WentBack`.
+        ``schemas`` as in `check`. Must not raise: what is not known speaks for the spool.
+        """
+        return {name: Keeping.NOT if self.members[name].spool is False else Keeping.IN_SPOOL for name in self.members}
+
+    @abstractmethod
+    def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
+        """Turn what the accepted tasks prepared into one prepared epoch, verified against the target.
+
+        Return the parts of each sink. Nothing becomes visible. What a task prepared and the target has lost since may
+        be prepared again out of the rows. Where preparing is a transaction, that ``after`` is applied is part of it.
+        Raises `PrepareFailed` or `WentBack`.
         """
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
-        """Decide that a part becomes visible; right to repeat at any time. It retries after passing failures itself.
+    def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+        """Decide that parts become visible; right to repeat at any time. By default one part after another.
 
-        `verify_applied` has just found ``after`` applied (None: not known). Where the commit is a transaction, or may
-        be conditional, it says so once more. ABORTED only where the target itself says that the part is gone *and* its
-        marker is absent. Raises `RowsRejected` if the target refuses rows for good: the epoch stays pending.
+        Return a verdict for each part. It retries after passing failures itself. `verify_applied` has just found
+        ``after`` applied. Where the commit is a transaction, or may be conditional, it says so once more. ABORTED only
+        where the target itself says that the part is gone *and* its marker is absent. Raises `RowsRejected` if the
+        target refuses rows for good: the epoch stays pending.
+        """
+        return {
+            name: one_by_one(ballot.parts, partial(self.commit_part, name, epoch, ballot))
+            for name, ballot in ballots.items()
+        }
+
+    def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
+        """Decide that one part of a ballot becomes visible. Not called where `commit` is overridden."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
+        """Prepare an aborted part's rows again, from where they are kept, under the new name ``attempt`` (uuid).
+
+        ``ballots`` are those of the sinks that have recorded the part. The caller records what is returned before it
+        commits it.
         """
 
-    def replay(
-        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
-    ) -> Committable:
-        """Prepare an aborted part's rows again, from the spool, under the new name ``attempt`` (uuid).
-
-        ``after`` as in `vote`. The caller records what is returned before it commits it.
-        """
-
-    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
-        """Abort everything of this identity (any generation up to ours) that ``keep`` does not name.
+    @abstractmethod
+    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
+        """Abort everything of these sinks (any generation up to ours) that ``keep`` does not name.
 
         ``keep`` lists the parts of recorded epochs that are not done. A part of ``done``, which lists those of done
         epochs, that is still prepared shows a target that was set back: it is never aborted, and `WentBack` is
         raised. Return one line for each thing ended.
         """
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
+    def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
         """Wait, for a while, until readers see what `commit` has decided: all parts at once, before the epoch is done.
 
         A target that shows a part as soon as it is committed has nothing to wait for; what is not visible by then
         will be. Where a commit could not be made conditional, raises `WentBack` unless the target now holds this epoch
         and ``after``, and `OutcomeUnknown` if it does not say: the epoch is not done then.
         """
-        return
 
-    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+    def finish(self, epoch: Epoch, ballots: Ballots) -> None:
         """Clear away what a committed epoch has left (staging rows). Best effort; `abort_orphans` finds the rest."""
-        return
 
     def close(self) -> None:
-        """Release connections. The committer is not used afterwards."""
-        return
+        """Release connections. The participant is not used afterwards."""
 
 
 class Sink(Protocol):
     """A destination's configuration: immutable, picklable, validated without I/O when constructed.
 
-    Who derives from it inherits a `select` of all columns, no `where`, a spool, rows spread as they come, and no
-    promise of order.
+    Who derives from it inherits a `select` of all columns, no `where`, a spool, rows spread as they come, no promise of
+    order, and commits alone.
     """
 
     @property
@@ -194,7 +268,7 @@ class Sink(Protocol):
     def spool(self) -> bool | None:
         """Whether a durable copy of the rows is kept until the epoch is done.
 
-        None: unless the target keeps them itself (`KeepingCommitter.keeps_rows`, asked for each attempt).
+        None: unless the target keeps them itself (`Participant.keeping`, asked for each attempt).
         """
         return True
 
@@ -211,6 +285,12 @@ class Sink(Protocol):
         """
         return False
 
+    @property
+    def commits_with(self) -> Hashable | None:
+        """Equal for sinks of a kind that commit as one, by the same participant; None for a sink that commits alone."""
+        return None
+
+    @abstractmethod
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         """Return the SQL expressions (with ``AS`` names) that make the writer's input.
 
@@ -218,8 +298,35 @@ class Sink(Protocol):
         expressions may use it and every column of the stream. Raises `ConfigurationError`.
         """
 
+    @abstractmethod
     def writer(self, task: Task) -> SinkWriter:
         """Make the writer of one task attempt; connects. Raises `PrepareFailed`."""
 
-    def committer(self) -> SinkCommitter:
-        """Make the driver's side; does not connect yet."""
+    @abstractmethod
+    def participant(self, members: Members) -> Participant:
+        """Make the driver's side of the sinks that commit as one, by name; does not connect yet."""
+
+
+def participants_of(sinks: Mapping[str, Sink]) -> list[Participant]:
+    """Return the participants of a query's sinks, in the order in which it names the first of each."""
+    groups: dict[object, dict[str, Sink]] = {}
+    for name, sink in sinks.items():
+        together = (name,) if sink.commits_with is None else (type(sink), sink.commits_with)
+        groups.setdefault(together, {})[name] = sink
+    return [next(iter(members.values())).participant(members) for members in groups.values()]
+
+
+def one_by_one(
+    parts: Committables, commit: Callable[[Committable], Verdict], committed: Collection[int] = ()
+) -> list[Verdict]:
+    """Commit parts in their order, except those at the indices ``committed``; return a verdict for each.
+
+    The first unknown outcome is that of the parts after it, too: they are not tried.
+    """
+    verdicts: list[Verdict] = []
+    for index, part in enumerate(parts):
+        if verdicts and verdicts[-1].outcome is Outcome.UNKNOWN:
+            verdicts.append(verdicts[-1])
+        else:
+            verdicts.append(COMMITTED if index in committed else commit(part))
+    return verdicts

@@ -44,7 +44,7 @@ def verify_marks(
     *,
     base: Mapping[str, Mark] = _NONE,
 ) -> None:
-    """Raise `WentBack` unless a target's marks say what the ledger does: for `SinkCommitter.verify_applied`.
+    """Raise `WentBack` unless a target's marks say what the ledger does: for `Participant.verify_applied`.
 
     ``found`` has the marks by part, ``marks_of`` gives those that an epoch leaves. ``base`` has what the sink
     left as it joined, before its first epoch. ``target`` is for the message.

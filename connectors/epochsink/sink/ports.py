@@ -1,11 +1,11 @@
-"""What the engine asks of the places beside the targets, Spark's checkpoint and the spool; and the help that it has."""
+"""What the engine asks of the places beside the targets: Spark's checkpoint and the spool."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from epochsink.sink.contract import Rows
     from epochsink.sink.values import Epoch, Identity, SpoolFile
@@ -32,30 +32,3 @@ class SpoolKeeper(Protocol):
         self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] = ()
     ) -> None: ...
     def attempts(self, query_id: str) -> list[Epoch]: ...  # noqa: D102 - described there
-
-
-Part = TypeVar("Part")
-Answer = TypeVar("Answer")
-
-
-class NotCarriedOut(Exception):
-    """Executors did not do what they were asked for, or not all of it; the argument says why."""
-
-
-class Executors(Protocol):
-    """Spark's executors, for a commit that one process would take too long for."""
-
-    def map(self, function: Callable[[Part], Answer], parts: Sequence[Part], patience: float) -> list[Answer]:
-        """Call a function for each part on some executor, beside the stream; return the answers in order.
-
-        All three must pickle. A part may be given to several at once, and one that was cut off may go on for long after
-        this has returned or raised: only what is right to do again, and late, may be done there. Raises
-        `NotCarriedOut`, also where for ``patience`` seconds no executor is there to take a part.
-        """
-
-
-@runtime_checkable
-class UsesExecutors(Protocol):
-    """A committer that can let executors do a part of its work: the engine sets them before the first call."""
-
-    executors: Executors | None

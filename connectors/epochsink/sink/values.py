@@ -9,14 +9,15 @@ from typing import Any
 
 Committable = dict[str, Any]
 """A JSON object that names something prepared. Never holds a secret: it is written to the ledger."""
+Committables = Sequence[Committable]
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """Who a sink is to its target: the query id of the checkpoint, and the sink's name in the query.
 
-    ``origin`` is what the committer fixed when this sink first joined the ledger (see
-    `SinkCommitter.initial_state`); it never changes afterwards. ``generation`` is the number of this
+    ``origin`` is what the participant fixed when this sink first joined the ledger (see
+    `Participant.initial_state`); it never changes afterwards. ``generation`` is the number of this
     driver's `take` of the ledger, larger than that of every driver before it. ``pipeline`` is a name for people
     (the checkpoint folder's), which decides nothing: it may change between runs.
     """
@@ -46,7 +47,7 @@ class Task:
 
     ``partition`` is the partition's index, ``uuid`` (32 hex) is fresh for every invocation, because (stage,
     partition, attempt number) is not unique in Spark. ``spooled`` says whether its rows go into the spool too, and
-    ``from_spool`` that the vote can take them from there (`epochsink.sink.SpoolReadingCommitter`). Up to ``carried``
+    ``from_spool`` that the vote can take them from there (`epochsink.sink.Keeping`). Up to ``carried``
     bytes of the spool are no file, but go to the driver with the task's answer.
     """
 

@@ -63,7 +63,7 @@ def _refuse_no_sink(name: str, sink: object) -> None:
             f"sinks[{name!r}] is the class {sink.__name__}, not an object of it",
             hint=f"call it: {{{name!r}: {sink.__name__}(...)}}",
         )
-    if not callable(getattr(sink, "committer", None)):
+    if not callable(getattr(sink, "participant", None)):
         raise ConfigurationError(
             f"sinks[{name!r}] is {_kind(sink)}, which is not a sink",
             hint="give Kafka(...), Postgres(...), Elasticsearch(...) or an object of epochsink.sink.Sink",

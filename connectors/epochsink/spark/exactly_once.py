@@ -13,6 +13,7 @@ from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError
 from epochsink.protocol.spool import NoSpool, Spool
 from epochsink.protocol.storage import refuse_unconditional_create
+from epochsink.sink import participants_of
 from epochsink.spark import argument_checks
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import batch_of_thread, frame_of, handle_of, refuse_connect
@@ -113,12 +114,12 @@ class ExactlyOnce:
         schemas = row_schemas(frame, self.sinks)
         refuse_bare_executors(frame.sparkSession)
         findings = []
-        for name, sink in self.sinks.items():
-            committer = sink.committer()
+        for participant in participants_of(self.sinks):
             try:
-                findings += [f"sink '{name}': {finding}" for finding in committer.check(schemas[name])]
+                for name in participant.members:
+                    findings += [f"sink '{name}': {finding}" for finding in participant.check(name, schemas[name])]
             finally:
-                committer.close()
+                participant.close()
         if findings:
             raise CheckFailed.of(findings)
         refuse_bad_plan(frame, self.sinks, schemas)

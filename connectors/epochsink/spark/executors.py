@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark import SparkContext
 
-    from epochsink.sink.ports import Answer, Part
+    from epochsink.sink.executors import Answer, Part
 
 POOL: Final = "epochsink"
 """The scheduler's pool: with ``spark.scheduler.mode=FAIR`` it has its own share of the cores, beside the stream's."""

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed
 from epochsink.identity import pipeline_name
-from epochsink.protocol import transaction_groups
 from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
-from epochsink.sink import SpoolFile, SpoolReadingCommitter, UsesExecutors
+from epochsink.sink import Keeping, SpoolFile, participants_of
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.checkpoint import Checkpoint
@@ -29,13 +28,13 @@ from epochsink.spark.write_plans import WritePlans
 from epochsink.spark.write_task import EPOCH, told
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from pyspark.sql import DataFrame
 
     from epochsink.protocol.spool import NoSpool, Spool
     from epochsink.protocol.storage import Storage
-    from epochsink.sink import Committable, Epoch, Executors, KeepingCommitter, Sink, Spooled, Written
+    from epochsink.sink import Committable, Epoch, Executors, Sink, Spooled, Written
     from epochsink.spark.stream_execution import StreamExecution
     from epochsink.spark.write_plans import WritePlan
 
@@ -76,13 +75,11 @@ class Run:
         join_running: bool,
         executors: Executors | None,
     ) -> None:
-        self._sinks = sinks
         self._query_id = query_id
         self._poll_seconds = LOCAL_POLL_SECONDS if isinstance(files, LocalStorage) else REMOTE_POLL_SECONDS
-        self._committers = {name: sink.committer() for name, sink in sinks.items()}
-        for committer in self._committers.values():
-            if isinstance(committer, UsesExecutors):
-                committer.executors = executors
+        self._participants = participants_of(sinks)
+        for participant in self._participants:
+            participant.executors = executors
         self._spool = spool
         self.execution: StreamExecution | None = None
         self._commit_thread: CommitThread | None = None
@@ -99,7 +96,7 @@ class Run:
             ledger=Ledger(read_again, uuid.uuid4().hex),
             checkpoint=Checkpoint(read_again),
             spool=self._spool,
-            sinks=self._committers,
+            participants=self._participants,
             join_running=join_running,
             pipeline=pipeline_name(location),
             location=location,
@@ -143,13 +140,13 @@ class Run:
                 raise self._commit_thread.failure
 
     def release(self) -> None:
-        """Close the committers, once. May be repeated."""
+        """Close the participants, once. May be repeated."""
         if self._released:
             return
         self._released = True
         self._plans.close()
-        for committer in self._committers.values():
-            committer.close()
+        for participant in self._participants:
+            participant.close()
 
     def settled(self) -> None:
         """Wait until no epoch is pending."""
@@ -261,15 +258,15 @@ class Run:
     def _write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
         """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
         # after the planning, which takes a while: a target may note where it stands now
-        keeping = frozenset(
-            name
-            for name, sink in self._sinks.items()
-            if sink.spool is None
-            and cast("KeepingCommitter", self._committers[name]).keeps_rows(epoch, plan.schemas[name])
-        )
+        keeping: dict[str, Keeping] = {}
+        for participant in self._participants:
+            schemas = {name: plan.schemas[name] for name in participant.members}
+            keeping |= participant.keeping(epoch, schemas)
+        kept = [name for name, how in keeping.items() if how is Keeping.IN_TARGET]
+        read = [name for name, how in keeping.items() if how is Keeping.IN_SPOOL_ALONE]
         session = plan.answers.sparkSession
         carried = self._carry_limit.bytes if self._spool.beside_ledger else 0
-        session.sparkContext.setLocalProperty(EPOCH, told(epoch, keeping, carried, self._read(plan, keeping)))
+        session.sparkContext.setLocalProperty(EPOCH, told(epoch, kept, carried, read))
         with self._byte_limit.lifted(session):
             answers = plan.answers.collect()
         written: dict[str, list[tuple[str, Committable]]] = {}
@@ -282,18 +279,6 @@ class Run:
                 spooled.setdefault(answer["sink"], {})[answer["task"]] = SpoolFile(**file)
         self._carry_limit.learn(len(answers))
         return written, spooled
-
-    def _read(self, plan: WritePlan, kept: Collection[str]) -> list[str]:
-        """Return the sinks whose vote can take rows from the spool."""
-        return [
-            name
-            for name, committer in self._committers.items()
-            if isinstance(committer, SpoolReadingCommitter)
-            and self._sinks[name].spool is not False
-            and name not in kept
-            and transaction_groups.group(self._committers, name) == [name]
-            and committer.votes_from_spool(plan.schemas[name])
-        ]
 
 
 def _is_of_store(failure: BaseException) -> bool:

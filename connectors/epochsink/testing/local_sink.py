@@ -13,6 +13,7 @@ It keeps the whole contract of `epochsink.sink`: each epoch becomes visible by o
     <folder>/<identity>/visible/<epoch>/<task>.arrow                             renamed there by the commit
     <folder>/faults/<point>/<number>                                             one for each armed failure
 """
+# ruff: noqa: ARG002 - there is one sink
 
 from __future__ import annotations
 
@@ -29,22 +30,21 @@ import pyarrow as pa
 
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import identity_key
-from epochsink.sink import COMMITTED, Mark, Outcome, Verdict, verify_marks
+from epochsink.sink import COMMITTED, Mark, Outcome, Participant, Sink, SinkWriter, Verdict, verify_marks
 from epochsink.sink.sql_name import quoted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from epochsink.sink import Committable, Epoch, Identity, LastDone, Rows, Task
+    from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, LastDone, Marks, Parts, Task
 
 _ATTEMPT: Final = re.compile(r"(\d+)-(\d+)-([0-9a-f]{32})")
 _REMNANT: Final = re.compile(_ATTEMPT.pattern + r"(\.[0-9a-f]{32})?")
 _ATTEMPT_FILE: Final = "attempt"
-_WHOLE: Final = "all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSink:
+class LocalSink(Sink):
     """Appends rows to a folder. Safe to give to a query, to its tasks and to a later query at the same time.
 
     ``folder`` is the sink's memory: two sinks on one folder are one target. ``select``, ``where``, ``spool``,
@@ -151,12 +151,12 @@ class LocalSink:
         """Make the writer of one task attempt."""
         return LocalWriter(self, task)
 
-    def committer(self) -> LocalCommitter:
+    def participant(self, members: Mapping[str, LocalSink]) -> LocalParticipant:
         """Make the driver's side."""
-        return LocalCommitter(self)
+        return LocalParticipant(members)
 
 
-class LocalWriter:
+class LocalWriter(SinkWriter):
     """Gathers one task's rows, and writes them as it prepares (see `epochsink.sink.SinkWriter`)."""
 
     def __init__(self, sink: LocalSink, task: Task) -> None:
@@ -193,59 +193,48 @@ class LocalWriter:
         self._path.unlink(missing_ok=True)
 
 
-class LocalCommitter:
-    """Makes epochs visible, each by one rename (see `epochsink.sink.SinkCommitter`)."""
+class LocalParticipant(Participant):
+    """Makes epochs visible, each by one rename."""
 
-    def __init__(self, sink: LocalSink) -> None:
-        self._sink = sink
-        self._home = Path(sink.folder)
+    def __init__(self, members: Mapping[str, LocalSink]) -> None:
+        super().__init__(members)
+        (self._sink,) = members.values()
+        self._home = Path(self._sink.folder)
         self._generation = 0
-
-    def check(self, schema: pa.Schema) -> list[str]:
-        """Find nothing: every schema fits."""
-        del schema
-        return []
-
-    def initial_state(self) -> dict[str, Any]:
-        """Fix nothing."""
-        return {}
 
     def open(self, identity: Identity) -> None:
         """Learn who this sink is."""
         self._home = Path(self._sink.folder) / identity_key(identity)
         self._generation = identity.generation
 
-    def fence(self) -> None:
-        """Shut nobody out: an epoch is renamed into place once."""
-
-    def newest(self) -> int | None:
-        """Return the newest visible epoch."""
-        return max((int(path.name) for path in (self._home / "visible").glob("*")), default=None)
-
-    def leftovers(self) -> list[str]:
+    def leftovers(self, sink: str) -> list[str]:
         """Return the names of what is prepared or written and not visible."""
         return sorted(path.name for folder in ("prepared", "written") for path in self._home.glob(f"{folder}/*"))
 
-    def newest_generation(self) -> int:
+    def newest_generation(self, sink: str) -> int:
         """Return the highest generation of what is prepared or written."""
-        return max((int(found[1]) for name in self.leftovers() if (found := _REMNANT.fullmatch(name))), default=0)
+        return max((int(found[1]) for name in self.leftovers(sink) if (found := _REMNANT.fullmatch(name))), default=0)
 
-    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the newest visible epoch with the ledger."""
-        verify_marks(f"the folder {self._home}", self._marks(), done, pending, _marks_of)
+        verify_marks(
+            f"the folder {self._home}", self.marks(sink), done, pending, lambda last: self.marks_of(sink, last)
+        )
 
-    def _marks(self) -> dict[str, Mark]:
-        newest = self.newest()
+    def marks(self, sink: str) -> Marks:
+        """Return the newest visible epoch."""
+        newest = max((int(path.name) for path in (self._home / "visible").glob("*")), default=None)
         if newest is None:
             return {}
         attempt = self._home / "visible" / f"{newest:012d}" / _ATTEMPT_FILE
-        return {_WHOLE: Mark(newest, attempt.read_text())}
+        return {"": Mark(newest, attempt.read_text())}
 
-    def vote(
-        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
-    ) -> list[Committable]:
+    def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Put the accepted tasks' files together."""
-        del rows, after
+        ((name, ballot),) = ballots.items()
+        return {name: [self._vote(epoch, ballot.parts)]}
+
+    def _vote(self, epoch: Epoch, written: Sequence[Committable]) -> Committable:
         if self._sink.strikes("vote"):
             raise PrepareFailed(f"epoch {epoch.number} fails to be voted for, as LocalSink.fail_vote() was told")
         name = _attempt_name(self._generation, epoch.number, epoch.attempt)
@@ -254,7 +243,7 @@ class LocalCommitter:
         if gone:
             raise PrepareFailed(f"epoch {epoch.number}: what these tasks wrote is gone: {', '.join(gone)}")
         self._put(name, epoch, {f"{i:06d}-{file.name}": file for i, file in enumerate(files)})
-        return [{"name": name, "rows": sum(part["rows"] for part in written)}]
+        return {"name": name, "rows": sum(part["rows"] for part in written)}
 
     def _put(self, name: str, epoch: Epoch, files: dict[str, Path]) -> None:
         unfinished = self._home / "prepared" / f"{name}.{uuid.uuid4().hex}"
@@ -264,9 +253,8 @@ class LocalCommitter:
         (unfinished / _ATTEMPT_FILE).write_text(epoch.attempt)
         unfinished.rename(self._home / "prepared" / name)
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+    def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
         """Rename; where there is nothing to rename, the visible epoch tells."""
-        del rows, after
         if self._sink.strikes("outcome"):
             return Verdict(Outcome.UNKNOWN, "as LocalSink.forget_outcome() was told")
         visible = self._home / "visible" / f"{epoch.number:012d}"
@@ -290,11 +278,10 @@ class LocalCommitter:
                 return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is visible by attempt {attempt}: {refused}")
         return COMMITTED
 
-    def replay(
-        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
-    ) -> Committable:
+    def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Prepare the spooled rows under a new name."""
-        del after
+        (ballot,) = ballots.values()
+        rows = ballot.rows
         name = _attempt_name(self._generation, epoch.number, attempt)
         files = {}
         for i, task in enumerate(rows.tasks()):
@@ -304,7 +291,7 @@ class LocalCommitter:
         self._put(name, epoch, files)
         return {**part, "name": name}
 
-    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
+    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """Remove every attempt of this or an earlier generation that ``keep`` does not name."""
         kept = {part["name"] for part in keep}
         evidence = {part["name"] for part in done}.intersection(self._sink.prepared())
@@ -322,21 +309,11 @@ class LocalCommitter:
                 ended.append(f"{path.parent.name} {path.name}")
         return ended
 
-    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
-        """Do nothing: what is committed is visible."""
-
-    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+    def finish(self, epoch: Epoch, ballots: Ballots) -> None:
         """Remove what the tasks wrote."""
-        del epoch
-        for part in parts:
-            _remove(self._home / "written" / part["name"])
-
-    def close(self) -> None:
-        """Hold nothing."""
-
-
-def _marks_of(last: LastDone) -> dict[str, Mark]:
-    return {_WHOLE: Mark(last.epoch, last.attempt)} if last.parts else {}
+        for ballot in ballots.values():
+            for part in ballot.parts:
+                _remove(self._home / "written" / part["name"])
 
 
 def _attempt_name(generation: int, epoch: int, attempt: str) -> str:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import uuid
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from epochsink.protocol.spool import Spool
-from epochsink.sink import Epoch, Identity, Rows, Task
+from epochsink.sink import Ballot, Epoch, Identity, Rows, Task, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
-    from epochsink.sink import Committable, Sink, SinkCommitter, SpoolFile
+    from epochsink.sink import Committable, Keeping, LastDone, Participant, Sink, SpoolFile
 
 
 def damage(spool: Spool, query: str, epoch: Epoch, task: str) -> None:
@@ -26,14 +26,123 @@ def damage(spool: Spool, query: str, epoch: Epoch, task: str) -> None:
     path.write_bytes(data)
 
 
+class _NoRows:
+    """The rows of nobody: for calls that read none."""
+
+    def tasks(self) -> Sequence[str]:
+        return ()
+
+    def read(self, task: str) -> Iterator[pa.RecordBatch]:
+        raise AssertionError(task)
+
+    def verify(self) -> None:
+        return
+
+
+NO_ROWS: Final = _NoRows()
+
+
+class OneSink:
+    """The participant of one sink alone, asked with that sink's own values: what the engine does, by hand."""
+
+    def __init__(self, participant: Participant) -> None:
+        self._participant = participant
+        (self._name,) = participant.members
+
+    @classmethod
+    def of(cls, sink: Sink, name: str = "sink") -> Self:
+        """Return the participant of a sink of this name."""
+        return cls(sink.participant({name: sink}))
+
+    @property
+    def participant(self) -> Any:
+        """The participant, with what is its own."""
+        return self._participant
+
+    def check(self, schema: pa.Schema) -> list[str]:
+        """Return what `Participant.check` finds."""
+        return self._participant.check(self._name, schema)
+
+    def initial_state(self) -> dict[str, Any]:
+        """Return what is fixed as the sink joins."""
+        return self._participant.initial_state(self._name)
+
+    def open(self, identity: Identity) -> None:
+        """Say who the sink is."""
+        self._participant.open(identity)
+
+    def fence(self) -> None:
+        """Shut out other drivers."""
+        self._participant.fence()
+
+    def newest(self) -> int | None:
+        """Return the newest epoch applied."""
+        return self._participant.newest(self._name)
+
+    def leftovers(self) -> list[str]:
+        """Return what is prepared."""
+        return self._participant.leftovers(self._name)
+
+    def newest_generation(self) -> int:
+        """Return the highest generation in the names that the sink has left."""
+        return self._participant.newest_generation(self._name)
+
+    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare target and ledger."""
+        self._participant.verify_applied(self._name, done, pending)
+
+    def keeping(self, epoch: Epoch, schema: pa.Schema) -> Keeping:
+        """Return how tasks are to keep the rows of an attempt."""
+        return self._participant.keeping(epoch, {self._name: schema})[self._name]
+
+    def vote(
+        self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> list[Committable]:
+        """Return the parts that tasks' committables become."""
+        return list(self._participant.vote(epoch, {self._name: Ballot(written, rows, after)})[self._name])
+
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
+        """Commit one part."""
+        (verdict,) = self.commit_all(epoch, [part], rows, after)
+        return verdict
+
+    def commit_all(
+        self, epoch: Epoch, parts: Sequence[Committable], rows: Rows, after: LastDone | None = None
+    ) -> Sequence[Verdict]:
+        """Commit several parts."""
+        return self._participant.commit(epoch, {self._name: Ballot(parts, rows, after)})[self._name]
+
+    def replay(
+        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
+    ) -> Committable:
+        """Prepare a part again."""
+        return self._participant.replay(epoch, part, {self._name: Ballot([part], rows, after)}, attempt)
+
+    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
+        """Sweep."""
+        return self._participant.abort_orphans(keep, done)
+
+    def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
+        """Wait until readers see an epoch."""
+        self._participant.await_visible(epoch, {self._name: Ballot(parts, NO_ROWS, after)})
+
+    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
+        """Clear away what a committed epoch has left."""
+        self._participant.finish(epoch, {self._name: Ballot(parts, NO_ROWS)})
+
+    def close(self) -> None:
+        """Close the participant."""
+        self._participant.close()
+
+
 class Rig(Protocol):
     """One kind of target. Rows are whole numbers, each of which a reader can tell from the others."""
 
     loses: bool
     """Whether the target can lose what is prepared, and so `lose_prepared` works and `replay` is needed."""
 
-    def open(self, query: str, generation: int) -> SinkCommitter:
-        """Return a fresh committer, as another process would have it, opened for an identity."""
+    def open(self, query: str, generation: int) -> OneSink:
+        """Return a fresh participant, as another process would have it, opened for an identity."""
 
     def write(
         self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
@@ -71,37 +180,36 @@ class SinkRig:
         self.name = f"sink-{uuid.uuid4().hex[:10]}"
         self.files: dict[str, SpoolFile] = {}
         self._origins: dict[str, dict[str, Any]] = {}
-        self._opened: list[SinkCommitter] = []
+        self._opened: list[OneSink] = []
 
     def batch(self, rows: list[int]) -> pa.RecordBatch:
         """Return rows as the sink's writer takes them."""
         raise NotImplementedError
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the rows, as `SinkCommitter.check` takes it."""
+        """Return the schema of the rows, as `Participant.check` takes it."""
         return self.batch([0]).schema
 
     def identity(self, query: str, generation: int) -> Identity:
         """Return who a query is to the target; the origin is fixed the first time."""
         if query not in self._origins:
-            committer = self.sink.committer()
-            with contextlib.closing(committer):
-                assert committer.check(self.schema()) == []
-                committer.open(Identity(query, self.name))
-                self._origins[query] = committer.initial_state()
+            with contextlib.closing(OneSink.of(self.sink, self.name)) as joining:
+                assert joining.check(self.schema()) == []
+                joining.open(Identity(query, self.name))
+                self._origins[query] = joining.initial_state()
         return Identity(query, self.name, generation, self._origins[query])
 
-    def open(self, query: str, generation: int) -> SinkCommitter:
-        """Return a fresh committer."""
-        committer = self.sink.committer()
-        committer.open(self.identity(query, generation))
-        self._opened.append(committer)
-        return committer
+    def open(self, query: str, generation: int) -> OneSink:
+        """Return a fresh participant."""
+        opened = OneSink.of(self.sink, self.name)
+        opened.open(self.identity(query, generation))
+        self._opened.append(opened)
+        return opened
 
     def close(self) -> None:
-        """Close every committer."""
-        for committer in self._opened:
-            committer.close()
+        """Close every participant."""
+        for opened in self._opened:
+            opened.close()
 
     def write(
         self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]

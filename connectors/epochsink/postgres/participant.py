@@ -1,0 +1,116 @@
+"""The PostgreSQL sinks of one database, whose rows of an epoch go into one transaction; or one sink alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from epochsink.postgres.committer import PostgresCommitter
+from epochsink.sink import Keeping, Outcome, Participant, one_by_one
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from epochsink.postgres.config import PostgresConfig
+    from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, LastDone, Parts, Verdict
+
+
+class PostgresParticipant(Participant):
+    """Votes and commits for its tables; what the tables have prepared as one is one part, which each sink records."""
+
+    def __init__(self, members: Mapping[str, PostgresConfig]) -> None:
+        super().__init__(members)
+        self._tables = {name: PostgresCommitter(config) for name, config in members.items()}
+
+    def check(self, sink: str, schema: pa.Schema) -> list[str]:
+        """Compare configuration, row and live table; create the marker table. Return the findings."""
+        return self._tables[sink].check(schema)
+
+    def initial_state(self, sink: str) -> dict[str, Any]:
+        """Leave the mark of joining; return it, and where markers and table are."""
+        return self._tables[sink].initial_state()
+
+    def open(self, identity: Identity) -> None:
+        """Learn who a sink is. Raises `ConfigurationError` if its markers are in another schema."""
+        self._tables[identity.sink].open(identity)
+
+    def newest(self, sink: str) -> int | None:
+        """Return the newest epoch whose marker is committed. Raises `EpochsinkError`."""
+        return self._tables[sink].newest()
+
+    def leftovers(self, sink: str) -> list[str]:
+        """Return prepared transactions and staging tables of a sink."""
+        return self._tables[sink].leftovers()
+
+    def newest_generation(self, sink: str) -> int:
+        """Return the highest generation in the names that a sink has left."""
+        return self._tables[sink].newest_generation()
+
+    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
+        """Compare the marker rows with the ledger; commit what a failover has brought back as prepared."""
+        self._tables[sink].verify_applied(done, pending)
+
+    def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
+        """Leave rows to the spool alone where one COPY brings them from there into the table."""
+        found = super().keeping(epoch, schemas)
+        if len(found) > 1:
+            return found
+        ((name, keeping),) = found.items()
+        if keeping is Keeping.IN_SPOOL and self._tables[name].votes_from_spool(schemas[name]):
+            return {name: Keeping.IN_SPOOL_ALONE}
+        return found
+
+    def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
+        """Verify what the tasks wrote; where the epoch is one part, merge and prepare it."""
+        voters = {name: (self._tables[name], ballot) for name, ballot in ballots.items()}
+        (name, (table, ballot)), *others = voters.items()
+        if not others:
+            return {name: table.vote(epoch, ballot.parts, ballot.rows, ballot.after)}
+        part = table.vote_together(epoch, voters)
+        return {name: [part] for name in ballots}
+
+    def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+        """Commit prepared transactions, or merge staged rows; repeated for a while where that may help."""
+        verdicts: dict[str, Sequence[Verdict]] = {}
+        committed: list[Committable] = []
+        for name, ballot in ballots.items():
+            # what another sink's commit has made visible is visible for this one too
+            known = {index for index, part in enumerate(ballot.parts) if part in committed}
+            verdicts[name] = self._commit_table(self._tables[name], epoch, ballot, known)
+            for part, verdict in zip(ballot.parts, verdicts[name], strict=True):
+                if verdict.outcome is Outcome.COMMITTED:
+                    committed.append(part)
+        return verdicts
+
+    def _commit_table(
+        self, table: PostgresCommitter, epoch: Epoch, ballot: Ballot, committed: set[int]
+    ) -> Sequence[Verdict]:
+        at_once = table.commit_at_once(epoch, ballot.parts, ballot.after)
+
+        def commit(part: Committable) -> Verdict:
+            return table.commit(epoch, part, ballot.rows, ballot.after)
+
+        return one_by_one(ballot.parts, commit, at_once | committed)
+
+    def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
+        """Copy the spooled rows again and prepare them as ``attempt``, as one for all sinks that share the part."""
+        voters = {name: (self._tables[name], ballot) for name, ballot in ballots.items()}
+        (table, ballot), *others = voters.values()
+        if not others:
+            return table.replay(epoch, part, ballot.rows, attempt, ballot.after)
+        return table.replay_together(epoch, part, voters, attempt)
+
+    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
+        """End sessions, prepared transactions and staging tables that ``keep`` does not name."""
+        return [line for table in self._tables.values() for line in table.abort_orphans(keep, done)]
+
+    def finish(self, epoch: Epoch, ballots: Ballots) -> None:
+        """Drop the epoch's staging tables, and now and then markers that nobody will ask for."""
+        for name, ballot in ballots.items():
+            self._tables[name].finish(epoch, ballot.parts)
+
+    def close(self) -> None:
+        """Release the sessions."""
+        for table in self._tables.values():
+            table.close()
