@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -63,6 +64,38 @@ def test_the_byte_limit_is_the_one_that_is_set(spark: SparkSession) -> None:
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxBytesPerBatch")
     assert compat.byte_limit_of_batches(spark) > 12345
+
+
+def test_which_queries_keep_state_and_what_in_it_does_not_repeat(spark: SparkSession) -> None:
+    """Only what decides on the state counts, not what is computed after it, nor what is no stream."""
+    rate = spark.readStream.format("rate").load()
+    timed = rate.withWatermark("timestamp", "1 second")
+    chance = F.udf(lambda: 0.5, "double").asNondeterministic()
+    frames = {
+        "rows alone": (rate.selectExpr("rand()"), False, 0),
+        "an aggregation": (rate.groupBy("value").count().selectExpr("rand()"), True, 0),
+        "of chance": (rate.selectExpr("value", "rand() + 1 AS x").groupBy("value").sum("x"), True, 1),
+        "the moment of the batch": (rate.select(F.current_timestamp().alias("t")).groupBy("t").count(), True, 0),
+        "duplicates": (rate.select("value", chance().alias("x")).dropDuplicates(["value"]), True, 1),
+        "distinct rows": (rate.distinct(), True, 0),
+        "a limit": (rate.limit(3), True, 0),
+        "two streams": (
+            timed.join(timed.selectExpr("value AS other", "timestamp AS at"), F.expr("value = other")),
+            True,
+            0,
+        ),
+        "a stream and a table": (rate.join(spark.range(3).groupBy("id").count(), F.expr("id = value")), False, 0),
+        "a function's own state": (
+            rate.groupBy("value").applyInPandasWithState(lambda *_: [], "a int", "a int", "append", "NoTimeout"),
+            True,
+            0,
+        ),
+    }
+    for name, (frame, keeps, unrepeatable) in frames.items():
+        untyped: Any = frame
+        execution = SimpleNamespace(analyzedPlan=untyped._jdf.queryExecution().analyzed)
+        assert compat.has_state(execution) is keeps, name
+        assert len(compat.unrepeatable_state(execution)) == unrepeatable, name
 
 
 def test_the_frame_of_a_writer(stream: Stream) -> None:

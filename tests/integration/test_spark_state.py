@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
+import pandas as pd  # type: ignore[import-untyped]
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from streams import raising_after
 
+from epochsink.errors import PrepareFailed
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.state import GroupState
     from streams import Stream
 
 STATE = "org.apache.spark.sql.execution.streaming.state"
@@ -114,3 +119,87 @@ def test_windows_are_right_when_an_epoch_is_attempted_again_in_its_batch(stream:
         (start, 10) for start in range(0, 70, 10)
     ]
     assert stream.committed() == stream.done()
+
+
+@pytest.fixture
+def second_format(spark: SparkSession) -> Iterator[None]:
+    """Run the test's queries with a state store in which each run of a plan leaves a state of its own."""
+    settings = {"providerClass": PROVIDERS["rocksdb"], "checkpointFormatVersion": "2"}
+    for name, value in settings.items():
+        spark.conf.set(f"spark.sql.streaming.stateStore.{name}", value)
+    yield
+    for name in settings:
+        spark.conf.unset(f"spark.sql.streaming.stateStore.{name}")
+
+
+def first_seen(stream: Stream) -> DataFrame:
+    """Return the moment at which each key was first seen, which state keeps for all later epochs."""
+
+    def seen(key: tuple[int], _rows: object, state: GroupState) -> Iterator[Any]:
+        if not state.exists:
+            state.update((time.time_ns(),))
+        yield pd.DataFrame({"id": [key[0]], "word": [state.get[0]]})
+
+    keyed = stream.frame().groupBy("id")
+    return keyed.applyInPandasWithState(seen, "id long, word long", "seen long", "update", "NoTimeout")
+
+
+def moments(stream: Stream) -> dict[int, set[int]]:
+    """Return the moments that the sink has by key; one each, where rows and state agree."""
+    found: dict[int, set[int]] = {}
+    for row in stream.sink.rows():
+        found.setdefault(row["id"], set()).add(row["word"])
+    return found
+
+
+@pytest.mark.usefixtures("second_format")
+def test_rows_and_state_agree_where_spark_keeps_the_state_of_the_first_attempt(stream: Stream) -> None:
+    """An attempt in the same batch would record its own rows beside the state of the first; so the query ends."""
+    for _ in range(3):
+        stream.put(range(5))
+    stream.sink.faults.arm("vote-breaks")
+    with pytest.raises(StreamingQueryException, match="the sink votes no"):
+        stream.run(frame=first_seen(stream), mode="update")
+    assert stream.ledger()[-1]["entry"] != "prepared"
+    stream.run(frame=first_seen(stream), mode="update")
+    assert [row["epoch"] for row in stream.sink.rows()] == [0] * 5 + [1] * 5 + [2] * 5
+    assert {key: len(seen) for key, seen in moments(stream).items()} == dict.fromkeys(range(5), 1)
+
+
+@pytest.mark.usefixtures("second_format")
+def test_a_function_that_calls_again_where_spark_keeps_the_first_state_is_refused(stream: Stream) -> None:
+    for _ in range(2):
+        stream.put(range(5))
+    stream.sink.faults.arm("vote-breaks")
+    once = stream.exactly_once()
+
+    def batch(frame: DataFrame, epoch: int) -> None:
+        try:
+            once(frame, epoch)
+        except PrepareFailed:
+            once(frame, epoch)
+
+    writer = first_seen(stream).writeStream.foreachBatch(batch).outputMode("update").trigger(availableNow=True)
+    with pytest.raises(StreamingQueryException, match="called again in epoch 0 after a failure"):
+        writer.option("checkpointLocation", stream.url).start().awaitTermination()
+    stream.run(frame=first_seen(stream), mode="update")
+    assert {key: len(seen) for key, seen in moments(stream).items()} == dict.fromkeys(range(5), 1)
+
+
+@pytest.mark.usefixtures("second_format")
+def test_a_query_without_state_is_attempted_again_in_any_format(stream: Stream) -> None:
+    stream.put(range(10))
+    stream.sink.faults.arm("vote-breaks")
+    stream.run()
+    assert stream.sink.values() == list(range(10))
+
+
+def test_state_that_does_not_repeat_is_named_at_the_start(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
+    stream.put(range(5))
+    stream.run(frame=windows(stream))
+    stream.checkpoint = stream.folder / "another"
+    stream.run(frame=windows(stream).selectExpr("id", "rand() AS word"))
+    assert "another result" not in caplog.text
+    stream.checkpoint = stream.folder / "a third"
+    stream.run(frame=stream.frame().selectExpr("CAST(rand() * 5 AS INT) AS id").dropDuplicates(["id"]))
+    assert "may give another result when an epoch runs again: rand()" in caplog.text

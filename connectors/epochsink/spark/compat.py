@@ -32,6 +32,12 @@ INTERRUPTED: Final = (
 )
 """In these words, and no others, Spark knows that its own stop() was why foreachBatch failed."""
 
+_STATEFUL: Final = frozenset({"Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"})
+"""Logical operators that keep state in a stream, beside joins of two streams and those that are named for it."""
+
+_UNIQUE_STATE: Final = 2
+"""The first format of checkpoints of state in which each run of a plan makes a state of its own."""
+
 # 4.0 and 4.1 know UTC alone, from 4.2 on it has to be said
 _UTC: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_schema).parameters else {}
@@ -188,6 +194,52 @@ def stream_thread_of(execution: Any) -> Any:
 def checkpoint_of(execution: Any) -> str:
     """Return the checkpoint folder that an execution uses, as Spark resolved it."""
     return str(execution.resolvedCheckpointRoot())
+
+
+def keeps_first_state(session: SparkSession) -> bool:
+    """Return whether Spark keeps the state that the first run of a batch's plan has left: checkpoint format 2."""
+    return int(session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion", "1") or 1) >= _UNIQUE_STATE
+
+
+def has_state(execution: Any) -> bool:
+    """Return whether the plan of a query keeps state from batch to batch."""
+    return bool(_stateful(execution.analyzedPlan()))
+
+
+def unrepeatable_state(execution: Any) -> list[str]:
+    """Return the SQL in or below stateful operators that may give another result each time, such as ``rand()``."""
+    found = [text for operator in _stateful(execution.analyzedPlan()) for text in _changeable_in(operator)]
+    return list(dict.fromkeys(found))
+
+
+def _stateful(plan: Any) -> list[Any]:
+    """Return the uppermost operators with state in a plan."""
+    kind = str(plan.getClass().getSimpleName())
+    if plan.isStreaming() and (
+        kind in _STATEFUL
+        or "WithState" in kind
+        or (kind == "Join" and all(child.isStreaming() for child in _listed(plan.children())))
+    ):
+        return [plan]
+    return [operator for child in _listed(plan.children()) for operator in _stateful(child)]
+
+
+def _changeable_in(plan: Any) -> list[str]:
+    if plan.deterministic():
+        return []
+    own = [text for expression in _listed(plan.expressions()) for text in _changeable_parts(expression)]
+    return own + [text for child in _listed(plan.children()) for text in _changeable_in(child)]
+
+
+def _changeable_parts(expression: Any) -> list[str]:
+    if expression.deterministic():
+        return []
+    smaller = [text for child in _listed(expression.children()) for text in _changeable_parts(child)]
+    return smaller or [str(expression.sql())]
+
+
+def _listed(sequence: Any) -> list[Any]:
+    return [sequence.apply(index) for index in range(sequence.size())]
 
 
 def output_mode_of(execution: Any) -> str:

@@ -21,6 +21,7 @@ from epochsink.sink import Keeping, SpoolFile, participants_of
 from epochsink.spark.batch_size import ByteLimit
 from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.checkpoint import Checkpoint
+from epochsink.spark.compat import keeps_first_state
 from epochsink.spark.error_translation import sinks_error
 from epochsink.spark.query_plan import run_for_state
 from epochsink.spark.retried_reads import RetriedReads
@@ -87,6 +88,8 @@ class Run:
         self._in_batch = False
         self._call = threading.RLock()
         self._called = -1
+        self._attempted = -1
+        self._has_state = False
         self._recording = False
         self._byte_limit = ByteLimit()
         self._carry_limit = CarryLimit()
@@ -121,6 +124,15 @@ class Run:
         """Start watching an execution's commits; once."""
         self.execution = execution
         _serving[execution.run_id] = self
+        self._has_state = execution.has_state()
+        if found := execution.unrepeatable_state():
+            _log.warning(
+                "the query's state depends on expressions that may give another result when an epoch runs again: %s. "
+                "If an epoch was recorded before a crash, the next start keeps its rows and repeats it for the state, "
+                "which may then differ from these rows. Let rows bring such values with them, or compute them after "
+                "the stateful operator",
+                ", ".join(found),
+            )
         self._commit_thread = CommitThread(self._coordinator, self, self._poll_seconds)
         self._commit_thread.start()
         _flush_at_exit(self._commit_thread)
@@ -210,8 +222,14 @@ class Run:
 
     def _prepare(self, frame: DataFrame, number: int) -> None:
         """Attempt an epoch, and once more with a fresh attempt where a failure may pass: a target that fails over."""
+        attempts = ATTEMPTS
+        if self._has_state and keeps_first_state(frame.sparkSession):
+            attempts = 1
+            if number == self._attempted:
+                self.refuse_call(number, _state_is_kept(number))
+        self._attempted = number
         again = retrying(
-            self._may_pass, attempts=ATTEMPTS, first_pause=FIRST_PAUSE_SECONDS, longest_pause=LONGEST_PAUSE_SECONDS
+            self._may_pass, attempts=attempts, first_pause=FIRST_PAUSE_SECONDS, longest_pause=LONGEST_PAUSE_SECONDS
         )
         again(self._attempt, frame, number)
 
@@ -283,6 +301,14 @@ class Run:
 
 def _is_of_store(failure: BaseException) -> bool:
     return isinstance(failure, OSError)
+
+
+def _state_is_kept(number: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"ExactlyOnce was called again in epoch {number} after a failure, and with state-store checkpoint format 2 "
+        "Spark keeps the state of the first call: the rows of another call may not fit it",
+        hint="let the function raise the error; the next start runs the epoch again, from the state before it",
+    )
 
 
 def _called_twice(number: int) -> ConfigurationError:

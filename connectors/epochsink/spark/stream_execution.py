@@ -84,6 +84,14 @@ class StreamExecution:
         """Return the checkpoint folder that the query uses."""
         return compat.checkpoint_of(self._java)
 
+    def has_state(self) -> bool:
+        """Return whether the query keeps state from batch to batch."""
+        return compat.has_state(self._java)
+
+    def unrepeatable_state(self) -> list[str]:
+        """Return the SQL of what decides on the query's state and may give another result each time."""
+        return compat.unrepeatable_state(self._java)
+
     def refuse_unlike(self, location: str, used: str) -> None:
         """Raise where commits/N at ``location`` is not the decision on epoch N.
 
