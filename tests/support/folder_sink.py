@@ -58,6 +58,9 @@ class FolderSink(Sink):
     def __post_init__(self) -> None:
         object.__setattr__(self, "faults", Faults(Path(self.folder) / "faults"))
 
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Nothing to check."""
+
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         columns = [f"{row}.`{name}` AS `{name}`" for name in schema.names]
         return [*columns, f"({self.delete_when}) AS deleted"] if self.delete_when else columns

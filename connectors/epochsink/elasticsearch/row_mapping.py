@@ -43,8 +43,23 @@ def columns(
     made = [f"{_source(row, schema, delete_when)} AS source"]
     if key:
         made.insert(0, f"{_end_of_action(row, schema, key)} AS id")
-    names = ("rank", *(f"rank_{place}" for place in range(2, len(order_by) + 1)))
-    return made + [f"{_operand(row, schema, value)} AS {name}" for name, value in zip(names, order_by, strict=False)]
+    ranked = zip(_rank_names(order_by), order_by, strict=True)
+    return made + [f"{_operand(row, schema, value)} AS {name}" for name, value in ranked]
+
+
+def _rank_names(order_by: Sequence[str]) -> list[str]:
+    return ["rank", *(f"rank_{place}" for place in range(2, len(order_by) + 1))][: len(order_by)]
+
+
+def check_ranks(schema: pa.Schema, order_by: Sequence[str]) -> None:
+    """Raise `ConfigurationError` for values of ``order_by`` that have no order; ``schema`` is that of `columns`."""
+    for name, expression in zip(_rank_names(order_by), order_by, strict=True):
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) or pa.types.is_interval(kind):
+            raise ConfigurationError(
+                f"invalid order_by={expression!r}: it gives values of type {kind}, which cannot be put in order",
+                hint="name the parts that decide, the weightiest first, e.g. order_by=['s.a', 's.b']",
+            )
 
 
 def _source(row: str, schema: pa.Schema, delete_when: str | None) -> str:

@@ -169,10 +169,20 @@ def _without_most_repetitions(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
 
 def last(table: pa.Table, *group: str) -> pa.Table:
-    """Return the last row of each group: that of the highest "rank", then "rank_2", ..., then "number"."""
-    keys = [(name, "descending") for name in (*ranks(table.schema), "number")]
+    """Return the last row of each group: that of the highest "rank", then "rank_2", ..., then "number".
+
+    In Spark's order: NULL is the lowest value, NaN the highest, and -0.0 equals 0.0.
+    """
+    sorted_by, keys = table, []
+    for name in ranks(table.schema):
+        if pa.types.is_floating(table.schema.field(name).type):
+            # Arrow would sort NaN to the end, beside the nulls
+            sorted_by = sorted_by.append_column(f"{name} is NaN", pc.is_nan(table[name]))
+            keys.append(f"{name} is NaN")
+        keys.append(name)
     # Best first: nulls are sorted to the end, whatever the direction.
-    order = pc.sort_indices(table, sort_keys=keys).to_numpy()
+    descending = [(name, "descending") for name in (*keys, "number")]
+    order = pc.sort_indices(sorted_by, sort_keys=descending).to_numpy()
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
     placed = table.append_column("place", pa.array(place))

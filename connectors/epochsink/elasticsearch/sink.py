@@ -35,8 +35,9 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         id: Elasticsearch's own name for ``key``; give one of the two.
         select: the SQL expressions of the document's fields; all columns by default.
         where: an SQL predicate: which rows become documents.
-        order_by: SQL expressions: of several rows of one key in one epoch the one with the largest value wins (NULL is
-            the smallest). Without it the later row of a task wins, and rows of one key in several tasks are refused.
+        order_by: SQL expressions: of several rows of one key in one epoch the one with the largest value wins, in
+            Spark's order: NULL is the smallest, NaN the largest. Without it the later row of a task wins, and rows of
+            one key in several tasks are refused.
         delete_when: an SQL predicate: which rows delete the document of their key.
         on_rejected: what becomes of documents that the server refuses for good: ``"stop"`` stops the query (the epoch
             stays pending), ``"dead_letter"`` writes them to ``dead_letter_index``.
@@ -76,6 +77,10 @@ class Elasticsearch(ElasticsearchConfig, Sink):
     def keeps_order(self) -> bool:
         """Without ``order_by`` the later row of a key in a task wins."""
         return bool(self.key) and not self.order_by
+
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Refuse values of order_by= that have no order. Raises `ConfigurationError`."""
+        row_mapping.check_ranks(schema, self.order_by)
 
     def columns(self, row: str, schema: pa.Schema) -> list[str]:
         """Return the expressions that render action lines' ends and documents. Raises `ConfigurationError`."""

@@ -145,6 +145,19 @@ class Postgres(PostgresConfig, Sink):
         ranks = (_operand(row, schema, expression) for expression in self.order_by)
         return [*columns, *(f"{rank} AS `{rank_column(place)}`" for place, rank in enumerate(ranks))]
 
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Refuse values of order_by= that have no order in PostgreSQL. Raises `ConfigurationError`."""
+        from epochsink.postgres.staging import rank_column  # noqa: PLC0415 - the client is an extra
+        from epochsink.postgres.types import Mismatch, rank_encoding  # noqa: PLC0415 - likewise
+
+        for place, expression in enumerate(self.order_by):
+            try:
+                rank_encoding(schema.field(rank_column(place)))
+            except Mismatch as mismatch:
+                raise ConfigurationError(
+                    f"invalid order_by={expression!r}: {mismatch}", hint="for example order_by=['s.a', 's.b']"
+                ) from None
+
     def writer(self, task: Task) -> SinkWriter:
         """Make the writer of one task attempt; connects unless rows may go into the answer. Raises `PrepareFailed`."""
         if self.atomic and (self.answer_bytes or task.from_spool):

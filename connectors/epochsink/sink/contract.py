@@ -290,6 +290,13 @@ class Sink(Protocol):
         """Equal for sinks of a kind that commit as one, by the same participant; None for a sink that commits alone."""
         return None
 
+    def check_columns(self, schema: pa.Schema) -> None:
+        """Refuse types of the columns that `columns` makes. Raises `ConfigurationError`.
+
+        ``schema`` has their types, as Spark has planned them. Called by `ExactlyOnce.check`, before the first row.
+        """
+        return
+
     @abstractmethod
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         """Return the SQL expressions (with ``AS`` names) that make the writer's input.

@@ -99,7 +99,7 @@ def refuse_bad_plan(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mappin
     """Raise `ConfigurationError`, which names the sink, for a pass that Spark cannot plan; no data moves."""
     for name, sink in sinks.items():
         try:
-            one_pass({name: sink}, schemas).apply(frame)
+            sink.check_columns(_writer_schema(name, sink, one_pass({name: sink}, schemas).apply(frame)))
         except PySparkException as refused:
             raise ConfigurationError(
                 f"sink '{name}': Spark refuses the SQL of its options: {refused}",
@@ -108,6 +108,13 @@ def refuse_bad_plan(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mappin
             ) from refused
         _refuse_changeable(name, sink, frame)
     one_pass(sinks, schemas).apply(frame)
+
+
+def _writer_schema(name: str, sink: Sink, planned: DataFrame) -> pa.Schema:
+    """Return the schema of a sink's writer in a pass for it alone."""
+    if is_one_for_all({name: sink}):
+        return arrow_schema(planned.schema)
+    return arrow_schema(planned.select(f"{planned.columns[0]}.*").schema)
 
 
 def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:
