@@ -16,7 +16,7 @@
     └── ServiceError                a development service did not start or stop
 
 Each carries its facts as attributes, survives pickling (errors cross from executors to the driver),
-and ends with what to do next.
+and says what to do next. Values of rows are kept apart from the message: `EpochsinkError.hide_values` leaves them out.
 """
 
 from __future__ import annotations
@@ -24,24 +24,55 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_Kind = TypeVar("_Kind", bound="EpochsinkError")
 
 
 class EpochsinkError(Exception):
     """Base of all errors of this package.
 
-    ``message`` says what is wrong and with which value; ``hint``, where there is one, what to do
-    about it. Further keyword arguments become entries of ``facts``.
+    ``message`` says what is wrong and with which option or setting; ``hint``, if there is one, what to do
+    about it; ``values`` is text that holds values of rows; ``notes`` are lines about the epoch that failed. Further
+    keyword arguments become entries of ``facts``.
     """
 
-    def __init__(self, message: str, *, hint: str = "", **facts: Any) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", values: str = "", notes: Sequence[str] = (), **facts: Any
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.values = values
+        self.notes = tuple(notes)
         self.facts = facts
 
     def __str__(self) -> str:
-        return f"{self.message}\n  Hint: {self.hint}" if self.hint else self.message
+        # the notes last: Spark appends to the last line, which must not be a command that people copy
+        lines = [("Hint", self.hint), ("Values", self.values)]
+        return "\n  ".join([self.message, *(f"{name}: {text}" for name, text in lines if text), *self.notes])
+
+    def name_sink(self, sink: str) -> None:
+        """Put the sink's name before the message and into the commands of the hint, once."""
+        if not self.message.startswith("sink '"):
+            self.message = f"sink '{sink}': {self.message}"
+        self.hint = self.hint.replace("--sink NAME", f"--sink {shlex.quote(sink)}")
+
+    def hide_values(self) -> None:
+        """Leave the values of rows out of the text from now on."""
+        if self.values:
+            self.values = HIDDEN
+
+    def fresh(self) -> Self:
+        """Return a copy without traceback and cause, to be raised where the first one's frames mean nothing."""
+        return _rebuild(type(self), self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        texts = {"message": self.message, "hint": self.hint, "values": self.values, "notes": self.notes}
+        return {**texts, "facts": self.facts}
 
     def address(self, checkpoint: str) -> None:
         """Replace CHECKPOINT in the hint's commands with the checkpoint's location."""
@@ -50,26 +81,29 @@ class EpochsinkError(Exception):
 
     def to_line(self) -> str:
         """Return the error as one line of text that `from_text` finds again: for crossing into a JVM's message."""
-        fields = [type(self).__name__, self.message, self.hint, {k: str(v) for k, v in self.facts.items()}]
-        return f"{_LINE}{json.dumps(fields)}"
+        facts = {name: str(value) for name, value in self.facts.items()}
+        return f"{_LINE}{json.dumps([type(self).__name__, {**self._fields(), 'facts': facts}])}"
 
     @staticmethod
     def from_text(text: str) -> EpochsinkError | None:
         """Return the error that a text quotes (see `to_line`), or None."""
         for line in re.findall(re.escape(_LINE) + r"(\[.*\])", text):
             try:
-                name, message, hint, facts = json.loads(line)
+                name, fields = json.loads(line)
             except ValueError:
                 # text of another origin that looks like ours
                 continue
             kind = next((kind for kind in _all_kinds(EpochsinkError) if kind.__name__ == name), None)
             if kind is not None:
-                return kind(message, hint=hint, **facts)
+                return _rebuild(kind, fields)
         return None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (_rebuild, (type(self), self.message, self.hint, self.facts))
+        return _rebuild, (type(self), self._fields())
 
+
+HIDDEN: Final = "not shown; ExactlyOnce(show_values=True) shows them"
+"""What stands in place of values of rows."""
 
 _LINE = "epochsink-error: "
 
@@ -78,8 +112,9 @@ def _all_kinds(kind: type[EpochsinkError]) -> list[type[EpochsinkError]]:
     return [kind, *(below for child in kind.__subclasses__() for below in _all_kinds(child))]
 
 
-def _rebuild(kind: type[EpochsinkError], message: str, hint: str, facts: dict[str, Any]) -> EpochsinkError:
-    return kind(message, hint=hint, **facts)
+def _rebuild(kind: type[_Kind], fields: dict[str, Any]) -> _Kind:
+    texts = {name: text for name, text in fields.items() if name != "facts"}
+    return kind(texts.pop("message"), **texts, **fields["facts"])
 
 
 class ConfigurationError(EpochsinkError, ValueError):

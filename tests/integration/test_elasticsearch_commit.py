@@ -277,7 +277,7 @@ def test_a_newer_version_of_somebody_else_stops_and_names_the_document(rig: Rig)
     for number, refused in enumerate(("d1", "d2")):
         documents = [each for each in numbered(0, 5) if each[0] not in {"d1", "d2"} - {refused}]
         prepared = rig.prepare(number, [rendered(documents)])
-        with pytest.raises(RowsRejected, match="written by somebody else") as caught:
+        with pytest.raises(RowsRejected, match="which this sink did not write") as caught:
             rig.commit(prepared)
         assert caught.value.facts["ids"] == [refused]
     assert rig.committer.newest() is None

@@ -269,7 +269,7 @@ def test_a_document_too_large_for_a_proxy_stops_at_the_commit_and_is_never_dropp
 
     with Proxy(options["hosts"], behave) as proxy, closing(Rig.joining(dead_lettered(options, hosts=proxy.url))) as rig:
         prepared = rig.prepare(0, [rendered([*GOOD, ("huge", {"text": "x" * 500})])])
-        with pytest.raises(RowsRejected, match="'huge' is too large"):
+        with pytest.raises(RowsRejected, match="too large for any index"):
             rig.commit(prepared)
         proxy.behave = lambda _: None
         assert rig.commit(prepared).outcome is Outcome.COMMITTED
@@ -344,7 +344,7 @@ def test_an_id_that_no_server_takes_is_refused_by_the_task(
     with closing(Rig.joining(Elasticsearch(**options))) as rig:
         with pytest.raises(RowsRejected, match="1 to 512 bytes") as caught:
             rig.prepare(0, [rendered([*GOOD, (document_id, {"n": 1})])])
-        assert shown in caught.value.message
+        assert shown in str(caught.value)
         rig.apply(0, [rendered([("é" * 256, {"n": 1}), ('"' * 512, {"n": 2})])])
         assert len(rig.stored()) == 2
 

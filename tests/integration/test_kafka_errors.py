@@ -95,11 +95,11 @@ def test_batches_fit_into_a_topic_that_takes_only_small_ones(kafka: KafkaService
 @pytest.mark.parametrize(
     ("column", "values", "reason"),
     [
-        ("timestamp", pa.array([0, None], pa.timestamp("ms")), "timestamp 0 ms"),
-        ("timestamp", pa.array([1, 999], pa.timestamp("us")), "timestamp 0 ms"),
-        ("timestamp", pa.array([5, -1], pa.timestamp("ms")), "timestamp -1 ms"),
-        ("partition", pa.array([None, -1], pa.int32()), "names partition -1"),
-        ("partition", pa.array([0, -7], pa.int32()), "names partition -7"),
+        ("timestamp", pa.array([0, None], pa.timestamp("ms")), "Values: 0 ms"),
+        ("timestamp", pa.array([1, 999], pa.timestamp("us")), "Values: 0 ms"),
+        ("timestamp", pa.array([5, -1], pa.timestamp("ms")), "Values: -1 ms"),
+        ("partition", pa.array([None, -1], pa.int32()), "Values: partition -1"),
+        ("partition", pa.array([0, -7], pa.int32()), "Values: partition -7"),
         ("headers", pa.array([None, [None]], HEADERS), "header that is null"),
         ("headers", pa.array([[], [{"key": None, "value": b"x"}]], HEADERS), "whose key is null"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from contextlib import closing
@@ -64,8 +65,10 @@ def test_rows_that_break_a_rule_are_rejected_before_the_decision(
     driver = pg_driver(table, rows(1), **mode)
     with pytest.raises(RowsRejected) as caught:
         driver.prepare(0, batch)
-    assert says in caught.value.message
+    assert says in str(caught.value)
     assert caught.value.hint
+    caught.value.hide_values()
+    assert re.search(r"Failing row|\(7\)|nope|-5", str(caught.value)) is None
     driver.committer.abort_orphans([])
     assert pg_truth.prepared() == []
     assert pg_truth.count(table) == 0
@@ -100,7 +103,7 @@ def test_staged_rows_too_are_held_to_the_rules_before_the_decision(
     driver = pg_driver(f"{pg_schema}.t", rows(1), commit="staged")
     with pytest.raises(RowsRejected) as caught:
         driver.prepare(0, batch)
-    assert says in caught.value.message
+    assert says in str(caught.value)
     driver.committer.abort_orphans([])
     assert pg_truth.staging(pg_schema) == []
     driver.run(0, rows(0, note="10.0.0.1") if "inet" in columns else rows(0 if "odd" in constraint else 1))
@@ -114,7 +117,7 @@ def test_a_key_that_comes_twice_without_an_order_is_refused_by_name(
     table = f"{pg_schema}.t"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
     driver = pg_driver(table, rows(1), key="id", **mode)
-    with pytest.raises(RowsRejected, match=r"key id=42 of .* comes 2 times in one epoch") as caught:
+    with pytest.raises(RowsRejected, match=r"\(id\) comes 2 times in one epoch[\s\S]*Values: id=42") as caught:
         driver.prepare(0, [rows(1, 42), rows(42, 3)])
     assert "order_by=" in caught.value.hint
     assert pg_truth.count(table) == 0
@@ -193,7 +196,7 @@ def test_no_cast_cuts_a_value_without_an_error(
     driver = pg_driver(table, batch, commit=commit)
     with pytest.raises(RowsRejected) as caught:
         driver.prepare(0, batch)
-    assert says in caught.value.message
+    assert says in str(caught.value)
     assert pg_truth.count(table) == 0
 
 

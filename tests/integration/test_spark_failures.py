@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from epochsink.errors import OutcomeUnknown
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected
 from epochsink.protocol.storage import LocalStorage
 from epochsink.spark import query_run
 from epochsink.spark.exactly_once import ExactlyOnceQuery
@@ -18,23 +19,29 @@ if TYPE_CHECKING:
 
 
 def test_a_task_brings_the_sinks_own_error_to_the_driver(stream: Stream) -> None:
-    """Class, message and hint, in the StreamingQueryException."""
+    """Raised as it is, with the sink, the epoch, its source offsets and a command, and nothing of Spark's around it."""
     stream.sink.faults.arm("write-rejects")
     stream.put(range(10))
-    with pytest.raises(StreamingQueryException) as failed:
+    with pytest.raises(RowsRejected) as failed:
         stream.run()
-    text = str(failed.value)
-    assert "RowsRejected: value 7 of column id breaks the rule id < 7" in text
-    assert "Hint: filter it with where=" in text
+    assert str(failed.value).splitlines() == [
+        "sink 'folder': value 7 of column id breaks the rule id < 7",
+        "  Hint: filter it with where=",
+        f"  Type: epochsink status {stream.checkpoint}",
+        "  Epoch: 0; nothing of it is visible, and the next start writes it again",
+        '  Source: the beginning to {"logOffset":0}',
+    ]
+    assert len(traceback.format_exception(failed.value)) < 15
+    assert failed.value.__cause__ is failed.value.__context__ is None
 
 
 def test_an_error_that_no_sink_names_is_told_in_one_line(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     """The whole trace, of the executor too, is logged where people see it."""
     stream.sink.faults.arm("write-breaks")
     stream.put(range(10))
-    with pytest.raises(StreamingQueryException) as failed:
+    with pytest.raises(PrepareFailed) as failed:
         stream.run()
-    assert "PrepareFailed: epoch 0 could not be prepared: RuntimeError: the disk is on fire" in str(failed.value)
+    assert "epoch 0 could not be prepared: RuntimeError: the disk is on fire" in str(failed.value)
     [logged] = [record for record in caplog.records if record.message.startswith("epoch 0 failed")]
     assert (logged.name, logged.levelname) == ("epochsink", "ERROR")
     assert logged.exc_info is not None
@@ -45,7 +52,7 @@ def test_an_error_that_no_sink_names_is_told_in_one_line(stream: Stream, caplog:
 
 def test_an_error_in_the_streams_own_plan_is_told_in_one_line(stream: Stream) -> None:
     stream.put(range(10))
-    with pytest.raises(StreamingQueryException) as failed:
+    with pytest.raises(PrepareFailed) as failed:
         stream.run(frame=stream.frame().selectExpr("id", "raise_error('row ' || id) AS broken"))
     assert "epoch 0 could not be prepared" in str(failed.value)
     assert "row 0" in str(failed.value)
@@ -73,12 +80,12 @@ def test_a_failure_that_passes_does_not_end_the_query(stream: Stream, fault: str
 @pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize(
     ("fault", "message"),
-    [("prepare-breaks", "the task failed after it had prepared"), ("vote-breaks", "PrepareFailed: the sink votes no")],
+    [("prepare-breaks", "the task failed after it had prepared"), ("vote-breaks", "the sink votes no")],
 )
 def test_a_failure_that_stays_ends_the_query_and_leaves_nothing(stream: Stream, fault: str, message: str) -> None:
     stream.sink.faults.arm(fault, query_run.ATTEMPTS)
     stream.put(range(10))
-    with pytest.raises(StreamingQueryException, match=message):
+    with pytest.raises(PrepareFailed, match=message):
         stream.run()
     assert stream.sink.prepared() == []
     assert stream.committed() == []
@@ -89,7 +96,7 @@ def test_a_failure_that_stays_ends_the_query_and_leaves_nothing(stream: Stream, 
 def test_rows_that_are_refused_are_not_tried_again(stream: Stream) -> None:
     stream.sink.faults.arm("write-rejects", 2)
     stream.put(range(10))
-    with pytest.raises(StreamingQueryException, match="RowsRejected"):
+    with pytest.raises(RowsRejected):
         stream.run()
     assert stream.sink.faults.strike("write-rejects")
 

@@ -119,7 +119,7 @@ def test_a_restored_checkpoint_with_other_input_is_refused(stream: Stream) -> No
     stream.forget_offsets(2)
     (stream.input / "000002.json").unlink()
     stream.put(range(100, 110))
-    with pytest.raises(StreamingQueryException, match="epoch 2 is recorded with other offsets"):
+    with pytest.raises(WentBack, match="epoch 2 is recorded with other offsets"):
         stream.run()
     assert stream.sink.values() == list(range(30))
 
@@ -130,7 +130,7 @@ def test_other_numbers_in_the_offsets_are_refused(stream: Stream) -> None:
     offsets = stream.checkpoint / "offsets" / "2"
     offsets.write_text(offsets.read_text().replace('"logOffset":2', '"logOffset":1'))
     (stream.checkpoint / "offsets" / ".2.crc").unlink()
-    with pytest.raises(StreamingQueryException, match="epoch 2 is recorded with other offsets"):
+    with pytest.raises(WentBack, match="epoch 2 is recorded with other offsets"):
         stream.run()
     assert stream.sink.values() == list(range(30))
 

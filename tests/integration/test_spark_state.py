@@ -100,7 +100,7 @@ def test_updated_counts_are_right_after_a_failed_write(stream: Stream) -> None:
     put_four(stream)
     stream.sink.faults.arm("write-breaks")
     frame = stream.frame().groupBy(F.expr("id % 2 AS id")).count()
-    with pytest.raises(StreamingQueryException, match="the disk is on fire"):
+    with pytest.raises(PrepareFailed, match="the disk is on fire"):
         stream.run(frame=frame, mode="update")
     stream.run(frame=stream.frame().groupBy(F.expr("id % 2 AS id")).count(), mode="update")
     newest = {row["id"]: row["count"] for row in stream.sink.rows() if row["epoch"] == 3}

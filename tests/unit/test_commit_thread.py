@@ -78,6 +78,9 @@ class FakeStream:
     def is_in_batch(self) -> bool:
         return False
 
+    def report(self, failure: BaseException) -> None:
+        """Change nothing."""
+
     def interrupt(self) -> None:
         self._tell("interrupt")
 

@@ -42,6 +42,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
         location=str(root),
         join_running=False,
         executors=None,
+        application="app-1",
+        show_values=False,
     )
     execution: Any = SimpleNamespace(is_active=lambda: True)
     made.execution = execution

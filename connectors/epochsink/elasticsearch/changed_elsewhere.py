@@ -96,8 +96,9 @@ class ChangedElsewhere:
         shown = ", ".join(f"{each!r} (version {stored.get(each) or 'of a deletion'})" for each in foreign[:5])
         return RowsRejected(
             f"{len(foreign)} document(s) of index {self._index!r} have newer versions than this sink's "
-            f"{self._version}, written by somebody else: {shown}",
+            f"{self._version}, which this sink did not write",
             hint="let one sink write these documents: stop the other writer, then start this query with a new "
             "checkpoint, whose versions lie above; the epoch stays pending and nothing is lost",
+            values=shown,
             ids=list(foreign[:100]),
         )

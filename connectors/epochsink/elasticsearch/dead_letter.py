@@ -99,8 +99,9 @@ class DeadLetters:
         for refusal in refusals:
             if meaning(refusal.status, refusal.kind) is Meaning.TOO_LARGE:
                 raise RowsRejected(
-                    f"document {refusal.id!r} is too large for any index: {refusal.reason}",
+                    "a document is too large for any index",
                     hint="raise http.max_content_length on the server; the epoch stays pending and is then applied",
+                    values=f"_id {refusal.id!r}: {refusal.reason}",
                 )
         ids = pa.array([self._id(refusal.id) for refusal in refusals])
         documents = pa.array([json.dumps(self._document(refusal)) for refusal in refusals])
@@ -108,9 +109,10 @@ class DeadLetters:
         again = self._poster.post(render(ids, documents, heads))
         if lost := [refusal for refusal in again if not refusal.conflict]:
             raise RowsRejected(
-                f"the dead-letter index {self._index!r} refuses {len(lost)} document(s): {lost[0].reason}",
+                f"the dead-letter index {self._index!r} refuses {len(lost)} document(s)",
                 hint="let check() create that index, or map reason and source as unindexed keywords; the epoch "
                 "stays pending and nothing is lost",
+                values=lost[0].reason,
             )
 
     def _id(self, refused: str) -> str:

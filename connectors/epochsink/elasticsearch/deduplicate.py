@@ -48,10 +48,10 @@ def count(rows: Rows, tasks: Sequence[str], total: int) -> tuple[int, int]:
         distinct += ids
     if across:
         raise RowsRejected(
-            f"{across} document(s) have rows in several tasks of this epoch, and nothing says which is the newest: "
-            + ", ".join("{" + text for text in shown),
+            f"{across} document(s) have rows in several tasks of this epoch, and nothing says which is the newest",
             hint="give order_by= (a column or expression; the highest value wins), or make the stream bring all "
             "rows of one id in one partition",
+            values=", ".join("{" + text for text in shown),
         )
     return by_id.count, by_id.count - distinct
 

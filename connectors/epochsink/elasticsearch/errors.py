@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -168,13 +170,21 @@ def explained(kind: type[EpochsinkError], doing: str, state: str = "") -> Iterat
 
 def documents_rejected(refused: Sequence[Refusal], state: str) -> RowsRejected:
     """Return the error that shows the first refused documents, and how many more there are."""
-    shown = "\n".join(f"    _id {each.id!r}: {each.kind}: {each.reason}" for each in refused[:5])
+    kinds = Counter(_without_values(each) for each in refused)
+    shown = "; ".join(f"{count} times {kind}" for kind, count in kinds.most_common(5))
     return RowsRejected(
-        f"Elasticsearch refuses {len(refused)} document(s) for good:\n{shown}\n  {state}",
+        f"Elasticsearch refuses {len(refused)} document(s) for good: {shown}; {state}",
         hint="correct the mapping (or the rows, by select= or where=) and start the query again, or give "
         'on_rejected="dead_letter" with dead_letter_index= to set such documents aside',
+        values="; ".join(f"_id {each.id!r}: {each.reason}" for each in refused[:5]),
         ids=[each.id for each in refused[:100]],
     )
+
+
+def _without_values(refusal: Refusal) -> str:
+    """Return the kind of a refusal, and the field if the server names one; its reason quotes the field's value."""
+    field = re.search(r"field \[([^\]]*)\](?: of type \[([^\]]*)\])?", refusal.reason)
+    return f"{refusal.kind} ({field[0]})" if field else refusal.kind
 
 
 def _reason(error: elasticsearch.ApiError) -> str:

@@ -75,11 +75,12 @@ def check_ids(ids: pa.Array) -> None:
         found = json.loads("{" + (text or "}")).get("_id")
         if not found or len(found.encode()) > _LONGEST_ID:
             missing = "a row has no _id: its key is NULL, or not valid UTF-8"
-            what = missing if found is None else f"a row has the _id {found!r}"
+            what = missing if found is None else f"a row has an _id of {len(found.encode())} bytes"
             raise RowsRejected(
                 f"{what}; it must have 1 to {_LONGEST_ID} bytes",
                 hint="leave such rows out with where=, give a key= expression that is never NULL, "
                 "or a digest of long ones, e.g. key='sha2(url, 256)'",
+                values="" if found is None else f"_id {found!r}",
             )
 
 
@@ -92,7 +93,8 @@ def check_sources(sources: pa.Array) -> None:
     if len(refused):
         kinds = f"twice, with a NUL, not valid UTF-8, or longer than {map_keys.PATH_BYTES} bytes with those around it"
         raise RowsRejected(
-            f"{len(refused)} row(s) hold a map with a key that no index takes ({kinds}): {refused[0]}",
+            f"{len(refused)} row(s) hold a map with a key that no index takes ({kinds})",
             hint="take such keys out in select=, e.g. map_filter(m, (k, v) -> ...) or transform_keys(...), or store "
             "the map as a text with to_json(m)",
+            values=str(refused[0]),
         )

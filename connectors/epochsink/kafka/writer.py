@@ -170,8 +170,9 @@ def _refuse_partitions(batch: pa.RecordBatch) -> None:
     lowest = pc.min(batch.column("partition")).as_py()
     if lowest is not None and lowest < 0:
         raise RowsRejected(
-            f"a row names partition {lowest}, and partitions are numbered from 0",
+            "a row names a negative partition; partitions are numbered from 0",
             hint="write null where the key's hash shall choose, for example partition='nullif(p, -1)'",
+            values=f"partition {lowest}",
         )
 
 
@@ -200,8 +201,9 @@ def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
     if earliest is not None and earliest <= 0:
         # librdkafka writes the present for 0, and Kafka has no times before 1970
         raise RowsRejected(
-            f"a row has the timestamp {earliest} ms since 1970-01-01 00:00 UTC; the earliest that can be written is 1",
+            "a row has a timestamp before 1970-01-01 00:00:00.001 UTC, the earliest that can be written",
             hint="correct it, or write null for the time of writing: timestamp='nullif(t, timestamp_millis(0))'",
+            values=f"{earliest} ms",
         )
     values: list[int] = arrow_buffers.to_numpy(pc.fill_null(milliseconds, arrow_buffers.number(0, "int64"))).tolist()
     return values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -225,7 +226,8 @@ def translated(doing: str) -> Iterator[None]:
     except psycopg.Error as error:
         raise failure(error, doing) from error
     except pa.ArrowInvalid as error:
-        raise RowsRejected(f"{doing}: {error}", hint="convert the column in select=") from error
+        message = f"{doing}: a value does not fit its column"
+        raise RowsRejected(message, hint="convert the column in select=", values=str(error)) from error
 
 
 def failure(error: psycopg.Error, doing: str) -> PrepareFailed:
@@ -235,6 +237,7 @@ def failure(error: psycopg.Error, doing: str) -> PrepareFailed:
     return rule.raises(
         f"{doing}: {describe(error)}",
         hint=rule.hint,
+        values=_values(error),
         may_pass=rule.retry is not Retry.NEVER,
         sqlstate=error.sqlstate,
         constraint=diagnosis.constraint_name,
@@ -243,13 +246,35 @@ def failure(error: psycopg.Error, doing: str) -> PrepareFailed:
 
 
 def describe(error: psycopg.Error) -> str:
-    """Return the server's message with its detail, constraint and place; never the statement."""
+    """Return the server's message with its detail, constraint and place; never the statement or a value of a row."""
     diagnosis = error.diag
     said = [diagnosis.message_primary or str(error).strip() or type(error).__name__]
-    if diagnosis.message_detail:
+    if isinstance(error, errors.RaiseException):
+        said = ["a trigger or function of the table raised an exception"]
+    elif isinstance(error, errors.DataError):
+        # it quotes the value: invalid input syntax for type integer: "12a"
+        said = [re.sub(r'".*"', "(a value)", said[0], flags=re.DOTALL)]
+    if diagnosis.message_detail and not isinstance(error, _QUOTES_ROWS):
         said.append(diagnosis.message_detail)
     if diagnosis.constraint_name:
         said.append(f"constraint {diagnosis.constraint_name!r} of table {diagnosis.table_name!r}")
-    if diagnosis.context and diagnosis.context.startswith("COPY "):
-        said.append(diagnosis.context.splitlines()[0])
+    if place := _place(diagnosis.context or ""):
+        said.append(place)
     return "; ".join(said) + (f" [{error.sqlstate}]" if error.sqlstate else "")
+
+
+_QUOTES_ROWS: Final = (errors.DataError, errors.IntegrityError, errors.RaiseException)
+
+
+def _place(context: str) -> str:
+    """Return the table, line and column, or the function, in which a row was refused."""
+    found = re.match(r"COPY [^:]*|PL/\w+ function .*", context)
+    return found[0] if found else ""
+
+
+def _values(error: psycopg.Error) -> str:
+    """Return what the server says of the row that it refuses."""
+    if not isinstance(error, _QUOTES_ROWS):
+        return ""
+    told = (error.diag.message_primary, error.diag.message_detail, (error.diag.context or "").partition("\n")[0])
+    return "; ".join(text for text in told if text)

@@ -112,11 +112,11 @@ def _verify_keys(connection: Connection, member: Member) -> bool:
         example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
         raise RowsRejected(
-            f"key {key} of {plan.target} comes {most} times in one epoch, and order_by= does not say which row is the "
-            "last",
+            f"a key of {plan.target} ({', '.join(plan.key)}) comes {most} times in one epoch, and order_by= does not "
+            "say which row is the last",
             hint="set order_by= to a column or Spark SQL expression whose largest value wins, or make keys unique with "
             "dropDuplicatesWithinWatermark",
-            key=key,
+            values=key,
         )
     return most > 1
 

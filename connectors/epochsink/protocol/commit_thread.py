@@ -38,6 +38,9 @@ class Stream(Protocol):
     def is_in_batch(self) -> bool:
         """Return whether foreachBatch runs now, and so will see a failure."""
 
+    def report(self, failure: BaseException) -> None:
+        """Prepare what stops the commits for logs and for the user."""
+
     def interrupt(self) -> None:
         """Make the query fail, so that whoever waits for it learns of it."""
 
@@ -102,6 +105,7 @@ class CommitThread(threading.Thread):
         return min(max(self._poll_seconds, waited * SHARE_OF_WAIT), self._poll_seconds * LONGEST_IN_POLLS)
 
     def _give_up(self, failure: BaseException) -> None:
+        self._stream.report(failure)
         self.failure = failure
         # before anything ends the query: a batch under way then raises this, and Spark reports it
         self._coordinator.fail(failure)

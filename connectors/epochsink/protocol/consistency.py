@@ -6,7 +6,6 @@ after the ledger, read again, has shown that the question is still its own.
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
@@ -16,12 +15,9 @@ if TYPE_CHECKING:
 
 
 def named(conclusion: EpochsinkError, sink: str) -> EpochsinkError:
-    """Return a sink's `WentBack` with the sink's own name, which the command in its hint needs; others as they are."""
-    begin = f"sink '{sink}': "
-    if not isinstance(conclusion, WentBack) or conclusion.message.startswith(begin):
-        return conclusion
-    hint = conclusion.hint.replace("--sink NAME", f"--sink {shlex.quote(sink)}")
-    return WentBack(f"{begin}{conclusion.message}", hint=hint, **conclusion.facts)
+    """Return a sink's conclusion with the sink's own name, which the command in its hint needs."""
+    conclusion.name_sink(sink)
+    return conclusion
 
 
 def no_ledger(decided: int) -> WentBack:

@@ -55,6 +55,10 @@ class Checkpoint:
         """Return the newest epoch whose offsets Spark has written, or `NOTHING_DECIDED`."""
         return max(self._numbers("offsets"), default=NOTHING_DECIDED)
 
+    def offsets_text(self, epoch: int) -> str:
+        """Return the sources' offsets at the end of an epoch, as Spark has written them; for people."""
+        return " ".join((self._files.read(f"offsets/{epoch}") or b"").decode().splitlines()[2:])
+
     def offsets_digest(self, epoch: int) -> str:
         """Return a digest of the input of an epoch: each source's offsets, and the watermark that it started with.
 

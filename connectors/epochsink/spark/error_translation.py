@@ -1,4 +1,4 @@
-"""What Spark is told when an epoch fails: short, with the sink's own error, and quiet where stop() was the cause.
+"""Tell Spark that an epoch failed: short, with the sink's own error, and quiet if stop() was the cause.
 
 Spark matches the text of what foreachBatch raises, traceback and all, with a regular expression whose recursion
 overflows the stream thread's stack where that text quotes a Java stack trace. So the long form goes to the log alone.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from py4j.protocol import Py4JError
@@ -18,7 +18,7 @@ from epochsink.errors import EpochsinkError, PrepareFailed
 from epochsink.spark.compat import INTERRUPTED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from epochsink.spark.stream_execution import StreamExecution
 
@@ -29,18 +29,48 @@ class StreamInterrupted(Exception):
     """The query was stopped while it prepared an epoch, which the next start runs again."""
 
 
-@contextmanager
-def told_to_spark(number: int, execution: StreamExecution) -> Iterator[None]:
-    """Turn whatever fails in an epoch into what Spark can bear."""
-    try:
-        yield
-    except Exception as failure:  # noqa: BLE001 - whatever it is, Spark has to be told
-        if not execution.is_active():
-            _log.info("epoch %d was interrupted; nothing of it became visible", number, exc_info=failure)
-            raise StreamInterrupted(INTERRUPTED) from None
-        # the one place that has the whole trace: Spark gets a short form of it
-        _log.error("epoch %d failed; nothing of it became visible", number, exc_info=failure)
-        raise _brief(failure, number) from None
+class FailedEpoch:
+    """Why the newest epoch of a query failed; ``failure`` is None after one that did not.
+
+    ``notes`` gives the lines that are added to the error: epoch, source offsets, what to type. ``show_values`` lets
+    errors and logs quote values of rows.
+    """
+
+    def __init__(self, notes: Callable[[int], Sequence[str]], *, show_values: bool) -> None:
+        self._notes = notes
+        self._show_values = show_values
+        self.failure: Exception | None = None
+
+    @contextmanager
+    def told_to_spark(self, number: int, execution: StreamExecution) -> Iterator[None]:
+        """Turn whatever fails in an epoch into a short error, and end the query with it.
+
+        The query ends also if the user's function catches the error: else Spark would decide the epoch, and run on.
+        """
+        try:
+            yield
+            self.failure = None
+        except Exception as failure:  # noqa: BLE001 - whatever it is, Spark has to be told
+            if not execution.is_active():
+                _log.info("epoch %d was interrupted; nothing of it became visible", number)
+                raise StreamInterrupted(INTERRUPTED) from None
+            self.failure = brief = self._brief(failure, number)
+            # the causes of an error of ours may quote rows; of any other the trace is all that there is
+            shown = failure if self._show_values or sinks_error(failure) is None else None
+            _log.error("epoch %d failed; nothing of it became visible: %s", number, brief, exc_info=shown)
+            execution.end_from_within(brief)
+            raise brief from None
+
+    def _brief(self, failure: Exception, number: int) -> Exception:
+        brief = _brief(failure, number)
+        if isinstance(brief, EpochsinkError):
+            brief = brief.fresh()
+            if not self._show_values:
+                brief.hide_values()
+            # an unreadable checkpoint must not take the place of the failure
+            with suppress(Exception):
+                brief.notes = tuple(self._notes(number))
+        return brief
 
 
 def sinks_error(failure: BaseException) -> EpochsinkError | None:
@@ -62,8 +92,7 @@ def _brief(failure: Exception, number: int) -> Exception:
     missing = "install it for the executors' Python too (PYSPARK_PYTHON). " if "ModuleNotFoundError" in reason else ""
     return PrepareFailed(
         f"epoch {number} could not be prepared: {reason}",
-        hint=f"{missing}nothing of the epoch became visible, and it is run again at the next start; the whole trace is "
-        "in the driver's log (logger 'epochsink', level ERROR)",
+        hint=f"{missing}the whole trace is in the driver's log (logger 'epochsink', level ERROR)",
     )
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from epochsink import arguments
-from epochsink.errors import CheckFailed, ConfigurationError
+from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError
 from epochsink.protocol.spool import NoSpool, Spool
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.sink import participants_of
 from epochsink.spark import argument_checks
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import batch_of_thread, frame_of, handle_of, refuse_connect
-from epochsink.spark.error_translation import told_to_spark
+from epochsink.spark.error_translation import FailedEpoch
 from epochsink.spark.executor_check import refuse_bare_executors
 from epochsink.spark.executors import SparkExecutors
 from epochsink.spark.hadoop_storage import first_line, open_checkpoint
@@ -26,7 +28,6 @@ from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run, run_of
 from epochsink.spark.store_options import store_options
 from epochsink.spark.stream_execution import StreamExecution
-from epochsink.spark.unheard_failure import UnheardFailure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,6 +55,7 @@ class ExactlyOnce:
         storage_options: settings of an object store that holds checkpoint or spool, by obstore's names, e.g.
             {"endpoint": "http://minio:9000"}; what is not given is taken from the session's Hadoop settings.
         join_running: allow the first start on a checkpoint that already holds decided epochs.
+        show_values: let errors and logs quote values of rows that a target refuses.
 
     Raises `ConfigurationError`.
     """
@@ -66,15 +68,17 @@ class ExactlyOnce:
         spool: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         join_running: bool = False,
+        show_values: bool = False,
     ) -> None:
         self.checkpoint = argument_checks.checked_checkpoint(checkpoint)
         self.sinks = argument_checks.checked_sinks(sinks)
         self.spool = argument_checks.checked_spool(spool)
         self.storage_options = dict(storage_options or {})
         self.join_running = arguments.flag("join_running", join_running)
+        self.show_values = arguments.flag("show_values", show_values)
+        self._failed = FailedEpoch(self._notes_on, show_values=self.show_values)
         self._lock = threading.RLock()
         self._run: Run | None = None
-        self._unheard: UnheardFailure | None = None
         self._checked = False
         self._writers: weakref.WeakSet[DataStreamWriter] = weakref.WeakSet()
 
@@ -149,29 +153,26 @@ class ExactlyOnce:
         known = self._run.execution if self._run is not None else None
         execution = StreamExecution.of_batch(session, known)
         own = batch_of_thread(session)
-        with told_to_spark(epoch, execution):
+        with self._failed.told_to_spark(epoch if own is None else own, execution):
             self._refuse_second_object(execution, epoch)
-            try:
-                _refuse_other_number(execution, epoch, own)
-                if not self._checked:
-                    self.check(frame)
-                run = self._adopt(session, execution)
-            except Exception as failure:
-                # there is no commit thread yet that would notice if the caller swallows this
-                self._watch_unheard(session, execution, epoch if own is None else own, failure)
-                raise
-            run.foreach_batch(frame, epoch)
+            _refuse_other_number(execution, epoch, own)
+            if not self._checked:
+                self.check(frame)
+            self._adopt(session, execution).foreach_batch(frame, epoch)
 
     def await_committed(self) -> None:
-        """Wait until the query's commit thread has ended; raises what stopped it.
+        """Wait until the query's commit thread has ended; raises what stopped it, or made its newest epoch fail.
 
         For queries started by hand: call it after ``query.awaitTermination()``.
         """
-        run = self._run
-        if run is not None:
-            run.join()
-        if self._unheard is not None:
-            self._unheard.raise_unheard()
+        self.await_commits()
+        if isinstance(self._failed.failure, EpochsinkError):
+            raise self._failed.failure.fresh()
+
+    def await_commits(self) -> None:
+        """Wait until the query's commit thread has ended; raises what stopped it, not why an epoch failed before."""
+        if self._run is not None:
+            self._run.join()
 
     def await_settled(self) -> None:
         """Wait until no recorded epoch awaits its commit; raises what made a commit fail."""
@@ -194,13 +195,6 @@ class ExactlyOnce:
                 run = self._run = self._make_run(session, files, location, execution.query_id)
             run.bind(execution)
             return run
-
-    def _watch_unheard(self, session: SparkSession, execution: StreamExecution, epoch: int, failure: Exception) -> None:
-        def opened() -> Checkpoint:
-            return Checkpoint(self._open(session, execution.checkpoint())[0])
-
-        self._unheard = UnheardFailure(execution, opened, epoch, failure)
-        self._unheard.start()
 
     def _refuse_second_object(self, execution: StreamExecution, epoch: int) -> None:
         # before anything is taken over: a second object's take of the ledger would fence the first one's
@@ -234,7 +228,19 @@ class ExactlyOnce:
             location=location,
             join_running=self.join_running,
             executors=SparkExecutors(session.sparkContext),
+            application=str(session.sparkContext.applicationId),
+            show_values=self.show_values,
         )
+
+    def _notes_on(self, epoch: int) -> list[str]:
+        """Return what is known of an epoch that failed, a line each."""
+        notes = [
+            f"Type: epochsink status {shlex.quote(self.checkpoint)}",
+            f"Epoch: {epoch}; nothing of it is visible, and the next start writes it again",
+        ]
+        if self._run is not None:
+            notes.append(f"Source: {self._run.source_of(epoch)}")
+        return notes
 
     def _open(self, session: SparkSession, checkpoint: str) -> tuple[Storage, str]:
         return open_checkpoint(session, checkpoint, self.storage_options)
@@ -276,23 +282,35 @@ class ExactlyOnceQuery(StreamingQuery):
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
         """Wait for the query to end, and for its decided epochs to be visible.
 
-        ``timeout`` in seconds is for the query alone. Raises its StreamingQueryException, or what made a commit fail.
+        ``timeout`` in seconds is for the query alone. Raises the error of this package that ended the query, such as
+        `RowsRejected`, else Spark's StreamingQueryException.
         """
         ended: bool | None = True
+        failure: StreamingQueryException | None = None
         try:
             ended = super().awaitTermination(timeout)
-        finally:
-            # a query that failed has decided epochs too
-            if ended is not False:
-                self._owner.await_committed()
+        except StreamingQueryException as spark:
+            failure = spark
+        if ended is not False:
+            # a query that failed has decided epochs too. Not above: Spark's hundreds of lines would be printed as well
+            self._owner.await_committed()
+        if failure is not None:
+            raise failure
         return ended
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Wait until all input that is available now has been processed and is visible in the sinks."""
-        super().processAllAvailable()
+        failure: StreamingQueryException | None = None
+        try:
+            super().processAllAvailable()
+        except StreamingQueryException as spark:
+            failure = spark
+        if failure is not None:
+            self._owner.await_committed()
+            raise failure
         self._owner.await_settled()
 
     def stop(self) -> None:
         """Stop the query, and wait until its decided epochs are visible."""
         super().stop()
-        self._owner.await_committed()
+        self._owner.await_commits()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import shlex
 import threading
 import uuid
 import weakref
@@ -45,6 +46,9 @@ LOCAL_POLL_SECONDS: Final = 0.005
 REMOTE_POLL_SECONDS: Final = 0.05
 """How often the commit log is looked at first while an epoch is pending: a system call, or a request to a store."""
 
+_SOURCE_CHARACTERS: Final = 300
+"""How much of a source's offsets an error quotes: of a topic with many partitions they are long."""
+
 ATTEMPTS: Final = 5
 FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -75,8 +79,11 @@ class Run:
         location: str,
         join_running: bool,
         executors: Executors | None,
+        application: str,
+        show_values: bool,
     ) -> None:
         self._query_id = query_id
+        self._location = location
         self._poll_seconds = LOCAL_POLL_SECONDS if isinstance(files, LocalStorage) else REMOTE_POLL_SECONDS
         self._participants = participants_of(sinks)
         for participant in self._participants:
@@ -94,17 +101,19 @@ class Run:
         self._byte_limit = ByteLimit()
         self._carry_limit = CarryLimit()
         read_again = cast("Storage", RetriedReads(files))
+        self._checkpoint = Checkpoint(read_again)
         self._coordinator = Coordinator(
             query_id=query_id,
-            ledger=Ledger(read_again, uuid.uuid4().hex),
-            checkpoint=Checkpoint(read_again),
+            ledger=Ledger(read_again, uuid.uuid4().hex, application=application),
+            checkpoint=self._checkpoint,
             spool=self._spool,
             participants=self._participants,
             join_running=join_running,
             pipeline=pipeline_name(location),
             location=location,
         )
-        self._plans = WritePlans(sinks, self._coordinator.identity, spool)
+        self._show_values = show_values
+        self._plans = WritePlans(sinks, self._coordinator.identity, spool, show_values=show_values)
         try:
             self._coordinator.recover()
         except BaseException:
@@ -148,8 +157,24 @@ class Run:
         if self._commit_thread is not None:
             self._commit_thread.join()
             self.release()
-            if self._commit_thread.failure is not None:
-                raise self._commit_thread.failure
+            failure = self._commit_thread.failure
+            if isinstance(failure, EpochsinkError):
+                # its frames and causes, which may quote rows, are those of another thread
+                raise failure.fresh()
+            if failure is not None:
+                raise failure
+
+    def source_of(self, number: int) -> str:
+        """Return from where to where an epoch reads its sources; for people."""
+        begins, ends = (self._checkpoint.offsets_text(epoch)[:_SOURCE_CHARACTERS] for epoch in (number - 1, number))
+        return f"{begins or 'the beginning'} to {ends}"
+
+    def report(self, failure: BaseException) -> None:
+        """Add the command to type to what stops the commits, and leave values of rows out unless they may be shown."""
+        if isinstance(failure, EpochsinkError):
+            failure.notes = failure.notes or (f"Type: epochsink status {shlex.quote(self._location)}",)
+            if not self._show_values:
+                failure.hide_values()
 
     def release(self) -> None:
         """Close the participants, once. May be repeated."""

@@ -34,7 +34,15 @@ class WritePlan:
 class WritePlans:
     """Plans the write jobs of a run. Has a thread of its own: Spark plans while a target is asked."""
 
-    def __init__(self, sinks: Mapping[str, Sink], identity: Callable[[str], Identity], spool: Spool | NoSpool) -> None:
+    def __init__(
+        self,
+        sinks: Mapping[str, Sink],
+        identity: Callable[[str], Identity],
+        spool: Spool | NoSpool,
+        *,
+        show_values: bool = False,
+    ) -> None:
+        self._show_values = show_values
         self._sinks = sinks
         self._identity = identity
         self._spool = spool
@@ -64,6 +72,6 @@ class WritePlans:
         passed = self._passes[key].apply(frame)
         if self._function is None:
             identities = {name: self._identity(name) for name in self._sinks}
-            jobs = WriteJobs(self._sinks, identities, self._spool)
+            jobs = WriteJobs(self._sinks, identities, self._spool, self._show_values)
             self._function = arrow_function(with_same_version(jobs.write_partition), ANSWER)
         return WritePlan(map_in_arrow(passed, self._function), self._passes[key].schemas)

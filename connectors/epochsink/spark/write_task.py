@@ -13,6 +13,7 @@ import sys
 import uuid
 import zipimport
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -68,6 +69,7 @@ class WriteJobs:
     sinks: Mapping[str, Sink]
     identities: Mapping[str, Identity]
     spool: Spool | NoSpool
+    show_values: bool = False
 
     def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do what `WriteJob.write_partition` does, in the epoch that the task's job is of."""
@@ -77,7 +79,7 @@ class WriteJobs:
             raise RuntimeError(f"the task's job has no local property {EPOCH!r}")
         number, attempt, carried, read, *kept = json.loads(said)
         epoch, read = Epoch(number, attempt), frozenset(read)
-        job = WriteJob(epoch, self.sinks, self.identities, self.spool, frozenset(kept), carried, read)
+        job = WriteJob(epoch, self.sinks, self.identities, self.spool, frozenset(kept), carried, read, self.show_values)
         yield from job.write_partition(batches)
         spare_collector()
 
@@ -116,6 +118,8 @@ class WriteJob:
     """How many spooled bytes of a sink ride in a task's answer, and are no file (`epochsink.spark.carry_limit`)."""
     read: frozenset[str] = frozenset()
     """The sinks whose vote can take rows from the spool."""
+    show_values: bool = False
+    """Whether errors may quote values of rows."""
 
     def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition into every sink; yield what was prepared, in one record batch."""
@@ -127,8 +131,10 @@ class WriteJob:
         except BaseException as failure:
             task.abort()
             if isinstance(failure, EpochsinkError):
-                # only text reaches the driver: see run.py for the way back
-                raise TaskFailed(failure.to_line()) from failure
+                if not self.show_values:
+                    failure.hide_values()
+                # only text reaches the driver and the logs on the way: without the causes, which quote rows
+                raise TaskFailed(failure.to_line()) from None
             raise
         finally:
             _forget_archives()
@@ -178,6 +184,16 @@ class _Share:
     spool: SpoolWriter | None
 
 
+@contextmanager
+def _named(sink: str) -> Iterator[None]:
+    """Put the sink's name into its errors."""
+    try:
+        yield
+    except EpochsinkError as failure:
+        failure.name_sink(sink)
+        raise
+
+
 class _Attempt:
     """One invocation of one task. Its uuid is fresh: Spark may run the same task attempt number twice."""
 
@@ -201,10 +217,11 @@ class _Attempt:
                 self._write_one(name, pa.RecordBatch.from_struct_array(chosen))
 
     def _write_one(self, name: str, rows: pa.RecordBatch) -> None:
-        share = self._shares.get(name) or self._begin(name, rows.schema)
-        if share.spool is not None:
-            share.spool.write(rows)
-        share.writer.write(rows)
+        with _named(name):
+            share = self._shares.get(name) or self._begin(name, rows.schema)
+            if share.spool is not None:
+                share.spool.write(rows)
+            share.writer.write(rows)
 
     def _begin(self, name: str, schema: pa.Schema) -> _Share:
         reach("task.begin")
@@ -223,7 +240,10 @@ class _Attempt:
         with ThreadPoolExecutor(1) as beside:
             # disk and targets take the last of the rows side by side; the driver hears of neither without the other
             spooling = beside.submit(self._close_spools)
-            prepared = {name: share.writer.prepare() for name, share in self._shares.items()}
+            prepared = {}
+            for name, share in self._shares.items():
+                with _named(name):
+                    prepared[name] = share.writer.prepare()
             spooled = spooling.result()
         reach("task.prepared")
         return [self._answer(name, committable, spooled.get(name)) for name, committable in prepared.items()]

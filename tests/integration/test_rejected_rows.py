@@ -1,0 +1,91 @@
+"""What a user reads if a target refuses a row: at most 15 lines, the sink and a command, and nothing of the row."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import TYPE_CHECKING
+
+import pytest
+from elasticsearch import Elasticsearch as Client
+
+from epochsink import Elasticsearch, ExactlyOnce, Postgres, RowsRejected
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from fix_postgres import Truth
+    from pyspark.sql import SparkSession
+
+    from epochsink.devkit.services import ElasticsearchService
+    from epochsink.sink import Sink
+
+SECRET = "Erika Mustermann"
+
+
+def run(spark: SparkSession, folder: Path, sink: Sink, *, show_values: bool) -> RowsRejected:
+    (folder / "input").mkdir(exist_ok=True)
+    (folder / "input" / "1.json").write_text(f'{{"id": 7, "name": "{SECRET}", "age": "of age: {SECRET}"}}\n')
+    people = spark.readStream.schema("id BIGINT, name STRING, age STRING").json(str(folder / "input"))
+    checkpoint = str(folder / f"checkpoint-{show_values}")
+    once = ExactlyOnce(checkpoint=checkpoint, sinks={"people": sink}, show_values=show_values)
+    with pytest.raises(RowsRejected) as refused:
+        once.start(people.writeStream.trigger(availableNow=True)).awaitTermination(60)
+    return refused.value
+
+
+def verify(error: RowsRejected, caplog: pytest.LogCaptureFixture, checkpoint: Path) -> None:
+    printed = "".join(traceback.format_exception(error))
+    assert len(printed.splitlines()) <= 15, printed
+    assert SECRET not in printed
+    assert "\nepochsink.errors.RowsRejected: sink 'people': " in printed
+    assert f"Type: epochsink status {checkpoint}" in printed
+    assert "Values: not shown" in printed
+    ours = [record for record in caplog.records if record.name.startswith("epochsink")]
+    assert ours
+    assert SECRET not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("rule", "key"),
+    [
+        ("age text CHECK (length(age) < 3)", None),
+        ("age numeric(9)", None),
+        ("age numeric(9)", "id"),
+        ("age varchar(2)", "id"),
+    ],
+)
+def test_postgresql(
+    rule: str,
+    key: str | None,
+    tmp_path: Path,
+    spark: SparkSession,
+    *,
+    pg_schema: str,
+    pg_truth: Truth,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.people (id bigint PRIMARY KEY, name text, {rule})")
+    number = "CAST(id * 1000000000000 AS DECIMAL(20, 0)) AS age"
+    select = ["id", "name", "age"] if "text" in rule or "varchar" in rule else ["id", "name", number]
+    sink = Postgres(pg_truth.dsn, table=f"{pg_schema}.people", key=key, select=select, schema_for_markers=pg_schema)
+    caplog.set_level(logging.DEBUG, "epochsink")
+    error = run(spark, tmp_path, sink, show_values=False)
+    verify(error, caplog, tmp_path / "checkpoint-False")
+    assert 'Source: the beginning to {"logOffset":0}' in str(error)
+    assert "7000000000000" not in "".join(traceback.format_exception(error)) + caplog.text
+    shown = "".join(traceback.format_exception(run(spark, tmp_path, sink, show_values=True)))
+    assert "Values: not shown" not in shown
+
+
+def test_elasticsearch(
+    tmp_path: Path, spark: SparkSession, elasticsearch: ElasticsearchService, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = f"people-{tmp_path.name.replace('_', '-')}"
+    with Client(elasticsearch.url) as client:
+        client.indices.create(index=index, mappings={"properties": {"age": {"type": "keyword"}, "id": {"type": "ip"}}})
+    # the mapping takes numbers as text for an ip, and refuses this one
+    sink = Elasticsearch(elasticsearch.url, index=index, select=["name AS id", "age"])
+    caplog.set_level(logging.DEBUG, "epochsink")
+    verify(run(spark, tmp_path, sink, show_values=False), caplog, tmp_path / "checkpoint-False")
+    assert SECRET in str(run(spark, tmp_path, sink, show_values=True))
