@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from epochsink.sink.sql_name import quoted
+from epochsink.sink.sql import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

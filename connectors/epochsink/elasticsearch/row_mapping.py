@@ -15,7 +15,7 @@ import pyarrow as pa
 from epochsink.elasticsearch import map_keys
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
-from epochsink.sink.sql_name import quoted
+from epochsink.sink.sql import operand, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -67,7 +67,7 @@ def _source(row: str, schema: pa.Schema, delete_when: str | None) -> str:
     source = json_text(row)
     if (wrong := map_keys.refused(row, schema)) is not None:
         source = f"coalesce({wrong}, {source})"
-    return source if delete_when is None else f"CASE WHEN ({delete_when}) THEN NULL ELSE {source} END"
+    return source if delete_when is None else f"CASE WHEN {operand(delete_when)} THEN NULL ELSE {source} END"
 
 
 def _end_of_action(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
@@ -84,8 +84,7 @@ def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
     for name in key:
         if name in schema.names:
             _check_id_type(schema.field(name))
-    operands = [_operand(row, schema, name) for name in key]
-    texts = [f"CAST({operand} AS STRING)" for operand in operands]
+    texts = [f"CAST({_operand(row, schema, name)} AS STRING)" for name in key]
     # JSON puts one sign for every byte that is not UTF-8, so two such ids could fall together: then there is no id.
     whole = " AND ".join(f"coalesce(is_valid_utf8({text}), false)" for text in texts)
     # A JSON array keeps ("a", "bc") and ("ab", "c") apart, as no separator does.
@@ -96,7 +95,7 @@ def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:
     if expression in schema.names:
         return f"{row}.{quoted(expression)}"
-    return f"({expression})"
+    return operand(expression)
 
 
 def _check_fields(fields: Iterable[pa.Field], path: str) -> None:

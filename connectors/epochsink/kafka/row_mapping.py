@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
+from epochsink.sink.sql import operand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -108,7 +109,7 @@ def render(
                 "delete_when= writes tombstones, and a tombstone without a key deletes nothing",
                 hint="set key= to what identifies a row",
             )
-        rendered["value"] = f"CASE WHEN {delete_when}\nTHEN NULL ELSE {rendered['value']} END"
+        rendered["value"] = f"CASE WHEN {operand(delete_when)} THEN NULL ELSE {rendered['value']} END"
     return [f"{expression} AS `{name}`" for name, expression in rendered.items()]
 
 
@@ -137,12 +138,9 @@ def _passing(schema: pa.Schema, said: Expressions) -> frozenset[str]:
 
 
 def _resolve(expression: str, row: str, schema: pa.Schema) -> str:
-    """Let a bare name mean the selected column of that name, even if ``select`` has renamed it.
-
-    Other expressions end with a line, and so does a comment in them.
-    """
+    """Let a bare name mean the selected column of that name, even if ``select`` has renamed it."""
     bare = re.fullmatch(r"\s*`?(\w+)`?\s*", expression)
-    return f"{row}.`{bare[1]}`" if bare and bare[1] in schema.names else f"({expression}\n)"
+    return f"{row}.`{bare[1]}`" if bare and bare[1] in schema.names else operand(expression)
 
 
 def _cast(name: str, expression: str) -> str:

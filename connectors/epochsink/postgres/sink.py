@@ -9,7 +9,7 @@ from epochsink import arguments
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.config import PostgresConfig, column_names, connection_string, table_name
 from epochsink.sink import Sink, json_text
-from epochsink.sink.sql_name import quoted
+from epochsink.sink.sql import operand, quoted
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping, Sequence
@@ -141,7 +141,7 @@ class Postgres(PostgresConfig, Sink):
             )
         columns = [_rendered(row, field.name, as_json=is_nested(field.type)) for field in schema]
         if self.delete_when is not None:
-            columns.append(f"coalesce({self.delete_when}, false) AS `{DELETED}`")
+            columns.append(f"coalesce({operand(self.delete_when)}, false) AS `{DELETED}`")
         ranks = (_operand(row, schema, expression) for expression in self.order_by)
         return [*columns, *(f"{rank} AS `{rank_column(place)}`" for place, rank in enumerate(ranks))]
 
@@ -209,4 +209,4 @@ def _rendered(row: str, column: str, *, as_json: bool) -> str:
 
 def _operand(row: str, schema: pa.Schema, expression: str) -> str:
     """Return a column of the row by its name, anything else as an expression over the stream."""
-    return f"{row}.{quoted(expression)}" if expression in schema.names else f"({expression}\n)"
+    return f"{row}.{quoted(expression)}" if expression in schema.names else operand(expression)

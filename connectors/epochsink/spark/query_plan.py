@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from epochsink.errors import ConfigurationError
-from epochsink.sink.sql_name import quoted
+from epochsink.sink.sql import operand, quoted
 from epochsink.spark.compat import arrow_schema, changeable, columns_of, schema_text, select
 from epochsink.spark.write_task import is_one_for_all
 
@@ -146,7 +146,8 @@ def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> One
         row = f"{ROW}{index}"
         # a line each, so that a comment in one ends with it
         selected = "struct(" + "\n, ".join(sink.select) + "\n)"
-        rows.append(f"{selected} AS {row}" if sink.where is None else f"IF({sink.where}\n, {selected}, NULL) AS {row}")
+        chosen = selected if sink.where is None else f"IF({operand(sink.where)}, {selected}, NULL)"
+        rows.append(f"{chosen} AS {row}")
         columns = sink.columns(row, schemas[name])
         written = f"struct({', '.join(columns)})"
         if is_one_for_all(sinks):

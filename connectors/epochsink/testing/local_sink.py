@@ -31,7 +31,7 @@ import pyarrow as pa
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import identity_key
 from epochsink.sink import COMMITTED, Mark, Outcome, Participant, Sink, SinkWriter, Verdict, verify_marks
-from epochsink.sink.sql_name import quoted
+from epochsink.sink.sql import quoted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
