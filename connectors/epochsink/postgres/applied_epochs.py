@@ -16,6 +16,7 @@ from psycopg import errors, sql
 
 from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres.committable import read_part
+from epochsink.postgres.prepared_transaction import LOCAL
 from epochsink.sink import Mark, verify_marks
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Marker:
 
     def join(self, connection: Connection, identity: Identity, base: str) -> None:
         """Leave the row that stands before the first epoch; right to repeat."""
-        with suppress(errors.UniqueViolation):
+        with suppress(errors.UniqueViolation), connection.transaction():
+            connection.execute(LOCAL)
             self.insert(connection, identity, JOINED, base, base)
 
     def insert(self, connection: Connection, identity: Identity, epoch: int, part: str, attempt: str) -> None:
@@ -120,8 +122,10 @@ class Marker:
 
     def purge(self, connection: Connection, epoch: int) -> None:
         """Forget epochs too old to be asked for again."""
-        statement = sql.SQL("DELETE FROM {} WHERE key = %s AND epoch BETWEEN 0 AND %s").format(self._table)
-        connection.execute(statement, [self._key, epoch - KEPT_EPOCHS - 1])
+        statement = sql.SQL("DELETE FROM {} WHERE key = {} AND epoch BETWEEN 0 AND {}").format(
+            self._table, sql.Literal(self._key), sql.Literal(epoch - KEPT_EPOCHS - 1)
+        )
+        connection.execute(LOCAL + statement)
 
     def _fetch(self, connection: Connection, query: str, *values: object) -> object:
         """Return the one value asked for; None without a row, or before the marker table is made."""
@@ -149,7 +153,7 @@ def create(connection: Connection, schema: str) -> None:
         missing = connection.execute(query, [name.as_string(connection)]).fetchone()
         if missing and missing[0]:
             try:
-                connection.execute(statement)
+                connection.execute(LOCAL + statement)
             except (errors.UniqueViolation, errors.DuplicateSchema, errors.DuplicateTable):
                 continue  # another query has created it at the same moment
 

@@ -14,8 +14,7 @@ from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres import applied_epochs, orphans
 from epochsink.postgres.applied_epochs import WHOLE, Marker
 from epochsink.postgres.committable import Member, SharedPart, StagedEpoch
-from epochsink.postgres.deadline import deadline
-from epochsink.postgres.errors import describe, failure, is_contended, is_passing
+from epochsink.postgres.errors import AwaitsStandby, describe, failure, is_contended, is_passing, rule_of
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
 from epochsink.postgres.sessions import watched
@@ -56,8 +55,11 @@ class Commit:
         except TableChanged as changed:
             return self._written_again(epoch, changed, rows)
         except psycopg.Error as error:
+            evidence = f"{self.server.database}: {describe(error)}"
+            if isinstance(error, AwaitsStandby):
+                return Verdict(Outcome.UNKNOWN, f"{evidence}; {rule_of(error).hint}")
             if is_passing(error) or is_busy(error):
-                return Verdict(Outcome.UNKNOWN, f"{self.server.database}: {describe(error)}")
+                return Verdict(Outcome.UNKNOWN, evidence)
             change = self._change(known)
             if change is not None:
                 return self._written_again(epoch, change, rows)
@@ -108,7 +110,7 @@ class Commit:
     def _commit_prepared(self, epoch: Epoch, part: Part, gid: str) -> Verdict:
         connection = self.session.connection()
         try:
-            with deadline(connection, self.retry_seconds):
+            with watched(connection, self.server, self.retry_seconds):
                 commit_prepared(connection, gid)
         except errors.UndefinedObject:
             # also where it was shared, and committed for another sink: each has a marker of its own in it

@@ -184,7 +184,8 @@ class PostgresCommitter:
         again = orphans.still_prepared(connection, gids)
         for gid in again:
             _log.warning("%s is prepared again, and its epoch is done: a failover lost its commit. Committing it", gid)
-            commit_prepared(connection, gid)
+            with watched(connection, self._server, self._retry_seconds):
+                commit_prepared(connection, gid)
         return bool(again)
 
     # ---- phase 1

@@ -29,6 +29,10 @@ class SharedSession(Refused):
     """A pooler in transaction mode: what is set for a session would reach other clients."""
 
 
+class AwaitsStandby(psycopg.OperationalError):
+    """A PREPARE or COMMIT was cancelled that waited for a synchronous standby: it has happened on this server."""
+
+
 class Retry(enum.Enum):
     """Whether doing it again may help: never; as soon as the server lets us in; in a new transaction; or attempt."""
 
@@ -131,6 +135,12 @@ RULES: Final = (  # the first that fits
         "the table has changed while the query ran: restart the query, which checks it anew",
     ),
     Rule(
+        AwaitsStandby,
+        PrepareFailed,
+        Retry.ATTEMPT,
+        "bring the standby back (SELECT * FROM pg_stat_replication), or take it out of synchronous_standby_names",
+    ),
+    Rule(
         SharedSession,
         PrepareFailed,
         Retry.NEVER,
@@ -195,7 +205,7 @@ def rule_of(error: psycopg.Error) -> Rule:
 
 def is_disconnected(error: BaseException) -> bool:
     """Return whether ``error`` says that the connection is gone: what was under way may or may not have happened."""
-    if not isinstance(error, psycopg.OperationalError) or isinstance(error, Refused):
+    if not isinstance(error, psycopg.OperationalError) or isinstance(error, (Refused, AwaitsStandby)):
         return False
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
 

@@ -12,6 +12,7 @@ from epochsink.postgres import applied_epochs
 from epochsink.postgres.catalog import read_target
 from epochsink.postgres.errors import describe, failure
 from epochsink.postgres.new_table import table_ddl
+from epochsink.postgres.prepared_transaction import LOCAL
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import fit, unfilled, writer_schema
 from epochsink.postgres.server import Server
@@ -96,7 +97,7 @@ def _create_target(config: PostgresConfig, connection: Connection, relation: Rel
         yield f"{unfit.message}; {unfit.hint}"
         return
     try:
-        connection.execute(statement)
+        connection.execute(LOCAL + statement)
     except (errors.InsufficientPrivilege, errors.InvalidSchemaName) as refused:
         yield f"table {relation}: {describe(refused)}; let its owner run: {statement.as_string(connection)};"
     except errors.UniqueViolation:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from epochsink.postgres.server import Connection
 
 _BUSY_SECONDS: Final = 5.0
+LOCAL: Final = sql.SQL("SET LOCAL synchronous_commit = local; ")
+"""For what needs no standby to have it: whatever makes an epoch durable later also sends this there."""
 
 
 def is_busy(error: BaseException) -> bool:
@@ -77,10 +79,15 @@ def rollback_prepared(connection: Connection, gid: str) -> bool:
     """Roll a prepared transaction back; return whether there was one of that name. Raises `psycopg.Error`."""
     statement = sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))
     again = retrying(is_busy, seconds=_BUSY_SECONDS, longest_pause=1.0)
+    # a standby that is away must not keep what is to go; a rollback that a failover loses, the next sweep repeats
+    connection.execute("SET synchronous_commit = local")
     try:
         again(connection.execute, statement)
     except errors.UndefinedObject:
         return False
+    finally:
+        if not connection.closed:
+            connection.execute(sql.SQL("SET synchronous_commit = {}").format(sql.Literal(connection.durability)))
     return True
 
 

@@ -10,7 +10,7 @@ from psycopg import sql
 from epochsink.identity import PREFIX, PreparedName, Remnant, staging_owner
 from epochsink.postgres.config import PostgresConfig, connection_string
 from epochsink.postgres.errors import translated
-from epochsink.postgres.prepared_transaction import rollback_prepared
+from epochsink.postgres.prepared_transaction import LOCAL, rollback_prepared
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import SessionName
@@ -69,7 +69,7 @@ class Database:
                 rollback_prepared(self._connection, remnant.name)
             else:
                 table = Relation(*remnant.name.split(".", 1))
-                self._connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(table.quoted))
+                self._connection.execute(LOCAL + sql.SQL("DROP TABLE IF EXISTS {}").format(table.quoted))
 
     def close(self) -> None:
         """Release the connection."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -45,13 +45,15 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     """A session whose search path is pg_catalog's alone, so that no function or operator of others is called.
 
     ``search_path`` is what it was before: transactions that touch the target go back to it (see `begin`), for the sake
-    of its triggers. ``schemas`` are those on it. ``place`` is which
-    database it is (see `epochsink.postgres.place`), once that was asked.
+    of its triggers. ``schemas`` are those on it. ``place`` is which database it is (see `epochsink.postgres.place`),
+    once that was asked. ``backend`` is the process id of the server's session, ``durability`` its synchronous_commit.
     """
 
     search_path: str = ""
     schemas: Sequence[str] = ()
     place: Mapping[str, Any] | None = None
+    backend: int = 0
+    durability: str = "on"
     borrowed: Sequence[tuple[str, str]] = ()
 
     def close(self) -> None:
@@ -121,6 +123,7 @@ class Server:
             )
         except psycopg.OperationalError as error:
             raise refusal(error) from None
+        connection.backend = _backend(connection)
         # before anything is set: in a session that others get too, a setting would reach them
         if not _is_direct(connection):
             if self.address not in _own_sessions:
@@ -129,13 +132,15 @@ class Server:
         # UTC, because an instant that goes into a column without time zone is stored as UTC.
         # synchronous_commit, because it may be off for the role or database, and what is done must outlive a crash.
         said = connection.execute(
-            "SELECT pg_catalog.current_setting('search_path'), pg_catalog.current_schemas(true); "
+            "SELECT pg_catalog.current_setting('search_path'), pg_catalog.current_schemas(true), "
+            "CASE pg_catalog.current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' "
+            "END; "
             "SET search_path = pg_catalog, pg_temp; "
             f"SET TimeZone = 'UTC'; SET lock_timeout = {math.ceil(self.timeout * 1000)}; "
             "SELECT pg_catalog.set_config('synchronous_commit', 'on', false) "
             "WHERE pg_catalog.current_setting('synchronous_commit') <> 'remote_apply'"
         )
-        connection.search_path, connection.schemas = said.fetchone() or ("", ())
+        connection.search_path, connection.schemas, connection.durability = said.fetchone() or ("", (), "on")
         return connection
 
     def _refuse_shared(self, connection: Connection) -> None:
@@ -146,13 +151,25 @@ class Server:
                 raise SharedSession(f"a pooler at {self.database} gives each transaction another session")
         _own_sessions.add(self.address)
 
-    def answers(self) -> bool:
-        """Return whether the server says anything to who connects, a refusal included."""
+    def look(self, backend: int) -> str | None:
+        """Return the event that a session of ours waits for, "" if the server does not say; None if it is silent."""
+        return self._beside("SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s", backend)
+
+    def cancel(self, backend: int) -> str:
+        """Cancel the statement of a session of ours; return the setting of synchronous standbys."""
+        query = "SELECT current_setting('synchronous_standby_names') WHERE pg_catalog.pg_cancel_backend(%s)"
+        return self._beside(query, backend) or ""
+
+    def _beside(self, query: str, backend: int) -> str | None:
+        """Ask in a session of its own. A refusal is an answer, too."""
         try:
-            psycopg.connect(**self.parameters, autocommit=True).close()  # type: ignore[arg-type] # as in `_connect`
+            other = Connection.connect(**self.parameters, autocommit=True, prepare_threshold=None)  # type: ignore[arg-type] # as in `_connect`
+            with closing(other), deadline(other, PING_SECONDS):
+                # a role that options= set may not see what the session's own user does
+                row = other.execute("SET ROLE NONE").execute(query, [backend]).fetchone()
         except psycopg.OperationalError as error:
-            return "FATAL:" in str(error)
-        return True
+            return "" if "FATAL:" in str(error) else None
+        return str(row[0] or "") if row else ""
 
     @property
     def address(self) -> tuple[str | None, ...]:
@@ -177,7 +194,7 @@ class Server:
 
 def _is_direct(connection: Connection) -> bool:
     # a pooler makes up the process id that it tells to who connects
-    return connection.info.backend_pid == _backend(connection)
+    return connection.info.backend_pid == connection.backend
 
 
 def is_lent_to_both(one: Connection, other: Connection) -> bool:

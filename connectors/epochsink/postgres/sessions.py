@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import socket
 import threading
+import time
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
@@ -14,16 +16,21 @@ import psycopg
 
 from epochsink.identity import PREFIX
 from epochsink.postgres.deadline import PING_SECONDS, cut, deadline
+from epochsink.postgres.errors import AwaitsStandby
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from epochsink.postgres.server import Connection, Server
 
+_log = logging.getLogger(__name__)
+
 DRIVER: Final = "driver"
 WATCH_SECONDS: Final = 10.0
 """How often a server is asked whether it still answers, while a statement runs."""
 SILENT_TURNS: Final = 2
+SYNC_REP: Final = "SyncRep"
+"""The wait event of a session that waits for a synchronous standby."""
 _ATTEMPT_DIGITS: Final = 16  # the whole name has to fit into PostgreSQL's 63 bytes
 
 
@@ -84,26 +91,79 @@ class Session:
 
 
 @contextmanager
-def watched(connection: Connection, server: Server) -> Iterator[None]:
-    """Cut the connection if, while the body runs, the server stops answering; a slow statement may take its time.
+def watched(connection: Connection, server: Server, limit: float | None = None) -> Iterator[None]:
+    """Give up a statement that waits for nothing good, while the body runs; a slow one may take its time.
 
-    A server that is frozen acknowledges what the network brings, so without this nothing would ever time out.
+    A server that is frozen acknowledges what the network brings, so the connection is cut if the server does not answer
+    another one, and in any case after ``limit`` seconds. A wait for a synchronous standby has no end: it is logged, and
+    cancelled after the server's ``timeout``.
+
+    Raises `AwaitsStandby` then: what was prepared or committed is so on this server, and perhaps on no standby.
     """
-    done = threading.Event()
-    with socket.socket(fileno=os.dup(connection.fileno())) as line:
-        watch = threading.Thread(target=_watch, args=(line, server, done), daemon=True)
-        watch.start()
-        try:
-            yield
-        finally:
-            done.set()
-            watch.join()
+    watch = _Watch(connection, server, limit)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.end()
+        if watch.gave_up:
+            raise AwaitsStandby(watch.gave_up)
 
 
-def _watch(line: socket.socket, server: Server, done: threading.Event) -> None:
-    silent = 0
-    while not done.wait(WATCH_SECONDS):
-        silent = 0 if server.answers() else silent + 1
-        if silent == SILENT_TURNS:
-            cut(line)
-            return
+class _Watch(threading.Thread):
+    """Looks at a session from another one. ``gave_up`` says why its statement was cancelled."""
+
+    def __init__(self, connection: Connection, server: Server, limit: float | None) -> None:
+        super().__init__(daemon=True)
+        self._line = socket.socket(fileno=os.dup(connection.fileno()))
+        self._backend = connection.backend
+        self._server = server
+        self._limit = limit
+        self._done = threading.Event()
+        self.gave_up = ""
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._done.set()
+        self.join()
+        self._line.close()
+
+    def run(self) -> None:
+        """Look now and then, until the statement has ended or is given up."""
+        began = time.monotonic()
+        silent, awaits_since = 0, None
+        while not self._done.wait(self._pause(awaits_since)):
+            event = self._server.look(self._backend)
+            if event == SYNC_REP:
+                awaits_since = awaits_since or time.monotonic()
+                if self._awaits_standby(awaits_since):
+                    return
+                continue
+            awaits_since = None
+            silent = silent + 1 if event is None else 0
+            if silent == SILENT_TURNS or (self._limit is not None and time.monotonic() - began >= self._limit):
+                cut(self._line)
+                return
+
+    def _pause(self, awaits_since: float | None) -> float:
+        if awaits_since is not None:
+            return min(WATCH_SECONDS, max(0.0, awaits_since + self._server.timeout - time.monotonic()))
+        return WATCH_SECONDS if self._limit is None else min(WATCH_SECONDS, self._limit)
+
+    def _awaits_standby(self, since: float) -> bool:
+        """Log a wait for a standby, and cancel it in the end; return whether that is done."""
+        waited = time.monotonic() - since
+        if waited < self._server.timeout:
+            _log.warning(
+                "%s waits for a synchronous standby (wait event SyncRep): see synchronous_standby_names and "
+                "pg_stat_replication. It is given up %.0f s from now (timeout=)",
+                self._server.database,
+                self._server.timeout - waited,
+            )
+            return False
+        names = self._server.cancel(self._backend)
+        self.gave_up = (
+            f"the server has waited for a synchronous standby for {waited:.0f} s (wait event SyncRep, "
+            f"synchronous_standby_names = {names!r}): it is done on this server, and perhaps on no standby"
+        )
+        return True

@@ -47,7 +47,7 @@ class Postgres(PostgresConfig, Sink):
             refuse rows in time; costs the merge twice. Prepared epochs are checked anyway.
         spool: keep a durable copy of the rows until the epoch is done, from which it can be prepared again.
         create: create the table if it does not exist, from the row's schema, with ``key`` as its primary key.
-        timeout: seconds that each wait for a lock may take.
+        timeout: seconds that each wait for a lock, or for a synchronous standby, may take.
         answer_bytes: with ``atomic=True``, rows of a task up to so many bytes go to the driver in the task's answer,
             and the task connects to nothing. After the first tasks of an epoch the limit falls, so that the driver has
             room for all of them. 0: none do.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from psycopg import sql
 
+from epochsink.postgres.prepared_transaction import LOCAL
 from epochsink.postgres.types import row_encoding
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class Staging:
         )
         # The lock lets one task create while the others wait: CREATE ... IF NOT EXISTS alone fails in races.
         connection.execute(
-            sql.SQL(
+            LOCAL
+            + sql.SQL(
                 "SELECT pg_advisory_xact_lock({lock}); "
                 "CREATE {kind} TABLE IF NOT EXISTS {name} ({definitions}) WITH (autovacuum_enabled = false); "
                 "COMMENT ON TABLE {name} IS {note}"

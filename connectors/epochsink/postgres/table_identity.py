@@ -20,6 +20,7 @@ from psycopg import errors, sql
 from epochsink.errors import WentBack
 from epochsink.identity import identity_key
 from epochsink.postgres.applied_epochs import TABLE
+from epochsink.postgres.prepared_transaction import LOCAL
 
 if TYPE_CHECKING:
     from epochsink.postgres.relation import Relation
@@ -96,6 +97,7 @@ def require_same_table(
         if done is None and pending is not None:
             raise _may_be_emptied(table, -1)
     with connection.transaction():
+        connection.execute(LOCAL)
         connection.execute(sql.SQL("DELETE FROM {} WHERE key = %s").format(marker), [key])
         note: dict[str, Any] = {"files": files, "crash": crash}
         connection.execute(

@@ -16,9 +16,9 @@ import psycopg
 
 from epochsink.errors import EpochsinkError
 from epochsink.failpoints import reach
-from epochsink.postgres.deadline import deadline
-from epochsink.postgres.errors import describe
+from epochsink.postgres.errors import AwaitsStandby, describe
 from epochsink.postgres.prepared_transaction import commit_prepared
+from epochsink.postgres.sessions import watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -71,11 +71,11 @@ def _commit(server: Server, name: str, turns: _Turns, seconds: float) -> set[int
     with closing(connection):
         for key, gid in turns:
             try:
-                with deadline(connection, seconds):
+                with watched(connection, server, seconds):
                     commit_prepared(connection, gid)
             except psycopg.Error as failure:
                 _log.info("%s: %s is asked for again: %s", server.database, gid, describe(failure))
-                if connection.closed:
+                if connection.closed or isinstance(failure, AwaitsStandby):
                     break
             else:
                 reach("postgres.committed")
