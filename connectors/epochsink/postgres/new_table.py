@@ -32,7 +32,16 @@ _TYPES: Final = {
 
 
 def table_ddl(config: PostgresConfig, relation: Relation, row: pa.Schema) -> sql.Composed:
-    """Return what creates the table for rows of this schema. Raises `ConfigurationError` for types without a match."""
+    """Return what creates the table for rows of this schema.
+
+    Raises `ConfigurationError` for types without a match, and for a key that is not in the row.
+    """
+    absent = [name for name in config.key if name not in row.names]
+    if absent:
+        raise ConfigurationError(
+            f"key column(s) {', '.join(absent)} are not in the row ({', '.join(row.names)})",
+            hint="add them in select=",
+        )
     columns: list[sql.Composable] = [
         sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(_type(field.name, field.type))) for field in row
     ]
@@ -53,7 +62,7 @@ def _type(name: str, data: pa.DataType) -> str:
         return "timestamp" if data.tz is None else "timestamptz"
     if data not in _TYPES:
         raise ConfigurationError(
-            f"create=True: column {name!r} has type {data}, for which there is no obvious PostgreSQL type",
+            f"column {name!r} has type {data}, for which there is no obvious PostgreSQL type",
             hint=f"cast it in select=, for example CAST({name} AS STRING) AS {name}, or create the table yourself",
         )
     return _TYPES[data]

@@ -53,6 +53,16 @@ JOIN pg_catalog.pg_publication_namespace s ON s.pnpubid = p.oid
 JOIN pg_catalog.pg_namespace n ON n.oid = s.pnnspid WHERE n.nspname = %s ORDER BY 1
 """
 _SCHEMA_PUBLICATIONS_SINCE: Final = 150000
+_SEQUENCES: Final = """
+SELECT a.attname, s.oid::regclass::text FROM pg_catalog.pg_attrdef d
+JOIN pg_catalog.pg_attribute a ON a.attrelid = d.adrelid AND a.attnum = d.adnum
+JOIN pg_catalog.pg_depend u ON u.classid = 'pg_attrdef'::regclass AND u.objid = d.oid
+  AND u.refclassid = 'pg_class'::regclass
+JOIN pg_catalog.pg_class s ON s.oid = u.refobjid
+WHERE d.adrelid = to_regclass(%s) AND a.attname <> ALL (%s)
+  AND CASE WHEN s.relkind = 'S' THEN NOT has_sequence_privilege(s.oid, 'USAGE, UPDATE') ELSE false END
+ORDER BY a.attnum
+"""
 _LACKING: Final = """
 SELECT c.name FROM unnest(%s::text[]) AS c (name)
 WHERE NOT has_column_privilege(to_regclass(%s), c.name, %s)
@@ -81,16 +91,12 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
     except errors.InsufficientPrivilege as refused:
         return [*findings, f"table {relation}: {describe(refused)}; GRANT USAGE ON SCHEMA to {_user(connection)}"]
     if target is None:
-        return findings if config.create and findings else [*findings, _unknown_table(config, connection)]
+        return findings if config.create and findings else [*findings, _unknown_table(config, connection, row)]
     schema = writer_schema(row, deletes=config.delete_when is not None)
     return [*findings, *_check_target(config, connection, target, schema)]
 
 
 def _create_target(config: PostgresConfig, connection: Connection, relation: Relation, row: pa.Schema) -> Iterator[str]:
-    absent = [name for name in config.key if name not in row.names]
-    if absent:
-        yield f"key column(s) {', '.join(absent)} are not in the row ({', '.join(row.names)}); add them in select="
-        return
     try:
         statement = table_ddl(config, relation, row)
     except ConfigurationError as unfit:
@@ -257,6 +263,11 @@ def _check_privileges(
                 f"user {user} lacks {privilege} on {table}, column(s) {', '.join(lacking)}; let its owner run: "
                 f"GRANT {privilege} ON {table} TO {user};"
             )
+    for column, sequence in connection.execute(_SEQUENCES, [table, list(names)]).fetchall():
+        yield (
+            f"user {user} lacks USAGE on sequence {sequence}, from which column {column!r} of {table} takes its "
+            f"default; let its owner run: GRANT USAGE ON SEQUENCE {sequence} TO {user};"
+        )
     if config.delete_when is not None:
         may = connection.execute("SELECT has_table_privilege(to_regclass(%s), 'DELETE')", [table]).fetchone()
         if not (may and may[0]):
@@ -310,14 +321,21 @@ def _publications(config: PostgresConfig, connection: Connection) -> list[tuple[
     return [(str(name), str(kind)) for name, kind in found]
 
 
-def _unknown_table(config: PostgresConfig, connection: Connection) -> str:
+def _unknown_table(config: PostgresConfig, connection: Connection, row: pa.Schema) -> str:
     near = connection.execute(
         "SELECT format('%%s.%%s', n.nspname, c.relname) FROM pg_catalog.pg_class c "
         "JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace "
         "WHERE lower(c.relname) = lower(%s) AND c.relkind IN ('r', 'p') ORDER BY 1 LIMIT 3",
         [config.table[-1].strip('"')],
     ).fetchall()
-    hint = f"did you mean {' or '.join(name for (name,) in near)}?" if near else "create it, or set create=True."
+    if near:
+        hint = f"did you mean {' or '.join(name for (name,) in near)}?"
+    else:
+        try:
+            hint = f"create it: {table_ddl(config, Relation.of(config.table), row).as_string(connection)}; or set "
+        except ConfigurationError as unfit:
+            hint = f"create it ({unfit.message}; {unfit.hint}), or set "
+        hint += "create=True."
     place = f"{Server.of(config).database} (search_path {connection.search_path})"
     return (
         f"table {Relation.of(config.table)} does not exist in {place}; {hint} Names are literal: write them without "
