@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from elasticsearch_rig import Rig, keyless, rendered
-from http_proxy import Answer, Proxy
+from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch, apply_on_executors, deduplicate, overtaken
 from epochsink.elasticsearch.apply_on_executors import Part, PartJob
@@ -130,6 +131,29 @@ def test_where_spark_brings_keys_together_each_task_finds_its_last_rows_and_the_
         values = [7] * 10 + [6] * 10 + [5] * 10 + [1] * 30
         assert rig.stored() == {f"d{number}": {"n": value} for number, value in enumerate(values)}
         assert jobs(rig) == (["look", "post"] if above == 0 else [])
+
+
+def test_an_executor_sees_that_a_pipeline_takes_documents_elsewhere(options: dict[str, Any]) -> None:
+    """The index has an empty pipeline; what stands for one that drops answers each request."""
+    rig = Rig.joining(Elasticsearch(**options))
+    with closing(rig), closing(rig.sink.connect()) as client:
+        client.ingest.put_pipeline(id="epochsink-test-empty", processors=[])
+        client.indices.put_settings(index=rig.sink.index, settings={"index.final_pipeline": "epochsink-test-empty"})
+        prepared = rig.prepare(0, [numbered(0, 50)], [numbered(50, 100)])
+        dropped = {"_index": rig.sink.index, "_version": -3, "result": "noop", "status": 200}
+
+        def drop(seen: Seen) -> Answer | None:
+            items = [{"index": {"_id": name, **dropped}} for name in seen.ids] if "items" in seen.path else []
+            return Answer(200, json.dumps({"errors": False, "items": items}).encode()) if seen.is_bulk else None
+
+        with Proxy(options["hosts"], drop) as proxy:
+            losing = Rig(Elasticsearch(**{**options, "hosts": proxy.url}), rig.identity)
+            losing.committer.participant.executors = Elsewhere()
+            with closing(losing), pytest.raises(OutcomeUnknown, match=r"has dropped \d+ of"):
+                losing.commit(prepared)
+            assert jobs(losing) == ["look", "post"]
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert len(rig.stored()) == 100
 
 
 def test_rows_without_a_key_get_the_ids_that_the_driver_gives_them(options: dict[str, Any]) -> None:

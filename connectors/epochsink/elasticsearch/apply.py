@@ -126,18 +126,20 @@ class Application:
             raise Overtaken
 
     def _apply_to_one_index(self, rows: Rows) -> target_index.Target:
-        """Apply all to the index that the name stands for; where no epoch was before, again if that has changed."""
+        """Apply all to the index that the name stands for; again if it has got a pipeline, or was none before."""
         before = self._found
         for _ in range(_TURNS):
+            self._poster.stored_in = before.stored_in
             self._apply(rows)
             # asked again: what was restored, or moved to, while this ran may lack any of it, and of the epochs before
             after = target_index.require_same(self._client, self._config, self._at(before), self._index)
-            if (before.index, before.incarnation) == (after.index, after.incarnation):
+            if (before.incarnation, before.stored_in) == (after.incarnation, after.stored_in):
                 return after
             before = after
         raise OutcomeUnknown(
-            f"{self._index!r} stood for another index after each of {_TURNS} runs at epoch {self._epoch.number}",
-            hint="keep the alias still and start the query again: the epoch is then applied",
+            f"{self._index!r} stood for another index, or had another ingest pipeline, after each of {_TURNS} runs at "
+            f"epoch {self._epoch.number}",
+            hint="keep the alias and the index' settings still and start the query again: the epoch is then applied",
         )
 
     def _at(self, index: target_index.Target) -> applied_epochs.Marker | None:
@@ -177,7 +179,7 @@ class Application:
             return False
         survives = self._survivors(rows)
         try:
-            posted = self._parts.post(survives)
+            posted = self._parts.post(survives, self._poster.stored_in)
         except NotCarriedOut as failure:
             self._go_on_alone(failure)
             return False
@@ -202,7 +204,14 @@ class Application:
 
     def _apply_searchable(self, request: Request) -> None:
         """Apply an epoch of one request, which refreshes the index too: a third of a small epoch's time is saved."""
-        poster = Poster(self._client, self._index, self._config.timeout, self._lookout.now_and_then, refresh=True)
+        poster = Poster(
+            self._client,
+            self._index,
+            self._config.timeout,
+            self._lookout.now_and_then,
+            refresh=True,
+            stored_in=self._poster.stored_in,
+        )
         refused = poster.post(request)
         # what is written over documents changed elsewhere goes by other requests
         self._searchable = not refused

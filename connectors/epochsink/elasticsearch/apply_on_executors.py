@@ -8,7 +8,7 @@ documents (those changed elsewhere, dead letters, the marker) is done by the dri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
@@ -69,7 +69,7 @@ class _TooManyRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PartJob:
-    """What an executor needs to know of an epoch. Crosses to executors."""
+    """What an executor needs to know of an epoch. Crosses to executors. ``stored_in`` as in `Poster`."""
 
     config: ElasticsearchConfig
     identity: Identity
@@ -77,6 +77,7 @@ class PartJob:
     index: str
     rows: Rows
     by_task: bool = False
+    stored_in: str | None = None
 
     def look(self, part: Part) -> Posted:
         """Compare a part's file with what is recorded of it, and count its rows."""
@@ -102,7 +103,7 @@ class PartJob:
         lookout = Lookout(client, self.identity, self.epoch)
         # a task that was held up for long, or comes again after all is over, sends nothing
         lookout.now()
-        poster = Poster(client, self.index, self.config.timeout, lookout.now_and_then)
+        poster = Poster(client, self.index, self.config.timeout, lookout.now_and_then, stored_in=self.stored_in)
         operations = Operations(self.identity, self.epoch, part.partition, part.task, size=self.config.bulk_bytes)
         survives = self._survivors(part)
         refused: list[Refusal] = []
@@ -147,8 +148,8 @@ class OnExecutors:
         self._ends = list(accumulate(each.rows for each in looked))
         return self._ends[-1]
 
-    def post(self, survives: npt.NDArray[np.bool_] | None) -> list[Posted]:
-        """Apply all parts, once they are verified; return what became of each.
+    def post(self, survives: npt.NDArray[np.bool_] | None, stored_in: str | None) -> list[Posted]:
+        """Apply all parts, once they are verified; return what became of each. ``stored_in`` as in `Poster`.
 
         Raises `Overtaken`, `GaveUp`, `UnfitIndex`, and what `Rows.read` raises.
         """
@@ -157,7 +158,7 @@ class OnExecutors:
             flags = self.flags(number, survives)
             packed = None if flags is None else np.packbits(flags).tobytes()
             parts.append(Part(number, task, packed, self._ends[number] - ([0, *self._ends])[number]))
-        return self._map(self._job.post, parts)
+        return self._map(replace(self._job, stored_in=stored_in).post, parts)
 
     def flags(self, partition: int, survives: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | None:
         """Return which rows of a part survive, out of those of the epoch."""

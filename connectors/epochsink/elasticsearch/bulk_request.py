@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import elasticsearch
 from tenacity import sleep_using_event
 
+from epochsink.elasticsearch import pipelines
 from epochsink.elasticsearch.bulk_body import Request, parse
 from epochsink.elasticsearch.errors import (
     CLIENT_ERRORS,
@@ -42,7 +43,8 @@ class Poster:
 
     ``timeout`` is the time in seconds after which it gives up if no operation has succeeded meanwhile.
     ``before_sending`` is called before each request is sent, by the thread that sends it; what it raises ends the post.
-    With ``refresh``, what a request has applied can be searched when it is answered.
+    With ``refresh``, what a request has applied can be searched when it is answered. ``stored_in`` is the index in
+    which each document has to arrive, where a pipeline might send it elsewhere; None where there is no pipeline.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Poster:
         before_sending: Callable[[], None] | None = None,
         *,
         refresh: bool = False,
+        stored_in: str | None = None,
     ) -> None:
         # The client's own retries would repeat whole requests, and hide why.
         self._client = client.options(max_retries=0)
@@ -63,6 +66,7 @@ class Poster:
         self._stop = threading.Event()
         # Telling each operation's status costs the server a tenth of its throughput: only once something failed.
         self._detailed = False
+        self.stored_in = stored_in
 
     def stop(self) -> None:
         """End all waiting: posts under way raise `Stopped` before their next try."""
@@ -111,18 +115,26 @@ class Poster:
         while True:
             if self._before_sending is not None:
                 self._before_sending()
-            detailed = self._detailed
+            detailed = self._detailed or self.stored_in is not None
             answer = self._client.bulk(
                 index=self._index,
                 operations=[request.body],  # type: ignore[list-item]
-                filter_path="errors,items.*.status,items.*.error" if detailed else "errors",
+                filter_path=self._wanted if detailed else "errors",
                 refresh=self._refresh or None,
             ).body
+            if self.stored_in is not None:
+                pipelines.refuse_moved(request, answer["items"], self.stored_in)
             if not answer["errors"]:
                 return []
             if detailed:
                 return list(answer["items"])
             self._detailed = True
+
+    @property
+    def _wanted(self) -> str:
+        """What the server is to tell of each operation."""
+        place = ",items.*._index,items.*._id,items.*._version,items.*.result" if self.stored_in is not None else ""
+        return f"errors,items.*.status,items.*.error{place}"
 
     def _sort(self, request: Request, items: list[dict[str, Any]], refusals: list[Refusal]) -> list[int]:
         """Add what is refused for good to ``refusals``; return the positions of what may pass later."""

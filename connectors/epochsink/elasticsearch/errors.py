@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 CLIENT_ERRORS: Final = (elasticsearch.ApiError, TransportError)
 """Everything that the client raises for a request."""
 
+FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404
 CONFLICT: Final = 409
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
 
-from epochsink.elasticsearch import applied_epochs, dead_letter, target_index, validation
+from epochsink.elasticsearch import applied_epochs, dead_letter, pipelines, target_index, validation
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.config import duration_seconds
 from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, UnfitIndex, client_version, describe, error_type
@@ -137,6 +137,7 @@ def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, sch
     if found is None:
         return [str(target_index.missing(config.index))]
     unfit = [str(each) for each in target_index.unfit_settings(found, config)]
+    unfit += [str(each) for each in pipelines.moving(client, found.index, pipelines.named(found.settings))]
     return [*unfit, *conflicts(schema, found.mapping), *_writable(client, config.index)]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
 
-from epochsink.elasticsearch import applied_epochs
+from epochsink.elasticsearch import applied_epochs, pipelines
 from epochsink.elasticsearch.config import duration_seconds
 from epochsink.elasticsearch.errors import UnfitIndex
 from epochsink.errors import WentBack
@@ -52,6 +53,11 @@ class Target:
     def primaries(self) -> int:
         """How many primary shards it has, as far as the server says."""
         return int(self.settings.get("index.number_of_shards", 1))
+
+    @property
+    def stored_in(self) -> str | None:
+        """The index if it has a pipeline, which might send documents elsewhere: see `Poster`."""
+        return self.index if pipelines.named(self.settings) else None
 
     @property
     def is_alias(self) -> bool:
@@ -129,6 +135,7 @@ def unfit_settings(found: Target, config: ElasticsearchConfig) -> list[UnfitInde
     """
     written = {found.index: found.settings, **found.beside}
     unfit = [_forgets_documents(index) for index, settings in written.items() if _is_asynchronous(settings)]
+    unfit += [_takes_from_us(index, settings) for index, settings in found.beside.items() if pipelines.named(settings)]
     deletes = found.settings.get("index.gc_deletes", SERVER_GC_DELETES)
     if config.delete_when is not None and (duration_seconds(deletes) or 0) < (duration_seconds(config.gc_deletes) or 0):
         unfit.append(
@@ -162,6 +169,14 @@ def _forgets_documents(index: str) -> UnfitIndex:
         f"index {index!r} has index.translog.durability=async: the server acknowledges documents before they are on "
         "disk, and a crash loses them; it must be request",
         _set_back(index, "index.translog.durability", "request"),
+    )
+
+
+def _takes_from_us(index: str, settings: Mapping[str, str]) -> UnfitIndex:
+    return UnfitIndex(
+        f"index {index!r} has the ingest pipeline(s) {', '.join(pipelines.named(settings))}, which may drop or move "
+        "what is kept there: the index of markers and that of dead letters must have none",
+        f"PUT /{index}/_settings {json.dumps(dict.fromkeys(pipelines.SETTINGS))}, then start the query again",
     )
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from epochsink.elasticsearch import bulk_body
+from epochsink.elasticsearch import bulk_body, pipelines
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.connection import connect
-from epochsink.elasticsearch.errors import NOT_FOUND, GaveUp, UnfitIndex, documents_rejected
+from epochsink.elasticsearch.errors import GaveUp, UnfitIndex, documents_rejected
 from epochsink.errors import PrepareFailed
 
 if TYPE_CHECKING:
@@ -58,18 +58,10 @@ def refused_by_index(client: elasticsearch.Elasticsearch, index: str, poster: Po
     """
     empty = bulk_body.render(pa.array(['"_id":"epochsink-check"}']), pa.array(["{}"]), _HEADS)
     refused = refused_by_server(poster, empty)
-    pipelines = _pipelines(client, index) if refused else set()
-    if pipelines and all(_exists(client, pipeline) for pipeline in pipelines):
-        return []
-    return refused
+    named = _pipelines(client, index) if refused else []
+    return refused if pipelines.missing(client, named) or not named else []
 
 
-def _pipelines(client: elasticsearch.Elasticsearch, index: str) -> set[str]:
+def _pipelines(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
     described = client.indices.get_settings(index=index, flat_settings=True).body.values()
-    names = ("index.default_pipeline", "index.final_pipeline")
-    return {each["settings"].get(name, "_none") for each in described for name in names} - {"_none"}
-
-
-def _exists(client: elasticsearch.Elasticsearch, pipeline: str) -> bool:
-    """Return whether a pipeline exists, True where the user may not know."""
-    return client.options(ignore_status=(403, 404)).ingest.get_pipeline(id=pipeline).meta.status != NOT_FOUND
+    return [name for each in described for name in pipelines.named(each["settings"])]

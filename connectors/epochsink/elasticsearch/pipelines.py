@@ -1,0 +1,114 @@
+"""Ingest pipelines: what the server runs on a document before it is stored, and where the document ends up.
+
+A pipeline may change a document's fields as its index's owner likes. One that drops documents, or sends them to another
+index or ``_id``, loses rows without an error. Its definition shows most of this to `check`; scripts and conditions show
+only in the answer to each operation.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+from epochsink.elasticsearch.errors import FORBIDDEN, NOT_FOUND, UnfitIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import elasticsearch
+    from elastic_transport import ObjectApiResponse
+
+    from epochsink.elasticsearch.bulk_body import Request
+
+SETTINGS: Final = ("index.default_pipeline", "index.final_pipeline")
+_NONE: Final = "_none"
+_MOVING: Final = frozenset({"date_index_name", "drop", "reroute"})
+"""Processors after which a document is not where it was sent."""
+_PLACE: Final = frozenset({"_id", "_index", "_routing", "_version", "_version_type"})
+"""Fields that say where a document is stored, and over which version."""
+
+
+def named(settings: Mapping[str, str]) -> list[str]:
+    """Return the names of the pipelines in an index's settings."""
+    return [settings[name] for name in SETTINGS if settings.get(name, _NONE) != _NONE]
+
+
+def missing(client: elasticsearch.Elasticsearch, names: Sequence[str]) -> list[str]:
+    """Return the pipelines that do not exist; none where the user may not know."""
+    return [name for name in names if _ask(client, name).meta.status == NOT_FOUND]
+
+
+def moving(client: elasticsearch.Elasticsearch, index: str, names: Sequence[str]) -> list[UnfitIndex]:
+    """Return why documents would not stay where they are sent, as far as the pipelines' definitions say."""
+    found: list[UnfitIndex] = []
+    seen: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        answer = _ask(client, name)
+        for described in answer.body.values() if answer.meta.status not in (FORBIDDEN, NOT_FOUND) else ():
+            for kind, options in _processors(described):
+                if kind == "pipeline":
+                    waiting.append(str(options.get("name")))
+                elif kind in _MOVING or _PLACE.intersection(_targets(options)):
+                    found.append(_moves(index, name, kind))
+    return found
+
+
+def _ask(client: elasticsearch.Elasticsearch, name: str) -> ObjectApiResponse[Any]:
+    return client.options(ignore_status=(FORBIDDEN, NOT_FOUND)).ingest.get_pipeline(id=name)
+
+
+def _processors(described: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each processor's type and options; also those that others run, or that run on a failure."""
+    nested = [described["processor"]] if "processor" in described else []
+    for processor in [*described.get("processors", []), *described.get("on_failure", []), *nested]:
+        for kind, options in processor.items():
+            yield kind, options
+            yield from _processors(options)
+
+
+def _targets(options: Mapping[str, Any]) -> list[str]:
+    given = (options.get(name, []) for name in ("field", "target_field"))
+    return [field for one in given for field in (one if isinstance(one, list) else [one])]
+
+
+def _moves(index: str, pipeline: str, kind: str) -> UnfitIndex:
+    return UnfitIndex(
+        f"index {index!r} has the ingest pipeline {pipeline!r}, whose processor {kind!r} drops documents or sends them "
+        "to another index, _id or version: their rows would be missing",
+        f"take that processor out (where= and select= leave rows out and name documents), or remove the pipeline: "
+        f"{_removed(index)}",
+    )
+
+
+def _removed(index: str) -> str:
+    return f"PUT /{index}/_settings {json.dumps(dict.fromkeys(SETTINGS))}"
+
+
+def refuse_moved(request: Request, items: Sequence[Mapping[str, Any]], index: str) -> None:
+    """Raise `UnfitIndex` if a document that the server has taken is not in ``index`` under its ``_id`` and version."""
+    moved = sum(
+        _is_moved(request.operation(position), *one, index)
+        for position, item in enumerate(items)
+        for one in item.items()
+    )
+    if moved:
+        raise UnfitIndex(
+            f"an ingest pipeline of index {index!r} has dropped {moved} of {len(items)} documents of one request, or "
+            "sent them to another index, _id or version",
+            f"mend the pipeline or remove it ({_removed(index)}), delete what it has written elsewhere, and start the "
+            "query again: all documents of the epoch are then written",
+        )
+
+
+def _is_moved(operation: bytes, action: str, answer: Mapping[str, Any], index: str) -> bool:
+    # a pipeline does not run on deletes
+    if action == "delete" or "error" in answer:
+        return False
+    sent = json.loads(operation.partition(b"\n")[0])[action]
+    stored = answer.get("_index"), answer.get("_id"), answer.get("_version")
+    return answer.get("result") == "noop" or stored != (index, sent["_id"], sent["version"])
