@@ -67,7 +67,6 @@ def test_a_pipeline_killed_in_the_middle_of_its_applies_is_exactly_once(
         harness.drain()
         report = harness.report()
     assert report.clean, str(report)
-    assert report.counts["rows read"] > 2 * report.counts["source rows"], "the readers were not looking"
     assert min(report.windows.values()) > 1, "no crash left an epoch in part for as long as a start takes"
 
 

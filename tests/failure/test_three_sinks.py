@@ -59,7 +59,7 @@ def test_three_sinks_of_one_pass_hold_the_same_epochs_wherever_it_is_killed(
     make_table(postgres.dsn, "log")
     made = sinks(servers, topic, postgres.dsn, elasticsearch.url, topic)
     with Harness(tmp_path, kafka, fresh_topic("source"), sinks=made) as harness:
-        harness.read(Target("topic", atomic=False, lag=2.0), KafkaReader(servers, topic))
+        harness.read(Target("topic", atomic=False), KafkaReader(servers, topic))
         harness.read(Target("table"), PostgresReader(postgres.dsn, "log"))
         harness.read(Target("search", atomic=False, keyed=True), ElasticsearchReader(elasticsearch.url, topic))
         harness.feed(ROWS_FED)

@@ -34,6 +34,7 @@ class Zombie:
             self._process, lambda: once.exists() and driver.status() == psutil.STATUS_STOPPED, f"the stop at {point}"
         )
         assert stopped
+        rig.harness.log.write("killed", what=f"stopped at {point}", pid=self._process.driver)
         self.attempt = rig.harness.open_attempt()
 
     def go_on(self) -> None:

@@ -233,6 +233,52 @@ def test_a_point_in_time_that_a_killed_server_forgot_is_no_empty_index(
         reader.close()
 
 
+def test_what_is_committed_while_a_table_is_being_read_is_not_in_that_read(
+    postgres: PostgresService, table: str
+) -> None:
+    """Else nobody could tell whether a row was there before the moment that its epoch was decided."""
+    reader = PostgresReader(postgres.dsn, table)
+    with psycopg.connect(postgres.dsn, autocommit=True) as connection:
+        assert reader.read(lambda: insert(connection, table, stamped(5))).num_rows == 0
+    assert reader.read().num_rows == 5
+    reader.close()
+
+
+def test_what_is_committed_while_a_topic_is_being_read_is_not_in_that_read(kafka: KafkaService, topic: str) -> None:
+    """Neither a transaction that was open, nor records after it."""
+    servers = kafka.bootstrap_servers
+    producer = Producer({"bootstrap.servers": servers, "transactional.id": topic})
+    producer.init_transactions(DEADLINE)
+    produce(Producer({"bootstrap.servers": servers}), topic, stamped(2))
+    producer.begin_transaction()
+    produce(producer, topic, stamped(4))
+    reader = KafkaReader(servers, topic)
+
+    def commit() -> None:
+        producer.commit_transaction(DEADLINE)
+        produce(Producer({"bootstrap.servers": servers}), topic, stamped(3))
+        wait_until(lambda: KafkaReader(servers, topic).read().num_rows == 9)
+
+    assert reader.read(commit).num_rows == 2
+    assert reader.read().num_rows == 9
+
+
+def test_what_is_indexed_while_an_index_is_being_read_is_not_in_that_read(
+    elasticsearch: ElasticsearchService, fresh_index: FreshName
+) -> None:
+    index = fresh_index()
+    with Elasticsearch(elasticsearch.url) as client:
+        client.index(index=index, document={"src_off": 1}, refresh=True)
+        reader = ElasticsearchReader(elasticsearch.url, index)
+
+        def add() -> None:
+            client.index(index=index, document={"src_off": 2}, refresh=True)
+
+        assert reader.read(add)["src_off"].to_pylist() == [1]
+        assert sorted(reader.read()["src_off"].to_pylist()) == [1, 2]
+        reader.close()
+
+
 def test_a_sampler_writes_the_first_and_the_last_of_reads_that_saw_the_same(
     postgres: PostgresService, table: str, tmp_path: Path
 ) -> None:
@@ -249,3 +295,25 @@ def test_a_sampler_writes_the_first_and_the_last_of_reads_that_saw_the_same(
     assert [read.rows().num_rows for read in reads] == [0, 0, 7, 7, 7]
     assert [read.final for read in reads] == [False] * 4 + [True]
     assert all(one.ended <= other.began for one, other in itertools.pairwise(reads))
+    for first, last in (reads[:2], reads[2:4]):
+        moments = [first.began, *last.between, last.began]
+        assert len(moments) > 5
+        assert sorted(moments) == moments
+
+
+def test_a_sampler_writes_when_a_target_could_not_be_read(private_postgres: PrivatePostgres, tmp_path: Path) -> None:
+    server, log, looks = private_postgres(), HistoryLog(tmp_path), []
+    reader = PostgresReader(server.dsn, "pg_no_such_table")
+    sampler = Sampler(Target("table"), reader, log, lambda: looks.append(time.monotonic()))
+    sampler.start()
+    wait_until(lambda: len(looks) > 5)
+    server.kill()
+    killed = time.monotonic()
+    time.sleep(0.5)
+    server.start()
+    sampler.finish(DEADLINE)
+    history = History.load(tmp_path)
+    [(name, began, ended)] = history.unreachable
+    assert name == "table"
+    assert killed - 0.5 < began < ended
+    assert all(ended <= read.began or read.ended <= began for read in history.reads)

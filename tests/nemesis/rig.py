@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from epochsink.testing import HistoryLog, Report, Workload, check
 from epochsink.testing.checkpoint_watch import CheckpointWatch
-from epochsink.testing.readers import Unreachable
+from epochsink.testing.readers.reader import Unreachable, nothing
 from epochsink.testing.sampling import Sampler
 from nemesis.cluster import PARTITIONS, SOURCE, Cluster
 from nemesis.hosts import SUBNET
@@ -80,12 +80,12 @@ class Guarded:
         self._service = service
         self._blindfold = blindfold
 
-    def read(self) -> pa.Table:
+    def read(self, fixed: Callable[[], None] = nothing) -> pa.Table:
         """Return the rows. Raises `Unreachable`."""
         if self._blindfold.covers(self._service):
             raise Unreachable("not to be believed now")
         time.sleep(READ_EVERY_SECONDS)
-        rows = self._reader.read()
+        rows = self._reader.read(fixed)
         if self._blindfold.covers(self._service):
             raise Unreachable("not to be believed now")
         return rows

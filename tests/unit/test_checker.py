@@ -19,7 +19,7 @@ from epochsink.testing.history import AttemptFacts, EpochFacts, Read
 from epochsink.testing.rows import SCHEMA, checksums, stamp
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 STEP = 10.0
@@ -39,16 +39,27 @@ class Story:
     def __post_init__(self) -> None:
         self.source = self.workload.source(self.ends[-1])
         self.history.inputs[self.run] = self.source
-        self.history.drivers.append(f"driver of {self.run}")
+        self.history.drivers[f"driver of {self.run}"] = self.start
         for number, ends in enumerate(self.ends):
             decided = self.decided(number)
             self.history.epochs[self.run, number] = EpochFacts(
-                self.run, number, ends, committed_at=decided, absent_until=decided - 0.01, done_at=decided + 1
+                self.run,
+                number,
+                ends,
+                committed_at=decided,
+                absent_until=decided - 0.01,
+                done_at=decided + 1,
+                recorded_at=decided - 0.2,
+                unrecorded_until=decided - 0.3,
             )
-            self.history.attempts[self.attempt(number)] = AttemptFacts(
-                self.attempt(number), self.run, f"driver of {self.run}", number, returned_at=decided - 0.1
-            )
+            self.tries(self.attempt(number), number, decided - 0.5).returned_at = decided - 0.1
         self.history.drained_at = self.history.ended_at = self.decided(len(self.ends) - 1) + 2
+
+    def tries(self, attempt: str, number: int, at: float, driver: str = "") -> AttemptFacts:
+        """Add an attempt at an epoch; returns it."""
+        by = driver or f"driver of {self.run}"
+        self.history.attempts[attempt] = made = AttemptFacts(attempt, self.run, by, number, invoked_at=at)
+        return made
 
     def decided(self, number: int) -> float:
         """When an epoch was decided."""
@@ -79,8 +90,8 @@ class Story:
         return target
 
     def read(self, target: Target, rows: pa.Table, at: float, *, final: bool = False) -> None:
-        """Add a read that took a tenth of a second."""
-        self.history.reads.append(Read(target.name, at, at + 0.1, rows, final=final))
+        """Add a read that took a hundredth of a second."""
+        self.history.reads.append(Read(target.name, at, at + 0.01, rows, final=final))
 
     def read_all(self, target: Target) -> None:
         """Read after each epoch and in the end."""
@@ -198,7 +209,7 @@ def test_a_source_row_delivered_again_in_a_later_epoch_is_a_duplicate() -> None:
 
 def test_aborted_read_is_a_visible_row_of_an_aborted_attempt() -> None:
     one, target = told()
-    one.history.attempts["canary"] = AttemptFacts("canary", "r1", "driver of r1", 1, aborted=True)
+    one.tries("canary", 1, one.decided(1) - 0.6).aborted = True
     one.spoil(target, plus(one.epoch_rows(1, "canary")), only=3)
     assert "aborted read" in one.found
 
@@ -234,13 +245,14 @@ def test_an_epoch_seen_in_part_is_torn_in_a_target_that_is_not_atomic_only_when_
     half = without(epoch=1, src_part=0)
     one.read(target, half(one.rows(2, target)), one.decided(1) + 0.2)
     assert one.found == frozenset()
-    assert check(one.history).windows["table"] == pytest.approx(1.9)
+    assert check(one.history).windows["table"] == pytest.approx(1.81)
     one.spoil(target, half, only=4)
     assert "torn" in one.found
 
 
 def test_mixed_attempts_are_two_attempts_in_one_epoch() -> None:
     one, target = told()
+    one.tries("f" * 32, 2, one.decided(2) - 0.25)
     one.spoil(target, with_value("attempt", "f" * 32, epoch=2, src_part=0))
     assert one.found == {"mixed attempts"}
 
@@ -249,6 +261,7 @@ def test_mixed_attempts_are_also_different_attempts_in_two_sinks() -> None:
     one, _table = told()
     other = one.target("search")
     one.read_all(other)
+    one.tries("f" * 32, 2, one.decided(2) - 0.25)
     one.spoil(other, with_value("attempt", "f" * 32, epoch=2))
     assert one.found == {"mixed attempts"}
 
@@ -283,18 +296,6 @@ def test_stale_is_also_a_deleted_key_that_comes_back() -> None:
     assert "stale" in one.found
 
 
-def test_stale_is_also_an_older_version_behind_a_newer_one_in_a_log() -> None:
-    one, _target = told()
-    for read in one.history.reads:
-        count = read.rows().num_rows
-        table = read.rows().append_column("log_part", pa.array([0] * count, pa.int32()))
-        read.source = table.append_column("log_off", pa.array(range(count), pa.int64()))
-    assert one.found == frozenset()
-    last = one.history.reads[-1]
-    last.source = last.rows().set_column(10, "log_off", pa.array(range(last.rows().num_rows, 0, -1), pa.int64()))
-    assert one.found == {"stale"}
-
-
 def test_gap_is_an_epoch_missing_below_a_visible_one() -> None:
     one, target = told()
     one.spoil(target, without(epoch=1), only=3)
@@ -310,7 +311,7 @@ def test_gap_is_found_in_a_target_that_is_not_atomic_too() -> None:
 def test_zombie_write_is_an_old_drivers_attempt_that_appears_after_a_new_driver_went_past_it() -> None:
     one, target = told()
     history = one.history
-    history.drivers.append("second")
+    history.drivers["second"] = one.decided(1) - 5
     for number in (2, 3):
         history.attempts[one.attempt(number)].driver = "second"
     one.spoil(target, without(epoch=1), only=2)
@@ -321,11 +322,11 @@ def test_zombie_write_is_an_old_drivers_attempt_that_appears_after_a_new_driver_
 def test_an_adopted_attempt_that_appears_after_the_restart_is_no_zombie() -> None:
     one, _target = told()
     history = one.history
-    history.drivers.append("second")
+    history.drivers["second"] = one.decided(1) - 5
     for number in (2, 3):
         history.attempts[one.attempt(number)].driver = "second"
     # the second driver runs epoch 1 again for its state, while the first one's attempt stands
-    history.attempts["again"] = AttemptFacts("again", "r1", "second", 1, returned_at=one.decided(1) - 0.05)
+    one.tries("again", 1, one.decided(1) - 0.15, "second").returned_at = one.decided(1) - 0.05
     assert one.found == frozenset()
 
 
@@ -423,6 +424,303 @@ def test_corrupt_is_also_a_row_in_the_wrong_target() -> None:
     assert one.found == {"corrupt"}
 
 
+def test_early_is_also_a_row_seen_only_50_ms_before_its_commit_existed() -> None:
+    """A read is of a moment: all that it shows was visible when it ended."""
+    one, target = told()
+    one.read(target, one.rows(3, target), one.decided(2) - 0.05)
+    assert one.found == {"early"}
+
+
+def test_a_read_that_had_not_ended_when_its_commit_was_looked_for_last_shows_nothing_early() -> None:
+    one, target = told()
+    one.read(target, one.rows(3, target), one.decided(2) - 0.015)
+    assert one.found == frozenset()
+
+
+KINDS = [
+    pytest.param({"keyed": keyed, "atomic": atomic}, id=f"{'keyed' if keyed else 'append'}, atomic={atomic}")
+    for keyed in (False, True)
+    for atomic in (False, True)
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flicker_is_an_epoch_that_is_visible_gone_and_visible_again(kind: dict[str, bool]) -> None:
+    one, target = told(**kind)
+    one.read(target, one.rows(4, target), one.decided(3) + 0.2)
+    assert one.found == frozenset()
+    one.read(target, one.rows(3, target), one.decided(3) + 0.5)
+    assert "flicker" in one.found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flicker_is_also_a_target_that_empties_for_a_while(kind: dict[str, bool]) -> None:
+    one, target = told(**kind, lag=30.0)
+    one.read(target, SCHEMA.empty_table(), one.decided(3) + 0.5)
+    assert "flicker" in one.found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_flicker_is_also_a_part_of_an_epoch_that_is_gone_for_a_while(kind: dict[str, bool]) -> None:
+    one, target = told(**kind, lag=30.0)
+    one.read(target, one.rows(4, target), one.decided(3) + 0.2)
+    row = one.rows(4, target).filter(pc.field("epoch") == 3).slice(0, 1).to_pylist()[0]
+    one.read(target, without(src_part=row["src_part"], src_off=row["src_off"])(one.rows(4, target)), one.decided(3) + 1)
+    assert "flicker" in one.found
+
+
+def test_an_epoch_under_way_may_lose_what_nobody_has_acknowledged() -> None:
+    """Elasticsearch shows documents before they are on disk, and a crash takes them away."""
+    one, target = told(atomic=False)
+    part = one.epoch_rows(3)
+    for seconds, rows in ((0.2, part.slice(0, 8)), (0.4, part.slice(0, 3)), (0.6, part)):
+        one.read(target, pa.concat_tables([one.rows(3, target), rows]), one.decided(3) + seconds)
+    assert one.found == frozenset()
+
+
+def test_a_read_that_began_before_another_had_ended_may_show_less() -> None:
+    one, target = told()
+    one.history.reads.append(Read(target.name, one.decided(3) + 0.1, one.decided(3) + 0.4, one.rows(4, target)))
+    one.history.reads.append(Read(target.name, one.decided(3) + 0.2, one.decided(3) + 0.3, one.rows(3, target)))
+    assert one.found == frozenset()
+
+
+def test_a_key_that_an_epoch_under_way_writes_and_then_deletes_does_not_flicker() -> None:
+    """The epoch after it is half applied: it has deleted the key, whose row before it is gone."""
+    one = story(workload=Workload(keys=4, deletes=5))
+    target = one.target(keyed=True, atomic=False)
+    one.read_all(target)
+    held = [row for row in one.rows(1, target).to_pylist() if row["key"] == 2]
+    written = [row for row in one.epoch_rows(1).to_pylist() if row["key"] == 2]
+    assert [row["op"] for row in (*held, *written)] == ["U", "U", "D"]
+    one.read(target, without(key=2)(one.rows(1, target)), one.decided(1) + 0.2)
+    assert one.found == frozenset()
+
+
+def test_unknown_writer_is_an_attempt_that_nobody_began() -> None:
+    one, target = told()
+    one.spoil(target, with_value("attempt", "f" * 32, epoch=2))
+    assert one.found == {"unknown writer"}
+
+
+def test_unknown_writer_is_also_an_attempt_at_another_epoch() -> None:
+    one, target = told()
+    one.spoil(target, with_value("attempt", one.attempt(1), epoch=2))
+    assert one.found == {"unknown writer"}
+
+
+def test_unknown_writer_is_also_an_attempt_that_raised_before_another_driver_recorded_the_epoch() -> None:
+    one, target = told()
+    one.history.drivers["second"] = one.decided(2) - 3
+    one.tries("f" * 32, 2, one.decided(2) - 4).raised = True
+    one.history.attempts[one.attempt(2)].driver = one.history.attempts[one.attempt(3)].driver = "second"
+    assert one.found == frozenset()
+    one.spoil(target, with_value("attempt", "f" * 32, epoch=2))
+    assert one.found == {"unknown writer"}
+
+
+def test_an_attempt_that_raised_when_the_ledger_held_it_is_adopted_by_the_next_driver() -> None:
+    """Whether its append happened, it could not know; the next driver ran the epoch again for its state."""
+    one, _target = told()
+    one.history.drivers["second"] = one.decided(2) - 0.18
+    one.history.attempts[one.attempt(2)].raised = True
+    one.history.attempts[one.attempt(2)].returned_at = None
+    one.history.attempts[one.attempt(3)].driver = "second"
+    one.tries("f" * 32, 2, one.decided(2) - 0.15, "second").returned_at = one.decided(2) - 0.1
+    assert one.found == frozenset()
+
+
+def test_unknown_writer_is_also_an_attempt_that_only_adopted_the_recorded_one() -> None:
+    one, target = told()
+    one.history.drivers["second"] = one.decided(2) - 0.18
+    one.history.attempts[one.attempt(3)].driver = "second"
+    one.tries("f" * 32, 2, one.decided(2) - 0.15, "second").returned_at = one.decided(2) - 0.1
+    one.spoil(target, with_value("attempt", "f" * 32, epoch=2))
+    assert one.found == {"unknown writer"}
+
+
+def test_unknown_writer_is_also_an_attempt_at_an_epoch_that_nobody_recorded() -> None:
+    one, _target = told()
+    one.history.epochs["r1", 2].recorded_at = None
+    assert one.found == {"unknown writer"}
+
+
+def test_without_a_ledger_an_unknown_writer_is_an_attempt_that_raised_where_no_other_returned() -> None:
+    one, _target = told()
+    for epoch in one.history.epochs.values():
+        epoch.recorded_at = None
+    assert one.found == frozenset()
+    facts = one.history.attempts[one.attempt(2)]
+    facts.raised, facts.returned_at = True, None
+    assert one.found == {"unknown writer"}
+    one.tries("f" * 32, 2, one.decided(2) - 0.2).returned_at = one.decided(2) - 0.1
+    assert one.found == frozenset()
+
+
+def logged(rows: pa.Table, places: Sequence[int], parts: Sequence[int] | None = None) -> pa.Table:
+    """Return rows as a log has them, each at its place."""
+    table = rows.append_column("log_part", pa.array(parts or [0] * rows.num_rows, pa.int32()))
+    return table.append_column("log_off", pa.array(places, pa.int64()))
+
+
+def test_disorder_is_a_log_in_reverse_order() -> None:
+    one, target = told()
+    one.spoil(target, lambda rows: logged(rows, range(rows.num_rows)))
+    assert one.found == frozenset()
+    one.spoil(target, lambda rows: logged(rows.select(SCHEMA.names), range(rows.num_rows, 0, -1)), only=-1)
+    assert one.found == {"disorder"}
+
+
+def test_disorder_is_also_an_epoch_before_an_earlier_one_that_has_no_key_in_common_with_it() -> None:
+    one = story(rows=2, workload=Workload(keys=97))
+    target = one.target()
+    one.read_all(target)
+    one.spoil(target, lambda rows: logged(rows, [-row["epoch"] for row in rows.to_pylist()]))
+    assert one.found == {"disorder"}
+
+
+def test_disorder_is_found_in_a_log_with_a_damaged_row_too() -> None:
+    one, target = told()
+    one.spoil(target, with_value("crc", 7, src_part=0, src_off=0), only=-1)
+    one.spoil(target, plus(one.epoch_rows(0).slice(0, 1)), only=-1)
+    one.spoil(target, with_value("src_off", 10**6, src_part=0, src_off=0), only=-1)
+    one.spoil(target, lambda rows: logged(rows, range(rows.num_rows, 0, -1)), only=-1)
+    assert {"corrupt", "disorder"} <= one.found
+
+
+def test_disorder_is_also_two_versions_of_a_key_the_wrong_way_round() -> None:
+    one, target = told()
+
+    def swapped(rows: pa.Table) -> pa.Table:
+        places = list(range(rows.num_rows))
+        of_key = [n for n, row in enumerate(rows.to_pylist()) if row["key"] == 0 and row["epoch"] == 0]
+        if len(of_key) > 1:
+            places[of_key[0]], places[of_key[1]] = of_key[1], of_key[0]
+        return logged(rows, places)
+
+    one.spoil(target, swapped)
+    assert one.found == {"disorder"}
+
+
+def test_a_log_of_several_partitions_in_which_tasks_take_turns_is_in_order() -> None:
+    one, target = told()
+
+    def turns(rows: pa.Table) -> pa.Table:
+        """Let the tasks of the two source partitions write by turns, each key into a partition of its own."""
+        place = [row["epoch"] * 1000 + row["src_off"] * 2 + row["src_part"] for row in rows.to_pylist()]
+        parts = [row["key"] % 3 for row in rows.to_pylist()]
+        return logged(rows, [at - 900 * part for at, part in zip(place, parts, strict=True)], parts)
+
+    one.spoil(target, turns)
+    assert one.found == frozenset()
+
+
+def refused(*, more: Callable[[pa.Table], pa.Table] = lambda rows: rows) -> tuple[Story, Target]:
+    """Return a history in which one row of epoch 1 is a dead letter, and what else the letters hold."""
+    one, target = told(dead_letters="refused")
+    letters = one.target("refused")
+    row = one.epoch_rows(1).filter((pc.field("src_part") == 1) & (pc.field("src_off") == 7))
+    one.spoil(target, without(src_part=1, src_off=7))
+    # a run that was broken off has left its letters for the next one to clear away
+    one.read(letters, pa.concat_tables([row, row]), one.decided(1) + 0.5)
+    one.read(letters, row, 200, final=True)
+    assert one.found == frozenset()
+    one.spoil(letters, more, only=-1)
+    return one, target
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        lambda rows: pa.concat_tables([rows, rows]),
+        with_value("attempt", "f" * 32),
+        with_value("attempt", "r1" + f"{2:031x}"),
+        with_value("crc", 7),
+    ],
+    ids=["twice", "of an unknown attempt", "of an attempt at another epoch", "damaged"],
+)
+def test_letters_are_dead_letters_that_are_not_those_of_the_epoch(more: Callable[[pa.Table], pa.Table]) -> None:
+    one, _target = refused(more=more)
+    assert one.found == {"letters"}
+
+
+def test_letters_are_also_dead_letters_that_the_target_holds_too() -> None:
+    one, target = refused()
+    one.spoil(target, lambda _: one.rows(4, target), only=-1)
+    assert one.found == {"letters"}
+
+
+def test_letters_are_also_dead_letters_of_an_aborted_attempt() -> None:
+    one, target = refused(more=with_value("attempt", "f" * 32))
+    one.tries("f" * 32, 1, one.decided(1) - 0.6).aborted = True
+    one.spoil(target, without(epoch=1))
+    assert "letters" in one.found
+
+
+def test_letters_are_also_dead_letters_of_an_attempt_other_than_the_targets() -> None:
+    one, _target = refused(more=with_value("attempt", "f" * 32))
+    one.tries("f" * 32, 1, one.decided(1) - 0.25)
+    assert one.found == {"letters"}
+
+
+def test_letters_are_also_dead_letters_of_an_epoch_that_was_never_decided() -> None:
+    one, target = refused()
+    one.spoil(target, without(epoch=3))
+    facts = one.history.epochs["r1", 3]
+    facts.committed_at, facts.absent_until, facts.done_at = None, float("inf"), None
+    one.history.inputs["r1"] = one.workload.source(one.ends[2])
+    assert one.found == frozenset()
+    one.history.inputs["r1"] = one.source
+    assert one.found == {"stuck"}
+    one.spoil(one.history.targets["refused"], plus(one.epoch_rows(3).slice(0, 1)), only=-1)
+    assert one.found == {"stuck", "letters"}
+
+
+def killed() -> tuple[Story, Target]:
+    """Return a history in which the driver was killed after epoch 1, and another one started; no read between."""
+    one, target = told()
+    one.history.kills.append((one.decided(1) + 3, "driver"))
+    one.history.drivers["second"] = one.decided(1) + 4
+    for number in (2, 3):
+        one.history.attempts[one.attempt(number)].driver = "second"
+    return one, target
+
+
+def test_blind_is_no_read_between_a_kill_and_the_recovery() -> None:
+    one, target = killed()
+    assert one.found == {"blind"}
+    one.read(target, one.rows(2, target), one.decided(1) + 5)
+    assert one.found == frozenset()
+
+
+def test_blind_is_also_a_read_that_was_over_when_the_kill_came_and_one_after_the_recovery() -> None:
+    one, target = killed()
+    one.read(target, one.rows(2, target), one.decided(1) + 2.9)
+    one.read(target, one.rows(2, target), one.decided(2) - 0.4)
+    assert one.found == {"blind"}
+
+
+def test_reads_that_saw_the_same_and_were_not_kept_are_reads() -> None:
+    one, _target = killed()
+    one.history.reads[3].between = (one.decided(1) + 2.1, one.decided(1) + 5)
+    assert one.found == frozenset()
+
+
+def test_a_target_that_cannot_be_read_after_one_kill_has_to_be_read_after_another() -> None:
+    one, target = killed()
+    one.history.unreachable.append((target.name, one.decided(1) + 2.5, one.decided(1) + 8))
+    assert one.found == {"blind"}
+    one.history.kills.append((one.decided(2) + 1, "a worker, which the pipeline outlives"))
+    assert one.found == frozenset()
+
+
+def test_what_is_killed_when_all_is_drained_needs_no_recovery() -> None:
+    one, _target = told()
+    assert one.history.drained_at is not None
+    one.history.kills.append((one.history.drained_at + 1, "a driver that woke up"))
+    assert one.found == frozenset()
+
+
 def test_nothing_is_concluded_without_a_final_read() -> None:
     one, target = told()
     one.history.reads = [replace(read, final=False) for read in one.history.reads]
@@ -446,9 +744,19 @@ def test_every_anomaly_has_a_row_in_the_report() -> None:
     assert "lost: table: 1 row(s) of 1 epoch(s)" in text
 
 
+def effects(rows: pa.Table) -> pa.Table:
+    """Return what a keyed target applies of an epoch: the newest row of each key, deletes too."""
+    order = np.lexsort((rows["kver"].to_numpy(), rows["key"].to_numpy()))
+    keys = rows["key"].to_numpy()[order]
+    return rows.take(order[np.concatenate((keys[1:] != keys[:-1], [True]))] if len(order) else order)
+
+
 @st.composite
 def good_stories(draw: st.DrawFn) -> Story:
-    """Histories that a right sink may give: any epochs, empty ones too, any prefix at any read, one restart."""
+    """Histories that a right sink may give: any epochs, empty ones too, any prefix at any read, one restart.
+
+    Of the epoch after that prefix, a target that is not atomic may show a part.
+    """
     partitions = draw(st.integers(1, 3))
     growth = draw(
         st.lists(
@@ -461,20 +769,26 @@ def good_stories(draw: st.DrawFn) -> Story:
     made = Story(ends, workload=workload)
     for name, keyed in (("table", draw(st.booleans())), ("search", draw(st.booleans()))):
         target = made.target(name, keyed=keyed, atomic=draw(st.booleans()))
-        at, count = 0.0, 0
+        at, count, part = 0.0, 0, 0
         while count < len(ends):
             # a read may see any prefix from the newest acknowledged epoch to the newest decided one
             at += draw(st.floats(0.5, STEP))
             decided = int(at // STEP)
             done = int((at - 1) // STEP)
+            before = count
             count = draw(st.integers(max(count, min(done, len(ends))), max(count, min(decided, len(ends)))))
-            made.read(target, made.rows(count, target), at)
+            rows, part = made.rows(count, target), part if count == before else 0
+            if not target.atomic and count < min(decided, len(ends)):
+                following = effects(made.epoch_rows(count)) if keyed else made.epoch_rows(count)
+                part = draw(st.integers(part, following.num_rows))
+                rows = pa.concat_tables([rows, following.slice(0, part)])
+            made.read(target, newest(rows) if keyed else rows, at)
         made.read(target, made.rows(count, target), at + 100, final=True)
     return made
 
 
 @given(good_stories())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_good_histories_show_no_anomaly(made: Story) -> None:
     report = check(made.history)
     assert report.clean, str(report)
@@ -501,6 +815,7 @@ def test_a_history_written_line_by_line_is_judged_like_one_in_memory(tmp_path: P
     for number, ends in enumerate(one.ends):
         log.write("invoked", run="r1", driver="d1", epoch=number, attempt=one.attempt(number))
         log.write("offsets", run="r1", epoch=number, ends=ends)
+        log.write("recorded", run="r1", epoch=number, absent_until=time.monotonic())
         log.write("returned", attempt=one.attempt(number))
         log.write("committed", run="r1", epoch=number, absent_until=time.monotonic())
         log.write("done", run="r1", epoch=number)

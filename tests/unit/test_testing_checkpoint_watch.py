@@ -42,14 +42,59 @@ def test_an_epoch_is_planned_then_decided_then_done(checkpoint: Path, tmp_path: 
     write(checkpoint, "commits/0", "v1\n{}")
     after = time.monotonic()
     watch.look()
+    unrecorded = time.monotonic()
+    watch.look()
     ledger.append(Prepared(0, "a", "digest", {}))
+    recorded = time.monotonic()
+    watch.look()
     ledger.append(Done(0))
     watch.look()
     facts = History.load(tmp_path).epochs["r1", 0]
+    assert unrecorded <= facts.unrecorded_until <= recorded <= (facts.recorded_at or 0) <= (facts.done_at or 0)
     assert facts.ends == {0: 10, 1: 11}
     assert before <= facts.absent_until <= after <= (facts.committed_at or 0) <= (facts.done_at or 0)
     assert watch.decided() == {0: 10, 1: 11}
     assert watch.epochs == 1
+
+
+def test_an_epoch_that_is_planned_and_recorded_while_one_looks_is_told_at_once(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    """Else the time until which it was not recorded would be too late by one look."""
+
+    class PlannedMeanwhile(LocalStorage):
+        def names(self, folder: str) -> list[str]:
+            found = super().names(folder)
+            if folder == "offsets":
+                plan(checkpoint, 0, 10)
+                ledger.append(Prepared(0, "a", "digest", {}))
+            return found
+
+    ledger = Ledger(LocalStorage(checkpoint), "driver")
+    ledger.take("query", {}, -1)
+    watch = CheckpointWatch(PlannedMeanwhile(checkpoint), "r1", HistoryLog(tmp_path))
+    watch.look()
+    facts = History.load(tmp_path).epochs["r1", 0]
+    assert facts.recorded_at is not None
+    assert facts.unrecorded_until < facts.recorded_at
+
+
+def test_what_a_checkpoint_holds_that_is_copied_to_its_place_may_be_older_than_the_copy(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    watch = CheckpointWatch(checkpoint, "r1", HistoryLog(tmp_path))
+    watch.look()
+    first = tmp_path / "first"
+    ledger = Ledger(LocalStorage(first), "driver")
+    ledger.take("query", {}, -1)
+    plan(first, 0, 10)
+    ledger.append(Prepared(0, "a", "digest", {}))
+    began = time.monotonic()
+    watch.look()
+    first.rename(checkpoint)
+    watch.look()
+    facts = History.load(tmp_path).epochs["r1", 0]
+    assert facts.unrecorded_until < began < (facts.recorded_at or 0)
 
 
 def test_a_torn_commit_is_no_decision(checkpoint: Path, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ A sink that needs no service, the contract for your own sinks, rows that prove w
 happened, and its checker.
 """
 
-from epochsink.testing.anomalies import ANOMALIES, Anomaly
+from epochsink.testing.anomalies import ANOMALIES
 from epochsink.testing.checker import Report, check
+from epochsink.testing.evidence import Anomaly
 from epochsink.testing.history import History, HistoryLog, Target
 from epochsink.testing.local_sink import LocalSink
 from epochsink.testing.rows import Workload

@@ -2,77 +2,25 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from epochsink.testing.timeline import Timeline
-from epochsink.testing.views import View, scan
+from epochsink.testing.attempts import NEVER, Writers, aborted_read, mixed_attempts, unknown_writer, zombie_write
+from epochsink.testing.evidence import Anomaly
+from epochsink.testing.timeline import UNKNOWN
+from epochsink.testing.views import Findings, attempts_in, identify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
+    from epochsink.testing.evidence import Evidence
     from epochsink.testing.history import History, Target
-    from epochsink.testing.views import Findings
-
-NEVER: Final = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Anomaly:
-    """A violation. ``name`` is a key of `ANOMALIES`; ``count`` is in the message's terms."""
-
-    name: str
-    target: str
-    message: str
-    count: int = 1
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.target}: {self.message}" if self.target else f"{self.name}: {self.message}"
-
-
-@dataclass(slots=True)
-class Evidence:
-    """A history with every read already compared with the source rows."""
-
-    history: History
-    timeline: Timeline
-    progress_within: float
-    views: dict[str, list[View]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, history: History, progress_within: float) -> Evidence:
-        """Judge every read. Raises ValueError if nothing can be concluded: no final read, offsets not dense."""
-        timeline = Timeline(history)
-        return cls(history, timeline, progress_within, scan(history, timeline))
-
-    def targets(self) -> Iterator[tuple[Target, list[View]]]:
-        """Yield each target with its views, oldest first."""
-        for name, views in self.views.items():
-            yield self.history.targets[name], views
-
-    def finals(self) -> Iterator[tuple[Target, View]]:
-        """Yield each target with its final read."""
-        for target, views in self.targets():
-            yield target, [view for view in views if view.read.final][-1]
-
-    def first_seen(self) -> Iterator[tuple[Target, list[View], dict[tuple[int, str], int]]]:
-        """Yield each target with its views and, for each (epoch's position, attempt), the first view that shows it."""
-        for target, views in self.targets():
-            first: dict[tuple[int, str], int] = {}
-            for place, view in enumerate(views):
-                for pair in view.attempts:
-                    first.setdefault(pair, place)
-            yield target, views, dict(sorted(first.items()))
-
-    def name(self, position: int | np.integer[Any]) -> str:
-        """Return an epoch's name for people."""
-        return self.timeline.name(int(position))
+    from epochsink.testing.views import View
 
 
 def lost(evidence: Evidence) -> list[Anomaly]:
@@ -113,6 +61,11 @@ def corrupt(evidence: Evidence) -> list[Anomaly]:
 def stale(evidence: Evidence) -> list[Anomaly]:
     """Find keys whose version went down, and deleted keys that came back."""
     return _of_rows(evidence, "stale", lambda view: view.stale, "row(s) older than an earlier read's")
+
+
+def disorder(evidence: Evidence) -> list[Anomaly]:
+    """Find rows of a log that lie behind a later epoch's, or behind a newer row of their key."""
+    return _of_rows(evidence, "disorder", lambda view: view.disorder, "row(s) behind later ones")
 
 
 def _of_rows(evidence: Evidence, name: str, find: Callable[[View], Findings], what: str) -> list[Anomaly]:
@@ -164,6 +117,11 @@ def false_ack(evidence: Evidence) -> list[Anomaly]:
     )
 
 
+def flicker(evidence: Evidence) -> list[Anomaly]:
+    """Find epochs of which a read lacked something, though an earlier read had shown all of it."""
+    return _of_epochs(evidence, "flicker", lambda view: view.gone > 0, "had been visible, and was not any more")
+
+
 def _firm(view: View) -> npt.NDArray[np.bool_]:
     firm: npt.NDArray[np.bool_] = np.arange(len(view.seen)) <= view.firm
     return firm
@@ -181,32 +139,6 @@ def _of_epochs(
     return found
 
 
-def aborted_read(evidence: Evidence) -> list[Anomaly]:
-    """Find visible rows of attempts that were aborted."""
-    aborted = {name for name, attempt in evidence.history.attempts.items() if attempt.aborted}
-    return [
-        Anomaly("aborted read", target.name, f"{evidence.name(at)} shows the aborted attempt {attempt}")
-        for target, _, first in evidence.first_seen()
-        for at, attempt in first
-        if attempt in aborted
-    ]
-
-
-def mixed_attempts(evidence: Evidence) -> list[Anomaly]:
-    """Find epochs of which two attempts were seen, in one target or in two."""
-    attempts: dict[int, dict[str, set[str]]] = {}
-    for target, _, first in evidence.first_seen():
-        for at, attempt in first:
-            attempts.setdefault(at, {}).setdefault(attempt, set()).add(target.name)
-    found = []
-    for at, seen in sorted(attempts.items()):
-        if len(seen) > 1:
-            places = ", ".join(sorted(set().union(*seen.values())))
-            message = f"{evidence.name(at)} shows {len(seen)} attempts: {', '.join(sorted(seen))}"
-            found.append(Anomaly("mixed attempts", places, message))
-    return found
-
-
 def divergence(evidence: Evidence) -> list[Anomaly]:
     """Find decided epochs that in the end one target holds and another does not."""
     holds = {target.name: view.missing == 0 for target, view in evidence.finals()}
@@ -217,48 +149,6 @@ def divergence(evidence: Evidence) -> list[Anomaly]:
             message = f"{evidence.name(at)} is missing here and whole elsewhere"
             found.append(Anomaly("divergence", ", ".join(lacking), message))
     return found
-
-
-def zombie_write(evidence: Evidence) -> list[Anomaly]:
-    """Find attempts of a superseded driver that appeared after everything it could legitimately leave was visible."""
-    deadlines = _Deadlines(evidence.history)
-    found = []
-    for target, views, first in evidence.first_seen():
-        for (at, attempt), place in first.items():
-            # an earlier read, which had already to show it, did not
-            if place and views[place - 1].read.began > deadlines.of(attempt) + target.lag:
-                message = f"attempt {attempt} of {evidence.name(at)} appeared after a newer driver had passed it"
-                found.append(Anomaly("zombie write", target.name, message))
-    return found
-
-
-class _Deadlines:
-    """When a later driver had finished foreachBatch of a later epoch: nothing older can be pending then."""
-
-    def __init__(self, history: History) -> None:
-        self._attempts = history.attempts
-        self._order = {driver: place for place, driver in enumerate(history.drivers)}
-        self._known: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
-
-    def of(self, name: str) -> float:
-        """Return the time after which an attempt may no longer appear."""
-        attempt = self._attempts.get(name)
-        if attempt is None:
-            return NEVER
-        epochs, times = self._after(attempt.run, self._order.get(attempt.driver, len(self._order)))
-        return times[bisect_right(epochs, attempt.epoch)]
-
-    def _after(self, run: str, place: int) -> tuple[list[int], list[float]]:
-        """Return the epochs that drivers after this one finished and, for each, when it or a later one first was."""
-        if (run, place) not in self._known:
-            later = sorted(
-                (attempt.epoch, attempt.returned_at)
-                for attempt in self._attempts.values()
-                if attempt.returned_at is not None and attempt.run == run and self._order[attempt.driver] > place
-            )
-            earliest = list(accumulate([NEVER, *(at for _, at in reversed(later))], min))
-            self._known[run, place] = ([epoch for epoch, _ in later], earliest[::-1])
-        return self._known[run, place]
 
 
 def swallowed(evidence: Evidence) -> list[Anomaly]:
@@ -274,6 +164,84 @@ def swallowed(evidence: Evidence) -> list[Anomaly]:
                 message = f"{evidence.name(at)} is missing, and {older[0]} had an epoch of that number"
                 found.append(Anomaly("swallowed", target.name, message, int(view.missing[at])))
     return found
+
+
+def letters(evidence: Evidence) -> list[Anomaly]:
+    """Find dead letters that are there twice, in the target too, or of an attempt that does not count."""
+    return [
+        Anomaly("letters", target.dead_letters, message, count)
+        for target, view in evidence.finals()
+        if target.dead_letters is not None
+        for count, message in _bad_letters(evidence, target, view)
+        if count
+    ]
+
+
+def _bad_letters(evidence: Evidence, target: Target, view: View) -> Iterator[tuple[int, str]]:
+    timeline, writers = evidence.timeline, Writers(evidence.history)
+    for read in evidence.history.reads:
+        if not read.final or read.target != target.dead_letters:
+            continue
+        damaged, rows = Findings(), read.rows()
+        index = identify(rows, timeline, target.name, damaged)
+        letters_of = np.bincount(index[index != UNKNOWN], minlength=timeline.source.num_rows)
+        accepted = timeline.locate(view.read.rows())
+        both = np.intersect1d(accepted[accepted != UNKNOWN], np.flatnonzero(letters_of))
+        yield damaged.count, f"{damaged.count} row(s) that were not sent like this: {'; '.join(damaged.examples)}"
+        yield int((letters_of > 1).sum()), f"{int((letters_of > 1).sum())} row(s) more than once"
+        yield len(both), f"{len(both)} row(s) that '{target.name}' holds too"
+        for at, attempt in sorted(attempts_in(rows, timeline)):
+            flaw = _flaw_of_letter(evidence, writers, view, at, attempt)
+            yield int(flaw is not None), f"{evidence.name(at)} has rows of {attempt}, {flaw}"
+
+
+def _flaw_of_letter(evidence: Evidence, writers: Writers, view: View, at: int, attempt: str) -> str | None:
+    epoch = evidence.timeline.epochs[at]
+    if epoch.committed_at is None:
+        return "and was never decided"
+    if writers.is_aborted(attempt):
+        return "an attempt that was aborted"
+    accepted = {name for position, name in view.attempts if position == at}
+    if accepted and attempt not in accepted:
+        return "an attempt other than the target's"
+    return writers.flaw(epoch, attempt)
+
+
+def blind(evidence: Evidence) -> list[Anomaly]:
+    """Find kills between which and the recovery no read was tried, or all of them if none was read between.
+
+    Then readers cannot have seen what the kill left. The recovery is the first call of a driver that was started after
+    the kill, or else the end of the run.
+    """
+    history, found = evidence.history, []
+    spans = list(_recoveries(history))
+    for target, views in evidence.targets():
+        moments = (at for view in views if not view.read.final for at in (*view.read.between, view.read.began))
+        reads = [*sorted(moments), NEVER]
+        read = [reads[bisect_left(reads, at)] <= end for at, end, _ in spans]
+        tried = [(began, ended) for name, began, ended in history.unreachable if name == target.name]
+        missed = [
+            what
+            for (at, end, what), was_read in zip(spans, read, strict=True)
+            if not was_read and not (any(read) and any(began <= end and at <= ended for began, ended in tried))
+        ]
+        if missed:
+            message = f"not read between {len(missed)} of {len(spans)} kill(s) and the recovery, the first: {missed[0]}"
+            found.append(Anomaly("blind", target.name, message, len(missed)))
+    return found
+
+
+def _recoveries(history: History) -> Iterator[tuple[float, float, str]]:
+    """Yield each kill of the run with its time and when the run had recovered from it."""
+    end = history.ended_at if history.drained_at is None else history.drained_at
+    first: dict[str, float] = {}
+    for attempt in history.attempts.values():
+        first[attempt.driver] = min(attempt.invoked_at, first.get(attempt.driver, NEVER))
+    started = sorted((at, driver) for driver, at in history.drivers.items())
+    recovered = [*accumulate((first.get(driver, NEVER) for _, driver in reversed(started)), min, initial=end)][::-1]
+    for at, what in history.kills:
+        if at < end:
+            yield at, recovered[bisect_right(started, (at, ""))], what
 
 
 def orphan(evidence: Evidence) -> list[Anomaly]:
@@ -328,18 +296,23 @@ ANOMALIES: Final[dict[str, tuple[Callable[[Evidence], list[Anomaly]], str]]] = {
     "aborted read": (aborted_read, "a row of an aborted attempt was seen"),
     "early": (early, "a row was seen before commits/N existed"),
     "torn": (torn, "some but not all rows of an epoch were seen"),
+    "unknown writer": (unknown_writer, "a row of an attempt that nobody began, or that did not record it"),
     "mixed attempts": (mixed_attempts, "two attempts at one epoch were seen"),
     "divergence": (divergence, "the sinks hold different epochs in the end"),
     "stale": (stale, "a key went back, or came back"),
+    "flicker": (flicker, "an epoch that had been visible was not any more"),
     "gap": (gap, "the epochs seen are not a prefix"),
+    "disorder": (disorder, "rows of a log in another order than their epochs or their key's versions"),
     "zombie write": (zombie_write, "a superseded driver's rows appeared late"),
     "swallowed": (swallowed, "a new checkpoint's epoch was taken for an old one's"),
     "silent drop": (silent_drop, "a row is neither in the sink nor a dead letter"),
+    "letters": (letters, "a dead letter twice, in the target too, or of an attempt that does not count"),
     "false ack": (false_ack, "the ledger said done, the sink lacked it"),
     "orphan": (orphan, "something prepared or staged was left over"),
     "pin": (pin, "readers are held back by an open transaction"),
     "stuck": (stuck, "no progress, or decided work left undone"),
     "corrupt": (corrupt, "a row that was not sent like this"),
+    "blind": (blind, "no read between a kill and the recovery: the run proves nothing"),
 }
 """Every anomaly: the function that finds it, and how it shows."""
 

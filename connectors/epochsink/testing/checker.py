@@ -9,7 +9,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from epochsink.testing.anomalies import ANOMALIES, Anomaly, Evidence, find_all
+from epochsink.testing.anomalies import ANOMALIES, find_all
+from epochsink.testing.evidence import Anomaly, Evidence
 from epochsink.testing.history import History
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Watch a checkpoint: when Spark decided each epoch, and when the ledger recorded it as done.
+"""Watch a checkpoint: when each epoch was recorded, when Spark decided it, and when the ledger called it done.
 
 A look before and after every read makes the times sharp: an epoch counts as undecided until the last look that did not
 find its ``commits/N``.
@@ -35,6 +35,7 @@ class CheckpointWatch:
         self._last_look = 0.0
         self._planned: dict[int, dict[int, int]] = {}
         self._committed: set[int] = set()
+        self._recorded: dict[int, str] = {}
         self._done: set[int] = set()
 
     def look(self) -> None:
@@ -48,8 +49,10 @@ class CheckpointWatch:
             for epoch in committed:
                 self._committed.add(epoch)
                 self._log.write("committed", run=self._run, epoch=epoch, absent_until=self._last_look)
-            self._look_at_ledger()
-            self._last_look = began
+            begun = self._look_at_ledger()
+            # a checkpoint that is copied to this place later holds what an earlier look did not find
+            if begun or self._planned:
+                self._last_look = began
 
     def decided(self) -> dict[int, int]:
         """Return the end offset of each source partition in the newest decided epoch."""
@@ -74,11 +77,24 @@ class CheckpointWatch:
             self._planned[epoch] = ends
             self._log.write("offsets", run=self._run, epoch=epoch, ends=ends)
 
-    def _look_at_ledger(self) -> None:
-        for epoch in sorted(self._ledger.read().done - self._done):
+    def _look_at_ledger(self) -> bool:
+        """Write what is new in the ledger; return whether there is one."""
+        history = self._ledger.read()
+        for epoch, prepared in sorted(history.epochs.items()):
+            if self._recorded.get(epoch) != prepared.attempt:
+                self._recorded[epoch] = prepared.attempt
+                self._write_of(epoch, "recorded", absent_until=self._last_look)
+        for epoch in sorted(history.done - self._done):
             self._done.add(epoch)
-            if epoch in self._planned:
-                self._log.write("done", run=self._run, epoch=epoch)
+            self._write_of(epoch, "done")
+        return history.owner is not None
+
+    def _write_of(self, epoch: int, event: str, **facts: float) -> None:
+        # what is in the ledger has been planned, perhaps since this look began
+        if epoch not in self._planned:
+            self._plan(epoch)
+        if epoch in self._planned:
+            self._log.write(event, run=self._run, epoch=epoch, **facts)
 
 
 def kafka_ends(data: bytes) -> dict[int, int] | None:

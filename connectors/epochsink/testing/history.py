@@ -6,14 +6,16 @@ share. Rows that were read are kept beside it as Arrow files. Events:
     target     name, atomic, keyed, dead_letters, lag          the properties of a sink
     input      run, file                                       all source rows of a run
     started    run, driver                                     a driver process, oldest first
-    ended      driver, code             killed  what, pid      recovered  what
+    ended      driver, code             killed  what, pid
     invoked    run, driver, epoch, attempt                     foreachBatch began
     returned   attempt                  raised  attempt, error
     aborted    attempt                                         certainly not recorded (a canary)
     offsets    run, epoch, ends                                offsets/N: end offset of each source partition
+    recorded   run, epoch, absent_until                        the ledger holds it; not yet when last looked for
     committed  run, epoch, absent_until                        commits/N seen; not there yet when last looked for
     done       run, epoch                                      the ledger says that every sink has committed
-    read       target, began, ended, file, final               one read; final: after quiescence
+    read       target, began, ended, file, final, between      one read; final: after quiescence
+    unreachable  target, began, ended                          every read of that time failed
     leftover   target, kind (orphan or pin), what              found after quiescence
     healed                              drained                faults ended; all input is decided
 """
@@ -31,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 FILE = "history.jsonl"
 
@@ -56,8 +58,9 @@ class Target:
 class EpochFacts:
     """One epoch of one run. Times are None for what was never seen.
 
-    ``committed_at`` and ``done_at`` are when ``commits/N`` and the ledger's ``done`` were first seen;
-    ``absent_until`` is when ``commits/N`` was last known not to exist.
+    ``recorded_at``, ``committed_at`` and ``done_at`` are when the ledger's record, ``commits/N`` and the ledger's
+    ``done`` were first seen; ``unrecorded_until`` and ``absent_until`` are when the record and ``commits/N`` were last
+    known not to exist.
     """
 
     run: str
@@ -66,6 +69,8 @@ class EpochFacts:
     committed_at: float | None = None
     absent_until: float = float("inf")
     done_at: float | None = None
+    recorded_at: float | None = None
+    unrecorded_until: float = float("-inf")
 
 
 @dataclass(slots=True)
@@ -78,17 +83,24 @@ class AttemptFacts:
     epoch: int
     returned_at: float | None = None
     aborted: bool = False
+    invoked_at: float = 0.0
+    raised: bool = False
 
 
 @dataclass(slots=True)
 class Read:
-    """One read of one target; ``rows`` are in memory or in a file."""
+    """One read of one target; ``rows`` are in memory or in a file.
+
+    All that was visible when it ``began`` is in it, and all that is in it was visible when it ``ended``. ``between``
+    are the times of reads that saw the same, since the one before it.
+    """
 
     target: str
     began: float
     ended: float
     source: pa.Table | Path
     final: bool = False
+    between: tuple[float, ...] = ()
 
     def rows(self) -> pa.Table:
         """Return the rows, at least the columns of `epochsink.testing.rows.SCHEMA`."""
@@ -100,14 +112,20 @@ class Read:
 
 @dataclass(slots=True)
 class History:
-    """What the checker judges. Times are in seconds, on one clock."""
+    """What the checker judges. Times are in seconds, on one clock.
+
+    ``drivers`` says when each was started; ``kills`` are times, each with what was killed or failed; ``unreachable``
+    are targets, each with when it could not be read.
+    """
 
     targets: dict[str, Target] = field(default_factory=dict)
     inputs: dict[str, pa.Table] = field(default_factory=dict)
-    drivers: list[str] = field(default_factory=list)
+    drivers: dict[str, float] = field(default_factory=dict)
     attempts: dict[str, AttemptFacts] = field(default_factory=dict)
     epochs: dict[tuple[str, int], EpochFacts] = field(default_factory=dict)
     reads: list[Read] = field(default_factory=list)
+    unreachable: list[tuple[str, float, float]] = field(default_factory=list)
+    kills: list[tuple[float, str]] = field(default_factory=list)
     leftovers: list[tuple[str, str, str]] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=dict)
     healed_at: float | None = None
@@ -139,19 +157,21 @@ class History:
     def _on_input(self, _at: float, folder: Path, *, run: str, file: str) -> None:
         self.inputs[run] = Read("", 0, 0, folder / file).rows()
 
-    def _on_started(self, _at: float, _folder: Path, *, driver: str, **_facts: Any) -> None:
-        self.drivers.append(driver)
+    def _on_started(self, at: float, _folder: Path, *, driver: str, **_facts: Any) -> None:
+        self.drivers[driver] = at
 
-    def _on_ended(self, _at: float, _folder: Path, **_facts: Any) -> None: ...
+    def _on_ended(self, at: float, _folder: Path, *, driver: object, code: int | None) -> None:
+        if code != 0:
+            self.kills.append((at, f"driver {driver}"))
 
-    def _on_killed(self, _at: float, _folder: Path, **_facts: Any) -> None: ...
+    def _on_killed(self, at: float, _folder: Path, *, what: str, **_facts: Any) -> None:
+        self.kills.append((at, what))
 
-    def _on_recovered(self, _at: float, _folder: Path, **_facts: Any) -> None: ...
+    def _on_raised(self, _at: float, _folder: Path, *, attempt: str, **_facts: Any) -> None:
+        self.attempts[attempt].raised = True
 
-    def _on_raised(self, _at: float, _folder: Path, **_facts: Any) -> None: ...
-
-    def _on_invoked(self, _at: float, _folder: Path, *, run: str, driver: str, epoch: int, attempt: str) -> None:
-        self.attempts[attempt] = AttemptFacts(attempt, run, driver, epoch)
+    def _on_invoked(self, at: float, _folder: Path, *, run: str, driver: str, epoch: int, attempt: str) -> None:
+        self.attempts[attempt] = AttemptFacts(attempt, run, driver, epoch, invoked_at=at)
 
     def _on_returned(self, at: float, _folder: Path, *, attempt: str) -> None:
         self.attempts[attempt].returned_at = at
@@ -162,6 +182,10 @@ class History:
     def _on_offsets(self, _at: float, _folder: Path, *, run: str, epoch: int, ends: Mapping[str, int]) -> None:
         self.epochs[run, epoch] = EpochFacts(run, epoch, {int(part): end for part, end in ends.items()})
 
+    def _on_recorded(self, at: float, _folder: Path, *, run: str, epoch: int, absent_until: float) -> None:
+        facts = self.epochs[run, epoch]
+        facts.recorded_at, facts.unrecorded_until = at, absent_until
+
     def _on_committed(self, at: float, _folder: Path, *, run: str, epoch: int, absent_until: float) -> None:
         facts = self.epochs[run, epoch]
         facts.committed_at, facts.absent_until = at, absent_until
@@ -169,10 +193,11 @@ class History:
     def _on_done(self, at: float, _folder: Path, *, run: str, epoch: int) -> None:
         self.epochs[run, epoch].done_at = at
 
-    def _on_read(self, _at: float, folder: Path, **facts: Any) -> None:
-        self.reads.append(
-            Read(facts["target"], facts["began"], facts["ended"], folder / facts["file"], final=facts["final"])
-        )
+    def _on_read(self, _at: float, folder: Path, *, file: str, between: list[float], **facts: Any) -> None:
+        self.reads.append(Read(source=folder / file, between=tuple(between), **facts))
+
+    def _on_unreachable(self, _at: float, _folder: Path, *, target: str, began: float, ended: float) -> None:
+        self.unreachable.append((target, began, ended))
 
     def _on_leftover(self, _at: float, _folder: Path, *, target: str, kind: str, what: str) -> None:
         self.leftovers.append((target, kind, what))
@@ -206,9 +231,18 @@ class HistoryLog:
         """Record which source rows a run has to deliver (`epochsink.testing.rows.SOURCE_SCHEMA`)."""
         self.write("input", run=run, file=self.keep(source))
 
-    def write_read(self, target: str, began: float, ended: float, file: str, *, final: bool = False) -> None:
+    def write_read(
+        self,
+        target: str,
+        began: float,
+        ended: float,
+        file: str,
+        *,
+        final: bool = False,
+        between: Sequence[float] = (),
+    ) -> None:
         """Record what a reader saw between two moments: rows that `keep` stored under a name."""
-        self.write("read", target=target, began=began, ended=ended, file=file, final=final)
+        self.write("read", target=target, began=began, ended=ended, file=file, final=final, between=list(between))
 
     def keep(self, rows: pa.Table) -> str:
         """Store rows beside the history; return their file's name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from epochsink.testing.readers import Unreachable
@@ -22,9 +23,10 @@ Result = TypeVar("Result")
 
 
 class Sampler(threading.Thread):
-    """One reader's thread. ``look`` is called before and after each read (see `epochsink.testing.checkpoint_watch`).
+    """One reader's thread. ``look`` is called just before and after the moment that each read shows.
 
-    Of consecutive equal reads, only the first and the last are written.
+    See `epochsink.testing.checkpoint_watch`. Of consecutive equal reads, the first and the last are written, with the
+    times of those between them.
     """
 
     def __init__(self, target: Target, reader: Reader, log: HistoryLog, look: Callable[[], None]) -> None:
@@ -36,38 +38,49 @@ class Sampler(threading.Thread):
         self._ended = threading.Event()
         self._rows: pa.Table | None = None
         self._file = ""
-        self._repeated: tuple[float, float] | None = None
+        self._repeated: list[tuple[float, float]] = []
+        self._unreachable_since: float | None = None
         self.failure: BaseException | None = None
-        self.unreachable = 0
 
     def run(self) -> None:
         """Read until `finish`."""
         try:
             while not self._ended.wait(PAUSE_SECONDS):
-                try:
+                with suppress(Unreachable):
                     self._sample()
-                except Unreachable:
-                    self.unreachable += 1
         except BaseException as failure:  # noqa: BLE001 - raised by `finish`
             self.failure = failure
 
     def _sample(self, *, final: bool = False) -> None:
         self._look()
         began = time.monotonic()
-        rows = self._reader.read()
-        ended = time.monotonic()
-        self._look()
+        fixed: list[float] = []
+
+        def look() -> None:
+            fixed.append(time.monotonic())
+            # before the rows are fetched, which may take long: what is decided meanwhile comes too late for this read
+            self._look()
+
+        try:
+            rows = self._reader.read(look)
+        except Unreachable:
+            self._unreachable_since = self._unreachable_since or began
+            raise
+        if self._unreachable_since is not None:
+            self._log.write("unreachable", target=self._target.name, began=self._unreachable_since, ended=began)
+            self._unreachable_since = None
         if self._rows is not None and rows.equals(self._rows) and not final:
-            self._repeated = (began, ended)
+            self._repeated.append((began, fixed[-1]))
             return
         self._write_repeated()
         self._rows, self._file = rows, self._log.keep(rows)
-        self._log.write_read(self._target.name, began, ended, self._file, final=final)
+        self._log.write_read(self._target.name, began, fixed[-1], self._file, final=final)
 
     def _write_repeated(self) -> None:
-        if self._repeated is not None:
-            self._log.write_read(self._target.name, *self._repeated, self._file)
-            self._repeated = None
+        if self._repeated:
+            between = [began for began, _ in self._repeated[:-1]]
+            self._log.write_read(self._target.name, *self._repeated[-1], self._file, between=between)
+            self._repeated.clear()
 
     def finish(self, seconds: float) -> None:
         """End the thread, wait until the target is quiescent, then read once more and write its leftovers.

@@ -45,8 +45,9 @@ class View:
     """One read, judged on its own.
 
     By position of the epoch: ``seen`` rows of it, ``expected`` effects (rows; in a keyed target: keys whose newest row
-    is of that epoch, deletes included) and those ``found``. ``newest`` is the newest position seen. Up to
-    ``firm`` nothing may be missing; ``acknowledged`` flags epochs that the ledger called done before the read.
+    is of that epoch, deletes included) and those ``found``; ``gone`` is what is missing of epochs that an earlier read
+    showed whole. ``newest`` is the newest position seen. Up to ``firm`` nothing may be missing; ``acknowledged`` flags
+    epochs that the ledger called done before the read.
     """
 
     read: Read
@@ -56,10 +57,12 @@ class View:
     seen: Ints
     expected: Ints
     found: Ints
+    gone: Ints
     attempts: set[tuple[int, str]]
     duplicate: Findings
     corrupt: Findings
     stale: Findings
+    disorder: Findings
 
     @property
     def missing(self) -> Ints:
@@ -80,70 +83,67 @@ class Scan:
             [np.inf if epoch.done_at is None else epoch.done_at for epoch in timeline.epochs], dtype=float
         )
         self._floor = np.full(timeline.key_count, -1, dtype=np.int64)
-        self._ended: list[tuple[float, int]] = []
+        self._ended: list[tuple[float, int, View]] = []
         self._prior = -1
+        self._shown = np.zeros(len(timeline), dtype=bool)
 
     def views(self) -> list[View]:
         """Judge every read of the target."""
         reads = [read for read in self._history.reads if read.target == self._target.name]
-        return [self._view(read) for read in sorted(reads, key=lambda read: read.began)]
+        in_order = sorted(reads, key=lambda read: read.began)
+        return [self._view(number, read) for number, read in enumerate(in_order)]
 
-    def _view(self, read: Read) -> View:
+    def _view(self, number: int, read: Read) -> View:
+        self._end_reads_before(read)
         rows = read.rows()
         corrupt = Findings()
-        index = self._identify(rows, corrupt)
-        present = np.bincount(index, minlength=self._timeline.source.num_rows)
+        identified = identify(rows, self._timeline, self._target.name, corrupt)
+        present = np.bincount(identified[identified != UNKNOWN], minlength=self._timeline.source.num_rows)
         held = np.flatnonzero(present)
         seen = np.bincount(self._timeline.position[held], minlength=len(self._timeline) + 1)[:-1]
-        newest = int(np.flatnonzero(seen).max(initial=-1))
+        highest = _last(seen > 0)
         acknowledged = self._done_at + self._target.lag <= read.began
-        newest, expected, found = self._effects(read, newest, acknowledged, held, seen)
+        bound = max(highest, _last(acknowledged), _last(self._committed) if read.final else -1)
+        newest, expected, found = self._effects(self._committed | (seen > 0), highest, bound, held)
         view = View(
             read=read,
             newest=newest,
-            firm=self._firm(read, newest),
+            # a target that is not atomic may lack what an earlier read did not show to be finished
+            firm=newest if self._target.atomic or read.final else self._prior - 1,
             acknowledged=acknowledged,
             seen=seen,
             expected=expected,
             found=found,
-            attempts=self._attempts(rows),
+            gone=self._gone(seen, bound, expected - found, held),
+            attempts=attempts_in(rows, self._timeline),
             duplicate=self._duplicates(present, held),
             corrupt=corrupt,
-            stale=self._stale_keys(held) if self._target.keyed else self._stale_log(rows, index),
+            stale=self._stale_keys(held) if self._target.keyed else Findings(),
+            disorder=self._disorder(rows, identified),
         )
-        heapq.heappush(self._ended, (read.ended, newest))
+        heapq.heappush(self._ended, (read.ended, number, view))
         return view
 
-    def _identify(self, rows: pa.Table, corrupt: Findings) -> Ints:
-        """Return the source index of each row that has one; `UNKNOWN` and damaged rows are findings."""
-        timeline = self._timeline
-        index = timeline.locate(rows)
-        known = index != UNKNOWN
-        wrong = ~known | (np.asarray(rows["crc"].fill_null(-1).to_numpy()) != checksums(rows))
-        at = np.where(known, index, 0)
-        if known.any():
-            for name in ("key", "kver", "op"):
-                wrong |= known & (rows[name].to_numpy() != timeline.source[name].to_numpy()[at])
-            wrong |= known & (rows["epoch"].to_numpy() != timeline.number[timeline.position[at]])
-        if "sink" in rows.column_names:
-            wrong |= rows["sink"].to_numpy() != self._target.name
-        corrupt.add(np.flatnonzero(wrong), lambda row: str(_plain(rows, row)))
-        kept: Ints = index[known]
-        return kept[timeline.position[kept] < len(timeline)]
-
-    def _firm(self, read: Read, newest: int) -> int:
-        """Return up to where epochs have to be whole: if the target is not atomic, below an earlier read's newest."""
+    def _end_reads_before(self, read: Read) -> None:
+        """Take note of what reads showed that had ended when this one began."""
         while self._ended and self._ended[0][0] <= read.began:
-            self._prior = max(self._prior, heapq.heappop(self._ended)[1])
-        return newest if self._target.atomic or read.final else self._prior - 1
+            _, _, view = heapq.heappop(self._ended)
+            self._prior = max(self._prior, view.newest)
+            self._shown |= (view.missing == 0) & (np.arange(len(self._shown)) <= view.newest)
 
-    def _effects(self, read: Read, newest: int, acknowledged: Flags, held: Ints, seen: Ints) -> tuple[int, Ints, Ints]:
-        live = self._committed | (seen > 0)
-        bound = max(newest, int(np.flatnonzero(acknowledged).max(initial=-1)))
-        if read.final:
-            bound = max(bound, int(np.flatnonzero(self._committed).max(initial=-1)))
+    def _gone(self, seen: Ints, bound: int, missing: Ints, held: Ints) -> Ints:
+        """Return what is missing of each epoch that an earlier read showed whole."""
+        top = _last(self._shown)
+        if top > bound:
+            live = self._committed | (seen > 0) | self._shown
+            _, expected, found = self._effects(live, top, top, held)
+            missing = expected - found
+        return np.where(self._shown, missing, 0)
+
+    def _effects(self, live: Flags, highest: int, bound: int, held: Ints) -> tuple[int, Ints, Ints]:
+        """Return the newest epoch that is there, and how much of each one, up to a bound, should be and is."""
         if not self._target.keyed:
-            return (newest, *self._appended(live, bound, held))
+            return (highest, *self._appended(live, bound, held))
         expected, found = self._upserted(live, bound, held)
         # an epoch of deletes leaves no row of its own: see whether the read fits once it is applied
         further = bound
@@ -151,8 +151,8 @@ class Scan:
             further += 1
             attempt = self._upserted(live, further, held)
             if not (attempt[0] > attempt[1]).any():
-                return (further if bound == newest else newest, *attempt)
-        return newest, expected, found
+                return (further if bound == highest else highest, *attempt)
+        return highest, expected, found
 
     def _appended(self, live: Flags, bound: int, held: Ints) -> tuple[Ints, Ints]:
         rows = self._required(live, bound)
@@ -169,37 +169,25 @@ class Scan:
         gone = timeline.deletes[wanted] & (shown < 0)
         applied = (shown >= timeline.rank[wanted]) | gone
         if not self._target.atomic:
-            applied |= (shown < 0) & self._deleted_next(wanted, bound + 1)
+            applied |= (shown < 0) & self._deleted_by(live, bound + 1)[timeline.key_code[wanted]]
         return self._by_epoch(wanted), self._by_epoch(wanted[applied])
 
-    def _deleted_next(self, rows: Ints, bound: int) -> Flags:
-        """Flag rows whose key is deleted next, by an epoch that may be under way."""
+    def _deleted_by(self, live: Flags, bound: int) -> Flags:
+        """Flag the keys that are deleted once an epoch is applied that may be under way."""
         timeline = self._timeline
-        following = timeline.in_key_order(timeline.rank[rows] + 1)
-        result: Flags = (
-            (timeline.key_code[following] == timeline.key_code[rows])
-            & timeline.deletes[following]
-            & (timeline.position[following] <= bound)
-        )
-        return result
+        newest = timeline.newest_of_keys(self._required(live, bound))
+        flags = np.zeros(timeline.key_count, dtype=bool)
+        flags[timeline.key_code[newest[timeline.deletes[newest]]]] = True
+        return flags
 
     def _required(self, live: Flags, bound: int) -> Flags:
         wanted = np.zeros(len(self._timeline) + 1, dtype=bool)
-        wanted[: bound + 1] = live[: bound + 1]
+        wanted[:-1] = live & (np.arange(len(live)) <= bound)
         result: Flags = wanted[self._timeline.position] & ~self._pardoned
         return result
 
     def _by_epoch(self, rows: Ints) -> Ints:
         return np.bincount(self._timeline.position[rows], minlength=len(self._timeline) + 1)[:-1]
-
-    def _attempts(self, rows: pa.Table) -> set[tuple[int, str]]:
-        groups = rows.select(["run", "epoch", "attempt"]).group_by(["run", "epoch", "attempt"]).aggregate([])
-        positions = self._timeline.positions
-        return {
-            (positions[row["run"], row["epoch"]], row["attempt"])
-            for row in groups.to_pylist()
-            if (row["run"], row["epoch"]) in positions
-        }
 
     def _duplicates(self, present: Ints, held: Ints) -> Findings:
         found = Findings()
@@ -223,18 +211,59 @@ class Scan:
         self._floor[vanished] += ~timeline.deletes[timeline.in_key_order(self._floor[vanished])]
         return found
 
-    def _stale_log(self, rows: pa.Table, index: Ints) -> Findings:
-        """Find rows that stand behind a newer row of their key, where the target is a log."""
+    def _disorder(self, rows: pa.Table, index: Ints) -> Findings:
+        """Find rows of a log that lie behind a later epoch's row, or behind a newer row of their key."""
         found = Findings()
-        if "log_off" not in rows.column_names or len(index) != rows.num_rows:
+        if "log_off" not in rows.column_names:
             return found
-        timeline = self._timeline
-        order = np.lexsort((rows["log_off"].to_numpy(), rows["log_part"].to_numpy(), timeline.key_code[index]))
-        sorted_rows = index[order]
-        same = timeline.key_code[sorted_rows][1:] == timeline.key_code[sorted_rows][:-1]
-        same &= np.diff(rows["log_part"].to_numpy()[order]) == 0
-        found.add(sorted_rows[1:][same & (np.diff(timeline.rank[sorted_rows]) < 0)], timeline.describe)
+        known = np.flatnonzero(index != UNKNOWN)
+        timeline, index = self._timeline, index[known]
+        part, off = (np.asarray(rows[name].to_numpy())[known] for name in ("log_part", "log_off"))
+        key = timeline.key_code[index]
+        by_epoch = _behind(timeline.position[index], np.lexsort((off, part)), part)
+        by_key = _behind(timeline.rank[index], np.lexsort((off, part, key)), part, key)
+        found.add(index[np.union1d(by_epoch, by_key)], timeline.describe)
         return found
+
+
+def identify(rows: pa.Table, timeline: Timeline, target: str, corrupt: Findings) -> Ints:
+    """Return the source index of each row that an epoch delivers, else `UNKNOWN`; what was not sent so is a finding."""
+    index = timeline.locate(rows)
+    known = index != UNKNOWN
+    wrong = ~known | (np.asarray(rows["crc"].fill_null(-1).to_numpy()) != checksums(rows))
+    at = np.where(known, index, 0)
+    if known.any():
+        for name in ("key", "kver", "op"):
+            wrong |= known & (rows[name].to_numpy() != timeline.source[name].to_numpy()[at])
+        wrong |= known & (rows["epoch"].to_numpy() != timeline.number[timeline.position[at]])
+        known &= timeline.position[at] < len(timeline)
+    if "sink" in rows.column_names:
+        wrong |= rows["sink"].to_numpy() != target
+    corrupt.add(np.flatnonzero(wrong), lambda row: str(_plain(rows, row)))
+    return np.where(known, index, UNKNOWN)
+
+
+def attempts_in(rows: pa.Table, timeline: Timeline) -> set[tuple[int, str]]:
+    """Return the position of each epoch, with each attempt, that has rows."""
+    groups = rows.select(["run", "epoch", "attempt"]).group_by(["run", "epoch", "attempt"]).aggregate([])
+    positions = timeline.positions
+    return {
+        (positions[row["run"], row["epoch"]], row["attempt"])
+        for row in groups.to_pylist()
+        if (row["run"], row["epoch"]) in positions
+    }
+
+
+def _behind(value: Ints, order: Ints, *groups: Ints) -> Ints:
+    """Return which values are smaller than the one before it in an order, within the groups."""
+    falls = np.diff(value[order]) < 0
+    for group in groups:
+        falls &= np.diff(group[order]) == 0
+    return order[1:][falls]
+
+
+def _last(flags: Flags) -> int:
+    return int(np.flatnonzero(flags).max(initial=-1))
 
 
 def scan(history: History, timeline: Timeline) -> dict[str, list[View]]:

@@ -9,11 +9,11 @@ import pyarrow as pa
 from elastic_transport import ApiError, TransportError
 from elasticsearch import Elasticsearch, NotFoundError
 
-from epochsink.testing.readers.reader import Unreachable
+from epochsink.testing.readers.reader import Unreachable, nothing
 from epochsink.testing.rows import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _PAGE: Final = 10_000
 _KEEP_ALIVE: Final = "2m"
@@ -32,12 +32,13 @@ class ElasticsearchReader:
         self._options = {"request_timeout": 30, **options}
         self._client: Elasticsearch | None = None
 
-    def read(self) -> pa.Table:
+    def read(self, fixed: Callable[[], None] = nothing) -> pa.Table:
         """Return every document's proof columns; none while the index does not exist."""
         try:
-            documents = list(self._documents())
+            documents = list(self._documents(fixed))
         except (TransportError, ApiError) as failure:
             if _has_no_index(failure):
+                fixed()
                 return SCHEMA.empty_table()
             raise Unreachable(str(failure)) from failure
         columns = {field.name: pa.array([one.get(field.name) for one in documents], field.type) for field in SCHEMA}
@@ -53,11 +54,12 @@ class ElasticsearchReader:
             self._client.close()
             self._client = None
 
-    def _documents(self) -> Iterator[dict[str, Any]]:
+    def _documents(self, fixed: Callable[[], None]) -> Iterator[dict[str, Any]]:
         client = self._client = self._client or Elasticsearch(self._url, **self._options)
         refreshed = client.indices.refresh(index=self._index, ignore_unavailable=True)["_shards"]
         # unlike a refresh it is refused while the server does not know its indices: 404 says that there is none
         point = client.open_point_in_time(index=self._index, keep_alive=_KEEP_ALIVE)["id"]
+        fixed()
         hits: list[dict[str, Any]] = []
         try:
             while True:

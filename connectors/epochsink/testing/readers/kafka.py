@@ -15,11 +15,11 @@ from kafka.admin import KafkaAdminClient
 from pyarrow import json
 
 from epochsink.identity import PREFIX
-from epochsink.testing.readers.reader import Unreachable
+from epochsink.testing.readers.reader import Unreachable, nothing
 from epochsink.testing.rows import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _PAGE: Final = 10_000
 _ANSWER_SECONDS: Final = 10.0
@@ -39,9 +39,9 @@ class KafkaReader:
         self._topic = topic
         self._seconds = seconds
 
-    def read(self) -> pa.Table:
+    def read(self, fixed: Callable[[], None] = nothing) -> pa.Table:
         """Return every record up to the last stable offset of each partition, with ``log_part`` and ``log_off``."""
-        records = list(self._records())
+        records = list(self._records(fixed))
         if not records:
             return _LOG_SCHEMA.empty_table()
         options = json.ParseOptions(explicit_schema=SCHEMA, unexpected_field_behavior="ignore")
@@ -61,11 +61,13 @@ class KafkaReader:
     def close(self) -> None:
         """Do nothing: every read has a consumer of its own."""
 
-    def _records(self) -> Iterator[tuple[int, int, bytes]]:
+    def _records(self, fixed: Callable[[], None] = nothing) -> Iterator[tuple[int, int, bytes]]:
         deadline = time.monotonic() + self._seconds
         consumer = self._consumer()
         try:
-            waiting = self._partitions(consumer)
+            ends = {partition: self._stable(consumer, partition) for partition in self._partitions(consumer)}
+            fixed()
+            waiting = {partition for partition, end in ends.items() if end > 0}
             consumer.assign([TopicPartition(self._topic, partition, 0) for partition in waiting])
             while waiting:
                 if time.monotonic() > deadline:
@@ -73,7 +75,11 @@ class KafkaReader:
                 for message in consumer.consume(_PAGE, timeout=0.2):
                     failure, partition, offset = message.error(), message.partition(), message.offset()
                     if failure is None and partition is not None and offset is not None:
-                        yield partition, offset, message.value() or b"{}"
+                        if offset < ends[partition]:
+                            yield partition, offset, message.value() or b"{}"
+                        # or else the partition's end tells, as the last record may be a transaction's marker
+                        if offset + 1 >= ends[partition]:
+                            waiting.discard(partition)
                     elif failure is not None and failure.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - its name
                         waiting.discard(partition or 0)
                     else:
@@ -94,6 +100,13 @@ class KafkaReader:
                 "auto.offset.reset": "error",
             }
         )
+
+    def _stable(self, consumer: Consumer, partition: int) -> int:
+        """Return the last stable offset."""
+        marks = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=_ANSWER_SECONDS)
+        if marks is None:
+            raise Unreachable(f"partition {partition} of {self._topic} does not say where it ends")
+        return marks[1]
 
     def _partitions(self, client: Consumer | AdminClient) -> set[int]:
         listed = client.list_topics(self._topic, timeout=_ANSWER_SECONDS).topics[self._topic]

@@ -12,11 +12,11 @@ from psycopg import errors, sql
 from pyarrow import csv
 
 from epochsink.identity import PREFIX, staging_owner
-from epochsink.testing.readers.reader import Unreachable
+from epochsink.testing.readers.reader import Unreachable, nothing
 from epochsink.testing.rows import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     Connection = psycopg.Connection[Any]
 
@@ -36,14 +36,18 @@ class PostgresReader:
         self._schema = schema
         self._connection: Connection | None = None
 
-    def read(self) -> pa.Table:
+    def read(self, fixed: Callable[[], None] = nothing) -> pa.Table:
         """Return the table's rows; none while the table does not exist."""
         query = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT csv, HEADER)").format(
             sql.SQL(", ").join(map(sql.Identifier, SCHEMA.names)), sql.Identifier(*self._table.split("."))
         )
         try:
-            with self._connected() as connection, connection.transaction(), connection.cursor().copy(query) as copy:
-                text = b"".join(copy)
+            with self._connected() as connection, connection.transaction():
+                # the transaction's first statement takes its snapshot
+                connection.execute("SELECT 1")
+                fixed()
+                with connection.cursor().copy(query) as copy:
+                    text = b"".join(copy)
         except errors.UndefinedTable:
             return SCHEMA.empty_table()
         return csv.read_csv(io.BytesIO(text), convert_options=_TYPES)

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
+
+
+def nothing() -> None:
+    """Do nothing when it is settled what a read returns."""
 
 
 class Unreachable(Exception):
@@ -15,8 +21,11 @@ class Unreachable(Exception):
 class Reader(Protocol):
     """Reads one target. It keeps its connection, and reconnects after a failure."""
 
-    def read(self) -> pa.Table:
-        """Return all rows that an ordinary consumer can see now. Raises `Unreachable`."""
+    def read(self, fixed: Callable[[], None] = nothing) -> pa.Table:
+        """Return all rows that an ordinary consumer can see now. Raises `Unreachable`.
+
+        ``fixed`` is called as soon as it is settled what is returned: what becomes visible later is not in it.
+        """
 
     def leftovers(self) -> list[tuple[str, str]]:
         """Return what sinks left in the target, as ("orphan" or "pin", what). Raises `Unreachable`."""

@@ -1,0 +1,134 @@
+"""Anomalies of who wrote a row: attempts that were aborted, several at one epoch, late ones, unknown ones."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+from epochsink.testing.evidence import Anomaly
+
+if TYPE_CHECKING:
+    from epochsink.testing.evidence import Evidence
+    from epochsink.testing.history import EpochFacts, History
+
+NEVER: Final = float("inf")
+
+
+def aborted_read(evidence: Evidence) -> list[Anomaly]:
+    """Find visible rows of attempts that were aborted."""
+    aborted = {name for name, attempt in evidence.history.attempts.items() if attempt.aborted}
+    return [
+        Anomaly("aborted read", target.name, f"{evidence.name(at)} shows the aborted attempt {attempt}")
+        for target, _, first in evidence.first_seen()
+        for at, attempt in first
+        if attempt in aborted
+    ]
+
+
+def mixed_attempts(evidence: Evidence) -> list[Anomaly]:
+    """Find epochs of which two attempts were seen, in one target or in two."""
+    attempts: dict[int, dict[str, set[str]]] = {}
+    for target, _, first in evidence.first_seen():
+        for at, attempt in first:
+            attempts.setdefault(at, {}).setdefault(attempt, set()).add(target.name)
+    found = []
+    for at, seen in sorted(attempts.items()):
+        if len(seen) > 1:
+            places = ", ".join(sorted(set().union(*seen.values())))
+            message = f"{evidence.name(at)} shows {len(seen)} attempts: {', '.join(sorted(seen))}"
+            found.append(Anomaly("mixed attempts", places, message))
+    return found
+
+
+def zombie_write(evidence: Evidence) -> list[Anomaly]:
+    """Find attempts of a superseded driver that appeared after everything it could legitimately leave was visible."""
+    deadlines = _Deadlines(evidence.history)
+    found = []
+    for target, views, first in evidence.first_seen():
+        for (at, attempt), place in first.items():
+            # an earlier read, which had already to show it, did not
+            if place and views[place - 1].read.began > deadlines.of(attempt) + target.lag:
+                message = f"attempt {attempt} of {evidence.name(at)} appeared after a newer driver had passed it"
+                found.append(Anomaly("zombie write", target.name, message))
+    return found
+
+
+class _Deadlines:
+    """When a later driver had finished foreachBatch of a later epoch: nothing older can be pending then."""
+
+    def __init__(self, history: History) -> None:
+        self._attempts = history.attempts
+        self._order = {driver: place for place, driver in enumerate(history.drivers)}
+        self._known: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
+
+    def of(self, name: str) -> float:
+        """Return the time after which an attempt may no longer appear."""
+        attempt = self._attempts.get(name)
+        if attempt is None:
+            return NEVER
+        epochs, times = self._after(attempt.run, self._order.get(attempt.driver, len(self._order)))
+        return times[bisect_right(epochs, attempt.epoch)]
+
+    def _after(self, run: str, place: int) -> tuple[list[int], list[float]]:
+        """Return the epochs that drivers after this one finished and, for each, when it or a later one first was."""
+        if (run, place) not in self._known:
+            later = sorted(
+                (attempt.epoch, attempt.returned_at)
+                for attempt in self._attempts.values()
+                if attempt.returned_at is not None and attempt.run == run and self._order[attempt.driver] > place
+            )
+            earliest = list(accumulate([NEVER, *(at for _, at in reversed(later))], min))
+            self._known[run, place] = ([epoch for epoch, _ in later], earliest[::-1])
+        return self._known[run, place]
+
+
+def unknown_writer(evidence: Evidence) -> list[Anomaly]:
+    """Find visible rows of attempts that nobody began, or that did not record their epoch."""
+    writers = Writers(evidence.history)
+    found = []
+    for target, _, first in evidence.first_seen():
+        for at, attempt in first:
+            flaw = writers.flaw(evidence.timeline.epochs[at], attempt)
+            if flaw and not writers.is_aborted(attempt):
+                found.append(Anomaly("unknown writer", target.name, f"{evidence.name(at)} shows {attempt}, {flaw}"))
+    return found
+
+
+class Writers:
+    """Tells which attempt may have recorded an epoch: one that was under way when the ledger's record appeared.
+
+    An attempt that raised or was killed may be that one: the append's outcome was unknown, and later drivers commit it.
+    Not so if the ledger held the record before the attempt began, or did not hold it when the next one began: a later
+    driver takes the ledger before its first call. Without any record in the history, an attempt that raised is none
+    if no other one at its epoch returned.
+    """
+
+    def __init__(self, history: History) -> None:
+        self._attempts = history.attempts
+        self._watched = any(epoch.recorded_at is not None for epoch in history.epochs.values())
+        self._returned = {(one.run, one.epoch) for one in history.attempts.values() if one.returned_at is not None}
+        self._passed_at: dict[str, float] = {}
+        order = {driver: place for place, driver in enumerate(history.drivers)}
+        next_at: dict[str, float] = {}
+        for one in sorted(history.attempts.values(), key=lambda one: (-order[one.driver], -one.invoked_at)):
+            self._passed_at[one.name] = next_at.get(one.run, NEVER)
+            next_at[one.run] = min(self._passed_at[one.name], one.invoked_at)
+
+    def is_aborted(self, name: str) -> bool:
+        """Return whether an attempt was aborted for good."""
+        return name in self._attempts and self._attempts[name].aborted
+
+    def flaw(self, epoch: EpochFacts, name: str) -> str | None:
+        """Return why rows of an epoch cannot be those of an attempt; None if they can."""
+        attempt = self._attempts.get(name)
+        if attempt is None or (attempt.run, attempt.epoch) != (epoch.run, epoch.number):
+            return "an attempt that nobody began"
+        if not self._watched:
+            raised = attempt.raised and (epoch.run, epoch.number) not in self._returned
+            return "an attempt that raised" if raised else None
+        if epoch.recorded_at is None:
+            return "an attempt at an epoch that the ledger does not hold"
+        if attempt.invoked_at > epoch.recorded_at or self._passed_at[name] <= epoch.unrecorded_until:
+            return "an attempt that did not record it"
+        return None
