@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -217,12 +218,14 @@ def test_a_marker_that_was_compared_a_while_ago_is_read_again(
     with closing(Rig.joining(Elasticsearch(**options))) as rig:
         first = rig.apply(0, [rendered(GOOD)])
         done = LastDone(0, first.epoch.attempt, (first.part,))
-        prepared = rig.prepare(1, [rendered(GOOD)], after=done)
+        prepared = rig.prepare(1, [rendered([("later", {"n": 1})])], after=done)
         rig.committer.verify_applied(done, None)
-        rig.committer.participant._compared.marker = (rig.committer.participant._compared.marker[0], 0.0)
+        time.sleep(0.1)
         client.delete(index="epochsink-markers", id=marker_document(identity_key(rig.identity)))
         with pytest.raises(WentBack):
             rig.commit(prepared, done)
+        # the write of the marker would have noticed it too, after the documents
+        assert rig.stored() == dict(GOOD)
 
 
 def _killed(*_: Any, **__: Any) -> None:
