@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from epochsink.testing.rows import SCHEMA, checksums, stamp
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
 STEP = 10.0
 """Seconds between two epochs of a made-up history: epoch e of it is decided at e * STEP, and done a second later."""
@@ -211,7 +212,7 @@ def test_aborted_read_is_a_visible_row_of_an_aborted_attempt() -> None:
     one, target = told()
     one.tries("canary", 1, one.decided(1) - 0.6).aborted = True
     one.spoil(target, plus(one.epoch_rows(1, "canary")), only=3)
-    assert "aborted read" in one.found
+    assert one.found == {"aborted read", "mixed attempts", "duplicate"}
 
 
 def test_early_is_a_row_seen_before_its_commit_existed() -> None:
@@ -505,7 +506,8 @@ def test_unknown_writer_is_an_attempt_that_nobody_began() -> None:
 
 def test_unknown_writer_is_also_an_attempt_at_another_epoch() -> None:
     one, target = told()
-    one.spoil(target, with_value("attempt", one.attempt(1), epoch=2))
+    one.tries("f" * 32, 1, one.decided(2) - 0.25)
+    one.spoil(target, with_value("attempt", "f" * 32, epoch=2))
     assert one.found == {"unknown writer"}
 
 
@@ -652,7 +654,7 @@ def test_letters_are_also_dead_letters_that_the_target_holds_too() -> None:
 
 def test_letters_are_also_dead_letters_of_an_aborted_attempt() -> None:
     one, target = refused(more=with_value("attempt", "f" * 32))
-    one.tries("f" * 32, 1, one.decided(1) - 0.6).aborted = True
+    one.tries("f" * 32, 1, one.decided(1) - 0.25).aborted = True
     one.spoil(target, without(epoch=1))
     assert "letters" in one.found
 
@@ -698,6 +700,12 @@ def test_blind_is_also_a_read_that_was_over_when_the_kill_came_and_one_after_the
     one.read(target, one.rows(2, target), one.decided(1) + 2.9)
     one.read(target, one.rows(2, target), one.decided(2) - 0.4)
     assert one.found == {"blind"}
+
+
+def test_a_final_read_is_not_one_between_a_kill_and_the_recovery() -> None:
+    one, target = killed()
+    one.read(target, one.rows(2, target), one.decided(1) + 5, final=True)
+    assert "blind" in one.found
 
 
 def test_reads_that_saw_the_same_and_were_not_kept_are_reads() -> None:
@@ -749,6 +757,11 @@ def effects(rows: pa.Table) -> pa.Table:
     order = np.lexsort((rows["kver"].to_numpy(), rows["key"].to_numpy()))
     keys = rows["key"].to_numpy()[order]
     return rows.take(order[np.concatenate((keys[1:] != keys[:-1], [True]))] if len(order) else order)
+
+
+def test_every_anomaly_has_a_row_in_the_documentation() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "checker.md").read_text()
+    assert re.findall(r"^\| ([a-z ]+) \|", page, re.MULTILINE) == ["anomaly", *ANOMALIES]
 
 
 @st.composite
