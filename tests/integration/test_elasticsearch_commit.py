@@ -20,6 +20,7 @@ from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
 
 from epochsink import failpoints
 from epochsink.elasticsearch import Elasticsearch, applied_epochs, overtaken
+from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_document
 from epochsink.protocol.spool import Spool
@@ -410,7 +411,7 @@ def test_a_spool_with_other_rows_than_recorded_is_not_called_committed(rig: Rig)
 
 def test_a_vote_refuses_a_spool_that_lacks_a_task(rig: Rig) -> None:
     prepared = rig.prepare(0, [rendered(numbered(0, 5))])
-    written = [{"task": uuid.uuid4().hex, "rows": 5, "largest": 10}]
+    written = [WrittenTask(uuid.uuid4().hex, 5, 10).to_json()]
     with pytest.raises(PrepareFailed, match="accepted were"):
         rig.committer.vote(prepared.epoch, written, prepared.rows)
 

@@ -204,5 +204,5 @@ def test_sink_participant_and_writer_are_what_the_protocol_asks_for() -> None:
     made: Sink = sink()
     participant: Participant = made.participant({"search": made})
     writer: SinkWriter = made.writer(Task(Identity("query", "search"), Epoch(0, "0" * 32), 0, "1" * 32))
-    assert writer.prepare() == {"task": "1" * 32, "rows": 0, "largest": 0, "version": 2}
+    assert writer.prepare() == {"task": "1" * 32, "rows": 0, "largest": 0, "by_task": False, "version": 1}
     participant.close()

@@ -33,7 +33,7 @@ def test_a_selected_column_is_taken_from_the_row_with_its_name_quoted() -> None:
 
 
 def test_anything_else_is_an_expression_over_the_stream() -> None:
-    assert "(concat(x, y))" in columns(TEXTS, id="concat(x, y)")[0]
+    assert "(concat(x, y)\n)" in columns(TEXTS, id="concat(x, y)")[0]
 
 
 @pytest.mark.parametrize(

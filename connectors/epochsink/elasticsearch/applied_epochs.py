@@ -16,12 +16,15 @@ import elasticsearch
 
 from epochsink.elasticsearch.connection import ensure_index, refresh
 from epochsink.elasticsearch.errors import CONFLICT, error_type
+from epochsink.errors import LedgerCorrupt
 from epochsink.identity import PREFIX, claim_document, identity_key, marker_document
 
 if TYPE_CHECKING:
     from epochsink.sink import Epoch, Identity
 
 INDEX: Final = f"{PREFIX}-markers"
+VERSION: Final = 1
+"""Of the markers' form."""
 EPOCHS: Final = 2**30
 """How many epochs a base has room for."""
 
@@ -36,17 +39,16 @@ _MAPPING: Final = {
 class Marker:
     """The newest epoch applied, by which attempt and which run at it, and the uuid and history of the index then.
 
-    ``history`` is None where an earlier build has written the marker. ``place`` is the document's sequence number and
-    primary term: what the next write of the marker depends on.
+    ``place`` is the document's sequence number and primary term: what the next write of the marker depends on.
     """
 
     epoch: int
     attempt: str
     index: str
     index_uuid: str
-    run: str = ""
-    place: tuple[int, int] = (0, 0)
-    history: str | None = None
+    history: str
+    run: str
+    place: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +87,25 @@ def _claimed(client: elasticsearch.Elasticsearch, second: int) -> bool:
 
 
 def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | None:
-    """Return the marker of a sink, None if no epoch was ever applied."""
+    """Return the marker of a sink, None if no epoch was ever applied. Raises `LedgerCorrupt` for an unknown version."""
     found = _read(client, marker_document(identity_key(identity)))
     if found is None:
         return None
     kept, place = found
+    if kept.get("version") != VERSION:
+        raise LedgerCorrupt(
+            f"the marker {marker_document(identity_key(identity))!r} in {INDEX!r} has version {kept.get('version')!r}, "
+            f"and this epochsink reads version {VERSION} only",
+            hint="run the epochsink version that wrote it",
+        )
     return Marker(
         kept["epoch"],
         kept["attempt"],
         kept["index"],
         kept["index_uuid"],
-        kept.get("run", ""),
+        kept["history"],
+        kept["run"],
         place,
-        kept.get("history"),
     )
 
 
@@ -170,6 +178,7 @@ def write(
         index=INDEX,
         id=marker_document(identity_key(identity)),
         document={
+            "version": VERSION,
             "query_id": identity.query_id,
             "sink": identity.sink,
             "epoch": epoch.number,

@@ -64,7 +64,7 @@ class Application:
         self._identity = identity
         self._epoch = epoch
         self._prepared = prepared
-        self._index = prepared.index or config.index
+        self._index = prepared.index
         self._kept = kept
         self._found = found
         self._run = uuid.uuid4().hex

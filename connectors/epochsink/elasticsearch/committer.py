@@ -250,7 +250,7 @@ class ElasticsearchCommitter(Participant):
     def _forget_other_runs(self, kept: applied_epochs.Marker | None, epoch: Epoch) -> None:
         """Delete dead letters of runs that broke off: after the marker, which says whose letters count."""
         letters = self._config.dead_letter_index
-        if letters is None or kept is None or kept.epoch != epoch.number or not kept.run:
+        if letters is None or kept is None or kept.epoch != epoch.number:
             return
         # A driver that was killed after its marker has left this to the next commit of the epoch.
         try:

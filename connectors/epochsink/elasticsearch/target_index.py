@@ -211,8 +211,7 @@ def require_same(
 
 
 def _is_same(found: Target, kept: Marker) -> bool:
-    # markers of earlier builds do not say which history the index had
-    return found.uuid == kept.index_uuid and kept.history in (None, found.history)
+    return (found.uuid, found.history) == (kept.index_uuid, kept.history)
 
 
 def _is_accepted(found: Target, kept: Marker, accept_index: str | None) -> bool:
