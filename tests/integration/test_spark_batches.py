@@ -12,10 +12,10 @@ import pytest
 
 from epochsink.identity import identity_key
 from epochsink.protocol.spool import NoSpool
-from epochsink.sink import Epoch, Identity
-from epochsink.spark.batch_size import ByteLimit
+from epochsink.sink import Epoch, Identity, Keeping
 from epochsink.spark.compat import byte_limit_of_batches
-from epochsink.spark.write_task import WriteJob
+from epochsink.spark.epoch_writer import ByteLimit
+from epochsink.spark.write_task import WriteJob, WriteOrder
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def test_a_task_forgets_finders_of_archives_and_can_still_import_from_them(
     assert isinstance(sys.path_importer_cache[str(archive)], zipimport.zipimporter)
     sink = LocalSink(tmp_path / "sink", spool=False)
     identity = Identity("q" * 32, "out", 1)
-    job = WriteJob(Epoch(0, "a" * 32), {"out": sink}, {"out": identity}, NoSpool())
+    job = WriteJob({"out": sink}, {"out": identity}, NoSpool())
     rows = pa.record_batch({"id": pa.array([1, 2])})
-    [answer] = job.write_partition([rows])
+    [answer] = job.write(WriteOrder(Epoch(0, "a" * 32), {"out": Keeping.NOT}), [rows])
     assert answer["row_bytes"].to_pylist() == [pytest.approx(rows.nbytes / 2)]
     assert identity_key(identity) in {path.name for path in (tmp_path / "sink").iterdir()}
     assert not any(isinstance(finder, zipimport.zipimporter) for finder in sys.path_importer_cache.values())

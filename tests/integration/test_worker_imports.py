@@ -20,8 +20,8 @@ from epochsink.elasticsearch import Elasticsearch
 from epochsink.kafka import Kafka
 from epochsink.postgres import Postgres
 from epochsink.protocol.spool import Spool
-from epochsink.sink import Epoch
-from epochsink.spark.write_task import WriteJob
+from epochsink.sink import Epoch, Keeping
+from epochsink.spark.write_task import WriteJob, WriteOrder
 from epochsink.testing.sink_rig import SinkRig
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ def imported_by(rig: Rig, tmp_path: Path) -> set[str]:
     identity = rig.identity("query", 1)
     spool = Spool(str(tmp_path / "spool"))
     spool.make("query", epoch)
-    job = WriteJob(epoch, {"out": rig.sink}, {"out": identity}, spool)
+    job = WriteJob({"out": rig.sink}, {"out": identity}, spool)
     batch = rig.batch([0, 1, 2])
     order = tmp_path / "order"
-    order.write_bytes(pickle.dumps((job, [batch])))
+    order.write_bytes(pickle.dumps((job, WriteOrder(epoch, {"out": Keeping.IN_SPOOL}), [batch])))
     done = subprocess.run(
         [sys.executable, one_partition.__file__, str(order)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

@@ -1,7 +1,7 @@
 """A Python worker's part of an epoch, without Spark: prepares the pickled partition, and prints what it imported.
 
-Run as `one_partition.py FILE`; the file holds a `WriteJob` and the record batches of one partition. Prints a JSON
-object: the `answers`, and the `imported` top-level packages.
+Run as `one_partition.py FILE`; the file holds a `WriteJob`, a `WriteOrder` and one partition's record batches. Prints
+a JSON object: the `answers`, and the `imported` top-level packages.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 
 def main() -> None:
     """Do the task."""
-    job, batches = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - our own
-    answers = [row for answer in job.write_partition(batches) for row in answer.to_pylist()]
+    job, order, batches = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - our own
+    answers = [row for answer in job.write(order, batches) for row in answer.to_pylist()]
     imported = sorted({name.partition(".")[0] for name in sys.modules})
     sys.stdout.write(json.dumps({"answers": answers, "imported": imported}))
 

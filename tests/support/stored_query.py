@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import SUMMARISED_AFTER, Ledger
-from epochsink.sink import SpoolFile, participants_of
+from epochsink.sink import Keeping, SpoolFile, participants_of
 from epochsink.spark.checkpoint import Checkpoint
-from epochsink.spark.write_task import WriteJob, is_one_for_all
+from epochsink.spark.write_task import WriteJob, WriteOrder, is_one_for_all
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
@@ -82,8 +82,9 @@ class StoredQuery:
         if is_one_for_all(self.sinks):
             batch = pa.RecordBatch.from_struct_array(rows)
         # by turns, the record carries what is spooled, and files do
-        job = WriteJob(epoch, self.sinks, identities, self.spool, carried=epoch.number % 2 * 1_000_000)
-        return [answer for answers in job.write_partition([batch]) for answer in answers.to_pylist()]
+        order = WriteOrder(epoch, dict.fromkeys(self.sinks, Keeping.IN_SPOOL), epoch.number % 2 * 1_000_000)
+        job = WriteJob(self.sinks, identities, self.spool)
+        return [answer for answers in job.write(order, [batch]) for answer in answers.to_pylist()]
 
     def decide(self, number: int) -> None:
         """Write commits/N, as Spark does last."""

@@ -12,8 +12,8 @@ import pytest
 from pyspark import TaskContext
 
 from epochsink.protocol.spool import NoSpool
-from epochsink.sink import Epoch, Identity, SpoolFile
-from epochsink.spark.write_task import EPOCH, WriteJob, WriteJobs, told
+from epochsink.sink import Epoch, Identity, Keeping, SpoolFile
+from epochsink.spark.write_task import ORDER, WriteJob, WriteOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,25 +39,26 @@ def test_the_collector_passes_over_what_a_worker_has_loaded() -> None:
 
 
 def test_a_task_that_is_not_told_its_epoch_writes_nothing() -> None:
-    jobs = WriteJobs({}, {}, NoSpool())
-    with pytest.raises(RuntimeError, match=r"no local property 'epochsink\.epoch'"):
+    jobs = WriteJob({}, {}, NoSpool())
+    with pytest.raises(RuntimeError, match=r"no local property 'epochsink\.order'"):
         list(jobs.write_partition([]))
 
 
 def test_a_task_is_told_its_epoch_and_which_targets_keep_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[WriteJob] = []
+    seen: list[WriteOrder] = []
 
-    def note(job: WriteJob, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        seen.append(job)
+    def note(_job: WriteJob, order: WriteOrder, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
+        seen.append(order)
         return batches
 
-    context, epoch = TaskContext(), Epoch(7, "a" * 32)
-    context._localProperties = {EPOCH: told(epoch, {"topic"}, 99, ["table"])}
+    context = TaskContext()
+    order = WriteOrder(Epoch(7, "a" * 32), {"topic": Keeping.IN_TARGET, "table": Keeping.IN_SPOOL_ALONE}, 99)
+    context._localProperties = {ORDER: order.to_json()}
     monkeypatch.setattr(TaskContext, "get", lambda: context)
-    monkeypatch.setattr(WriteJob, "write_partition", note)
+    monkeypatch.setattr(WriteJob, "write", note)
     monkeypatch.setattr("epochsink.spark.write_task.spare_collector", lambda: None)
-    assert list(WriteJobs({}, {}, NoSpool()).write_partition([])) == []
-    assert seen == [WriteJob(epoch, {}, {}, NoSpool(), frozenset({"topic"}), 99, frozenset({"table"}))]
+    assert list(WriteJob({}, {}, NoSpool()).write_partition([])) == []
+    assert seen == [order]
 
 
 class Target:
@@ -89,9 +90,9 @@ class Target:
 
     def run(self) -> list[pa.RecordBatch]:
         given = cast("Any", self)
-        job = WriteJob(Epoch(0, "a" * 32), {"x": given}, {"x": Identity("query", "x", 1)}, given)
+        job = WriteJob({"x": given}, {"x": Identity("query", "x", 1)}, given)
         rows = pa.record_batch({"x": pa.array([{"id": 1}])})
-        return list(job.write_partition([rows]))
+        return list(job.write(WriteOrder(Epoch(0, "a" * 32), {"x": Keeping.IN_SPOOL}), [rows]))
 
 
 @pytest.fixture

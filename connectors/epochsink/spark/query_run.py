@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import logging
 import shlex
 import threading
@@ -18,16 +17,13 @@ from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
-from epochsink.sink import Keeping, SpoolFile, participants_of
-from epochsink.spark.batch_size import ByteLimit
-from epochsink.spark.carry_limit import CarryLimit
+from epochsink.sink import participants_of
 from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import keeps_first_state
+from epochsink.spark.epoch_writer import EpochWriter
 from epochsink.spark.error_translation import sinks_error
 from epochsink.spark.query_plan import run_for_state
 from epochsink.spark.retried_reads import RetriedReads
-from epochsink.spark.write_plans import WritePlans
-from epochsink.spark.write_task import EPOCH, told
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,9 +32,8 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.spool import NoSpool, Spool
     from epochsink.protocol.storage import Storage
-    from epochsink.sink import Committable, Epoch, Executors, Sink, Spooled, Written
+    from epochsink.sink import Executors, Sink
     from epochsink.spark.stream_execution import StreamExecution
-    from epochsink.spark.write_plans import WritePlan
 
 _log = logging.getLogger("epochsink")
 
@@ -88,7 +83,6 @@ class Run:
         self._participants = participants_of(sinks)
         for participant in self._participants:
             participant.executors = executors
-        self._spool = spool
         self.execution: StreamExecution | None = None
         self._commit_thread: CommitThread | None = None
         self._released = False
@@ -98,22 +92,22 @@ class Run:
         self._attempted = -1
         self._has_state = False
         self._recording = False
-        self._byte_limit = ByteLimit()
-        self._carry_limit = CarryLimit()
         read_again = cast("Storage", RetriedReads(files))
         self._checkpoint = Checkpoint(read_again)
         self._coordinator = Coordinator(
             query_id=query_id,
             ledger=Ledger(read_again, uuid.uuid4().hex, application=application),
             checkpoint=self._checkpoint,
-            spool=self._spool,
+            spool=spool,
             participants=self._participants,
             join_running=join_running,
             pipeline=pipeline_name(location),
             location=location,
         )
         self._show_values = show_values
-        self._plans = WritePlans(sinks, self._coordinator.identity, spool, show_values=show_values)
+        self._writer = EpochWriter(
+            sinks, self._participants, self._coordinator.identity, spool, show_values=show_values
+        )
         try:
             self._coordinator.recover()
         except BaseException:
@@ -181,7 +175,7 @@ class Run:
         if self._released:
             return
         self._released = True
-        self._plans.close()
+        self._writer.close()
         for participant in self._participants:
             participant.close()
 
@@ -261,7 +255,7 @@ class Run:
     def _attempt(self, frame: DataFrame, number: int) -> None:
         self._recording = False
         # Spark analyses beside what the ledger and the targets are asked
-        with self._plans.planned(frame) as planned:
+        with self._writer.planned(frame) as planned:
             # again for each attempt: it ends what the one before has left
             settled = self._coordinator.settle(number)
         if settled is Plan.RUN_FOR_STATE:
@@ -270,9 +264,8 @@ class Run:
             return
         epoch = self._coordinator.begin(number)
         try:
-            written, spooled = self._write(planned.result(), epoch)
+            written, spooled = self._writer.write(planned.result(), epoch)
         except BaseException:
-            self._carry_limit.forget()
             self._coordinator.abandon(epoch)
             raise
         self._recording = True
@@ -297,31 +290,6 @@ class Run:
 
     def _is_active(self) -> bool:
         return self.execution is not None and self.execution.is_active()
-
-    def _write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
-        """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
-        # after the planning, which takes a while: a target may note where it stands now
-        keeping: dict[str, Keeping] = {}
-        for participant in self._participants:
-            schemas = {name: plan.schemas[name] for name in participant.members}
-            keeping |= participant.keeping(epoch, schemas)
-        kept = [name for name, how in keeping.items() if how is Keeping.IN_TARGET]
-        read = [name for name, how in keeping.items() if how is Keeping.IN_SPOOL_ALONE]
-        session = plan.answers.sparkSession
-        carried = self._carry_limit.bytes if self._spool.beside_ledger else 0
-        session.sparkContext.setLocalProperty(EPOCH, told(epoch, kept, carried, read))
-        with self._byte_limit.lifted(session):
-            answers = plan.answers.collect()
-        written: dict[str, list[tuple[str, Committable]]] = {}
-        spooled: dict[str, dict[str, SpoolFile]] = {}
-        for answer in sorted(answers, key=lambda row: row["partition"]):
-            self._byte_limit.learn(answer["row_bytes"])
-            accepted = (answer["task"], json.loads(answer["committable"]))
-            written.setdefault(answer["sink"], []).append(accepted)
-            if (file := json.loads(answer["spooled"])) is not None:
-                spooled.setdefault(answer["sink"], {})[answer["task"]] = SpoolFile(**file)
-        self._carry_limit.learn(len(answers))
-        return written, spooled
 
 
 def _is_of_store(failure: BaseException) -> bool:

@@ -25,11 +25,11 @@ from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, 
 from epochsink import arrow_buffers
 from epochsink.errors import EpochsinkError
 from epochsink.failpoints import reach
-from epochsink.sink import Epoch, Task
+from epochsink.sink import Epoch, Keeping, Task
 from epochsink.spark import carry_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from epochsink.protocol.spool import NoSpool, Spool, SpoolWriter
     from epochsink.sink import Committable, Identity, Sink, SinkWriter, SpoolFile
@@ -49,8 +49,8 @@ in the spool holds, or would (JSON, null if it spools nothing), and the largest 
 sinks, that one of its batches had."""
 
 
-EPOCH: Final = "epochsink.epoch"
-"""The local property by which a job tells its tasks what differs from epoch to epoch."""
+ORDER: Final = "epochsink.order"
+"""The local property by which a job gives its tasks their `WriteOrder`."""
 
 
 class TaskFailed(Exception):
@@ -63,67 +63,50 @@ def is_one_for_all(sinks: Mapping[str, Sink]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class WriteJobs:
-    """What the tasks of all epochs of a run need to know. Crosses to executors, once made ready for that."""
+class WriteOrder:
+    """What the tasks of one attempt at an epoch must know: the value of the job's local property `ORDER`."""
 
-    sinks: Mapping[str, Sink]
-    identities: Mapping[str, Identity]
-    spool: Spool | NoSpool
-    show_values: bool = False
+    epoch: Epoch
+    keeping: Mapping[str, Keeping]
+    """How the rows of each sink are kept in this attempt."""
+    carried: int = 0
+    """How many spooled bytes of a sink are sent with a task's answer, and are no file (`CarryLimit`)."""
 
-    def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do what `WriteJob.write_partition` does, in the epoch that the task's job is of."""
-        context = TaskContext.get()
-        said = context.getLocalProperty(EPOCH) if context is not None else None
-        if said is None:
-            raise RuntimeError(f"the task's job has no local property {EPOCH!r}")
-        number, attempt, carried, read, *kept = json.loads(said)
-        epoch, read = Epoch(number, attempt), frozenset(read)
-        job = WriteJob(epoch, self.sinks, self.identities, self.spool, frozenset(kept), carried, read, self.show_values)
-        yield from job.write_partition(batches)
-        spare_collector()
+    def to_json(self) -> str:
+        """Return the order as text."""
+        keeping = {name: how.name for name, how in self.keeping.items()}
+        return json.dumps({"epoch": asdict(self.epoch), "keeping": keeping, "carried": self.carried})
 
-
-def spare_collector() -> None:
-    """Let Python's garbage collector pass over what this process has loaded, once for each time that it has grown.
-
-    PySpark collects garbage after each task, which takes 15 ms for going through modules that stay anyway.
-    """
-    global _modules  # noqa: PLW0603 - of the process, as the collector is
-    if len(sys.modules) != _modules:
-        _modules = len(sys.modules)
-        gc.collect()
-        gc.freeze()
-
-
-_modules = 0
-
-
-def told(epoch: Epoch, kept: Collection[str] = (), carried: int = 0, read: Collection[str] = ()) -> str:
-    """Return the value of `EPOCH`: the attempt at an epoch, `WriteJob.kept`, `WriteJob.carried`, `WriteJob.read`."""
-    return json.dumps([epoch.number, epoch.attempt, carried, list(read), *kept])
+    @classmethod
+    def from_json(cls, text: str) -> WriteOrder:
+        """Return the order that a text holds."""
+        told = json.loads(text)
+        keeping = {name: Keeping[how] for name, how in told["keeping"].items()}
+        return cls(Epoch(**told["epoch"]), keeping, told["carried"])
 
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """What a task needs to know: one epoch, and the sinks in the order of the columns. Crosses to executors."""
+    """What the tasks of all epochs of a run do: the sinks in the order of the columns. Crosses to executors."""
 
-    epoch: Epoch
     sinks: Mapping[str, Sink]
     identities: Mapping[str, Identity]
     spool: Spool | NoSpool
-    kept: frozenset[str] = frozenset()
-    """The sinks whose targets keep the rows themselves, in this attempt."""
-    carried: int = 0
-    """How many spooled bytes of a sink ride in a task's answer, and are no file (`epochsink.spark.carry_limit`)."""
-    read: frozenset[str] = frozenset()
-    """The sinks whose vote can take rows from the spool."""
     show_values: bool = False
     """Whether errors may quote values of rows."""
 
     def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do what `write` does, by the order of the task's Spark job."""
+        context = TaskContext.get()
+        told = context.getLocalProperty(ORDER) if context is not None else None
+        if told is None:
+            raise RuntimeError(f"the task's job has no local property {ORDER!r}")
+        yield from self.write(WriteOrder.from_json(told), batches)
+        spare_collector()
+
+    def write(self, order: WriteOrder, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Write one partition into every sink; yield what was prepared, in one record batch."""
-        task = _Attempt(self)
+        task = _Attempt(self, order)
         try:
             for batch in batches:
                 task.write(batch)
@@ -139,6 +122,21 @@ class WriteJob:
         finally:
             _forget_archives()
         yield _in_one_batch(answers)
+
+
+def spare_collector() -> None:
+    """Let Python's garbage collector pass over what this process has loaded, once for each time that it has grown.
+
+    PySpark collects garbage after each task, which takes 15 ms for going through modules that stay anyway.
+    """
+    global _modules  # noqa: PLW0603 - of the process, as the collector is
+    if len(sys.modules) != _modules:
+        _modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()
+
+
+_modules = 0
 
 
 def _forget_archives() -> None:
@@ -197,9 +195,10 @@ def _named(sink: str) -> Iterator[None]:
 class _Attempt:
     """One invocation of one task. Its uuid is fresh: Spark may run the same task attempt number twice."""
 
-    def __init__(self, job: WriteJob) -> None:
+    def __init__(self, job: WriteJob, order: WriteOrder) -> None:
         context = TaskContext.get()
         self._job = job
+        self._order = order
         self._partition = context.partitionId() if context is not None else 0
         self._uuid = uuid.uuid4().hex
         self._shares: dict[str, _Share] = {}
@@ -225,12 +224,12 @@ class _Attempt:
 
     def _begin(self, name: str, schema: pa.Schema) -> _Share:
         reach("task.begin")
-        sink = self._job.sinks[name]
-        spooled = sink.spool is not False and name not in self._job.kept
-        from_spool = name in self._job.read
-        carried = carry_limit.limit(self._job.carried, self._partition) if spooled else 0
-        who, epoch = self._job.identities[name], self._job.epoch
-        task = Task(who, epoch, self._partition, self._uuid, spooled, from_spool, carried)
+        sink, who, order = self._job.sinks[name], self._job.identities[name], self._order
+        keeping = order.keeping[name]
+        spooled = keeping in {Keeping.IN_SPOOL, Keeping.IN_SPOOL_ALONE}
+        from_spool = keeping is Keeping.IN_SPOOL_ALONE
+        carried = carry_limit.limit(order.carried, self._partition) if spooled else 0
+        task = Task(who, order.epoch, self._partition, self._uuid, spooled, from_spool, carried)
         spool = self._job.spool.writer(task, schema) if spooled else None
         self._shares[name] = share = _Share(sink.writer(task), spool)
         return share

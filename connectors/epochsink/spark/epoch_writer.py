@@ -1,0 +1,153 @@
+"""Step 2, on the driver: plan and run the write job of an epoch. What is the same in all epochs is made once."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from epochsink.sink import SpoolFile
+from epochsink.spark.carry_limit import CarryLimit
+from epochsink.spark.compat import arrow_function, byte_limit_of_batches, map_in_arrow, schema_text
+from epochsink.spark.executor_check import with_same_version
+from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
+from epochsink.spark.write_task import ANSWER, ORDER, WriteJob, WriteOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from concurrent.futures import Future
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+    from epochsink.protocol.spool import NoSpool, Spool
+    from epochsink.sink import Committable, Epoch, Identity, Keeping, Participant, Sink, Spooled, Written
+
+_MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_MAX_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_NO_LIMIT: Final = str(2**31 - 1)
+_GROWTH: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """The write job of an epoch: a frame of what its tasks answer, and the schemas of the sinks' rows, by name."""
+
+    answers: DataFrame
+    schemas: Mapping[str, pa.Schema]
+
+
+class EpochWriter:
+    """Writes the epochs of a run. Has a thread of its own: Spark plans while a target is asked."""
+
+    def __init__(
+        self,
+        sinks: Mapping[str, Sink],
+        participants: Sequence[Participant],
+        identity: Callable[[str], Identity],
+        spool: Spool | NoSpool,
+        *,
+        show_values: bool,
+    ) -> None:
+        self._sinks = sinks
+        self._show_values = show_values
+        self._participants = participants
+        self._identity = identity
+        self._spool = spool
+        self._byte_limit = ByteLimit()
+        self._carry_limit = CarryLimit()
+        self._passes: dict[str, OnePass] = {}
+        self._function: Any = None
+        # one for the run: the JVM has a thread and a connection for each thread that calls it
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="epochsink-plan")
+
+    @contextmanager
+    def planned(self, frame: DataFrame) -> Iterator[Future[WritePlan]]:
+        """Give the plan of the write job for a frame: ready, or failed, once the body has ended."""
+        plan = self._thread.submit(self.plan, frame)
+        try:
+            yield plan
+        finally:
+            wait([plan])
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+    def plan(self, frame: DataFrame) -> WritePlan:
+        """Return the plan of the write job for a frame."""
+        key = schema_text(frame)
+        if key not in self._passes:
+            self._passes[key] = one_pass(self._sinks, row_schemas(frame, self._sinks))
+        passed = self._passes[key].apply(frame)
+        if self._function is None:
+            identities = {name: self._identity(name) for name in self._sinks}
+            job = WriteJob(self._sinks, identities, self._spool, self._show_values)
+            self._function = arrow_function(with_same_version(job.write_partition), ANSWER)
+        return WritePlan(map_in_arrow(passed, self._function), self._passes[key].schemas)
+
+    def write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
+        """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
+        try:
+            answers = self._run(plan, epoch)
+        except BaseException:
+            self._carry_limit.forget()
+            raise
+        written: dict[str, list[tuple[str, Committable]]] = {}
+        spooled: dict[str, dict[str, SpoolFile]] = {}
+        for answer in sorted(answers, key=lambda row: row["partition"]):
+            self._byte_limit.learn(answer["row_bytes"])
+            accepted = (answer["task"], json.loads(answer["committable"]))
+            written.setdefault(answer["sink"], []).append(accepted)
+            if (file := json.loads(answer["spooled"])) is not None:
+                spooled.setdefault(answer["sink"], {})[answer["task"]] = SpoolFile(**file)
+        self._carry_limit.learn(len(answers))
+        return written, spooled
+
+    def _run(self, plan: WritePlan, epoch: Epoch) -> list[Row]:
+        # after the planning, which takes a while: a target may note where it stands now
+        keeping: dict[str, Keeping] = {}
+        for participant in self._participants:
+            keeping |= participant.keeping(epoch, {name: plan.schemas[name] for name in participant.members})
+        order = WriteOrder(epoch, keeping, self._carry_limit.bytes if self._spool.beside_ledger else 0)
+        session = plan.answers.sparkSession
+        session.sparkContext.setLocalProperty(ORDER, order.to_json())
+        with self._byte_limit.lifted(session):
+            return plan.answers.collect()
+
+
+class ByteLimit:
+    """Lifts Spark's limit on the bytes of a record batch while rows are far too small to reach it.
+
+    Under a limit Spark 4 measures the batch anew after every row, which takes longer than converting the row does. The
+    limit is there for rows of which ``maxRecordsPerBatch`` do not fit: it stays until a first epoch has told how wide
+    rows are, and comes back as soon as rows a few times wider could reach it.
+    """
+
+    def __init__(self) -> None:
+        self._row_bytes: float | None = None
+
+    def learn(self, row_bytes: float) -> None:
+        """Take in the average bytes of a row in some batch; the widest counts."""
+        self._row_bytes = max(row_bytes, self._row_bytes or 0.0)
+
+    @contextmanager
+    def lifted(self, session: SparkSession) -> Iterator[None]:
+        """Run the body without the limit if that is safe; the session is then as it was."""
+        rows = int(session.conf.get(_MAX_ROWS) or 0)
+        limit = byte_limit_of_batches(session)
+        # no limit on the rows (zero or less): then the bytes are the only one
+        if self._row_bytes is None or rows <= 0 or _GROWTH * rows * self._row_bytes > limit:
+            yield
+            return
+        given = session.conf.get(_MAX_BYTES, None)
+        session.conf.set(_MAX_BYTES, _NO_LIMIT)
+        try:
+            yield
+        finally:
+            if given is None:
+                session.conf.unset(_MAX_BYTES)
+            else:
+                session.conf.set(_MAX_BYTES, given)
