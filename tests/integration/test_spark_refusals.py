@@ -350,7 +350,7 @@ def test_an_executor_that_joins_later_with_another_version_writes_no_row(
     stream.run()
     with_older_epochsink(stream, tmp_path, monkeypatch)
     stream.put(range(10, 20))
-    with pytest.raises(StreamingQueryException, match=r"an executor has epochsink 0\.0\.9, and the driver has"):
+    with pytest.raises(ConfigurationError, match=r"an executor has epochsink 0\.0\.9, and the driver has"):
         stream.run()
     with pytest.raises(NotCarriedOut, match=r"epochsink 0\.0\.9"):
         SparkExecutors(stream.spark.sparkContext).map(str, [Identity("query", "sink")], 60.0)

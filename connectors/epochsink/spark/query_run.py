@@ -89,7 +89,6 @@ class Run:
         self._in_batch = False
         self._call = threading.RLock()
         self._called = -1
-        self._attempted = -1
         self._has_state = False
         self._recording = False
         read_again = cast("Storage", RetriedReads(files))
@@ -244,9 +243,6 @@ class Run:
         attempts = ATTEMPTS
         if self._has_state and keeps_first_state(frame.sparkSession):
             attempts = 1
-            if number == self._attempted:
-                self.refuse_call(number, _state_is_kept(number))
-        self._attempted = number
         again = retrying(
             self._may_pass, attempts=attempts, first_pause=FIRST_PAUSE_SECONDS, longest_pause=LONGEST_PAUSE_SECONDS
         )
@@ -294,14 +290,6 @@ class Run:
 
 def _is_of_store(failure: BaseException) -> bool:
     return isinstance(failure, OSError)
-
-
-def _state_is_kept(number: int) -> ConfigurationError:
-    return ConfigurationError(
-        f"ExactlyOnce was called again in epoch {number} after a failure, and with state-store checkpoint format 2 "
-        "Spark keeps the state of the first call: the rows of another call may not fit it",
-        hint="let the function raise the error; the next start runs the epoch again, from the state before it",
-    )
 
 
 def _called_twice(number: int) -> ConfigurationError:
