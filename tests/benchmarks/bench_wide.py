@@ -30,12 +30,12 @@ from rich.table import Table
 
 from epochsink import Elasticsearch, Kafka, Postgres
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import Task
-from epochsink.spark.checkpoint import Checkpoint
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:

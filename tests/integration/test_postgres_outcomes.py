@@ -558,7 +558,7 @@ def test_a_right_that_is_taken_away_after_the_decision_is_named_and_the_query_go
     assert "the next start commits it" in caught.value.hint
     pg_truth.execute(f"GRANT {change} TO {user}")
     later = query.driver()
-    assert later.pending == ()
+    assert later.queue.pending == ()
     query.run(later, 2, {"table": [{"id": 2, "note": "x"}]})
     query.close()
     assert pg_truth.rows(table) == [(0, "x"), (1, "x"), (2, "x")]

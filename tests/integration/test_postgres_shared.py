@@ -313,7 +313,7 @@ def test_a_failover_that_lost_the_commit_is_repaired_whichever_sink_is_asked_fir
         with pytest.raises(WentBack, match="older copy"):
             family.driver()
         return
-    assert family.driver().pending == ()
+    assert family.driver().queue.pending == ()
     assert rows(family, pg_truth) == expected(epoch(0), epoch(1))
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.sink import Task
-from epochsink.spark.checkpoint import Checkpoint
 from simulation.driver import offsets_file
 from simulation.kafka_port import KafkaPort
 from simulation.port_participant import participants
@@ -35,7 +35,7 @@ class Query:
             query_id=QUERY,
             ledger=Ledger(self.files, uuid.uuid4().hex),
             checkpoint=Checkpoint(self.files),
-            spool=self.spool,
+            spool=self.spool,  # type: ignore[arg-type] # in memory
             participants=participants({"K": self.port}),
         )
         self.coordinator.recover()

@@ -14,9 +14,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from epochsink.errors import ConfigurationError, EpochsinkError, Fenced, PrepareFailed
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.sink import Epoch, Task
-from epochsink.spark.checkpoint import Checkpoint
 from simulation.port_participant import participants
 from simulation.ports import PORTS
 from simulation.readers import Row
@@ -105,7 +105,7 @@ class Driver(Process):
             query_id=simulation.query,
             ledger=self.variant.ledger(self.files, uuid.uuid4().hex),
             checkpoint=self.variant.checkpoint(self.files),
-            spool=self.spool,
+            spool=self.spool,  # type: ignore[arg-type] # in memory
             participants=participants(self.ports),
             join_running=simulation.joins,
             monitor=Condition(),  # type: ignore[arg-type]
@@ -332,7 +332,7 @@ class Driver(Process):
                     wait(partial(self._has_work, seen))
                 else:
                     self._wait_for_commit_after(seen)
-            coordinator.raise_failure()
+            coordinator.queue.raise_failure()
             self._refuse_unheard_start()
             if self.recovered:
                 coordinator.drain()
@@ -348,14 +348,14 @@ class Driver(Process):
     def _has_work(self, seen: int) -> bool:
         """Whether an epoch is pending, or one has been decided whose error was swallowed."""
         news = bool(self.swallowed) and self.simulation.commits_made != seen
-        return bool(self.coordinator.pending) or news or self.stream_ended
+        return bool(self.coordinator.queue.pending) or news or self.stream_ended
 
     def _wait_for_commit_after(self, seen: int) -> None:
         wait(lambda: self.simulation.commits_made != seen or self._is_decided() or self.stream_ended)
 
     def _is_decided(self) -> bool:
         """Whether an epoch that has become pending since the last look is decided already."""
-        return any(str(number) in self.folders.get("commits", {}) for number in self.coordinator.pending[:1])
+        return any(str(number) in self.folders.get("commits", {}) for number in self.coordinator.queue.pending[:1])
 
     def _tidy(self) -> None:
         if self.recovered:

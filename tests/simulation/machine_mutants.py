@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from epochsink.protocol import sweep
+from epochsink.protocol.applied_check import AppliedCheck
+from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.commits import Commits
 from epochsink.protocol.coordinator import Coordinator, Plan
+from epochsink.protocol.epochs import Epochs
 from epochsink.protocol.ledger import _name
 from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Take, encode
-from epochsink.sink import COMMITTED, NOTHING_SPOOLED, Ballot, Epoch
-from epochsink.spark.checkpoint import Checkpoint
+from epochsink.protocol.recovery import Recovery
+from epochsink.protocol.run_state import RunState
+from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER, Sweep, abort_orphans
+from epochsink.sink import COMMITTED, Ballot, Epoch
 from simulation.storage import QuickLedger
 
 if TYPE_CHECKING:
@@ -88,157 +93,164 @@ class DecidedAtOnce(Checkpoint):
         return True
 
 
-# ---- the coordinator
+# ---- the coordinator, and what it is made of
 
 
-class AbortsWhatIsRecorded(Coordinator):
+def made_of(**kinds: type[Any]) -> type[Coordinator]:
+    """Return a coordinator of which some collaborators, by their names, are of another kind."""
+
+    class Mutated(Coordinator):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            for name, kind in kinds.items():
+                getattr(self, f"_{name}").__class__ = kind
+
+    return Mutated
+
+
+class AbortsWhatIsRecorded(Epochs):
     """Aborts a recorded, undecided epoch when Spark runs it again, and writes it anew."""
 
     def settle(self, number: int) -> Plan:
-        history = self._ledger.verify()
+        history = self._run.ledger.verify()
         if number not in history.epochs or number in history.done:
             return super().settle(number)
-        self.abort_recorded(number)
+        abort_recorded(self._run, number)
         return Plan.WRITE
 
-    def abort_recorded(self, number: int) -> None:
-        """End the parts of a recorded epoch."""
-        others = [one for one in self._ledger.verify().pending if one.epoch != number]
-        for participant in self._participants:
-            participant.abort_orphans(
-                [part for one in others for name in participant.members for part in one.parts_of(name)]
-            )
-        for epoch in self._spool.attempts(self._query_id):
-            if epoch.number == number:
-                self._spool.drop(self._query_id, epoch)
+
+def abort_recorded(run: RunState, number: int) -> None:
+    """End the parts of a recorded epoch."""
+    others = [one for one in run.ledger.verify().pending if one.epoch != number]
+    for participant in run.participants:
+        participant.abort_orphans(
+            [part for one in others for name in participant.members for part in one.parts_of(name)]
+        )
+    for epoch in run.spool.attempts(run.query_id):
+        if epoch.number == number:
+            run.spool.drop(run.query_id, epoch)
 
 
-class Supersedes(Coordinator):
+class Supersedes(Epochs):
     """Writes a recorded, undecided epoch anew: the later entry stands."""
 
     def settle(self, number: int) -> Plan:
-        history = self._ledger.verify()
+        history = self._run.ledger.verify()
         if number not in history.epochs or number in history.done:
             return super().settle(number)
         return Plan.WRITE
 
 
-class AbortsAtRecovery(AbortsWhatIsRecorded):
+class AbortsAtRecovery(Recovery):
     """Aborts recorded epochs that are not decided when it starts, as a fresh start."""
 
     def recover(self) -> None:
         super().recover()
-        for one in self._ledger.verify().pending:
-            self.abort_recorded(one.epoch)
-
-    def settle(self, number: int) -> Plan:
-        return Coordinator.settle(self, number)
+        for one in self._run.ledger.verify().pending:
+            abort_recorded(self._run, one.epoch)
 
 
-class IgnoresMarkers(Coordinator):
+class IgnoresMarkers(AppliedCheck):
     """Never compares the targets' markers with the ledger."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._check.verify = lambda name: None  # type: ignore[method-assign] # noqa: ARG005 - that is the mutation
+    def verify(self, name: str) -> None:
+        pass
 
 
-class IgnoresOlderLedger(Coordinator):
+class IgnoresOlderLedger(Recovery):
     """Does not compare the checkpoint's decisions with the ledger when it starts."""
 
-    def _refuse_other_stories(self, history: History) -> None:
+    def _refuse_disagreement(self, history: History) -> None:
         class Undecided:
             def newest_decided(self) -> int:
                 return -1
 
-        checkpoint, self._checkpoint = self._checkpoint, Undecided()  # type: ignore[assignment]
+        run: Any = self._run
+        checkpoint, run.checkpoint = run.checkpoint, Undecided()
         try:
-            super()._refuse_other_stories(history)
+            super()._refuse_disagreement(history)
         finally:
-            self._checkpoint = checkpoint
+            run.checkpoint = checkpoint
 
 
-class ConcludesFromMemory(Coordinator):
+class ConcludesFromMemory(RunState):
     """Draws conclusions from a target without reading the ledger again."""
 
-    def _conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
+    def conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
         return conclusion
 
 
-class ConcludesBeforeReading(Coordinator):
+class ConcludesBeforeReading(Commits):
     """Takes a target's answer about an epoch for the last word, whoever has finished the epoch meanwhile."""
 
-    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
-        known = self._ledger.verify()
-        ledger: Any = self._ledger
+    def _commit_parts(
+        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
+    ) -> bool:
+        run: Any = self._run
+        ledger, known = run.ledger, run.ledger.verify()
 
         class Stale:
             def verify(self) -> History:
-                return known
+                found: History = known
+                return found
 
             def known(self) -> History:
-                return known
+                return self.verify()
 
             def append(self, entry: Entry) -> None:
                 ledger.append(entry)
                 known.add(entry)
 
-        self._ledger = Stale()  # type: ignore[assignment]
+        run.ledger = Stale()
         try:
-            return super()._commit_parts(number, participant, applied)
+            return super()._commit_parts(number, participant, names, applied)
         finally:
-            self._ledger = ledger
+            run.ledger = ledger
 
 
-class CommitsUnrecordedReplays(Coordinator):
+class CommitsUnrecordedReplays(Commits):
     """Commits what it has prepared again without a record of it."""
 
-    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
-        prepared = self._ledger.known().epochs[number]
-        epoch = Epoch(prepared.epoch, prepared.attempt)
-        for name in participant.members:
-            rows = self._spool.rows(self._identities[name], epoch, prepared.shares[name].tasks, {})
+    def _commit_parts(
+        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
+    ) -> bool:
+        run, prepared = self._run, self._run.ledger.known().epochs[number]
+        for name in names:
+            rows = run.spool.rows(run.identities[name], prepared.at, prepared.shares[name].tasks, {})
             for part in prepared.shares[name].parts:
                 ballots = {name: Ballot([part], rows)}
-                if participant.commit(epoch, ballots)[name] != [COMMITTED]:
-                    again = participant.replay(epoch, part, ballots, f"{epoch.number:032x}")
-                    participant.commit(epoch, {name: Ballot([again], rows)})
+                if participant.commit(prepared.at, ballots)[name] != [COMMITTED]:
+                    again = participant.replay(prepared.at, part, ballots, f"{number:032x}")
+                    participant.commit(prepared.at, {name: Ballot([again], rows)})
         return True
 
 
-class SweepsByAnOldLedger(Coordinator):
+class SweepsByAnOldLedger(Sweep):
     """Lists the spool after it has read the ledger."""
 
-    def _end_unrecorded(self) -> None:
-        class Kept:
-            def attempts(self, _query_id: str) -> list[Epoch]:
-                return []
-
-        spool, self._spool = self._spool, Kept()  # type: ignore[assignment]
-        try:
-            super()._end_unrecorded()
-        finally:
-            self._spool = spool
-        kept = {Epoch(one.epoch, one.attempt) for one in self._ledger.verify().pending}
-        for epoch in self._spool.attempts(self._query_id):
+    def _end_in_spool(self) -> None:
+        run = self._run
+        kept = {one.at for one in run.ledger.verify().pending}
+        for epoch in run.spool.attempts(run.query_id):
             if epoch not in kept:
-                self._spool.drop(self._query_id, epoch)
+                run.spool.drop(run.query_id, epoch)
+        self._until_spool = SPOOL_SWEPT_AFTER
 
 
-class SweepsAfterCommits(Coordinator):
+class SweepsAfterCommits(Recovery):
     """Commits before it sweeps when it starts."""
 
     def recover(self) -> None:
-        sweep = self._abort_orphans
-        self._abort_orphans = lambda: None  # type: ignore[method-assign]
+        sweep: Any = self._sweep
+        sweep.all = lambda: None
         try:
             super().recover()
         finally:
-            self._abort_orphans = sweep  # type: ignore[method-assign]
-        self._abort_orphans()
+            del sweep.all
+        sweep.all()
 
 
-class TidiesAnyTime(Coordinator):
+class TidiesAnyTime(Sweep):
     """Sweeps from the commit thread while an attempt is under way."""
 
     def tidy(self) -> None:
@@ -250,76 +262,77 @@ class IgnoresReplays(Coordinator):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        queue: Any = self._queue
+        queue: Any = self.queue
         queue.replaying = queue.alone
 
 
-class AbandonsTheUnknown(Coordinator):
+class AbandonsTheUnknown(Epochs):
     """Aborts an attempt when appending its record has raised."""
 
-    def record(self, epoch: Epoch, written: Written, spooled: Spooled = NOTHING_SPOOLED) -> None:
+    def record(self, epoch: Epoch, written: Written, spooled: Spooled) -> None:
         try:
             super().record(epoch, written, spooled)
         except OSError:
-            self._sinks_abort(epoch)
+            end_everything(self._run, epoch)
             raise
 
-    def _sinks_abort(self, epoch: Epoch) -> None:
-        for participant in self._participants:
-            participant.abort_orphans([])
-        self._spool.drop(self._query_id, epoch)
+
+def end_everything(run: RunState, epoch: Epoch) -> None:
+    """Abort whatever the targets hold, recorded or not, and drop what an attempt has spooled."""
+    for participant in run.participants:
+        participant.abort_orphans([])
+    run.spool.drop(run.query_id, epoch)
 
 
-class DropsFirst(Coordinator):
+class DropsFirst(Commits):
     """Drops the spool before the ledger says done."""
 
-    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
-        committed = super()._commit_parts(number, participant, applied)
-        prepared = self._ledger.known().epochs[number]
-        self._spool.drop(self._query_id, Epoch(prepared.epoch, prepared.attempt))
+    def _commit_parts(
+        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
+    ) -> bool:
+        committed = super()._commit_parts(number, participant, names, applied)
+        self._run.spool.drop(self._run.query_id, self._run.ledger.known().epochs[number].at)
         return committed
 
 
-class LeavesItsOwn(Coordinator):
+class LeavesItsOwn(Sweep):
     """Ends nothing of what it has prepared and could not record once it was superseded."""
 
-    def _end_own(self, epoch: Epoch) -> None:
-        self._spool.drop(self._query_id, epoch)
+    def own(self, epoch: Epoch) -> None:
+        self._run.spool.drop(self._run.query_id, epoch)
 
 
-class EndsWithoutTheFence(Coordinator):
+class EndsWithoutTheFence(Sweep):
     """Ends that without shutting out the command that has abandoned the checkpoint."""
 
-    def _end_own(self, epoch: Epoch) -> None:
-        history = self._ledger.read()
-        for participant in self._participants:
-            sweep._abort_orphans(participant, history)
-        self._spool.drop(self._query_id, epoch)
+    def own(self, epoch: Epoch) -> None:
+        history = self._run.ledger.read()
+        for participant in self._run.participants:
+            abort_orphans(participant, history)
+        self._run.spool.drop(self._run.query_id, epoch)
 
 
-class EndsWhatIsRecorded(Coordinator):
+class EndsWhatIsRecorded(Sweep):
     """Ends, once it was superseded, all that is its own, recorded or not."""
 
-    def _end_own(self, epoch: Epoch) -> None:
-        for participant in self._participants:
-            participant.abort_orphans([])
-        self._spool.drop(self._query_id, epoch)
+    def own(self, epoch: Epoch) -> None:
+        end_everything(self._run, epoch)
 
 
-class ReplaysFromTheFirstRecord(Coordinator):
+class ReplaysFromTheFirstRecord(Commits):
     """Builds each replay from the parts that stood before the first."""
 
     _recorded: Prepared
 
-    def _commit(self, number: int) -> None:
-        self._recorded = self._ledger.verify().epochs[number]
-        super()._commit(number)
+    def commit(self, number: int) -> None:
+        self._recorded = self._run.ledger.verify().epochs[number]
+        super().commit(number)
 
     def _replay(
         self, number: int, participant: Participant, sinks: Sequence[str], index: int, applied: Mapping[str, LastDone]
     ) -> None:
-        ledger: Any = self._ledger
-        before = self._recorded.shares[sinks[0]].parts
+        run: Any = self._run
+        ledger, before = run.ledger, self._recorded.shares[sinks[0]].parts
 
         class Forgetful:
             def __getattr__(self, called: str) -> Any:
@@ -328,8 +341,8 @@ class ReplaysFromTheFirstRecord(Coordinator):
             def append(self, entry: Replay) -> None:
                 ledger.append(replace(entry, parts=(*before[:index], entry.parts[index], *before[index + 1 :])))
 
-        self._ledger = Forgetful()  # type: ignore[assignment]
+        run.ledger = Forgetful()
         try:
             super()._replay(number, participant, sinks, index, applied)
         finally:
-            self._ledger = ledger
+            run.ledger = ledger

@@ -14,6 +14,7 @@ from simulation import world_mutants as world
 from simulation.driver import PRODUCTION, Variant
 from simulation.explorer import Case
 from simulation.kafka_port import KafkaLogPort
+from simulation.machine_mutants import made_of
 
 if TYPE_CHECKING:
     from simulation.plans import Plan
@@ -46,7 +47,7 @@ MUTANTS = (
     Mutant("no generation check", Variant(ledger=machine.Unchecked), "K", ((1, ("pause", 20, 2)),)),
     Mutant(
         "replay not recorded",
-        Variant(coordinator=machine.CommitsUnrecordedReplays),
+        Variant(coordinator=made_of(commits=machine.CommitsUnrecordedReplays)),
         "K",
         ((31, ("timeout",)),),
     ),
@@ -58,54 +59,59 @@ MUTANTS = (
     Mutant("commit before the decision", Variant(checkpoint=machine.DecidedAtOnce), "K", ((32, ("after",)),)),
     Mutant(
         "abort at the re-run what is recorded",
-        Variant(coordinator=machine.AbortsWhatIsRecorded),
+        Variant(coordinator=made_of(epochs=machine.AbortsWhatIsRecorded)),
         "K",
         ((29, ("pause", 70, 999)),),
     ),
-    Mutant("supersede what is recorded", Variant(coordinator=machine.Supersedes), "P", ((34, ("before",)),)),
     Mutant(
-        "abort at recovery what is recorded", Variant(coordinator=machine.AbortsAtRecovery), "K", ((34, ("before",)),)
+        "supersede what is recorded", Variant(coordinator=made_of(epochs=machine.Supersedes)), "P", ((34, ("before",)),)
+    ),
+    Mutant(
+        "abort at recovery what is recorded",
+        Variant(coordinator=made_of(recovery=machine.AbortsAtRecovery)),
+        "K",
+        ((34, ("before",)),),
     ),
     Mutant(
         "markers not compared at the start",
-        Variant(coordinator=machine.IgnoresMarkers),
+        Variant(coordinator=made_of(check=machine.IgnoresMarkers)),
         "K",
         ((69, ("restore", 0, 0, 1)),),
     ),
     Mutant(
         "older ledger not noticed at the start",
-        Variant(coordinator=machine.IgnoresOlderLedger),
+        Variant(coordinator=made_of(recovery=machine.IgnoresOlderLedger)),
         "K",
         ((68, ("ledger", 0)),),
     ),
     Mutant(
         "conclusion without reading the ledger again",
-        Variant(coordinator=machine.ConcludesFromMemory),
+        Variant(coordinator=made_of(run=machine.ConcludesFromMemory)),
         "K",
         ((49, ("pause", 90, 1)),),
     ),
     Mutant(
         "outcome judged without reading the ledger again",
-        Variant(coordinator=machine.ConcludesBeforeReading),
+        Variant(coordinator=made_of(commits=machine.ConcludesBeforeReading)),
         "E",
         ((40, ("pause", 52, 1)),),
     ),
     Mutant(
         "spool listed after the ledger is read",
-        Variant(coordinator=machine.SweepsByAnOldLedger),
+        Variant(coordinator=made_of(sweep=machine.SweepsByAnOldLedger)),
         "E",
         ((13, ("pause", 20, 2)),),
     ),
     Mutant(
         "sweep after the commits of a recovery",
-        Variant(coordinator=machine.SweepsAfterCommits),
+        Variant(coordinator=made_of(recovery=machine.SweepsAfterCommits)),
         "P",
         ((26, ("rollback",)), (38, ("pause", 7, 1))),
         schedule=2,
     ),
     Mutant(
         "tidy beside an attempt",
-        Variant(coordinator=machine.TidiesAnyTime, spool=False),
+        Variant(coordinator=made_of(sweep=machine.TidiesAnyTime), spool=False),
         "K",
         ((36, ("stall", 3)),),
         NO_SPOOL,
@@ -113,34 +119,39 @@ MUTANTS = (
     Mutant(
         "attempt that a replay has overtaken", Variant(coordinator=machine.IgnoresReplays), "K", ((32, ("timeout",)),)
     ),
-    Mutant("abort after an unknown append", Variant(coordinator=machine.AbandonsTheUnknown), "E", ((23, ("lost",)),)),
+    Mutant(
+        "abort after an unknown append",
+        Variant(coordinator=made_of(epochs=machine.AbandonsTheUnknown)),
+        "E",
+        ((23, ("lost",)),),
+    ),
     Mutant(
         "what a driver prepares after its checkpoint was abandoned is left",
-        Variant(coordinator=machine.LeavesItsOwn),
+        Variant(coordinator=made_of(sweep=machine.LeavesItsOwn)),
         "P",
         ((18, ("abandon",)),),
     ),
     Mutant(
         "a driver whose checkpoint was abandoned sweeps under its old fence",
-        Variant(coordinator=machine.EndsWithoutTheFence),
+        Variant(coordinator=made_of(sweep=machine.EndsWithoutTheFence)),
         "K",
         ((23, ("abandon",)),),
     ),
     Mutant(
         "a superseded driver ends what it has recorded",
-        Variant(coordinator=machine.EndsWhatIsRecorded, spool=False),
+        Variant(coordinator=made_of(sweep=machine.EndsWhatIsRecorded), spool=False),
         "P",
         ((2, ("pause", 30, 4)),),
         NO_SPOOL,
     ),
     Mutant(
         "a second replay is built from the parts before the first",
-        Variant(coordinator=machine.ReplaysFromTheFirstRecord),
+        Variant(coordinator=made_of(commits=machine.ReplaysFromTheFirstRecord)),
         "T",
         ((28, ("rollback",)), (49, ("rollback",))),
         schedule=2,
     ),
-    Mutant("spool dropped before done", Variant(coordinator=machine.DropsFirst), "KPE", ()),
+    Mutant("spool dropped before done", Variant(coordinator=made_of(commits=machine.DropsFirst)), "KPE", ()),
     Mutant("Kafka without markers", Variant(ports={"K": sink.KafkaWithoutMarker}), "K", ((45, ("lost",)),)),
     Mutant("Kafka time-out taken as aborted", Variant(ports={"K": sink.KafkaGuesses}), "K", ((45, ("lost",)),)),
     Mutant("Kafka marker outside it", Variant(ports={"K": sink.KafkaMarkerApart}), "K", ((45, ("after",)),)),
@@ -244,7 +255,7 @@ MUTANTS = (
     ),
     Mutant(
         "markers not compared in the commit",
-        Variant(coordinator=world.IgnoresMarkersInCommit),
+        Variant(coordinator=made_of(commits=world.IgnoresMarkersInCommit)),
         "E",
         ((90, ("failover", "E", 2)),),
     ),
@@ -369,19 +380,21 @@ MUTANTS = (
     # against users
     Mutant(
         "nobody asks what Spark decided alone",
-        Variant(coordinator=world.IgnoresWhatSparkDecidedAlone),
+        Variant(coordinator=made_of(check=world.IgnoresWhatSparkDecidedAlone)),
         "K",
         ((34, ("skip",)),),
     ),
     Mutant(
         "errors are raised to the user's function alone",
-        Variant(coordinator=world.LetsErrorsBeSwallowed),
+        Variant(coordinator=made_of(commits=world.LetsErrorsBeSwallowed)),
         "K",
         ((20, ("swallow",)),),
     ),
     Mutant("a second call in an epoch", Variant(refuses_second_calls=False), "K", ((48, ("double",)),)),
-    Mutant("half a record stands", Variant(coordinator=world.KeepsHalfARecord), "K", ((48, ("double",)),)),
-    Mutant("joining any target", Variant(coordinator=world.JoinsAnyTarget), "K", ((41, ("rejoin",)),)),
+    Mutant(
+        "half a record stands", Variant(coordinator=made_of(epochs=world.KeepsHalfARecord)), "K", ((48, ("double",)),)
+    ),
+    Mutant("joining any target", Variant(coordinator=made_of(check=world.JoinsAnyTarget)), "K", ((41, ("rejoin",)),)),
     Mutant(
         "Kafka replays with today's options",
         Variant(ports={"K": world.KafkaOtherOptions}),

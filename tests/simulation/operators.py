@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import Ledger
-from epochsink.spark.checkpoint import Checkpoint
 from simulation.port_participant import PortParticipant
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, MemorySpool

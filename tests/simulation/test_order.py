@@ -62,7 +62,7 @@ def test_the_first_attempt_of_a_run_waits_for_what_an_earlier_run_has_recorded(q
     assert not stream.is_alive()
     later.decide_only(1)
     assert later.coordinator.commit_decided()
-    assert not later.coordinator.pending
+    assert not later.coordinator.queue.pending
     assert not query.world.readers.anomalies
 
 

@@ -70,7 +70,7 @@ def test_an_unreachable_target_is_no_failure(query: Query, monkeypatch: pytest.M
 
     monkeypatch.setattr(query.port, "abort_orphans", unreachable)
     query.coordinator.tidy()
-    query.coordinator.raise_failure()
+    query.coordinator.queue.raise_failure()
 
 
 def test_a_superseded_driver_learns_it_by_tidying(query: Query) -> None:
@@ -78,7 +78,7 @@ def test_a_superseded_driver_learns_it_by_tidying(query: Query) -> None:
     with pytest.raises(Fenced):
         query.coordinator.tidy()
     with pytest.raises(Fenced):
-        query.coordinator.raise_failure()
+        query.coordinator.queue.raise_failure()
 
 
 def test_an_attempt_waits_for_the_tidying_to_end(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from epochsink.protocol.applied_check import AppliedCheck
+from epochsink.protocol.commits import Commits
 from epochsink.protocol.coordinator import Coordinator, Plan
+from epochsink.protocol.epochs import Epochs
 from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Rows, SpoolFile, Verdict
 from simulation.driver import SLOTS
 from simulation.kafka_port import KafkaPort
@@ -32,87 +35,88 @@ def _epoch(mark: Mark) -> int:
 # ---- the coordinator
 
 
+class IgnoresMarkersInCommit(Commits):
+    """Commits without a look at what the targets hold, before it and after it."""
+
+    def _commit_parts(
+        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
+    ) -> bool:
+        check: Any = self._check
+        check.verify_before_commit = lambda number, name: None  # noqa: ARG005 - that is the mutation
+        return super()._commit_parts(number, participant, names, {})
+
+
 class ComparesNothing(Coordinator):
     """Never compares the targets' markers with the ledger, and does not tell the sinks what must be there."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._verify_all = self._check.verify_all
-        self._check.verify = lambda name: None  # type: ignore[method-assign] # noqa: ARG005 - that is the mutation
-        self._check.verify_all = lambda: None  # type: ignore[method-assign]
+        commits: Any = self._commits
+        commits.__class__ = IgnoresMarkersInCommit
+        self.stop_comparing()
 
-    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
-        return super()._commit_parts(number, participant, {})
+    def stop_comparing(self) -> None:
+        """Compare no more."""
+        self._check.__dict__ |= dict.fromkeys(("verify", "verify_all"), lambda *_: None)
+
+    def compare(self) -> None:
+        """Compare from here on."""
+        del self._check.__dict__["verify"], self._check.__dict__["verify_all"]
 
 
 class ComparesAtTheStart(ComparesNothing):
     """Compares them when it starts, and never again."""
 
-    def _take_over(self) -> History:
-        check: Any = self._check
-        del check.verify
-        try:
-            return super()._take_over()
-        finally:
-            check.verify = lambda name: None  # noqa: ARG005 - as above
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        recovery: Any = self._recovery
+        refuse = recovery._refuse_disagreement
 
-    def _refuse_other_stories(self, history: History) -> None:
-        self._verify_all()
-        super()._refuse_other_stories(history)
+        def refuse_and_compare(history: History) -> None:
+            self.compare()
+            refuse(history)
+            self.stop_comparing()
+
+        recovery._refuse_disagreement = refuse_and_compare
 
 
 class ComparesBeforeASweep(ComparesNothing):
     """Compares them in each epoch, before it sweeps, and nowhere else."""
 
     def settle(self, number: int) -> Plan:
-        check: Any = self._check
-        del check.verify
-        check.verify_all = self._verify_all
+        self.compare()
         try:
             return super().settle(number)
         finally:
-            check.verify = lambda name: None  # noqa: ARG005 - as above
-            check.verify_all = lambda: None
+            self.stop_comparing()
 
 
-class IgnoresMarkersInCommit(Coordinator):
-    """Commits without a look at what the targets hold, before it and after it."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._check.verify_before_commit = lambda number, name: None  # type: ignore[method-assign] # noqa: ARG005
-
-    def _commit_parts(self, number: int, participant: Participant, applied: Mapping[str, LastDone]) -> bool:
-        return super()._commit_parts(number, participant, {})
-
-
-class IgnoresWhatSparkDecidedAlone(Coordinator):
+class IgnoresWhatSparkDecidedAlone(AppliedCheck):
     """Never asks whether everything that is decided is in the ledger."""
 
-    def _refuse_undocumented(self, history: History) -> None:
+    def refuse_undocumented(self, history: History) -> None:
         pass
 
 
-class LetsErrorsBeSwallowed(Coordinator):
+class LetsErrorsBeSwallowed(Commits):
     """Raises in the stream thread alone."""
 
     def refuse_swallowed(self) -> None:
         pass
 
 
-class KeepsHalfARecord(Coordinator):
+class KeepsHalfARecord(Epochs):
     """Lets the record of an epoch stand in which it was called twice."""
 
     def dispute(self, number: int) -> None:
         pass
 
 
-class JoinsAnyTarget(Coordinator):
+class JoinsAnyTarget(AppliedCheck):
     """Begins a ledger without asking the targets whether there must have been one."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self._check.refuse_known_targets = lambda query_id: None  # type: ignore[method-assign] # noqa: ARG005
+    def refuse_known_targets(self) -> None:
+        pass
 
 
 class SweepsDoneParts(Coordinator):
@@ -120,7 +124,7 @@ class SweepsDoneParts(Coordinator):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        for participant in self._participants:
+        for participant in self._run.participants:
             participant.abort_orphans = partial(_swept, participant.abort_orphans)  # type: ignore[method-assign]
 
 

@@ -7,12 +7,12 @@ import uuid
 from typing import TYPE_CHECKING
 
 from epochsink.identity import pipeline_name
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import Task, participants_of
-from epochsink.spark.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

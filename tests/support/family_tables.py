@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from epochsink.postgres import Postgres
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Done
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import Task, participants_of
-from epochsink.spark.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import SUMMARISED_AFTER, Ledger
 from epochsink.sink import Keeping, SpoolFile, participants_of
-from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.write_task import WriteJob, WriteOrder, is_one_for_all
 from epochsink.testing import LocalSink
 

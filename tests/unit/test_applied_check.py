@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from epochsink.cli.app import app
 from epochsink.errors import OutcomeUnknown, PrepareFailed, WentBack
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import participants_of
-from epochsink.spark.checkpoint import Checkpoint
 from epochsink.testing import LocalSink
 from epochsink.testing.local_sink import LocalParticipant
 
@@ -234,7 +234,7 @@ def test_an_adopted_epoch_is_watched_once(kit: CheckpointKit, sink: LocalSink) -
     kit.record(0, rows(0))
     kit.coordinator = kit.start()
     assert kit.coordinator.settle(0) is Plan.RUN_FOR_STATE
-    assert list(kit.coordinator.pending) == [0]
+    assert list(kit.coordinator.queue.pending) == [0]
     kit.decide(0)
     assert kit.coordinator.commit_decided()
     assert ids(sink) == [0]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epochsink.errors import EpochsinkError
+from epochsink.protocol.checkpoint import NOTHING_DECIDED, Checkpoint
 from epochsink.protocol.storage import LocalStorage
-from epochsink.spark.checkpoint import NOTHING_DECIDED, Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,6 +24,7 @@ class FakeCoordinator:
         self.undecided = 0
         self.pauses: list[float] = []
         self.asked = threading.Event()
+        self.queue = self
 
     def _do(self, name: str) -> None:
         self.calls.append(name)

@@ -58,7 +58,7 @@ def test_a_disputed_record_is_withdrawn_when_spark_runs_the_epoch_again(query: Q
     driver.dispute(0)
     driver.dispute(7)
     later = query.driver()
-    assert list(later.pending) == []
+    assert list(later.queue.pending) == []
     assert len(query.sink.prepared()) == 1  # until Spark runs the epoch again, it may still be decided
     query.prepare(later, 0, 1, 2)
     query.decide(0)
@@ -107,7 +107,7 @@ def test_a_decision_that_is_gone_while_spark_goes_on_stops_the_query(query: Quer
 def test_the_next_vote_does_not_wait_for_old_entries_to_go(query: Query) -> None:
     driver = query.driver()
     waited: list[tuple[int, ...]] = []
-    driver._ledger.trim = lambda: waited.append(tuple(driver.pending))  # type: ignore[method-assign]
+    driver._run.ledger.trim = lambda: waited.append(tuple(driver.queue.pending))  # type: ignore[method-assign]
     query.prepare(driver, 0, 1)
     query.decide(0)
     assert driver.commit_decided()

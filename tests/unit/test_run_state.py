@@ -20,9 +20,9 @@ def query(tmp_path: Path) -> Query:
 
 def test_whoever_is_superseded_concludes_nothing(query: Query) -> None:
     older = query.driver()
-    (participant,) = older._participants
-    with pytest.raises(OutcomeUnknown), older._if_ours(participant):
+    (participant,) = older._run.participants
+    with pytest.raises(OutcomeUnknown), older._run.if_ours(participant):
         raise OutcomeUnknown("the target does not say")
     query.driver()
-    with pytest.raises(Fenced), older._if_ours(participant):
+    with pytest.raises(Fenced), older._run.if_ours(participant):
         raise OutcomeUnknown("the target does not say")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlparse
 
 from epochsink.errors import ConfigurationError
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
-from epochsink.spark.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -246,7 +246,7 @@ class Resolution:
         return self._place.checkpoint.is_decided(self._number)
 
     def _epoch(self) -> Epoch:
-        return Epoch(self._number, self._prepared.attempt)
+        return self._prepared.at
 
     def _rows(self, sink: str) -> Rows:
         identity = Identity(self._place.query_id, sink)

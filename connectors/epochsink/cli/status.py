@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.cli.abandon import successor
 from epochsink.errors import LedgerCorrupt
+from epochsink.protocol.checkpoint import NOTHING_DECIDED
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_damage import survey
-from epochsink.sink import Epoch
-from epochsink.spark.checkpoint import NOTHING_DECIDED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -219,7 +218,7 @@ def _epoch(place: Place, history: History, prepared: Prepared) -> EpochStatus:
     if history.abandoned is not None:
         return EpochStatus(prepared.epoch, prepared.attempt, State.ENDED, parts, 0)
     state = State.DECIDED if place.checkpoint.is_decided(prepared.epoch) else State.RECORDED
-    size = place.spool.size(place.query_id, Epoch(prepared.epoch, prepared.attempt))
+    size = place.spool.size(place.query_id, prepared.at)
     return EpochStatus(prepared.epoch, prepared.attempt, state, parts, size)
 
 

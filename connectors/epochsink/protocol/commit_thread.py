@@ -66,7 +66,7 @@ class CommitThread(threading.Thread):
         try:
             self._watch()
             # a run that has failed commits no more: the next start does
-            self._coordinator.raise_failure()
+            self._coordinator.queue.raise_failure()
             self._coordinator.drain()
             # last: no recorded epoch is left then that a sweep would have to spare
             self._coordinator.tidy()
@@ -92,13 +92,13 @@ class CommitThread(threading.Thread):
                 self._coordinator.refuse_swallowed()
             if settled:
                 waiting_since = None
-                self._coordinator.wait_pending(LIVENESS_SECONDS)
+                self._coordinator.queue.wait_pending(LIVENESS_SECONDS)
                 if time.monotonic() >= tidy_next:
                     self._coordinator.tidy()
                     tidy_next = time.monotonic() + TIDY_SECONDS
             else:
                 waiting_since = waiting_since or time.monotonic()
-                self._coordinator.wait_run(self._pause(time.monotonic() - waiting_since))
+                self._coordinator.queue.wait_run(self._pause(time.monotonic() - waiting_since))
 
     def _pause(self, waited: float) -> float:
         """Return how long to wait for the next look: in proportion to the wait, so that its end is seen soon after."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.sink import LastDone, SpoolFile
+from epochsink.sink import Epoch, LastDone, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -91,6 +91,11 @@ class Prepared:
     shares: Mapping[str, Share]
     together: tuple[tuple[str, ...], ...] = ()
     stamp: Stamp | None = field(default=None, compare=False)
+
+    @property
+    def at(self) -> Epoch:
+        """The attempt at the epoch that is recorded."""
+        return Epoch(self.epoch, self.attempt)
 
     def sharers(self, sink: str) -> tuple[str, ...]:
         """Return the sinks whose parts are those of one sink, itself included; mostly that one alone."""

@@ -1,120 +1,90 @@
-"""What every step of one run of a query works on, and the rule under which any of them may conclude something."""
+"""What the steps of one run share, and the rule under which one of them may draw a conclusion."""
 
 from __future__ import annotations
 
-import functools
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.protocol import consistency
-from epochsink.protocol.applied_check import AppliedCheck
-from epochsink.protocol.commit_queue import CommitQueue
-from epochsink.protocol.two_threads import TwoThreads
 from epochsink.sink import Ballot
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from typing import Concatenate, ParamSpec, TypeVar
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from epochsink.protocol.checkpoint import Checkpoint
+    from epochsink.protocol.commit_queue import CommitQueue
     from epochsink.protocol.ledger import Ledger
     from epochsink.protocol.ledger_entries import Share
-    from epochsink.protocol.ledger_history import History
-    from epochsink.sink import CheckpointReader, Committable, Epoch, Identity, LastDone, Participant, SpoolKeeper
-
-    Of = TypeVar("Of", bound="RunState")
-    Given = ParamSpec("Given")
-    Answer = TypeVar("Answer")
+    from epochsink.protocol.spool import NoSpool, Spool
+    from epochsink.sink import Committable, Epoch, Identity, LastDone, Participant
 
 
-def addressed(step: Callable[Concatenate[Of, Given], Answer]) -> Callable[Concatenate[Of, Given], Answer]:
-    """Let the commands in a step's errors name the checkpoint: who raises them does not know where it is."""
+@dataclass
+class RunState:
+    """The places and participants of one run of a query, and what its steps remember."""
 
-    @functools.wraps(step)
-    def told(run: Of, *given: Given.args, **named: Given.kwargs) -> Answer:
-        try:
-            return step(run, *given, **named)
-        except EpochsinkError as failure:
-            failure.address(run._location)  # noqa: SLF001 - a method's wrapper
-            raise
+    query_id: str
+    ledger: Ledger
+    checkpoint: Checkpoint
+    spool: Spool | NoSpool
+    participants: Sequence[Participant]
+    queue: CommitQueue
+    pipeline: str = ""
+    location: str = ""
+    participant_of: dict[str, Participant] = field(init=False)
+    """Each sink's participant, in the order of the query."""
+    identities: dict[str, Identity] = field(default_factory=dict)
+    attempted: int = -1
+    """The newest epoch that this run has begun to write."""
+    owed: int = -1
+    """The epoch that Spark has given to this run and that it has not prepared yet; -1 if there is none."""
+    recorded: set[int] = field(default_factory=set)
+    """The epochs that this run has recorded and not committed yet."""
 
-    return cast("Callable[Concatenate[Of, Given], Answer]", told)
+    def __post_init__(self) -> None:
+        self.participant_of = {name: one for one in self.participants for name in one.members}
 
+    def by_participant(self, sinks: Iterable[str]) -> list[tuple[Participant, list[str]]]:
+        """Return the participants of some sinks, each with its own of them, in the order of the query.
 
-class RunState(TwoThreads):
-    """The ledger, checkpoint, spool and participants of one run, and what its steps remember."""
-
-    def __init__(
-        self,
-        *,
-        query_id: str,
-        ledger: Ledger,
-        checkpoint: CheckpointReader,
-        spool: SpoolKeeper,
-        participants: Sequence[Participant],
-        join_running: bool = False,
-        monitor: threading.Condition | None = None,
-        pipeline: str = "",
-        location: str = "",
-    ) -> None:
-        self._query_id, self._pipeline, self._location = query_id, pipeline, location
-        self._ledger, self._checkpoint = ledger, checkpoint
-        self._spool = spool
-        self._participants = participants
-        self._of = {name: participant for participant in participants for name in participant.members}
-        """Each sink's participant."""
-        self._join_running = join_running
-        self._check = AppliedCheck(ledger, self._of)
-        self._queue = CommitQueue(monitor)
-        self._begun = False
-        self._attempted = -1
-        self._owed = -1
-        """The epoch that Spark has given to this run and that could not be prepared so far, -1 if there is none."""
-        self._recorded_here: set[int] = set()
-        self._until_spool_sweep = 0
-        self._identities: dict[str, Identity] = {}
-
-    def _refuse_undocumented(self, history: History) -> None:
-        """Everything that is decided is in the ledger."""
-        decided = self._checkpoint.newest_decided()
-        if decided > history.newest:
-            spooled = [attempt.number for attempt in self._spool.attempts(self._query_id)]
-            raise self._conclude(self._check.why_undocumented(history.newest, decided, self._attempted, spooled))
-
-    def fail(self, failure: BaseException) -> None:
-        """Remember the commit thread's failure for the stream thread."""
-        if isinstance(failure, EpochsinkError):
-            failure.address(self._location)
-        super().fail(failure)
-
-    def _by_participant(self, sinks: Iterable[str]) -> list[tuple[Participant, list[str]]]:
-        """Return the participants of some sinks with these, all in the order of the query. KeyError if it lacks one."""
-        wanted = {self._of[name]: name for name in sinks}.keys(), set(sinks)
+        KeyError if the query lacks one of the sinks.
+        """
+        wanted = {name: self.participant_of[name] for name in sinks}
         return [
-            (participant, [name for name in participant.members if name in wanted[1]])
-            for participant in self._participants
-            if participant in wanted[0]
+            (participant, [name for name in participant.members if name in wanted])
+            for participant in self.participants
+            if any(participant is one for one in wanted.values())
         ]
 
-    def _ballot(
-        self, name: str, epoch: Epoch, share: Share, parts: Sequence[Committable], applied: Mapping[str, LastDone]
+    def ballot(
+        self, sink: str, epoch: Epoch, share: Share, parts: Sequence[Committable], applied: Mapping[str, LastDone]
     ) -> Ballot:
-        """Return what a sink's participant needs for some parts of its share of an epoch."""
-        rows = self._spool.rows(self._identities[name], epoch, share.tasks, share.files)
-        return Ballot(parts, rows, applied.get(name))
+        """Return what a sink's participant needs for some parts of the sink's share of an epoch."""
+        rows = self.spool.rows(self.identities[sink], epoch, share.tasks, share.files)
+        return Ballot(parts, rows, applied.get(sink))
 
     @contextmanager
-    def _if_ours(self, participant: Participant) -> Iterator[None]:
-        """Let a participant's conclusion pass, with its sinks' names, if the ledger is ours; else raise `Fenced`."""
+    def if_ours(self, participant: Participant) -> Iterator[None]:
+        """Let a participant's conclusion pass, with its sinks' names, if the ledger is still ours.
+
+        Raises `Fenced` if it is not.
+        """
         try:
             yield
         except Fenced:
             raise
         except EpochsinkError as conclusion:
-            raise self._conclude(consistency.named(conclusion, ", ".join(participant.members))) from conclusion
+            raise self.conclude(consistency.named(conclusion, ", ".join(participant.members))) from conclusion
 
-    def _conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
+    def conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
         """Return a conclusion if the ledger is still ours; raises `Fenced` if it is not."""
-        self._ledger.verify()
+        self.ledger.verify()
         return conclusion
+
+    def fail(self, failure: BaseException) -> None:
+        """Keep the commit thread's failure for the stream thread."""
+        if isinstance(failure, EpochsinkError):
+            failure.address(self.location)
+        self.queue.fail(failure)

@@ -10,21 +10,24 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import EpochsinkError
-from epochsink.protocol.run_state import RunState
-from epochsink.sink import Epoch
 
 if TYPE_CHECKING:
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Committable, Participant
+    from epochsink.protocol.run_state import RunState
+    from epochsink.sink import Committable, Epoch, Participant
 
 _log = logging.getLogger("epochsink")
 
 SPOOL_SWEPT_AFTER: Final = 32
-"""Epochs without a failure after which the spool is looked through for what late tasks have left."""
+"""Epochs without a failure after which the spool is searched for what late tasks have left."""
 
 
-class Sweep(RunState):
-    """The sweep of a run, from either of its threads."""
+class Sweep:
+    """The sweeps of a run, from either of its threads. Each raises `Fenced`, and what the participants raise."""
+
+    def __init__(self, run: RunState) -> None:
+        self._run = run
+        self._until_spool = 0
 
     def tidy(self) -> None:
         """Abort what losing tasks have left since the last sweep; does nothing unless the stream is idle.
@@ -34,81 +37,91 @@ class Sweep(RunState):
         waits. A target that cannot be reached now is no failure: the next sweep finds what is left.
         """
         try:
-            with self._queue.alone_if_idle() as idle:
+            with self._run.queue.alone_if_idle() as idle:
                 if idle:
                     self._end_unrecorded()
         except OSError as failure:
             _log.warning("leftovers of losing tasks stay for the next sweep: %s", failure)
         except BaseException as failure:
-            self.fail(failure)
+            self._run.fail(failure)
             raise
 
-    def _abort_orphans(self) -> None:
-        with self._queue.alone():
+    def all(self) -> None:
+        """Abort what the ledger, read now, does not name."""
+        with self._run.queue.alone():
             self._end_unrecorded()
 
-    def _abort_orphans_of_owner(self) -> None:
-        """Like `_abort_orphans`, where the ledger was read just before; looks into the spool only now and then.
+    def targets(self) -> None:
+        """Like `all`, if the ledger was read just before; searches the spool only now and then.
 
         What a sweep ends is of this generation or an older one, so a driver that was superseded since, and sleeps
         between its look and any call to a target, ends nothing of its successor's: another look would sleep likewise.
         """
-        with self._queue.alone():
+        with self._run.queue.alone():
             self._end_in_targets()
-            self._until_spool_sweep -= 1
-            if self._until_spool_sweep <= 0:
+            self._until_spool -= 1
+            if self._until_spool <= 0:
                 self._end_in_spool()
 
-    def _end_own(self, epoch: Epoch) -> None:
+    def own(self, epoch: Epoch) -> None:
         """Abort what this driver has prepared and could not record, now that another has taken the ledger.
 
-        Only the owner appends. So by now the ledger has every record of this generation and of those before, and a sink
-        ends nothing of a later one.
+        Only the owner appends. So by now the ledger has every record of this generation and of those before, and a
+        participant ends nothing of a later one.
         """
-        history = self._ledger.read()
-        with self._queue.alone():
-            for participant in self._participants:
+        history = self._run.ledger.read()
+        with self._run.queue.alone():
+            for participant in self._run.participants:
                 try:
                     if history.abandoned is not None:
                         # the command has shut this driver out, too, and is not followed by another: what is prepared
                         # since nobody else would end
                         participant.fence()
-                    _abort_orphans(participant, history)
+                    abort_orphans(participant, history)
                 except (EpochsinkError, OSError) as failure:
                     # one target that is down must not keep what the others hold
-                    names = ", ".join(participant.members)
-                    _log.warning("sink '%s': what epoch %d has prepared is left: %s", names, epoch.number, failure)
-        self._spool.drop(self._query_id, epoch)
+                    _log.warning(
+                        "%s: what epoch %d has prepared is left: %s", _named(participant), epoch.number, failure
+                    )
+        self._run.spool.drop(self._run.query_id, epoch)
+
+    def look_into_spool(self) -> None:
+        """Let the next sweep search the spool: an attempt has failed, and could not be ended."""
+        self._until_spool = 0
 
     def _end_unrecorded(self) -> None:
-        """Abort what the ledger does not name. Only the owner may: the ledger is read before."""
-        self._ledger.verify()
+        self._run.ledger.verify()
         self._end_in_targets()
         self._end_in_spool()
 
     def _end_in_targets(self) -> None:
-        for participant in self._participants:
+        for participant in self._run.participants:
             # as it is now: the other thread may have recorded a replay
-            history = self._ledger.known()
-            with self._if_ours(participant):
-                ended = _abort_orphans(participant, history)
+            history = self._run.ledger.known()
+            with self._run.if_ours(participant):
+                ended = abort_orphans(participant, history)
             for line in ended:
-                _log.info("sink '%s': aborted what no recorded epoch names: %s", ", ".join(participant.members), line)
+                _log.info("%s: aborted what no recorded epoch names: %s", _named(participant), line)
 
     def _end_in_spool(self) -> None:
         # listed before the ledger is read: a newer driver's attempts cannot be among them, if it is still ours
-        spooled = self._spool.attempts(self._query_id)
-        kept = {Epoch(prepared.epoch, prepared.attempt) for prepared in self._ledger.verify().pending}
+        spooled = self._run.spool.attempts(self._run.query_id)
+        kept = {prepared.at for prepared in self._run.ledger.verify().pending}
         for epoch in spooled:
             if epoch not in kept:
-                self._spool.drop(self._query_id, epoch)
-        self._until_spool_sweep = SPOOL_SWEPT_AFTER
+                self._run.spool.drop(self._run.query_id, epoch)
+        self._until_spool = SPOOL_SWEPT_AFTER
 
 
-def _abort_orphans(participant: Participant, history: History) -> list[str]:
+def abort_orphans(participant: Participant, history: History) -> list[str]:
+    """Abort what a participant holds and a history does not name; return a line for each thing ended."""
     keep: list[Committable] = []
     done: list[Committable] = []
     for name in participant.members:
         keep += (part for prepared in history.pending for part in prepared.parts_of(name))
         done += history.done_parts(name)
     return participant.abort_orphans(keep, done)
+
+
+def _named(participant: Participant) -> str:
+    return " and ".join(f"sink '{name}'" for name in participant.members)

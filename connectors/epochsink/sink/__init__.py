@@ -28,7 +28,6 @@ from epochsink.sink.executors import Executors, NotCarriedOut
 from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.nested_json import json_text
 from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
-from epochsink.sink.ports import CheckpointReader, SpoolKeeper
 from epochsink.sink.values import (
     NOTHING_SPOOLED,
     Committable,
@@ -47,7 +46,6 @@ __all__ = [
     "NOTHING_SPOOLED",
     "Ballot",
     "Ballots",
-    "CheckpointReader",
     "Committable",
     "Committables",
     "Epoch",
@@ -66,7 +64,6 @@ __all__ = [
     "Sink",
     "SinkWriter",
     "SpoolFile",
-    "SpoolKeeper",
     "Spooled",
     "Task",
     "Verdict",

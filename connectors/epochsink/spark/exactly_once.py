@@ -13,11 +13,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.spool import NoSpool, Spool
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.sink import participants_of
 from epochsink.spark import argument_checks
-from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import batch_of_thread, frame_of, handle_of, refuse_connect
 from epochsink.spark.error_translation import FailedEpoch
 from epochsink.spark.executor_check import refuse_bare_executors

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed
 from epochsink.identity import pipeline_name
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.commit_thread import CommitThread
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
 from epochsink.sink import participants_of
-from epochsink.spark.checkpoint import Checkpoint
 from epochsink.spark.compat import keeps_first_state
 from epochsink.spark.epoch_writer import EpochWriter
 from epochsink.spark.error_translation import sinks_error
@@ -180,7 +180,7 @@ class Run:
 
     def settled(self) -> None:
         """Wait until no epoch is pending."""
-        self._coordinator.wait_settled()
+        self._coordinator.queue.wait_settled()
 
     def is_alive(self) -> bool:
         """Whether the stream thread may still write to the checkpoint (see `Stream`)."""

@@ -7,8 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
+from epochsink.protocol.checkpoint import NOTHING_DECIDED, Checkpoint
 from epochsink.protocol.storage import LocalStorage
-from epochsink.spark.checkpoint import NOTHING_DECIDED, Checkpoint
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,218 @@
+"""Steps 6 and 7: commit what Spark has decided, and prepare again what a target has lost."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from typing import TYPE_CHECKING, Final
+
+from epochsink.failpoints import reach
+from epochsink.protocol import consistency
+from epochsink.protocol.ledger_entries import Done, Prepared, Replay
+from epochsink.sink import Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from epochsink.protocol.applied_check import AppliedCheck
+    from epochsink.protocol.run_state import RunState
+    from epochsink.sink import Ballot, LastDone, Participant
+
+_log = logging.getLogger("epochsink")
+
+REPLAY_TURNS: Final = 4
+"""How often a part is prepared again before the query stops: each turn needs a new loss in the target."""
+
+
+class Commits:
+    """The commits of a run: in the commit thread, and at its start for what an earlier run has left."""
+
+    def __init__(self, run: RunState, check: AppliedCheck) -> None:
+        self._run = run
+        self._check = check
+
+    def commit_decided(self) -> bool:
+        """Commit pending epochs that are decided, oldest first; return whether none is left pending."""
+        queue = self._run.queue
+        try:
+            while queue.pending and self._is_decided(queue.pending[0]):
+                self.commit(queue.pending[0])
+                queue.remove_first()
+                # after that: the next epoch's vote does not wait for it
+                self._trim()
+        except BaseException as failure:
+            self._run.fail(failure)
+            raise
+        return not queue.pending
+
+    def refuse_swallowed(self) -> None:
+        """Raise `WentBack` if Spark has decided an epoch that this run was given and could not prepare."""
+        try:
+            number = self._run.owed
+            if number < 0 or not self._run.checkpoint.has_commit(number):
+                return
+            self._run.queue.raise_failure()
+            # read again: the append that raised may have recorded it after all
+            if number > self._run.ledger.verify().newest:
+                raise consistency.decided_without_us(number, number, attempted=number)
+        except BaseException as failure:
+            self._run.fail(failure)
+            raise
+
+    def drain(self) -> None:
+        """Commit what is decided, once the stream has ended."""
+        reach("coordinator.drain.before")
+        history = self._run.ledger.verify()
+        for prepared in history.pending:
+            if self._run.checkpoint.is_decided(prepared.epoch):
+                self.commit(prepared.epoch)
+        self._trim()
+        # no next epoch may come that would say so
+        self._check.refuse_undocumented(history)
+
+    def has_decided(self) -> bool:
+        """Return whether a pending epoch is decided: its commit is under way or about to be."""
+        queue = self._run.queue
+        return bool(queue.pending) and not queue.failed and self._run.checkpoint.has_commit(queue.pending[0])
+
+    def _is_decided(self, number: int) -> bool:
+        # in this order: Spark runs a later epoch only when the commit of the one before stands
+        running = self._run.queue.running
+        if self._run.checkpoint.has_commit(number):
+            return True
+        if running <= number:
+            return False
+        if not self._run.checkpoint.is_decided(number):
+            raise self._run.conclude(consistency.undecided_before(number, running))
+        return True
+
+    def _trim(self) -> None:
+        try:
+            self._run.ledger.trim()
+        except OSError as failure:
+            _log.warning("old entries of the ledger stay until the next epoch is done: %s", failure)
+
+    def commit(self, number: int) -> None:
+        """Commit one decided epoch in every sink, as the newest ledger entry says, and record that it is done."""
+        run = self._run
+        history = run.ledger.verify()
+        if number in history.done:
+            return
+        reach("coordinator.commit.before")
+        recorded = history.epochs[number]
+        # what this run has recorded, it has recorded with the offsets that stood there
+        if number not in run.recorded and recorded.offsets != run.checkpoint.offsets_digest(number):
+            raise run.conclude(consistency.other_input(number))
+        # what readers are about to see must not be undone by a power cut that takes the decision back
+        run.checkpoint.make_durable(number)
+        for participant, names in run.by_participant(recorded.shares):
+            if not self._commit_parts(number, participant, names, history.applied):
+                return
+            reach("coordinator.commit.between")
+        prepared = run.ledger.known().epochs[number]  # a replay has put parts in the place of others
+        for participant, names in run.by_participant(prepared.shares):
+            with run.if_ours(participant):
+                participant.await_visible(prepared.at, self._ballots(prepared, names, history.applied))
+        reach("coordinator.done.before")
+        # whether the ledger is still ours is found out by this very append
+        run.ledger.append(Done(number))
+        reach("coordinator.done.after")
+        run.recorded.discard(number)
+        self._clear(prepared)
+
+    def _commit_parts(
+        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
+    ) -> bool:
+        """Commit a participant's parts, replaying what the target has lost; False if the epoch proves to be done."""
+        ledger = self._run.ledger
+        left = {name: list(range(len(ledger.known().epochs[number].parts_of(name)))) for name in names}
+        for _ in range(REPLAY_TURNS):
+            # each sink before the commit: what they share becomes visible for all. And again after a replay, which
+            # takes long enough for a driver on another copy of the checkpoint to commit
+            for name in names:
+                self._check.verify_before_commit(number, name)
+            reach("coordinator.commit.compared")
+            # the newest entry, not what was read before: the replays of the last turn are in it
+            prepared = ledger.known().epochs[number]
+            with self._run.if_ours(participant):
+                verdicts = participant.commit(prepared.at, self._ballots(prepared, left, applied, only=left))
+            judged = [
+                (name, index, verdict)
+                for name, indices in left.items()
+                for index, verdict in zip(indices, verdicts[name], strict=True)
+                if verdict.outcome is not Outcome.COMMITTED
+            ]
+            # before anything is concluded from the target, the ledger says whether the question is still ours
+            if not judged or number in ledger.verify().done:
+                return not judged
+            for name, _index, verdict in judged:
+                if verdict.outcome is Outcome.UNKNOWN:
+                    raise consistency.unknown_outcome(number, name, verdict.evidence)
+            left = {}
+            for name, index, _verdict in judged:
+                left.setdefault(name, []).append(index)
+            self._replay_lost(prepared, participant, left, applied)
+        name = judged[0][0]
+        raise consistency.unknown_outcome(number, name, f"prepared again {REPLAY_TURNS} times, and lost each time")
+
+    def _replay_lost(
+        self,
+        prepared: Prepared,
+        participant: Participant,
+        lost: Mapping[str, Sequence[int]],
+        applied: Mapping[str, LastDone],
+    ) -> None:
+        """Prepare again what the target has lost; what several sinks share, once."""
+        for name, indices in lost.items():
+            sharers = [one for one in prepared.sharers(name) if one in participant.members and one in prepared.shares]
+            for index in indices:
+                if next(one for one in sharers if index in lost.get(one, ())) == name:
+                    self._replay(prepared.epoch, participant, sharers, index, applied)
+
+    def _replay(
+        self, number: int, participant: Participant, sinks: Sequence[str], index: int, applied: Mapping[str, LastDone]
+    ) -> None:
+        """Prepare a part of some sinks again, and record it."""
+        # a marker that is missing proves nothing if those of earlier epochs are missing too
+        for name in participant.members:
+            self._check.verify_before_commit(number, name)
+        with self._run.queue.replaying(), self._run.if_ours(participant):
+            reach("coordinator.replay.before")
+            prepared = self._run.ledger.verify().epochs[number]
+            parts = prepared.parts_of(sinks[0])
+            ballots = self._ballots(prepared, sinks, applied, only=dict.fromkeys(sinks, (index,)))
+            replayed = participant.replay(prepared.at, parts[index], ballots, uuid.uuid4().hex)
+            reach("coordinator.replay.prepared")
+            self._run.ledger.append(Replay(number, tuple(sinks), (*parts[:index], replayed, *parts[index + 1 :])))
+        reach("coordinator.replay.after")
+
+    def _ballots(
+        self,
+        prepared: Prepared,
+        sinks: Iterable[str],
+        applied: Mapping[str, LastDone],
+        *,
+        only: Mapping[str, Sequence[int]] | None = None,
+    ) -> dict[str, Ballot]:
+        """Return what a participant needs for some sinks' recorded parts: all of them, or those at some indices."""
+        ballots = {}
+        for name in sinks:
+            share = prepared.shares[name]
+            parts = share.parts if only is None else [share.parts[index] for index in only[name]]
+            ballots[name] = self._run.ballot(name, prepared.at, share, parts, applied)
+        return ballots
+
+    def _clear(self, prepared: Prepared) -> None:
+        """Drop what a done epoch has left. Failing to is no harm: the next sweep finds it."""
+        try:
+            for participant, names in self._run.by_participant(prepared.shares):
+                participant.finish(prepared.at, self._ballots(prepared, names, {}))
+            known = [
+                (self._run.identities[name], task)
+                for name, share in prepared.shares.items()
+                for task, file in share.files.items()
+                if not file.carried
+            ]
+            self._run.spool.drop(self._run.query_id, prepared.at, known)
+        except OSError as failure:
+            _log.warning("leftovers of epoch %d stay for the next sweep: %s", prepared.epoch, failure)
