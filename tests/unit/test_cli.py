@@ -715,7 +715,7 @@ def test_abandon_without_a_target_that_is_gone(
     kit.record(0, both(1))
     result = run("abandon", "--sinks", f"{MODULE}:TABLE", "--gone", "search", "--yes")
     assert result.exit_code == 0, result.output
-    assert "in sink 'search' (its target is gone: left as it is)" in said(result)
+    assert "in sink 'search', whose target is gone: left as it is" in said(result)
     assert (sinks["table"].prepared(), len(sinks["search"].prepared())) == ([], 1)
     assert kit.history().abandoned is not None
 

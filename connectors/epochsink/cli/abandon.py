@@ -6,7 +6,6 @@ Only here is a recorded epoch ever aborted, and only one that Spark has not deci
 
 from __future__ import annotations
 
-import json
 import logging
 import uuid
 from typing import TYPE_CHECKING
@@ -18,12 +17,12 @@ from epochsink.protocol.ledger_entries import Abandoned, Resolved
 from epochsink.sink import participants_of
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger_entries import Prepared, Take
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Committable, Participant, Sink
+    from epochsink.sink import Sink
 
 _log = logging.getLogger("epochsink")
 
@@ -43,6 +42,7 @@ class Abandonment:
         _refuse_missing(self._owner, sinks, gone)
         self._sinks = {name: sinks[name] for name in self._owner.origins if name not in gone}
         self._gone = sorted(gone)
+        self._participants = participants_of(self._sinks)
         for prepared in self._decided():
             _refuse_gone(prepared, self._gone)
 
@@ -51,7 +51,7 @@ class Abandonment:
         lines = ["take the ledger: a driver that runs on this checkpoint now stops with Fenced"]
         decided = self._decided()
         lines += [f"commit epoch {prepared.epoch}, which Spark has decided" for prepared in decided]
-        lines += [line for prepared in self._undecided() for line in _described(prepared, self._gone)]
+        lines += [line for prepared in self._undecided() for line in self._described(prepared)]
         lines.append("close the ledger: no query ever starts on this checkpoint again")
         also = "; what a query on another copy of this checkpoint has prepared, too"
         return [*lines, *(f"abort all else of this query in sink '{name}'{also}" for name in self._sinks)]
@@ -61,20 +61,19 @@ class Abandonment:
 
         Raises `Fenced` if another driver takes the ledger meanwhile, and what the sinks raise.
         """
-        participants = participants_of(self._sinks)
         try:
-            refuse_unreachable(self._place, self._owner, participants)
+            refuse_unreachable(self._place, self._owner, self._participants)
             if self._before.abandoned is None:
-                self._close(participants)
-            self._end(participants)
+                self._close()
+            self._end()
         finally:
-            for participant in participants:
+            for participant in self._participants:
                 participant.close()
         _log.info("closed: %s", successor(self._ledger.read()))
 
-    def _close(self, participants: Sequence[Participant]) -> None:
+    def _close(self) -> None:
         self._give_up_gone()
-        coordinator = coordinator_of(self._place, self._ledger, participants)
+        coordinator = coordinator_of(self._place, self._ledger, self._participants)
         uncertain = ""
         try:
             coordinator.recover()
@@ -99,9 +98,9 @@ class Abandonment:
         for epoch, name in shares:
             self._ledger.append(Resolved(epoch, name, "abandoned"))
 
-    def _end(self, participants: Sequence[Participant]) -> None:
+    def _end(self) -> None:
         take = self._ledger.take(self._place.query_id, {}, -1)
-        for participant in participants:
+        for participant in self._participants:
             open_for(self._place, participant, take)
             history = self._ledger.verify()
             done = [part for name in participant.members for part in history.done_parts(name)]
@@ -109,6 +108,19 @@ class Abandonment:
                 _log.info("sink '%s': ended %s", ", ".join(participant.members), line)
         for epoch in self._place.spool.attempts(self._place.query_id):
             self._place.spool.drop(self._place.query_id, epoch)
+
+    def _described(self, prepared: Prepared) -> list[str]:
+        """Return what is about to end of an epoch, a line for each part."""
+        since = f", since {prepared.stamp}" if prepared.stamp else ""
+        lines = [f"END epoch {prepared.epoch}, recorded and not decided{since}: its rows never become visible"]
+        lines += [
+            f"  in sink '{name}': {participant.describe(part)}"
+            for participant in self._participants
+            for name in participant.members
+            for part in prepared.parts_of(name)
+        ]
+        gone = [name for name in prepared.shares if name in self._gone]
+        return [*lines, *(f"  in sink '{name}', whose target is gone: left as it is" for name in gone)]
 
     def _owner_of(self, history: History) -> Take:
         if history.owner is None:
@@ -161,22 +173,6 @@ def _refuse_gone(prepared: Prepared, gone: Collection[str]) -> None:
             hint=f"keep these rows in a file first: epochsink resolve CHECKPOINT {prepared.epoch} --sink {name} "
             "--as discard",
         )
-
-
-def _described(prepared: Prepared, gone: Collection[str]) -> list[str]:
-    """Return what is about to end of an epoch, a line for each part."""
-    since = f", since {prepared.stamp}" if prepared.stamp else ""
-    lines = [f"END epoch {prepared.epoch}, recorded and not decided{since}: its rows never become visible"]
-    for name, share in prepared.shares.items():
-        left = " (its target is gone: left as it is)" if name in gone else ""
-        lines += [f"  in sink '{name}'{left}: {_named(part)}" for part in share.parts]
-    return lines
-
-
-def _named(part: Committable) -> str:
-    rows = f", {part['rows']} row(s)" if "rows" in part else ""
-    name = next((str(part[key]) for key in ("gid", "transactional_id", "table", "name") if part.get(key)), None)
-    return (name or json.dumps(part)) + rows
 
 
 def _names(sinks: Collection[str]) -> str:

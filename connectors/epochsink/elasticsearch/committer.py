@@ -271,6 +271,11 @@ class ElasticsearchCommitter(Participant):
         """Find nothing: the target holds nothing before `commit`."""
         return []
 
+    def describe(self, part: Committable) -> str:
+        """Return how many rows are spooled, and for which index."""
+        prepared = PreparedEpoch.from_json(part)
+        return f"{prepared.rows} row(s) in the spool for index {prepared.index!r}"
+
     def close(self) -> None:
         """Close the connections."""
         if self._connected is not None:

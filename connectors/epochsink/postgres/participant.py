@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from epochsink.postgres.committable import read_part
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.sink import Keeping, Outcome, Participant, one_by_one
 
@@ -104,6 +105,11 @@ class PostgresParticipant(Participant):
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """End sessions, prepared transactions and staging tables that ``keep`` does not name."""
         return [line for table in self._tables.values() for line in table.abort_orphans(keep, done)]
+
+    def describe(self, part: Committable) -> str:
+        """Return the prepared transaction's name, or the tables in which rows are staged."""
+        prepared = read_part(part)
+        return prepared.gid or f"rows staged in {', '.join(sorted(prepared.tables))}"
 
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
         """Drop the epoch's staging tables, and now and then markers that nobody will ask for."""

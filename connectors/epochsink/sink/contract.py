@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import enum
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -239,6 +240,10 @@ class Participant(ABC):
         will be. Where a commit could not be made conditional, raises `WentBack` unless the target now holds this epoch
         and ``after``, and `OutcomeUnknown` if it does not say: the epoch is not done then.
         """
+
+    def describe(self, part: Committable) -> str:
+        """Return a recorded part in words, for an operator; before `open`."""
+        return json.dumps(part)
 
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
         """Clear away what a committed epoch has left (staging rows). Best effort; `abort_orphans` finds the rest."""
