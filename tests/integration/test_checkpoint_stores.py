@@ -5,18 +5,24 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
+from urllib.parse import urlparse
 
 import folder_pipeline
+import numpy as np
 import pyarrow as pa
 import pytest
 from streams import Stream, raising_after, wait_until
 
 from epochsink.errors import ConfigurationError, SpoolDamaged
+from epochsink.protocol import webhdfs
 from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.webhdfs import WebHdfs
@@ -25,6 +31,7 @@ from epochsink.spark.hadoop_storage import open_checkpoint
 from epochsink.spark.store_options import store_options
 
 if TYPE_CHECKING:
+    import http.client
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -127,9 +134,67 @@ def test_a_late_task_on_hdfs_is_refused(hdfs_url: str, hdfs_options: str) -> Non
 def test_the_standby_is_passed_over(hdfs: LocalHdfs) -> None:
     """An address where nobody answers stands for a NameNode that is down."""
     files = WebHdfs(["http://127.0.0.1:1", f"http://127.0.0.1:{hdfs.web_port}"], "root")
-    files.check()
+    assert files.names("orders") == []
     with pytest.raises(ConnectionError):
-        WebHdfs(["http://127.0.0.1:1"], "root").check()
+        WebHdfs(["http://127.0.0.1:1"], "root").names("orders")
+
+
+class Cutting:
+    """A proxy before a DataNode that cuts the first connections within an answer."""
+
+    def __init__(self, behind: tuple[str, int], cut_after: list[int]) -> None:
+        self.cut_after = cut_after
+        self._behind = behind
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._server.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        with suppress(OSError):
+            while True:
+                client, _ = self._server.accept()
+                left = self.cut_after.pop(0) if self.cut_after else sys.maxsize
+                with client, socket.create_connection(self._behind) as node:
+                    node.sendall(client.recv(1 << 16))
+                    while left > 0 and (data := node.recv(1 << 16)):
+                        client.sendall(data[:left])
+                        left -= len(data)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+def test_a_read_that_a_data_node_breaks_off_is_no_damage(
+    hdfs: LocalHdfs, hdfs_url: str, hdfs_options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on where it broke off; where it breaks off again and again, it is an error of the store."""
+    spool = Spool.beside(hdfs_url, hdfs_options)
+    spool.make(QUERY, EPOCH)
+    writer = spool.writer(Task(SINK, EPOCH, 0, TASK), rows(1).schema)
+    batch = pa.RecordBatch.from_pydict({"id": np.random.default_rng(7).integers(0, 1 << 62, 100_000)})
+    writer.write(batch)
+    spooled = spool.rows(SINK, EPOCH, [TASK], {TASK: writer.close()})
+    proxies: list[Cutting] = []
+    cuts = [300_000, 5_000, 200_000]
+    connect = webhdfs._connection
+
+    def through_the_proxy(url: str) -> http.client.HTTPConnection:
+        node = urlparse(url)
+        if node.port == hdfs.web_port:
+            return connect(url)
+        proxies.append(Cutting((str(node.hostname), int(node.port or 0)), cuts))
+        return connect(node._replace(netloc=f"127.0.0.1:{proxies[-1].port}").geturl())
+
+    monkeypatch.setattr(webhdfs, "_connection", through_the_proxy)
+    try:
+        assert list(spooled.read(TASK)) == [batch]
+        assert cuts == []
+        cuts += [300_000, *[0] * 20]
+        with pytest.raises(ConnectionError):
+            spooled.verify()
+    finally:
+        for proxy in proxies:
+            proxy.close()
 
 
 # ---- Spark

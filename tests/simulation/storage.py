@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
@@ -58,28 +59,20 @@ class MemoryFiles:
         """Return the bytes of several files, one step each."""
         return [self.read(name) for name in names]
 
-    def exists(self, name: str) -> bool:
-        """Return whether a file exists."""
-        folder, _, plain = name.rpartition("/")
-        if self.quiet:
-            return plain in self._folders.get(folder, {})
-        return self.step(f"exists {name}", lambda: plain in self._folders.get(folder, {}), reads=True)
-
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder."""
         if self.quiet:
             return list(self._folders.get(folder, {}))
         return self.step(f"names {folder}", lambda: list(self._folders.get(folder, {})), reads=True)
 
-    def remove(self, name: str) -> None:
-        """Delete a file."""
-        folder, _, plain = name.rpartition("/")
-        self.step(f"remove {name}", lambda: self._folders.get(folder, {}).pop(plain, None))
-
     def remove_many(self, names: Sequence[str]) -> None:
         """Delete several files, one step each."""
         for name in names:
-            self.remove(name)
+            folder, _, plain = name.rpartition("/")
+            self.step(f"remove {name}", partial(self._remove, folder, plain))
+
+    def _remove(self, folder: str, plain: str) -> None:
+        self._folders.get(folder, {}).pop(plain, None)
 
     def make_durable(self, name: str) -> None:
         """Do nothing: no power is cut here."""
@@ -152,6 +145,7 @@ class MemorySpool:
         epoch: Epoch,
         tasks: Sequence[str],
         files: Mapping[str, SpoolFile] = MappingProxyType({}),
+        recorded_in: str = "",
     ) -> MemoryRows:
         """Return what accepted tasks have spooled."""
         return MemoryRows(self, identity, epoch, tuple(tasks), files)

@@ -92,7 +92,7 @@ class StoredQuery:
 
     def forget(self, folder: str, number: int) -> None:
         """Remove offsets/N or commits/N, as an older copy of the checkpoint would lack it."""
-        self.files.remove(f"{folder}/{number}")
+        self.files.remove_many([f"{folder}/{number}"])
 
     def values(self) -> list[int]:
         """Return the visible rows, the same in both sinks."""

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 READS: dict[str, Callable[[RetriedReads], object]] = {
     "read": lambda files: files.read("commits/7"),
-    "exists": lambda files: files.exists("commits/7"),
     "names": lambda files: files.names("commits"),
 }
 
@@ -39,10 +38,6 @@ class Flaky(LocalStorage):
         self._fail()
         return super().read(name)
 
-    def exists(self, name: str) -> bool:
-        self._fail()
-        return super().exists(name)
-
     def names(self, folder: str) -> list[str]:
         self._fail()
         return super().names(folder)
@@ -58,7 +53,7 @@ def no_jvm() -> OSError:
     return failure
 
 
-@pytest.mark.parametrize(("kind", "answer"), [("read", b"v1"), ("exists", True), ("names", ["7"])])
+@pytest.mark.parametrize(("kind", "answer"), [("read", b"v1"), ("names", ["7"])])
 def test_a_failure_that_passes_is_not_seen(tmp_path: Path, kind: str, answer: object) -> None:
     LocalStorage(tmp_path).create("commits/7", b"v1")
     flaky = Flaky(tmp_path, OSError("503 Slow Down"), OSError("connection reset"))

@@ -76,8 +76,8 @@ def test_few_rows_are_carried_by_the_record_and_make_no_file(spool: Spool) -> No
     numbers = [each.column("id").to_pylist() for task in rows.tasks() for each in rows.read(task)]
     assert numbers == [[1, 2], *[list(range(50))] * 4]
     assert small.carried not in repr(small)  # rows are in no log
-    with pytest.raises(SpoolDamaged, match="the copy in the ledger of epoch 3"):
-        list(spool.rows(SINK, EPOCH, [one], {one: replace(small, crc32=7)}).read(one))
+    with pytest.raises(SpoolDamaged, match="the ledger's file epochsink/ledger/7 with rows of epoch 3"):
+        list(spool.rows(SINK, EPOCH, [one], {one: replace(small, crc32=7)}, "epochsink/ledger/7").read(one))
 
 
 def test_rows_that_the_record_carries_are_read_also_when_no_sink_wants_a_spool_any_more(spool: Spool) -> None:

@@ -1,4 +1,4 @@
-"""Files in which a name is given once."""
+"""Where the ledger's and the spool's files can lie, and those on a local file system."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from epochsink.errors import ConfigurationError
-from epochsink.protocol.storage import LocalStorage
+from epochsink.protocol.object_storage import ObjectStorage
+from epochsink.protocol.storage import LocalStorage, is_object_store, open_spool
+from epochsink.protocol.webhdfs import WebHdfs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,22 +26,20 @@ def files(tmp_path: Path) -> LocalStorage:
 def test_what_is_made_is_read(files: LocalStorage) -> None:
     assert files.create("a/b/0", b"data")
     assert files.read("a/b/0") == b"data"
-    assert files.exists("a/b/0")
     assert files.names("a/b") == ["0"]
 
 
 def test_what_is_not_there(files: LocalStorage) -> None:
     assert files.read("a/0") is None
-    assert not files.exists("a/0")
     assert files.names("a") == []
-    files.remove("a/0")
+    files.remove_many(["a/0"])
 
 
 def test_a_name_is_given_once(files: LocalStorage) -> None:
     assert files.create("a/0", b"first")
     assert not files.create("a/0", b"second")
     assert files.read("a/0") == b"first"
-    files.remove("a/0")
+    files.remove_many(["a/0"])
     assert files.create("a/0", b"third")
 
 
@@ -90,3 +90,47 @@ def test_a_file_system_without_hard_links_is_named(files: LocalStorage, monkeypa
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(ConfigurationError, match="hard links"):
         files.create("a/0", b"data")
+
+
+def test_local_files_are_written_read_and_removed(tmp_path: Path) -> None:
+    files = open_spool(str(tmp_path / "spool"), "{}")
+    assert files.names("") == []
+    files.make_folder("epoch")
+    assert (tmp_path / "spool").stat().st_mode & 0o777 == 0o700
+    output = files.write("epoch/rows")
+    output.write(b"abc")
+    output.close()
+    assert files.open("epoch/rows").read() == b"abc"
+    assert (files.names(""), files.size("epoch")) == (["epoch"], 3)
+    files.remove_folder("epoch")
+    files.remove_folder("epoch")
+    assert files.size("epoch") == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "kind", "options"),
+    [
+        ("file:///data/a%20b", LocalStorage, "{}"),
+        ("s3a://lake/spool", ObjectStorage, '{"region": "eu-west-1", "access_key_id": "a", "secret_access_key": "b"}'),
+        ("hdfs://lake/spool", WebHdfs, '{"addresses": ["http://lake:9870"], "user": "etl"}'),
+    ],
+)
+def test_each_place_has_its_client(place: str, kind: type, options: str) -> None:
+    assert isinstance(open_spool(place, options), kind)
+
+
+def test_a_path_is_what_a_uri_means() -> None:
+    files = open_spool("file:///data/a%20b", "{}")
+    assert isinstance(files, LocalStorage)
+    assert str(files.root) == "/data/a b"
+
+
+def test_a_place_without_a_client_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="no client for ftp://"):
+        open_spool("ftp://host/spool", "{}")
+
+
+def test_object_stores_are_known_by_their_scheme() -> None:
+    assert [is_object_store(place) for place in ("s3://b/x", "gs://b/x", "abfss://c@a/x", "hdfs://n/x", "/x")] == [
+        *(True, True, True, False, False)
+    ]

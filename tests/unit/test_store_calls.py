@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Epoch, SpoolFile
 
-STORAGE = ("create", "read", "read_many", "exists", "names", "remove", "remove_many")
+STORAGE = ("create", "read", "read_many", "names", "remove_many")
 SPOOL = ("make", "drop", "attempts")
 AT_MOST = 4
 EPOCHS = 24

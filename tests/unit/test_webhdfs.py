@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import accumulate
 from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, urlparse
 
 import pytest
 
@@ -18,13 +22,13 @@ if TYPE_CHECKING:
 
 def test_without_an_address_nothing_is_asked() -> None:
     with pytest.raises(OSError, match="no NameNode's address is known"):
-        WebHdfs([], "etl").check()
+        WebHdfs([], "etl").size("a")
 
 
 def test_each_address_is_tried_and_the_last_refusal_is_told() -> None:
     addresses = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
     with pytest.raises(ConnectionError):
-        WebHdfs(addresses, "etl").check()
+        WebHdfs(addresses, "etl").size("a")
 
 
 class NameNode(BaseHTTPRequestHandler):
@@ -49,12 +53,9 @@ class NameNode(BaseHTTPRequestHandler):
         pass
 
 
-@pytest.fixture
-def name_node() -> Iterator[ThreadingHTTPServer]:
-    class Handler(NameNode):
-        asked: list[tuple[str, int]] = []  # noqa: RUF012 - this server's own
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+@contextmanager
+def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServer]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield server
@@ -63,12 +64,21 @@ def name_node() -> Iterator[ThreadingHTTPServer]:
     server.server_close()
 
 
+@pytest.fixture
+def name_node() -> Iterator[ThreadingHTTPServer]:
+    class Handler(NameNode):
+        asked: list[tuple[str, int]] = []  # noqa: RUF012 - this server's own
+
+    with served(Handler) as server:
+        yield server
+
+
 def ask_three_times(server: ThreadingHTTPServer) -> int:
     """Return over how many connections a NameNode was asked."""
-    files = WebHdfs([f"http://127.0.0.1:{server.server_port}"], "etl")
-    files.make_folder("/spool", "a")
-    files.check()
-    files.remove_folder("/spool/a")
+    files = WebHdfs([f"http://127.0.0.1:{server.server_port}"], "etl", "/spool")
+    files.make_folder("a")
+    files.make_folder("b")
+    files.remove_folder("a")
     handler: type[NameNode] = server.RequestHandlerClass  # type: ignore[assignment]
     assert len(handler.asked) == 3
     return len(set(handler.asked))
@@ -90,3 +100,56 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(
     """A firewall may have forgotten it, and say so to nobody."""
     monkeypatch.setattr(webhdfs, "_IDLE_SECONDS", 0.0)
     assert ask_three_times(name_node) == 3
+
+
+CONTENT = bytes(range(256)) * 40
+
+
+class DataNode(BaseHTTPRequestHandler):
+    """Is the NameNode too; cuts the connection within the first answers, though it has said how long each is."""
+
+    cuts: list[int]
+    offsets: list[int]
+
+    def do_GET(self) -> None:
+        asked = parse_qs(urlparse(self.path).query)
+        if "data" not in asked:
+            place = f"http://{self.headers['Host']}/file?data=1&offset={asked['offset'][0]}"
+            self._answer(json.dumps({"Location": place}).encode())
+            return
+        offset = int(asked["offset"][0])
+        self.offsets.append(offset)
+        self._answer(CONTENT[offset:], self.cuts.pop(0) if self.cuts else len(CONTENT))
+
+    def _answer(self, body: bytes, most: int = len(CONTENT)) -> None:
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[:most])
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        pass
+
+
+@pytest.mark.parametrize("cuts", [[], [100], [100, 0, 700], [0, 0]])
+def test_a_read_that_is_cut_goes_on_where_it_was_cut(cuts: list[int]) -> None:
+    class Handler(DataNode):
+        offsets: list[int] = []  # noqa: RUF012 - this server's own
+
+    Handler.cuts = list(cuts)
+    with served(Handler) as server, WebHdfs([f"http://127.0.0.1:{server.server_port}"], "etl").open("file") as file:
+        assert file.read(5_000) + file.read(50_000) == CONTENT
+    assert Handler.offsets == [0, *accumulate(cuts)]
+
+
+def test_a_read_that_is_cut_again_and_again_is_an_error_of_the_store() -> None:
+    class Handler(DataNode):
+        offsets: list[int] = []  # noqa: RUF012 - this server's own
+
+    Handler.cuts = [100, *[0] * 20]
+    with (
+        served(Handler) as server,
+        WebHdfs([f"http://127.0.0.1:{server.server_port}"], "etl").open("file") as file,
+        pytest.raises(ConnectionError, match="10140 bytes before the end of the file"),
+    ):
+        file.read(50_000)

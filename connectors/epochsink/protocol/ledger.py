@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import ConfigurationError, Fenced, LedgerCorrupt, WentBack
-from epochsink.protocol.ledger_entries import Abandoned, Entry, Take, decode, encode, stamped
+from epochsink.protocol.ledger_entries import Abandoned, Done, Entry, Prepared, Take, decode, encode, stamped
 from epochsink.protocol.ledger_history import History
 
 if TYPE_CHECKING:
@@ -78,6 +78,12 @@ class Ledger:
         if history.owner is None and self._end > 0:
             raise _corrupt(self._end - 1, "no driver's take stands before it")
         return history
+
+    def file_of(self, epoch: int) -> str:
+        """Return the file that holds the record of a pending epoch, "" if it is not recorded."""
+        with self._lock:
+            number = self._seen.recorded.get(epoch)
+        return "" if number is None else _name(number)
 
     def known(self) -> History:
         """Return the history as read last, own entries included: for what needs no newer one."""
@@ -245,7 +251,7 @@ class _Seen:
     """The entries up to ``end``, taken together, and where they stand.
 
     ``present`` are the numbers of files that are there, ``takes`` those of takes by which a driver began,
-    ``summaries`` those of takes that have a summary.
+    ``summaries`` those of takes that have a summary, ``recorded`` that which records a pending epoch.
     """
 
     retained: int
@@ -254,13 +260,19 @@ class _Seen:
     present: set[int] = field(default_factory=set)
     takes: list[int] = field(default_factory=list)
     summaries: list[int] = field(default_factory=list)
+    recorded: dict[int, int] = field(default_factory=dict)
 
     def add(self, number: int, entry: Entry) -> None:
         # the other thread may have read what this one has just appended
         if number != self.end:
             return
-        if isinstance(entry, Take):
-            self._add_take(number, entry)
+        match entry:
+            case Take():
+                self._add_take(number, entry)
+            case Prepared():
+                self.recorded[entry.epoch] = number
+            case Done():
+                self.recorded.pop(entry.epoch, None)
         self.history.add(entry)
         self.history.forget(self.retained)
         self.present.add(number)
@@ -270,6 +282,7 @@ class _Seen:
         before = self.history.owner
         if before is None and take.summary is not None:
             self.takes = list(take.summary.takes)
+            self.recorded = dict.fromkeys((prepared.epoch for prepared in take.summary.pending), number)
         elif before is None or before.driver != take.driver:
             self.takes.append(number)
         if take.summary is not None:

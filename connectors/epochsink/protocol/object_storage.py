@@ -66,7 +66,7 @@ def _client(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class ObjectStorage:
-    """Files below a prefix of an object store (see `epochsink.protocol.storage.Storage`)."""
+    """Files below a prefix of an object store (see `epochsink.protocol.storage`)."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -93,83 +93,57 @@ class ObjectStorage:
         """Return the bytes of several files, sixteen at a time."""
         return beside(self.read, names)
 
-    def exists(self, name: str) -> bool:
-        """Return whether an object exists."""
-        with _as_oserror():
-            try:
-                obstore.head(self._store, name)
-            except FileNotFoundError:
-                return False
-        return True
-
     def names(self, folder: str) -> list[str]:
-        """Return the names below a prefix, without those below a further one."""
+        """Return the next parts of the names below a prefix."""
         with _as_oserror():
-            found = obstore.list_with_delimiter(self._store, folder)["objects"]
+            found = obstore.list_with_delimiter(self._store, folder)
         # Hadoop marks a folder by an object of its name
-        return [each["path"].rpartition("/")[2] for each in found if each["path"] != folder]
-
-    def remove(self, name: str) -> None:
-        """Delete an object."""
-        self.remove_many([name])
+        paths = [each["path"] for each in found["objects"] if each["path"] != folder]
+        return [path.rpartition("/")[2] for path in [*paths, *found["common_prefixes"]]]
 
     def remove_many(self, names: Sequence[str]) -> None:
         """Delete several objects, as many by one request as the store takes."""
-        _delete(self._store, list(names))
+        with _as_oserror():
+            try:
+                obstore.delete(self._store, list(names))
+            except FileNotFoundError:
+                # some stores say so for one of many, and leave open what became of the others
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(self._store, name)
 
     def make_durable(self, name: str) -> None:
         """Do nothing: an object that the store has taken is as durable as the store makes it."""
 
-
-class ObjectFiles:
-    """The spool's files (see `epochsink.protocol.spool_files.SpoolFiles`).
-
-    A folder is only a part of a name: nothing refuses a late task's file, the next sweep finds it.
-    """
-
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
-
-    def check(self) -> None:
-        """List nothing, which a store that cannot be reached refuses."""
-        with _as_oserror():
-            obstore.list_with_delimiter(self._store, "epochsink-check")
-
-    def create(self, path: str) -> ObjectOutput:
+    def write(self, name: str) -> ObjectOutput:
         """Begin an object, which exists from its close on."""
         with _as_oserror():
-            return ObjectOutput(obstore.open_writer(self._store, path))
+            return ObjectOutput(obstore.open_writer(self._store, name))
 
-    def open(self, path: str) -> pa.NativeFile:
+    def open(self, name: str) -> pa.NativeFile:
         """Open an object: a small one by one request, a large one piece by piece."""
         with _as_oserror():
-            found = obstore.get(self._store, path)
+            found = obstore.get(self._store, name)
             if found.meta["size"] <= _AT_ONCE_BYTES:
                 return pa.BufferReader(pa.py_buffer(found.bytes()))
-            return pa.PythonFile(ObjectInput(obstore.open_reader(self._store, path)), mode="r")
+            return pa.PythonFile(ObjectInput(obstore.open_reader(self._store, name)), mode="r")
 
-    def make_folder(self, root: str, name: str) -> None:
-        """Do nothing: there are no folders."""
+    def make_folder(self, name: str) -> None:
+        """Do nothing: there are no folders. So nothing refuses a late task's file; the next sweep finds it."""
 
-    def remove_folder(self, path: str, names: Sequence[str] | None = None) -> None:
+    def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
         """Delete all objects below a prefix, or those known there, as many by one request as the store takes."""
-        if names is not None:
-            _delete(self._store, [f"{path}/{name}" for name in names])
+        if files is not None:
+            self.remove_many([f"{name}/{file}" for file in files])
             return
         with _as_oserror():
-            for found in obstore.list(self._store, path):
-                _delete(self._store, [each["path"] for each in found])
+            for found in obstore.list(self._store, name):
+                self.remove_many([each["path"] for each in found])
 
-    def folders(self, path: str) -> list[str]:
-        """Return the next parts of the names below a prefix."""
-        with _as_oserror():
-            found = obstore.list_with_delimiter(self._store, path)["common_prefixes"]
-        return [prefix.rpartition("/")[2] for prefix in found]
-
-    def size(self, path: str) -> int:
+    def size(self, folder: str) -> int:
         """Return the bytes below a prefix."""
         with _as_oserror():
-            return sum(each["size"] for found in obstore.list(self._store, path) for each in found)
+            return sum(each["size"] for found in obstore.list(self._store, folder) for each in found)
 
 
 class ObjectInput:
@@ -206,17 +180,6 @@ class ObjectOutput:
         """Finish the upload: the store keeps it from here on."""
         with _as_oserror():
             self._writer.close()
-
-
-def _delete(store: ObjectStore, paths: list[str]) -> None:
-    with _as_oserror():
-        try:
-            obstore.delete(store, paths)
-        except FileNotFoundError:
-            # some stores say so for one of many, and leave open what became of the others
-            for path in paths:
-                with suppress(FileNotFoundError):
-                    obstore.delete(store, path)
 
 
 @contextmanager

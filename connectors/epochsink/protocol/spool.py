@@ -6,7 +6,7 @@ One file for each sink and task attempt, in a folder for each attempt at an epoc
 
 The driver makes that folder before the write job and removes it when the epoch is done; tasks never make one, so
 a late task of a finished epoch fails instead of leaving rows behind (on an object store, which has no folders, the
-next sweep takes them away). See `epochsink.protocol.spool_files` for where it can be.
+next sweep takes them away). See `epochsink.protocol.storage` for where it can be.
 
 A small file need not be one: the ledger's entry carries it, so that the epoch waits for one file of the store, not for
 two, and on HDFS not for the 400 ms that a DataNode may sleep before its file is complete.
@@ -15,6 +15,7 @@ two, and on HDFS not for the 400 ms that a DataNode may sleep before its file is
 from __future__ import annotations
 
 import base64
+import binascii
 import re
 import zlib
 from dataclasses import dataclass, field
@@ -25,13 +26,13 @@ import pyarrow as pa
 
 from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing
 from epochsink.identity import identity_key
-from epochsink.protocol.spool_files import open_files
+from epochsink.protocol.storage import open_spool
 from epochsink.sink import Epoch, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from epochsink.protocol.spool_files import Output, SpoolFiles
+    from epochsink.protocol.storage import Output, SpoolStorage
     from epochsink.sink import Identity, Task
 
 
@@ -52,9 +53,9 @@ class Spool:
 
     def check(self) -> None:
         """Raise `ConfigurationError` if executors have no client for this place, or it does not answer."""
-        files, _ = self._open()
+        files = self._open()
         try:
-            files.check()
+            files.names("")
         except OSError as failure:
             raise ConfigurationError(
                 f"the spool at {self.root} cannot be reached: {failure}",
@@ -66,8 +67,7 @@ class Spool:
         """Return a writer of the file of one sink and task attempt, which is none up to ``task.carried`` bytes."""
 
         def create() -> Output:
-            files, path = self.find(task.identity, task.epoch, task.uuid)
-            return files.create(path)
+            return self._open().write(_name(task.identity, task.epoch, task.uuid))
 
         return SpoolWriter(create, schema, task.carried)
 
@@ -77,19 +77,21 @@ class Spool:
         epoch: Epoch,
         tasks: Sequence[str],
         files: Mapping[str, SpoolFile] = MappingProxyType({}),
+        recorded_in: str = "",
     ) -> SpooledRows:
-        """Return the rows that accepted tasks have spooled for a sink; ``files`` is what is recorded of them."""
-        return SpooledRows(self, identity, epoch, tuple(tasks), files)
+        """Return the rows that accepted tasks have spooled for a sink; ``files`` is what is recorded of them.
 
-    def find(self, identity: Identity, epoch: Epoch, task: str) -> tuple[SpoolFiles, str]:
-        """Return where a task's file of a sink is, or would be."""
-        files, root = self._open()
-        return files, f"{root}/{_folder(identity.query_id, epoch)}/{_file(identity, task)}"
+        ``recorded_in`` is the ledger's file that records it, for errors.
+        """
+        return SpooledRows(self, identity, epoch, tuple(tasks), files, recorded_in)
+
+    def open(self, identity: Identity, epoch: Epoch, task: str) -> pa.NativeFile:
+        """Open a task's file of a sink. Raises FileNotFoundError."""
+        return self._open().open(_name(identity, epoch, task))
 
     def make(self, query_id: str, epoch: Epoch) -> None:
         """Make the folder for an attempt at an epoch."""
-        files, root = self._open()
-        files.make_folder(root, _folder(query_id, epoch))
+        self._open().make_folder(_folder(query_id, epoch))
 
     def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] | None = None) -> None:
         """Remove all that an attempt at an epoch has spooled.
@@ -97,29 +99,27 @@ class Spool:
         ``known`` are the files of accepted tasks: an object store, which has no folders, need not be asked for them,
         and what losing tasks have left there stays for a sweep.
         """
-        files, root = self._open()
         names = None if known is None else [_file(identity, task) for identity, task in known]
-        files.remove_folder(f"{root}/{_folder(query_id, epoch)}", names)
+        self._open().remove_folder(_folder(query_id, epoch), names)
 
     def attempts(self, query_id: str) -> list[Epoch]:
         """Return the attempts at epochs of a query that have a folder, in any order."""
-        files, root = self._open()
-        found = (re.fullmatch(_ATTEMPT, name) for name in files.folders(f"{root}/{query_id}"))
+        found = (re.fullmatch(_ATTEMPT, name) for name in self._open().names(query_id))
         return [Epoch(int(name[1]), name[2]) for name in found if name]
 
     def size(self, query_id: str, epoch: Epoch) -> int:
         """Return how many bytes an attempt at an epoch has spooled; 0 if it has no folder."""
-        files, root = self._open()
-        return files.size(f"{root}/{_folder(query_id, epoch)}")
+        return self._open().size(_folder(query_id, epoch))
 
-    def _open(self) -> tuple[SpoolFiles, str]:
-        return open_files(self.root, self.options)
+    def _open(self) -> SpoolStorage:
+        return open_spool(self.root, self.options)
 
 
 @dataclass(frozen=True, slots=True)
 class NoSpool:
     """Stands for the spool where no sink wants one, at a place that pyarrow could not open."""
 
+    root: str = ""
     beside_ledger: bool = False
 
     def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
@@ -127,12 +127,17 @@ class NoSpool:
         raise AssertionError((task, schema))
 
     def rows(
-        self, identity: Identity, epoch: Epoch, tasks: Sequence[str], files: Mapping[str, SpoolFile]
+        self,
+        identity: Identity,
+        epoch: Epoch,
+        tasks: Sequence[str],
+        files: Mapping[str, SpoolFile],
+        recorded_in: str = "",
     ) -> SpooledRows:
         """Return rows of which those can be read that the record carries: an earlier run had a spool."""
-        return SpooledRows(self, identity, epoch, tuple(tasks), files)
+        return SpooledRows(self, identity, epoch, tuple(tasks), files, recorded_in)
 
-    def find(self, identity: Identity, epoch: Epoch, task: str) -> tuple[SpoolFiles, str]:
+    def open(self, identity: Identity, epoch: Epoch, task: str) -> pa.NativeFile:
         """Raise FileNotFoundError."""
         del identity, epoch, task
         raise FileNotFoundError("spool=False")
@@ -223,6 +228,7 @@ class SpooledRows:
     epoch: Epoch
     accepted: tuple[str, ...]
     files: Mapping[str, SpoolFile]
+    recorded_in: str = ""
 
     def tasks(self) -> Sequence[str]:
         """Return the uuids of the accepted tasks that had rows."""
@@ -266,43 +272,41 @@ class SpooledRows:
 
     def _open(self, task: str) -> pa.NativeFile:
         recorded = self.files.get(task)
-        if recorded is not None and recorded.carried:
-            return pa.BufferReader(base64.b64decode(recorded.carried))
         try:
-            files, path = self.spool.find(self.identity, self.epoch, task)
-            return files.open(path)
+            if recorded is not None and recorded.carried:
+                return pa.BufferReader(base64.b64decode(recorded.carried))
+            return self.spool.open(self.identity, self.epoch, task)
+        except binascii.Error as broken:
+            raise self._damaged(task, "base64", str(broken)) from broken
         except FileNotFoundError as gone:
-            raise _missing(self.identity, self.epoch, task, gone) from gone
+            raise SpoolMissing(
+                f"the spool of epoch {self.epoch.number}, sink '{self.identity.sink}', task {task} cannot be read: "
+                f"{gone}",
+                hint=self._way_on("the spool folder"),
+            ) from gone
 
     def _damaged(self, task: str, expected: str, found: str) -> SpoolDamaged:
         recorded = self.files.get(task)
-        carried = recorded is not None and bool(recorded.carried)
-        place = (
-            "the copy in the ledger"
-            if carried
-            else f"the spool file {self.spool.find(self.identity, self.epoch, task)[1]}"
-        )
+        if recorded is not None and recorded.carried:
+            # few rows are in the ledger itself
+            place, copy = f"the ledger's file {self.recorded_in or 'epochsink/ledger/'}", "that file"
+        else:
+            place = f"the spool file {self.spool.root}/{_name(self.identity, self.epoch, task)}"
+            copy = "the spool folder"
         return SpoolDamaged(
-            f"{place} of epoch {self.epoch.number}, sink '{self.identity.sink}', was cut "
-            f"or changed: it was written with {expected}, and holds {found}; none of its rows is applied",
-            hint=_way_on(self.identity, self.epoch),
+            f"{place} with rows of epoch {self.epoch.number}, sink '{self.identity.sink}', was cut or changed: "
+            f"it was written with {expected}, and holds {found}; none of its rows is applied",
+            hint=self._way_on(copy),
         )
 
-
-def _missing(identity: Identity, epoch: Epoch, task: str, why: object) -> SpoolMissing:
-    return SpoolMissing(
-        f"the spool of epoch {epoch.number}, sink '{identity.sink}', task {task} cannot be read: {why}",
-        hint=_way_on(identity, epoch),
-    )
-
-
-def _way_on(identity: Identity, epoch: Epoch) -> str:
-    return (
-        "put the spool folder back as it was, and start again. If there is no copy (or spool=False was set), these "
-        "rows are only in the source. To close the epoch without them: "
-        f"epochsink resolve CHECKPOINT {epoch.number} --sink {identity.sink} --as discard; its input "
-        f"(offsets/{epoch.number} in the checkpoint) can then be loaded by a query of its own"
-    )
+    def _way_on(self, place: str) -> str:
+        number = self.epoch.number
+        return (
+            f"put {place} back as it was, and start again. If there is no copy (or spool=False was set), these rows "
+            "are only in the source. To close the epoch without them: "
+            f"epochsink resolve CHECKPOINT {number} --sink {self.identity.sink} --as discard; its input "
+            f"(offsets/{number} in the checkpoint) can then be loaded by a query of its own"
+        )
 
 
 def _packed() -> pa.ipc.IpcWriteOptions:
@@ -316,6 +320,10 @@ _ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"
 
 def _folder(query_id: str, epoch: Epoch) -> str:
     return f"{query_id}/{epoch.number}-{epoch.attempt}"
+
+
+def _name(identity: Identity, epoch: Epoch, task: str) -> str:
+    return f"{_folder(identity.query_id, epoch)}/{_file(identity, task)}"
 
 
 def _file(identity: Identity, task: str) -> str:

@@ -1,31 +1,41 @@
-"""A folder of small files in which a name is given once: what ledger and checkpoint stand on.
+"""Where the ledger's and the spool's files lie: a mounted folder, an object store, or HDFS.
 
-`LocalStorage` serves ``file:`` checkpoints with POSIX calls; `epochsink.spark.hadoop_storage.HadoopStorage` serves
-every other place where Spark can keep a checkpoint.
+Both keep files below one root, named by relative paths with ``/``. `LocalStorage` and
+`epochsink.protocol.object_storage.ObjectStorage` serve both. On HDFS the ledger is written by Hadoop's own client in
+the driver's JVM (`epochsink.spark.hadoop_storage.HadoopStorage`), and the spool over WebHDFS
+(`epochsink.protocol.webhdfs.WebHdfs`), since executors have no JVM to ask.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import uuid
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from urllib.parse import unquote, urlparse
+
+import pyarrow as pa
 
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
-
+    from concurrent.futures import Future
 
 _RACES: Final = 3
 _AT_ONCE: Final = 16
+_SYNC_BYTES: Final = 16 << 20
+_OBJECT_SCHEMES: Final = ("s3", "s3a", "s3n", "gs", "abfs", "abfss", "az")
 _Answer = TypeVar("_Answer")
 
 
 class Storage(Protocol):
-    """Small files below one root, named by relative paths with ``/``. Raises OSError on I/O failure.
+    """Small files, each name given once: the ledger's, and Spark's own in the checkpoint. Raises OSError.
 
     A call that raises may or may not have been carried out.
     """
@@ -39,20 +49,77 @@ class Storage(Protocol):
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
         """Return what `read` would for each name, in their order, some at a time where the store is far away."""
 
-    def exists(self, name: str) -> bool:
-        """Return whether a file exists."""
-
     def names(self, folder: str) -> list[str]:
-        """Return the plain names of the files in a folder, in any order; none if it does not exist."""
-
-    def remove(self, name: str) -> None:
-        """Delete a file; no error if it does not exist."""
+        """Return the plain names of what is in a folder, in any order; none if it does not exist."""
 
     def remove_many(self, names: Sequence[str]) -> None:
-        """Delete several files, by one request where the store has one for that."""
+        """Delete files, by one request where the store has one for that; no error if one does not exist."""
 
     def make_durable(self, name: str) -> None:
         """Make a file that somebody else wrote outlive a power cut, as far as the store does not do so by itself."""
+
+
+class Output(Protocol):
+    """A file that is being written."""
+
+    def write(self, data: Any) -> object:
+        """Append the bytes of a buffer. Raises OSError."""
+
+    def close(self) -> None:
+        """Finish the file and make it durable. Raises OSError."""
+
+
+class SpoolStorage(Protocol):
+    """Large files in folders: the spool's. Raises OSError."""
+
+    def write(self, name: str) -> Output:
+        """Begin a file. Unless a folder is only part of a name, it must exist."""
+
+    def open(self, name: str) -> pa.NativeFile:
+        """Open a file for reading; FileNotFoundError if it is not there."""
+
+    def names(self, folder: str) -> list[str]:
+        """Return the plain names of what is in a folder; none if it does not exist."""
+
+    def make_folder(self, name: str) -> None:
+        """Make a folder, and the root; nobody but this user may enter the root."""
+
+    def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
+        """Remove a folder with all that is in it; no error if it does not exist.
+
+        If a folder is only part of names, and ``files`` in it are known: those.
+        """
+
+    def size(self, folder: str) -> int:
+        """Return how many bytes the files of a folder hold together; 0 if it does not exist."""
+
+
+def is_object_store(place: str) -> bool:
+    """Whether a path or URI is one of an object store that this package has a client for."""
+    return urlparse(place).scheme in _OBJECT_SCHEMES
+
+
+def open_spool(root: str, options: str) -> SpoolStorage:
+    """Return the files below a path or URI, for driver or executor. Raises `ConfigurationError`.
+
+    ``options`` is the JSON of what the place needs to be reached (see `epochsink.spark.store_options`).
+    """
+    place = urlparse(root)
+    if place.scheme in ("", "file"):
+        return LocalStorage(Path(unquote(place.path) if place.scheme else root))
+    # imported here: executors load only what they use
+    if is_object_store(root):
+        from epochsink.protocol.object_storage import ObjectStorage, open_store  # noqa: PLC0415 - see above
+
+        return ObjectStorage(open_store(root, options))
+    if place.scheme == "hdfs":
+        from epochsink.protocol.webhdfs import WebHdfs  # noqa: PLC0415 - likewise
+
+        return WebHdfs(root=unquote(place.path), **json.loads(options))
+    raise ConfigurationError(
+        f"the spool cannot be kept at {root!r}: there is no client for {place.scheme}:// in executors",
+        hint="give spool= a place that driver and executors share: a mounted folder, s3a://, gs://, abfss:// or hdfs://",
+    )
 
 
 def refuse_unconditional_create(files: Storage, location: str) -> None:
@@ -75,7 +142,7 @@ def refuse_unconditional_create(files: Storage, location: str) -> None:
                     hint="give a folder that Spark can make and write",
                 ) from unusable
             finally:
-                files.remove(name)
+                files.remove_many([name])
             if made.count(True) != 1 or made[2] or kept != contents[made.index(True)]:
                 raise ConfigurationError(
                     f"the store at {location} does not create conditionally: of three creates of one file "
@@ -92,7 +159,7 @@ def beside(call: Callable[[str], _Answer], names: Sequence[str]) -> list[_Answer
 
 
 class LocalStorage:
-    """Files on a local or network-mounted POSIX file system. Folders 0700, files 0600."""
+    """Files on a local or network-mounted POSIX file system. The ledger's folders are 0700, its files 0600."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -135,25 +202,20 @@ class LocalStorage:
         """Return the bytes of several files."""
         return [self.read(name) for name in names]
 
-    def exists(self, name: str) -> bool:
-        """Return whether a file exists."""
-        return (self.root / name).exists()
-
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder."""
+        return [entry.name for entry in self._entries(folder)]
+
+    def _entries(self, folder: str) -> list[Path]:
         try:
-            return [entry.name for entry in (self.root / folder).iterdir()]
+            return list((self.root / folder).iterdir())
         except FileNotFoundError:
             return []
-
-    def remove(self, name: str) -> None:
-        """Delete a file."""
-        (self.root / name).unlink(missing_ok=True)
 
     def remove_many(self, names: Sequence[str]) -> None:
         """Delete several files."""
         for name in names:
-            self.remove(name)
+            (self.root / name).unlink(missing_ok=True)
 
     def make_durable(self, name: str) -> None:
         """Sync a file, the checksum that Hadoop's local file system keeps beside it, and their folder."""
@@ -162,6 +224,69 @@ class LocalStorage:
             # Spark purges old files meanwhile
             with suppress(FileNotFoundError):
                 sync_folder(path)
+
+    def write(self, name: str) -> LocalOutput:
+        """Begin a file, which is on the disk when it is closed."""
+        return LocalOutput(self.root / name)
+
+    def open(self, name: str) -> pa.NativeFile:
+        """Open a file."""
+        return pa.OSFile(str(self.root / name), "rb")
+
+    def make_folder(self, name: str) -> None:
+        """Make a folder; rows are the user's data: nobody else on this machine may read them."""
+        (self.root / name).mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o700)
+
+    def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
+        """Remove a folder and its files."""
+        del files
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.root / name)
+
+    def size(self, folder: str) -> int:
+        """Return the bytes in a folder."""
+        return sum(entry.stat().st_size for entry in self._entries(folder))
+
+
+class LocalOutput:
+    """A file that is brought to the disk beside the writing of it, so that the last fsync finds little left to do."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = pa.OSFile(str(path), "wb")
+        self._descriptor = os.open(path, os.O_RDONLY)
+        # a task that fails closes nothing
+        self._release = weakref.finalize(self, os.close, self._descriptor)
+        self._thread = ThreadPoolExecutor(1)
+        self._syncing: Future[None] | None = None
+        self._waiting = 0
+
+    def write(self, data: Any) -> None:
+        """Append bytes. Raises OSError if the disk did not take those before."""
+        self._file.write(data)
+        self._waiting += len(data)
+        if self._waiting < _SYNC_BYTES or (self._syncing is not None and not self._syncing.done()):
+            return
+        self._check()
+        self._waiting = 0
+        self._syncing = self._thread.submit(os.fdatasync, self._descriptor)
+
+    def close(self) -> None:
+        """Make all of the file durable, and its name. Raises OSError."""
+        self._file.close()
+        try:
+            self._check()
+            os.fsync(self._descriptor)
+        finally:
+            self._thread.shutdown()
+            self._release()
+        sync_folder(self._path.parent)
+
+    def _check(self) -> None:
+        # the system tells a descriptor of an error once: what the thread was told counts for the file
+        if self._syncing is not None:
+            self._syncing.result()
 
 
 def sync_folder(folder: Path) -> None:

@@ -16,74 +16,77 @@ from urllib.parse import ParseResult, quote, urlencode, urlparse
 
 import pyarrow as pa
 
+from epochsink.retry import retrying
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _TIMEOUT_SECONDS: Final = 60.0
 _IDLE_SECONDS: Final = 10.0
 _CHUNK_BYTES: Final = 1 << 20
+_READ_ATTEMPTS: Final = 5
 _QUOTED: Final = "/%:@!$&'()*+,;=~"
 
 
 class WebHdfs:
-    """Files on one HDFS (see `epochsink.protocol.spool_files.SpoolFiles`).
+    """Files below a folder of one HDFS (see `epochsink.protocol.storage.SpoolStorage`).
 
     ``addresses`` are the HTTP addresses of its NameNodes, of which one is active; ``user`` is who asks, where HDFS
     takes a client's word for it.
     """
 
-    def __init__(self, addresses: Sequence[str], user: str) -> None:
+    def __init__(self, addresses: Sequence[str], user: str, root: str = "") -> None:
         self._addresses = list(addresses)
         self._user = user
+        self._root = root.rstrip("/")
 
-    def create(self, path: str) -> HdfsOutput:
+    def write(self, name: str) -> HdfsOutput:
         """Begin a file; FileNotFoundError if its folder does not exist."""
         # the name node says which data node takes the bytes
-        answer = self._ask("PUT", path, op="CREATE", overwrite="false", createparent="false", noredirect="true")
+        answer = self._ask("PUT", name, op="CREATE", overwrite="false", createparent="false", noredirect="true")
         return HdfsOutput(str(answer["Location"]))
 
-    def open(self, path: str) -> pa.NativeFile:
+    def open(self, name: str) -> pa.NativeFile:
         """Open a file."""
-        answer = self._ask("GET", path, op="OPEN", noredirect="true")
-        return pa.PythonFile(_request("GET", str(answer["Location"])), mode="r")
 
-    def make_folder(self, root: str, name: str) -> None:
+        def open_at(offset: int) -> http.client.HTTPResponse:
+            answer = self._ask("GET", name, op="OPEN", offset=str(offset), noredirect="true")
+            return _request("GET", str(answer["Location"]))
+
+        return pa.PythonFile(HdfsInput(open_at), mode="r")
+
+    def names(self, folder: str) -> list[str]:
+        """Return the names in a folder."""
+        return [each["pathSuffix"] for each in self._listed(folder)]
+
+    def make_folder(self, name: str) -> None:
         """Make a folder, and the root, by one request; only this user may enter it."""
-        self._ask("PUT", f"{root}/{name}", op="MKDIRS", permission="700")
+        self._ask("PUT", name, op="MKDIRS", permission="700")
 
-    def remove_folder(self, path: str, names: Sequence[str] | None = None) -> None:
+    def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
         """Remove a folder with all that is in it."""
-        del names
-        self._ask("DELETE", path, op="DELETE", recursive="true")
+        del files
+        self._ask("DELETE", name, op="DELETE", recursive="true")
 
-    def folders(self, path: str) -> list[str]:
-        """Return the names of the folders in a folder."""
-        return [each["pathSuffix"] for each in self._listed(path) if each["type"] == "DIRECTORY"]
-
-    def size(self, path: str) -> int:
+    def size(self, folder: str) -> int:
         """Return the bytes in a folder."""
-        return sum(each["length"] for each in self._listed(path))
+        return sum(each["length"] for each in self._listed(folder))
 
-    def check(self) -> None:
-        """Raise OSError if no NameNode answers."""
-        self._ask("GET", "/", op="GETFILESTATUS")
-
-    def _listed(self, path: str) -> list[Any]:
+    def _listed(self, folder: str) -> list[Any]:
         try:
-            answer = self._ask("GET", path, op="LISTSTATUS")
+            answer = self._ask("GET", folder, op="LISTSTATUS")
         except FileNotFoundError:
             return []
         return list(answer["FileStatuses"]["FileStatus"])
 
-    def _ask(self, method: str, path: str, **parameters: str) -> Mapping[str, Any]:
+    def _ask(self, method: str, name: str, **parameters: str) -> Mapping[str, Any]:
         """Ask the active NameNode, over a connection that stays open. Raises OSError, FileNotFoundError."""
-        query = urlencode({**parameters, "user.name": self._user})
+        path, query = f"{self._root}/{name}", urlencode({**parameters, "user.name": self._user})
+        asked = f"/webhdfs/v1{quote(path.rstrip('/') or '/')}?{query}"
         refused: OSError = OSError("no NameNode's address is known")
         for address in self._addresses:
             try:
-                answer: Mapping[str, Any] = json.loads(
-                    _asked(method, f"{address}/webhdfs/v1{quote(path)}?{query}") or b"{}"
-                )
+                answer: Mapping[str, Any] = json.loads(_asked(method, f"{address}{asked}") or b"{}")
             except _Refused as failure:
                 if failure.kind != "StandbyException":
                     raise
@@ -93,6 +96,51 @@ class WebHdfs:
             else:
                 return answer
         raise refused
+
+
+class HdfsInput:
+    """A file that a data node sends. If it breaks off, the rest is asked for again, perhaps of another data node."""
+
+    closed = False
+
+    def __init__(self, open_at: Callable[[int], http.client.HTTPResponse]) -> None:
+        self._open_at = open_at
+        self._again = retrying(_breaks_off, attempts=_READ_ATTEMPTS, longest_pause=1.0)
+        self._position = 0
+        self._response: http.client.HTTPResponse | None = self._again(open_at, 0)
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes: as many as asked for, except at the end. OSError if the rest cannot be had."""
+        read = bytearray()
+        while len(read) < size and (piece := self._again(self._piece, size - len(read))):
+            read += piece
+        return bytes(read)
+
+    def _piece(self, size: int) -> bytes:
+        """Return some bytes, none at the end of the file. A short body is no end: the answer says how long it is."""
+        if self._response is None:
+            self._response = self._open_at(self._position)
+        response = self._response
+        try:
+            piece = response.read(size)
+        except http.client.IncompleteRead as broken:
+            piece = broken.partial
+            self.close()
+        except OSError:
+            self.close()
+            raise
+        self._position += len(piece)
+        if len(piece) < size and response.length:
+            self.close()
+            if not piece:
+                raise ConnectionError(f"the data node stopped {response.length} bytes before the end of the file")
+        return piece
+
+    def close(self) -> None:
+        """Request no more."""
+        if self._response is not None:
+            self._response.close()
+        self._response = None
 
 
 class HdfsOutput:
@@ -129,6 +177,10 @@ class HdfsOutput:
     def _send(self) -> None:
         self._connection.send(b"%x\r\n%b\r\n" % (len(self._waiting), bytes(self._waiting)))
         self._waiting.clear()
+
+
+def _breaks_off(failure: BaseException) -> bool:
+    return isinstance(failure, OSError) and not isinstance(failure, (FileNotFoundError, _Refused))
 
 
 class _Refused(OSError):

@@ -18,8 +18,7 @@ from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.object_storage import ObjectStorage, open_store
-from epochsink.protocol.spool_files import is_object_store
-from epochsink.protocol.storage import LocalStorage, Storage, beside
+from epochsink.protocol.storage import LocalStorage, Storage, beside, is_object_store
 from epochsink.spark.compat import gateway_of, hadoop_configuration_of, jvm_of
 from epochsink.spark.store_options import store_options
 
@@ -79,7 +78,7 @@ def open_checkpoint(
 def _open_object_store(session: SparkSession, location: str, storage_options: Mapping[str, Any]) -> ObjectStorage:
     files = ObjectStorage(open_store(location, store_options(session, location, storage_options)))
     try:
-        files.exists("metadata")
+        files.read("metadata")
     except OSError as unusable:
         raise ConfigurationError(
             f"checkpoint={location!r} cannot be used: {unusable}",
@@ -153,11 +152,6 @@ class HadoopStorage:
         """Return the bytes of several files, sixteen at a time."""
         return beside(self.read, names)
 
-    def exists(self, name: str) -> bool:
-        """Return whether a file exists."""
-        with _as_oserror():
-            return bool(self._system.exists(self._path(name)))
-
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder."""
         with _as_oserror():
@@ -175,14 +169,10 @@ class HadoopStorage:
             parent = f"{paths[0].getParent().toString()}/"
         return text.removeprefix(f"Array({parent}").removesuffix(")").split(f", {parent}")
 
-    def remove(self, name: str) -> None:
-        """Delete a file."""
-        with _as_oserror():
-            self._system.delete(self._path(name), False)  # noqa: FBT003 - Java's recursive flag
-
     def remove_many(self, names: Sequence[str]) -> None:
         """Delete several files, sixteen at a time."""
-        beside(self.remove, names)
+        with _as_oserror():
+            beside(lambda name: self._system.delete(self._path(name), False), names)  # noqa: FBT003 - Java's recursive flag
 
     def make_durable(self, name: str) -> None:
         """Do nothing: a file that a remote store has taken is as durable as the store makes it."""

@@ -37,10 +37,6 @@ class RetriedReads:
         """Return the bytes of several files."""
         return self._again(lambda: self._files.read_many(names))
 
-    def exists(self, name: str) -> bool:
-        """Return whether a file exists."""
-        return self._again(lambda: self._files.exists(name))
-
     def names(self, folder: str) -> list[str]:
         """Return the names in a folder."""
         return self._again(lambda: self._files.names(folder))
