@@ -11,7 +11,8 @@ import pytest
 
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.object_storage import ObjectStorage
-from epochsink.protocol.storage import LocalStorage, is_object_store, open_spool
+from epochsink.protocol.spool import open_spool
+from epochsink.protocol.storage import LocalStorage, is_object_store
 from epochsink.protocol.webhdfs import WebHdfs
 
 if TYPE_CHECKING:

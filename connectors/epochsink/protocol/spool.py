@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 import zlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 
 from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing
 from epochsink.identity import identity_key
-from epochsink.protocol.storage import open_spool
+from epochsink.protocol.storage import LocalStorage, is_object_store
 from epochsink.sink import Epoch, SpoolFile
 
 if TYPE_CHECKING:
@@ -34,6 +37,29 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.storage import Output, SpoolStorage
     from epochsink.sink import Identity, Task
+
+
+def open_spool(root: str, options: str) -> SpoolStorage:
+    """Return the files below a path or URI, for driver or executor. Raises `ConfigurationError`.
+
+    ``options`` is the JSON of what the place needs to be reached (see `epochsink.spark.store_options`).
+    """
+    place = urlparse(root)
+    if place.scheme in ("", "file"):
+        return LocalStorage(Path(unquote(place.path) if place.scheme else root))
+    # imported here: executors load only what they use
+    if is_object_store(root):
+        from epochsink.protocol.object_storage import ObjectStorage, open_store  # noqa: PLC0415 - see above
+
+        return ObjectStorage(open_store(root, options))
+    if place.scheme == "hdfs":
+        from epochsink.protocol.webhdfs import WebHdfs  # noqa: PLC0415 - likewise
+
+        return WebHdfs(root=unquote(place.path), **json.loads(options))
+    raise ConfigurationError(
+        f"the spool cannot be kept at {root!r}: there is no client for {place.scheme}:// in executors",
+        hint="give spool= a place that driver and executors share: a mounted folder, s3a://, gs://, abfss:// or hdfs://",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,14 @@ the driver's JVM (`epochsink.spark.hadoop_storage.HadoopStorage`), and the spool
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import uuid
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
 
 import pyarrow as pa
 
@@ -26,6 +24,7 @@ from epochsink.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
+    from pathlib import Path
 
 _RACES: Final = 3
 _AT_ONCE: Final = 16
@@ -97,29 +96,6 @@ class SpoolStorage(Protocol):
 def is_object_store(place: str) -> bool:
     """Whether a path or URI is one of an object store that this package has a client for."""
     return urlparse(place).scheme in _OBJECT_SCHEMES
-
-
-def open_spool(root: str, options: str) -> SpoolStorage:
-    """Return the files below a path or URI, for driver or executor. Raises `ConfigurationError`.
-
-    ``options`` is the JSON of what the place needs to be reached (see `epochsink.spark.store_options`).
-    """
-    place = urlparse(root)
-    if place.scheme in ("", "file"):
-        return LocalStorage(Path(unquote(place.path) if place.scheme else root))
-    # imported here: executors load only what they use
-    if is_object_store(root):
-        from epochsink.protocol.object_storage import ObjectStorage, open_store  # noqa: PLC0415 - see above
-
-        return ObjectStorage(open_store(root, options))
-    if place.scheme == "hdfs":
-        from epochsink.protocol.webhdfs import WebHdfs  # noqa: PLC0415 - likewise
-
-        return WebHdfs(root=unquote(place.path), **json.loads(options))
-    raise ConfigurationError(
-        f"the spool cannot be kept at {root!r}: there is no client for {place.scheme}:// in executors",
-        hint="give spool= a place that driver and executors share: a mounted folder, s3a://, gs://, abfss:// or hdfs://",
-    )
 
 
 def refuse_unconditional_create(files: Storage, location: str) -> None:
