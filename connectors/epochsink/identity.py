@@ -152,11 +152,6 @@ def marker_group(key: str, partition: int, parity: int) -> str:
     return f"{PREFIX}.{key}.marker.{partition}.p{parity}"
 
 
-def joint_marker_group(key: str, partition: int) -> str:
-    """Return the group that earlier versions kept for even and odd epochs alike."""
-    return f"{PREFIX}.{key}.marker.{partition}"
-
-
 def marker_group_prefix(key: str) -> str:
     """Return the prefix of all these groups' names of one identity."""
     return f"{PREFIX}.{key}.marker."

@@ -16,7 +16,7 @@ from kafka_kit import admin, rows, sink_on_new_topic
 
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka.cluster import Cluster
-from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.committable import KafkaCommittable, Place
 from epochsink.kafka.end_txn import State
 from epochsink.kafka.topic_log import TopicLog
 from epochsink.kafka.transactions import Transactions
@@ -111,17 +111,19 @@ class KafkaLogRig(KafkaRig):
     def __init__(self, sink: Kafka, folder: Path) -> None:
         super().__init__(sink, folder)
         self._log = TopicLog(self._cluster, self._topic)
-        self._ends: dict[str, tuple[int, ...]] = {}
+        self._places: dict[str, tuple[Place, ...]] = {}
 
     def write(
         self, query: str, generation: int, epoch: Epoch, partition: int, rows_: list[int]
     ) -> tuple[str, Committable]:
         """Run one task, and add to its committable what the driver has noted before the first one."""
-        noted = self._ends.setdefault(epoch.attempt, tuple(self._log.ends().values()))
+        places = self._places.setdefault(
+            epoch.attempt, tuple(Place(self._topic, number, end) for number, end in self._log.ends().items())
+        )
         task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex, spooled=False)
         writer = self.sink.writer(task)
         writer.write(self.batch(rows_))
-        part = replace(KafkaCommittable.from_json(writer.prepare()), log_from=noted)
+        part = replace(KafkaCommittable.from_json(writer.prepare()), kept_in_topic=True, places=places)
         return task.uuid, part.to_json()
 
     def drop_spool(self, query: str, epoch: Epoch) -> None:

@@ -17,6 +17,7 @@ from kafka_kit import (
     abort,
     admin,
     commit,
+    committed,
     committing,
     create_topic,
     epoch,
@@ -26,6 +27,8 @@ from kafka_kit import (
     read_all,
     rows,
     task,
+    transaction,
+    vote,
     wait_for,
 )
 
@@ -64,7 +67,7 @@ def test_rows_of_a_task_that_died_after_prepare_appear_at_commit_and_not_before(
     settings = {"bootstrap_servers": kafka.bootstrap_servers, "topic": topic}
     part = prepare_and_die(settings, task(who, at), "one", "two", "three")
     with committing(config, who) as committer, Reader(kafka.bootstrap_servers, topic) as reader:
-        assert committer.vote(at, [part], NO_ROWS) == [part]
+        [part] = vote(committer, at, part)
         assert committer.newest() is None
         assert reader.poll(1) == []
         assert commit(committer, at, part) == COMMITTED
@@ -90,7 +93,7 @@ def test_each_slot_is_committed_on_its_own(kafka: KafkaService, topic: str, conf
     first = prepare(config, task(who, at, partition=0), rows("a"))
     second = prepare(config, task(who, at, partition=1), rows("b"))
     with committing(config, who) as committer:
-        assert committer.vote(at, [first, second], NO_ROWS) == [first, second]
+        [first, second] = vote(committer, at, first, second)
         assert commit(committer, at, second) == COMMITTED
         assert committer.participant._markers.of_partition(0, committer.participant._cluster.deadline()) is None
         assert committer.participant._markers.of_partition(1, committer.participant._cluster.deadline()) == 5
@@ -105,13 +108,12 @@ def test_many_transactions_are_decided_side_by_side_and_what_is_lost_is_left_to_
     who, at = identity(), epoch(5)
     parts = [prepare(config, task(who, at, partition), rows(str(partition))) for partition in range(9)]
     with committing(config, who) as committer:
-        assert committer.participant._commit_at_once(at, parts[:2], None) == set()
+        assert committed(committer, at, parts[:2]) == {0, 1}
         abort(committer, parts[3])
         kept = set(range(9)) - {3}
-        assert committer.participant._commit_at_once(at, parts, None) == kept
+        assert committed(committer, at, parts) == kept
         assert committer.commit(at, parts[3], NO_ROWS).outcome is Outcome.ABORTED
-        # it may be repeated; one whose end is being written to its partition at the moment is left to who asks for it
-        assert committer.participant._commit_at_once(at, parts, None) <= kept
+        assert committed(committer, at, parts) == kept, "it may be repeated"
         whole = [parts[index] for index in sorted(kept)]
         committer.await_visible(at, whole)
         ids = [part["transactional_id"] for part in whole]
@@ -135,7 +137,7 @@ def test_neither_dropping_nor_collecting_a_writer_ends_its_transaction_or_keeps_
     gc.collect()
     wait_for(lambda: native_threads() <= threads, "the producers' threads end")
     with committing(config, who) as committer:
-        assert committer.vote(at, parts, NO_ROWS) == parts
+        parts = vote(committer, at, *parts)
 
 
 def test_an_aborted_attempt_is_never_seen_and_holds_no_reader_back(
@@ -180,7 +182,7 @@ def test_an_accepted_task_whose_id_another_attempt_has_taken_is_written_again_in
     with committing(config, who) as committer:
         voted = committer.vote(at, [part, other], ListRows({name: [batch]}))
         assert voted[0]["task"] == name
-        assert voted[1] == other
+        assert transaction(voted[1]) == transaction(other)
         committer.abort_orphans(voted)
         assert [commit(committer, at, each) for each in voted] == [COMMITTED, COMMITTED]
     assert read_all(kafka.bootstrap_servers, topic, 2) == ["other", "winner"]
@@ -205,7 +207,7 @@ def test_an_attempt_that_is_fenced_while_it_writes_names_nothing_open_and_the_la
     part = prepare(config, task(who, at, name=name), rows("later"))
     assert earlier.prepare()["producer_id"] == -1
     with committing(config, who) as committer:
-        assert committer.vote(at, [part], NO_ROWS) == [part]
+        [part] = vote(committer, at, part)
         assert commit(committer, at, part) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 1) == ["later"]
 
@@ -285,7 +287,7 @@ def test_the_sweep_aborts_orphans_so_that_readers_get_on_and_keeps_what_is_recor
         [line] = committer.abort_orphans([recorded])
         assert orphan["transactional_id"] in line
         assert committer.abort_orphans([recorded]) == []
-        assert committer.vote(at, [recorded, newer, foreign], NO_ROWS) == [recorded, newer, foreign]
+        [recorded, newer, foreign] = vote(committer, at, recorded, newer, foreign)
         for part in (recorded, newer, foreign):
             assert commit(committer, at, part) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 3) == ["foreign", "of a newer driver", "recorded"]
@@ -365,7 +367,7 @@ def test_without_a_spool_no_id_is_ever_used_again(config: Kafka) -> None:
     assert f".{name}." in part["transactional_id"]
     zombie = prepare(unspooled, task(who, at), rows("zombie"))
     with committing(unspooled, who) as committer:
-        assert committer.vote(at, [part], NO_ROWS) == [part]
+        [part] = vote(committer, at, part)
         assert committer.abort_orphans([part]) != []
         assert zombie["transactional_id"] != part["transactional_id"]
         assert commit(committer, at, part) == COMMITTED

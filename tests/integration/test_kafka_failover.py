@@ -26,6 +26,7 @@ from kafka_kit import (
     rows,
     take_over,
     task,
+    vote,
     wait_for,
 )
 
@@ -139,7 +140,7 @@ def voted(cluster: Cluster, config: Kafka) -> Iterator[Callable[[], None]]:
 
     coordinators_move_to(2, cluster)
     with committing(config, who) as committer:
-        assert committer.vote(at, parts, NO_ROWS) == parts
+        parts = vote(committer, at, *parts)
         assert coordinators(committer, parts) == {2}
         yield commit
         assert coordinators(committer, parts) == {1}
@@ -166,7 +167,7 @@ def test_rows_are_taken_out_of_a_topic_whose_leaders_change_meanwhile(
         append(log, transaction, partition, batch, after)
         if not stopped:
             stopped.append(partition)
-            assert set(log._leaders.values()) == {1, 2}
+            assert set(log._leaders.topics[log.topic].leaders.values()) == {1, 2}
             cluster.second.stop()
 
     with committing(config, who) as committer:
@@ -210,7 +211,7 @@ def test_epochs_go_on_over_tls_while_each_broker_is_restarted(
             at = epoch(number)
             values = [[f"{number:05}-{slot}-{row:04}" for row in range(LOAD)] for slot in range(SLOTS)]
             parts = [prepare(config, task(who, at, slot), rows(*mine)) for slot, mine in enumerate(values)]
-            assert committer.vote(at, parts, NO_ROWS) == parts
+            parts = vote(committer, at, *parts)
             assert [committer.commit(at, part, NO_ROWS) for part in parts] == [COMMITTED] * SLOTS
             committer.await_visible(at, parts)
             written += chain.from_iterable(values)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 from fix_kafka import lower
-from kafka_kit import NO_ROWS, commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task
+from kafka_kit import commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task, vote
 
 from epochsink.kafka import Kafka, transactions
 from epochsink.sink import COMMITTED
@@ -46,7 +46,7 @@ def test_transactions_are_ended_at_every_transaction_version(config: Kafka, leve
         for number in range(3):
             at = epoch(number)
             part = prepare(config, task(who, at), rows(str(number)))
-            assert committer.vote(at, [part], NO_ROWS) == [part]
+            [part] = vote(committer, at, part)
             assert commit(committer, at, part) == COMMITTED
             assert commit(committer, at, part) == COMMITTED
         abandoned = prepare(config, task(who, epoch(3)), rows("abandoned"))

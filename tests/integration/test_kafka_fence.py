@@ -23,6 +23,7 @@ from kafka_kit import (
     rows,
     sink_on_new_topic,
     task,
+    vote,
 )
 
 from epochsink.errors import Fenced, WentBack
@@ -60,7 +61,7 @@ def test_what_was_prepared_before_another_driver_took_over_is_swept_and_what_com
     first, second = drivers
     who, at = first.participant._identity, epoch(0)
     before = prepare(config, task(who, at), rows("a"))
-    assert first.vote(at, [before], NO_ROWS) == [before]
+    [before] = vote(first, at, before)
     second.fence()
     assert len(second.abort_orphans([])) == 1
     second.verify_applied(None, None)
@@ -77,7 +78,7 @@ def test_what_was_prepared_before_another_driver_took_over_is_swept_and_what_com
 
     mine = prepare(config, task(who, at, partition=2), rows("b"))
     assert first.abort_orphans([]) == [], "what is open may be recorded by the other driver"
-    assert second.vote(at, [mine], NO_ROWS) == [mine]
+    [mine] = vote(second, at, mine)
     assert commit(second, at, mine) == COMMITTED
     assert read_all(config.bootstrap_servers, str(config.topic), 1) == ["b"]
 
@@ -107,7 +108,7 @@ def test_a_driver_that_was_started_more_often_is_not_disturbed(config: Kafka, dr
     part = prepare(config, task(who, at), rows("a"))
     with pytest.raises(WentBack, match="generation 5 has begun it, and this one is generation 1"):
         second.fence()
-    assert first.vote(at, [part], NO_ROWS) == [part]
+    [part] = vote(first, at, part)
     assert commit(first, at, part) == COMMITTED
 
 

@@ -215,7 +215,7 @@ def test_a_batch_that_the_broker_takes_for_an_earlier_one_is_not_taken_for_appen
         prepare_kept(committer, config, epoch(0), rows("a"))
         log = TopicLog(committer.participant._cluster, topic)
         [(partition, (_, batch))] = [
-            (found.partition, each) for found in log.fetch(log.starts()) for each in split(found.records or b"")
+            (partition, each) for partition, found in log.fetch(log.starts()).items() for each in split(found or b"")
         ]
         assert batch is not None
         deadline = committer.participant._cluster.deadline()

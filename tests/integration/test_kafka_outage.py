@@ -31,6 +31,7 @@ from kafka_kit import (
     take_over,
     task,
     unspooled,
+    vote,
     wait_for,
 )
 
@@ -130,7 +131,7 @@ def test_a_broker_killed_between_prepare_and_commit_still_commits_all(
     committer = OneSink.of(config, "topic")
     committer.open(who)
     try:
-        assert committer.vote(at, [first, second], NO_ROWS) == [first, second]
+        [first, second] = vote(committer, at, first, second)
         assert commit(committer, at, first) == COMMITTED
         broker.kill()
         restart = threading.Thread(target=broker.start)
@@ -433,7 +434,7 @@ def test_a_broker_that_was_away_when_the_list_of_brokers_was_made_is_found_when_
     who, at = identity(), epoch(3)
     part = prepare(config, task(who, at), rows("a"))
     with committing(config, who) as committer:
-        assert committer.vote(at, [part], NO_ROWS) == [part]
+        [part] = vote(committer, at, part)
         manager = committer.participant._cluster.admin()._manager
         known = manager.cluster._brokers
         # as another one of the cluster's, which is there to be asked

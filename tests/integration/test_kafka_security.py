@@ -15,7 +15,7 @@ import pytest
 from fix_kafka import KEY_PASSWORD
 from kafka.admin import ACL, ACLOperation, ACLPermissionType, ACLResourcePatternType, KafkaAdminClient, ResourcePattern
 from kafka.admin import ResourceType as Kind
-from kafka_kit import NO_ROWS, Reader, abort, commit, epoch, identity, prepare, rows, task
+from kafka_kit import Reader, abort, commit, epoch, identity, prepare, rows, task, vote
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka, NewTopic
@@ -128,7 +128,7 @@ def test_an_epoch_passes_through_sasl_over_tls_with_the_documented_rights(
     assert committer.check(SCHEMA) == []
     part = prepare(config, task(who, at), rows("a", "b"))
     orphan = prepare(config, task(who, at, partition=1), rows("orphan"))
-    assert committer.vote(at, [part], NO_ROWS) == [part]
+    [part] = vote(committer, at, part)
     assert len(committer.abort_orphans([part])) == 1
     assert commit(committer, at, part) == COMMITTED
     assert committer.newest() == 0

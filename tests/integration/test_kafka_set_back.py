@@ -1,4 +1,4 @@
-"""A cluster that is an older state of itself, or that an older version of this package has written to."""
+"""A cluster that is an older state of itself."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from kafka_kit import (
 
 from epochsink.devkit.services import LocalKafka
 from epochsink.errors import WentBack
-from epochsink.identity import identity_key, joint_marker_group, marker_group
-from epochsink.kafka import Kafka, writer
+from epochsink.identity import identity_key, marker_group
+from epochsink.kafka import Kafka
 from epochsink.sink import COMMITTED, LastDone
 
 if TYPE_CHECKING:
@@ -91,33 +91,6 @@ def test_each_epochs_marker_shows_its_loss_though_the_next_epoch_is_there(kafka:
             committer.await_visible(second, [parts[1]], done)
         with pytest.raises(WentBack, match="no marker of this query"):
             committer.verify_applied(done, LastDone(1, second.attempt, (parts[1],)))
-
-
-def test_markers_of_the_version_before_are_read_until_those_of_this_one_take_their_place(
-    config: Kafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That version kept one marker for even and odd epochs alike; its epoch 1 is pending at the upgrade."""
-    who, last = identity(), None
-    with committing(config, who) as committer:
-        for number in range(5):
-            at = epoch(number)
-            with monkeypatch.context() as before:
-                if number < 2:
-                    before.setattr(writer, "marker_group", lambda key, partition, _: joint_marker_group(key, partition))
-                part = prepare(config, task(who, at), rows("a"))
-            part |= {"version": 2} if number < 2 else {}
-            pending = LastDone(number, at.attempt, (part,))
-            committer.verify_applied(last, pending)
-            assert committer.commit(at, part, NO_ROWS, last) == COMMITTED
-            committer.await_visible(at, [part], last)
-            with (
-                committing(config, who) as next_driver,
-                pytest.raises(WentBack, match=f"already holds epoch {number}"),
-            ):
-                next_driver.verify_applied(last, None)
-            last = pending
-            committer.verify_applied(last, None)
-            assert committer.newest() == number
 
 
 def test_a_start_sees_newer_epochs_in_partitions_that_the_ledger_does_not_know(config: Kafka) -> None:

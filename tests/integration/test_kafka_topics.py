@@ -18,6 +18,7 @@ from kafka_kit import (
     rows,
     sink_on_new_topic,
     task,
+    vote,
 )
 
 from epochsink.errors import PrepareFailed, WentBack
@@ -40,7 +41,7 @@ def test_a_topic_recreated_between_prepare_and_commit_gets_the_rows_again(config
     of, batch = task(who, at), rows("a", "b")
     part = prepare(config, of, batch)
     with committing(config, who) as committer:
-        assert committer.vote(at, [part], NO_ROWS) == [part]
+        [part] = vote(committer, at, part)
         recreate_topic(config.bootstrap_servers, str(config.topic))
         verdict = commit(committer, at, part)
         assert verdict.outcome is Outcome.ABORTED

@@ -9,7 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 from fix_kafka import lower
-from kafka_kit import NO_ROWS, Reader, commit, committing, create_topic, epoch, identity, prepare, read_all, rows, task
+from kafka_kit import (
+    Reader,
+    commit,
+    committing,
+    create_topic,
+    epoch,
+    identity,
+    prepare,
+    read_all,
+    rows,
+    task,
+    vote,
+)
 from kafka_proxy import Api, Fate, KafkaProxy
 
 from epochsink.kafka import Kafka
@@ -68,7 +80,7 @@ def test_a_request_or_a_reply_that_is_lost_loses_and_doubles_no_row(wire: Wire, 
     caught = wire.proxy.catch(api, fate)
     part = prepare(wire.proxied, task(who, at), rows("a", "b"), rows("c"))
     with committing(wire.proxied, who) as committer:
-        assert committer.vote(at, [part], NO_ROWS) == [part]
+        [part] = vote(committer, at, part)
         assert commit(committer, at, part) == COMMITTED
         caught.wait()
         assert committer.newest() == 0
@@ -94,7 +106,7 @@ def test_a_late_end_of_a_transaction_ends_no_later_one_of_the_same_id(wire: Wire
         assert caught.deliver() in STALE_EPOCH
         expected = ["earlier"] if decision == "commit" else []
         assert len(reader.poll(1)) == len(expected)
-        assert committer.vote(later, [following], NO_ROWS) == [following]
+        [following] = vote(committer, later, following)
         assert commit(committer, later, following) == COMMITTED
     assert wire.seen(len(expected) + 1) == [*expected, "later"]
 
@@ -112,7 +124,7 @@ def test_a_late_abort_by_a_task_does_not_abort_the_attempt_after_it(wire: Wire) 
     part = prepare(wire.direct, task(who, at, name=name), rows("again"))
     assert caught.deliver() in STALE_EPOCH
     with committing(wire.direct, who) as committer:
-        assert committer.vote(at, [part], NO_ROWS) == [part]
+        [part] = vote(committer, at, part)
         assert commit(committer, at, part) == COMMITTED
     assert wire.seen(1) == ["again"]
 

@@ -24,6 +24,7 @@ from epochsink.testing.sink_rig import OneSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from epochsink.kafka.transactional_id import Transaction
     from epochsink.sink import Committable, Rows, Verdict
 
 DEADLINE_SECONDS = 30.0
@@ -86,6 +87,17 @@ def prepare_kept(committer: OneSink, config: Kafka, at: Epoch, *batches: pa.Reco
     return part
 
 
+def vote(committer: OneSink, at: Epoch, *parts: Committable) -> list[Committable]:
+    """Vote on parts whose transactions are all open, and return what is to be recorded."""
+    voted = committer.vote(at, parts, NO_ROWS)
+    assert [transaction(part) for part in voted] == [transaction(part) for part in parts]
+    return voted
+
+
+def transaction(part: Committable) -> Transaction:
+    return KafkaCommittable.from_json(part).transaction
+
+
 _TASK = """
 import json, os, signal, sys
 import pyarrow as pa
@@ -144,6 +156,12 @@ def commit(committer: OneSink, at: Epoch, part: Committable, spooled: Rows = NO_
     if verdict.outcome is Outcome.COMMITTED:
         committer.await_visible(at, [part])
     return verdict
+
+
+def committed(committer: OneSink, at: Epoch, parts: Sequence[Committable]) -> set[int]:
+    """Commit parts, and return the indices of those that are."""
+    verdicts = committer.commit_all(at, parts, NO_ROWS)
+    return {index for index, verdict in enumerate(verdicts) if verdict.outcome is Outcome.COMMITTED}
 
 
 def abort(committer: OneSink, part: Committable) -> None:

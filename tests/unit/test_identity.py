@@ -14,7 +14,6 @@ from epochsink.identity import (
     document_id_prefix,
     identity_key,
     identity_label,
-    joint_marker_group,
     marker_document,
     marker_group,
     marker_group_prefix,
@@ -108,8 +107,8 @@ def test_names_of_different_things_differ(key: str, other: str, epoch: int, late
         assert not marker_group(key, 0, 0).startswith(marker_group_prefix(other))
         assert marker_document(key) != marker_document(other)
         assert not document_id_prefix(key, epoch).startswith(document_id_prefix(other, epoch))
-    groups = {marker_group(key, 0, 0), marker_group(key, 0, 1), joint_marker_group(key, 0), joint_marker_group(key, 1)}
-    assert len(groups) == 4
+    groups = {marker_group(key, 0, 0), marker_group(key, 0, 1)}
+    assert len(groups) == 2
     assert all(group.startswith(marker_group_prefix(key)) for group in groups)
     if epoch != later:
         assert not document_id_prefix(key, epoch).startswith(document_id_prefix(key, later))

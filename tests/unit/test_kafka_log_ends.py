@@ -9,10 +9,9 @@ import pytest
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka, preflight
-from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.committable import KafkaCommittable, Place
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.log_ends import LogEnds
-from epochsink.kafka.rows_in_log import MOST_PARTITIONS
 from epochsink.kafka.topic_log import TopicLog
 from epochsink.kafka.transactional_id import Transaction
 from epochsink.sink import Epoch
@@ -70,10 +69,12 @@ def part(topic_id: str = "f" * 32) -> KafkaCommittable:
 @pytest.mark.usefixtures("topic")
 def test_a_part_gets_what_was_noted_for_its_own_attempt() -> None:
     ends = made()
-    assert ends.added(FIRST, part()).log_from == ()
+    assert ends.added(FIRST, [part()]) == [part()]
     assert ends.note(FIRST, ROWS, 60.0)
-    assert ends.added(FIRST, part()).log_from == (10, 20)
-    assert ends.added(SECOND, part()).log_from == ()
+    [added] = ends.added(FIRST, [part()])
+    assert added.kept_in_topic
+    assert added.places == (Place("orders", 0, 10), Place("orders", 1, 20))
+    assert ends.added(SECOND, [part()]) == [part()]
 
 
 @pytest.mark.usefixtures("topic")
@@ -81,7 +82,7 @@ def test_a_part_of_another_topic_of_that_name_is_refused() -> None:
     ends = made()
     assert ends.note(FIRST, ROWS, 60.0)
     with pytest.raises(PrepareFailed, match="deleted and created again"):
-        ends.added(FIRST, part("e" * 32))
+        ends.added(FIRST, [part("e" * 32)])
 
 
 def test_what_is_not_known_speaks_for_a_copy(topic: Topic) -> None:
@@ -89,22 +90,23 @@ def test_what_is_not_known_speaks_for_a_copy(topic: Topic) -> None:
     assert ends.note(FIRST, ROWS, 60.0)
     topic.is_reachable = False
     assert not ends.note(SECOND, ROWS, 60.0)
-    assert ends.added(FIRST, part()).log_from == ()
+    assert ends.added(FIRST, [part()]) == [part()]
 
 
-def test_a_topic_of_very_many_partitions_is_copied(topic: Topic) -> None:
-    topic.ends = dict.fromkeys(range(MOST_PARTITIONS + 1), 0)
-    assert not made().note(FIRST, ROWS, 60.0)
-
-
-def test_settings_are_asked_for_again_after_a_minute(topic: Topic) -> None:
+def test_settings_are_judged_in_each_attempt(topic: Topic) -> None:
     ends = made()
     topic.settings["cleanup.policy"] = "compact"
     assert not ends.note(FIRST, ROWS, 60.0)
     topic.settings["cleanup.policy"] = "delete"
-    assert not ends.note(FIRST, ROWS, 60.0)
-    ends._asked_at -= 61
     assert ends.note(FIRST, ROWS, 60.0)
+
+
+def test_a_vote_on_rows_that_the_topic_may_no_longer_keep_fails(topic: Topic) -> None:
+    ends = made()
+    assert ends.note(FIRST, ROWS, 60.0)
+    topic.settings["unclean.leader.election.enable"] = "true"
+    with pytest.raises(PrepareFailed, match=r"unclean\.leader\.election\.enable = true"):
+        ends.added(FIRST, [part()])
 
 
 @pytest.mark.usefixtures("topic")
@@ -114,5 +116,5 @@ def test_once_an_attempt_has_taken_longer_than_its_transactions_rows_are_copied(
     assert ends.note(third, ROWS, 0.0), "another epoch: the one before took as long as it liked"
     assert ends.note(third, ROWS, 60.0), "a failure that came soon says nothing"
     assert not ends.note(third, ROWS, 0.0)
-    assert ends.added(third, part()).log_from == ()
+    assert ends.added(third, [part()]) == [part()]
     assert not ends.note(Epoch(9, "d" * 32), ROWS, 60.0), "later epochs are as large"

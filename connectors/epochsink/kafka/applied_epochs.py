@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType
 
-from epochsink.identity import joint_marker_group, marker_group, marker_group_prefix
+from epochsink.identity import marker_group, marker_group_prefix
 from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.sink import LastDone, Mark
@@ -44,9 +44,9 @@ class Markers:
     def read_around(self, *epochs: LastDone | None, deadline: float) -> dict[str, Mark]:
         """Return the marks, even and odd, of all Spark partitions that some epochs had, by group: in one request."""
         parts = [part for last in epochs if last for part in committables(last)]
-        groups = {marker_group(self._key, part.partition, parity) for part in parts for parity in (0, 1)}
-        joint = {joint_marker_group(self._key, part.partition) for part in parts if part.has_joint_marker}
-        return self.read(groups | joint, deadline)
+        return self.read(
+            {marker_group(self._key, part.partition, parity) for part in parts for parity in (0, 1)}, deadline
+        )
 
     def read(self, groups: Collection[str], deadline: float) -> dict[str, Mark]:
         """Return the marks of some groups; none where no offset is kept."""
@@ -58,8 +58,7 @@ class Markers:
 
     def of_partition(self, partition: int, deadline: float) -> int | None:
         """Return the newest epoch applied in a Spark partition; None if no offset is kept."""
-        groups = [marker_group(self._key, partition, parity) for parity in (0, 1)]
-        return _newest(self.read([*groups, joint_marker_group(self._key, partition)], deadline))
+        return _newest(self.read([marker_group(self._key, partition, parity) for parity in (0, 1)], deadline))
 
     def read_all(self, deadline: float) -> dict[str, Mark]:
         """Return the marks of all Spark partitions, also of those that later runs no longer have."""
@@ -88,8 +87,6 @@ class Markers:
         return DAY_SECONDS if found is None else 60.0 * int(found)
 
     def _group(self, epoch: int, part: KafkaCommittable) -> str:
-        if part.has_joint_marker:
-            return joint_marker_group(self._key, part.partition)
         return marker_group(self._key, part.partition, epoch % 2)
 
     def _read_once(self, groups: list[str]) -> dict[str, Mark]:

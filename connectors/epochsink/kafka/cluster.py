@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, KafkaAdminClient
@@ -32,6 +32,15 @@ _MOST_IN_FLIGHT: Final = 2 * _IN_FLIGHT
 """Of all threads: kafka-python refuses what would go beyond that."""
 _UNKNOWN_TOPIC: Final = 3
 _LEADER_NOT_AVAILABLE: Final = 5
+
+
+class Topic(NamedTuple):
+    """A topic as the brokers have it now."""
+
+    id: str
+    """32 hex."""
+    leaders: Mapping[int, int]
+    """The number of each partition's leader; negative if there is none."""
 
 
 class Cluster:
@@ -103,24 +112,25 @@ class Cluster:
                 return None
             raise
 
-    def topic_ids(self, topics: Collection[str], deadline: float) -> dict[str, str]:
+    def topic_ids(self, names: Collection[str], deadline: float) -> dict[str, str]:
         """Return the id (32 hex) of each of these topics that exists. Raises `Unreachable`, `Refused`."""
-        if not topics:
+        topics: dict[str, Topic] = self.until(deadline, lambda: self.topics_once(names))
+        return {name: topic.id for name, topic in topics.items()}
+
+    def topics_once(self, names: Collection[str]) -> dict[str, Topic]:
+        """Return those of some topics that exist, by name; raises what kafka-python raises."""
+        if not names:
             return {}
-        wanted = [MetadataRequest.MetadataRequestTopic(name=topic) for topic in topics]
-        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
-
-        def attempt() -> dict[str, str]:
-            found = {}
-            for topic in self.ask(request, None).topics:
-                if topic.error_code not in (0, _LEADER_NOT_AVAILABLE, _UNKNOWN_TOPIC):
-                    raise_for(topic.error_code, f"topic '{topic.name}'")
-                if topic.error_code != _UNKNOWN_TOPIC:
-                    found[topic.name] = topic.topic_id.hex
-            return found
-
-        ids: dict[str, str] = self.until(deadline, attempt)
-        return ids
+        wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+        found = {}
+        for told in self.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), None).topics:
+            if told.error_code not in (0, _LEADER_NOT_AVAILABLE, _UNKNOWN_TOPIC):
+                raise_for(told.error_code, f"topic '{told.name}'")
+            if told.error_code != _UNKNOWN_TOPIC:
+                found[told.name] = Topic(
+                    told.topic_id.hex, {each.partition_index: each.leader_id for each in told.partitions}
+                )
+        return found
 
     def require(self, request: type) -> None:
         """Raise kafka-python's IncompatibleBrokerVersion if the brokers do not know a kind of request."""
@@ -247,6 +257,20 @@ class Cluster:
         """Send one request to a broker, any if ``node`` is None; raises what kafka-python raises."""
         manager = self.admin()._manager  # noqa: SLF001 - there is no public way to send a request
         return manager.run(manager.send, request, node)
+
+    def ask_all(self, requests: Sequence[tuple[int, Any]]) -> list[Any]:
+        """Send each request to its broker, all before the first answer; raises what kafka-python raises.
+
+        A broker gets its requests in this order.
+        """
+        manager = self.admin()._manager  # noqa: SLF001 - as in `ask`
+
+        async def ask_all() -> list[Any]:
+            sent = [manager.send(request, node) for node, request in requests]
+            return [await waiting for waiting in sent]
+
+        found: list[Any] = manager.run(ask_all)
+        return found
 
 
 class _Admin(KafkaAdminClient):  # type: ignore[misc] # kafka-python has no types

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from epochsink.errors import LedgerCorrupt
 from epochsink.kafka.topic_id import NO_ID
@@ -14,10 +14,21 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Committable
 
-VERSION: Final = 4
-"""2 said "slot" no more and named the topics' ids; 3 keeps the markers of even and odd epochs apart; 4 may keep its
-rows in the topic."""
-_PARITY_SINCE: Final = 3
+VERSION: Final = 1
+
+
+class Place(NamedTuple):
+    """Where a transaction has rows: a partition of a topic, as the vote has found it.
+
+    ``start`` is the offset of the first row. At ``end``, after the last one, the log ended in the epoch of the leader
+    that said so: a log whose ``leader_epoch`` ends before that has lost rows since. Both are -1 before the vote.
+    """
+
+    topic: str
+    partition: int
+    start: int
+    end: int = -1
+    leader_epoch: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,9 +37,8 @@ class KafkaCommittable:
 
     ``task`` is the uuid under which the rows are spooled, ``prepared_at`` the time in seconds since 1970. ``topics``
     holds the id of each topic written to, as it was before the first row: a topic that has another one now is another
-    topic. It is empty where nobody asked, as in the first version. ``version`` is that of the task which wrote it, and
-    says where the marker stands. ``log_from`` tells for each partition of the topic where its log ended before the
-    first row: the rows are kept there, from those offsets on. It is empty where they are in the spool, or nowhere.
+    topic. ``kept_in_topic`` says that the topic itself keeps the rows until the epoch is done. ``places`` are known
+    from the vote on.
     """
 
     transaction: Transaction
@@ -36,20 +46,17 @@ class KafkaCommittable:
     task: str
     rows: int
     prepared_at: int
-    topics: Mapping[str, str] = field(default_factory=dict, hash=False)
-    log_from: tuple[int, ...] = ()
-    version: int = VERSION
-
-    @property
-    def has_joint_marker(self) -> bool:
-        """Whether the marker is in the group that earlier versions kept for even and odd epochs alike."""
-        return self.version < _PARITY_SINCE
+    topics: Mapping[str, str] = field(hash=False)
+    kept_in_topic: bool = False
+    places: tuple[Place, ...] = ()
 
     def to_json(self) -> Committable:
         """Return the committable as the ledger keeps it."""
+        places: dict[str, list[list[int]]] = {}
+        for topic, *numbers in self.places:
+            places.setdefault(topic, []).append(numbers)
         return {
-            # as it was, too, where an older one is taken over: its marker does not move
-            "version": max(self.version, 2),
+            "version": VERSION,
             "transactional_id": self.transaction.transactional_id,
             "producer_id": self.transaction.producer_id,
             "producer_epoch": self.transaction.producer_epoch,
@@ -58,7 +65,8 @@ class KafkaCommittable:
             "rows": self.rows,
             "prepared_at": self.prepared_at,
             "topics": dict(self.topics),
-            **({"log_from": list(self.log_from)} if self.log_from else {}),
+            "kept_in_topic": self.kept_in_topic,
+            "places": places,
         }
 
     def recreated(self, now: Mapping[str, str]) -> list[str]:
@@ -68,30 +76,29 @@ class KafkaCommittable:
 
     @classmethod
     def from_json(cls, part: Committable) -> Self:
-        """Return what ``to_json`` of this version or an older one has written. Raises `LedgerCorrupt`.
-
-        The first version bore no number and said "slot" for the partition.
-        """
-        version = part.get("version", 1)
-        if version not in range(1, VERSION + 1):
+        """Return what ``to_json`` has written. Raises `LedgerCorrupt`."""
+        version = part.get("version")
+        if version != VERSION:
             raise LedgerCorrupt(
-                f"a Kafka committable of version {version!r} is recorded; this epochsink reads versions 1 to {VERSION}",
-                hint="finish the epoch with the newer epochsink that has written it",
+                f"a Kafka committable of version {version!r} is recorded, and this epochsink reads version {VERSION}",
+                hint="finish the epoch with the epochsink that wrote it",
             )
         try:
             return cls(
                 transaction=Transaction(
                     str(part["transactional_id"]), int(part["producer_id"]), int(part["producer_epoch"])
                 ),
-                partition=int(part["slot" if version == 1 else "partition"]),
+                partition=int(part["partition"]),
                 task=str(part["task"]),
                 rows=int(part["rows"]),
                 prepared_at=int(part["prepared_at"]),
-                topics=dict(part.get("topics", {})),
-                log_from=tuple(int(offset) for offset in part.get("log_from", ())),
-                version=version,
+                topics=dict(part["topics"]),
+                kept_in_topic=bool(part["kept_in_topic"]),
+                places=tuple(
+                    Place(topic, *map(int, place)) for topic, found in part["places"].items() for place in found
+                ),
             )
-        except (KeyError, TypeError, ValueError) as failure:
+        except (KeyError, TypeError, ValueError, AttributeError) as failure:
             raise LedgerCorrupt(
                 f"a Kafka committable cannot be read, it has the fields {', '.join(sorted(part))}: {failure!r}",
                 hint="see 'epochsink status'",

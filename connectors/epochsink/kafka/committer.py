@@ -7,12 +7,12 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.errors import Fenced, OutcomeUnknown, WentBack
-from epochsink.failpoints import reach
+from epochsink.errors import Fenced, OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import end_txn, preflight
 from epochsink.kafka.applied_epochs import Markers, committables, topics_of
 from epochsink.kafka.cluster import Cluster
+from epochsink.kafka.commit import Commits, refuse_other_topics
 from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.end_txn import Answer, State
 from epochsink.kafka.errors import Refused, Unreachable
@@ -22,18 +22,9 @@ from epochsink.kafka.log_redo import produce_again
 from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
 from epochsink.kafka.vote import Polls, vote
+from epochsink.kafka.witness import Witness
 from epochsink.kafka.write_again import write_again
-from epochsink.sink import (
-    COMMITTED,
-    Keeping,
-    LastDone,
-    Outcome,
-    Participant,
-    Task,
-    Verdict,
-    one_by_one,
-    verify_marks,
-)
+from epochsink.sink import Keeping, LastDone, Outcome, Participant, Task, verify_marks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,14 +32,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from epochsink.kafka.config import KafkaConfig
-    from epochsink.kafka.end_txn import Description
-    from epochsink.sink import Ballots, Committable, Committables, Epoch, Identity, Marks, Parts, Rows
+    from epochsink.sink import Ballots, Committable, Committables, Epoch, Identity, Marks, Parts, Rows, Verdict
 
 log = logging.getLogger("epochsink.kafka")
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
-_MANY: Final = 8
-"""Transactions of an epoch that are worth a way of their own."""
+_NOT_ABORTED: Final = frozenset({State.ONGOING, State.PREPARE_COMMIT, State.COMPLETE_COMMIT})
 
 
 class KafkaCommitter(Participant):
@@ -63,8 +52,8 @@ class KafkaCommitter(Participant):
         # ids that a replay uses now: a sweep beside it must not take them for orphans
         self._busy: set[str] = set()
         self._log_ends = LogEnds(config, self._cluster)
-        # the topics' ids as they were when the commit of this attempt at an epoch began
-        self._topics_at_commit: tuple[str, dict[str, str]] = ("", {})
+        self._witness = Witness(self._cluster)
+        self._target = f"Kafka at {config.bootstrap_servers}"
 
     def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the cluster; see `epochsink.kafka.preflight`."""
@@ -83,7 +72,8 @@ class KafkaCommitter(Participant):
         self._identity = identity
         self._key = identity_key(identity)
         self._markers = Markers(self._cluster, self._key)
-        self._fence = Fence(self._transactions, identity, f"Kafka at {self._config.bootstrap_servers}")
+        self._commits = Commits(identity.sink, self._config, self._cluster, self._transactions, self._markers)
+        self._fence = Fence(self._transactions, identity, self._target)
         self._seen_all = False
 
     def fence(self) -> None:
@@ -117,9 +107,9 @@ class KafkaCommitter(Participant):
             found |= self._markers.read_all(deadline)
         if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= found.keys()):
             # before the markers are judged: offsets go with their topic, and this says what has become of it
-            self._refuse_other_topics(done, self._cluster.topic_ids(topics_of(committables(done)), deadline))
+            refuse_other_topics(self._target, done, self._cluster.topic_ids(topics_of(committables(done)), deadline))
         must = None if done is None else self._markers.unexpired(done, found)
-        verify_marks(f"Kafka at {self._config.bootstrap_servers}", found, must, pending, self._markers.marks_of)
+        verify_marks(self._target, found, must, pending, self._markers.marks_of)
         self._seen_all = True
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
@@ -133,10 +123,10 @@ class KafkaCommitter(Participant):
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Verify that each accepted task's transaction is open, or write its rows again; see `epochsink.kafka.vote`."""
         ((name, ballot),) = ballots.items()
-        parts = [self._log_ends.added(epoch, KafkaCommittable.from_json(part)) for part in ballot.parts]
+        parts = self._log_ends.added(epoch, [KafkaCommittable.from_json(part) for part in ballot.parts])
         if ballot.after is not None:
-            self._refuse_other_topics(ballot.after, topics_of([*committables(ballot.after), *parts]))
-        polls = Polls(self._config, self._cluster, self._transactions, self._identity, self._fence)
+            refuse_other_topics(self._target, ballot.after, topics_of([*committables(ballot.after), *parts]))
+        polls = Polls(self._config, self._cluster, self._transactions, self._witness, self._identity, self._fence)
         try:
             return {name: [part.to_json() for part in vote(polls, epoch, parts, ballot.rows)]}
         except Fenced:
@@ -145,65 +135,62 @@ class KafkaCommitter(Participant):
             raise
 
     def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
-        """End the transactions with "commit", however often; the coordinators' answers are the decision."""
+        """End the transactions with "commit", however often; see `epochsink.kafka.commit`."""
         ((name, ballot),) = ballots.items()
-        committed = self._commit_at_once(epoch, ballot.parts, ballot.after)
-        return {name: one_by_one(ballot.parts, lambda part: self._commit_part(epoch, part, ballot.after), committed)}
-
-    def _commit_part(self, epoch: Epoch, part: Committable, after: LastDone | None) -> Verdict:
-        deadline = self._cluster.deadline()
-        prepared = KafkaCommittable.from_json(part)
-        name = prepared.transaction.transactional_id
-        try:
-            self._see_topics(epoch, prepared.topics, after, deadline)
-            verdict = self._commit(epoch, prepared, deadline)
-        except (Unreachable, Refused) as failure:
-            verdict = Verdict(Outcome.UNKNOWN, f"{name}: {failure.message}; {failure.hint}")
-        if verdict.outcome is not Outcome.UNKNOWN:
-            self._busy.discard(name)
-        reach("kafka.commit.between")
-        return verdict
-
-    def _commit_at_once(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None) -> set[int]:
-        """Send "commit" for many transactions at once; return which are committed. The others are asked one by one."""
-        if len(parts) < _MANY:
-            return set()
-        deadline = self._cluster.deadline()
-        known = [KafkaCommittable.from_json(part) for part in parts]
-        written_to = topics_of(known)
-        try:
-            self._see_topics(epoch, written_to, after, deadline)
-            whole = [part.transaction for part in known if not part.recreated(self._topics_at_commit[1])]
-            decided = self._transactions.commit_many(whole, deadline)
-            # asked again, once for all: see `_commit`
-            topics = self._cluster.topic_ids(written_to, deadline)
-        except (Unreachable, Refused) as failure:
-            log.info("epoch %d: its transactions are committed one by one, after %s", epoch.number, failure)
-            return set()
-        self._busy -= {transaction.transactional_id for transaction in decided}
-        return {index for index, part in enumerate(known) if part.transaction in decided and not part.recreated(topics)}
+        known = [KafkaCommittable.from_json(part) for part in ballot.parts]
+        verdicts = self._commits.commit(epoch, known, ballot.after)
+        for part, verdict in zip(known, verdicts, strict=True):
+            if verdict.outcome is not Outcome.UNKNOWN:
+                self._busy.discard(part.transaction.transactional_id)
+        return {name: verdicts}
 
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Write a part's rows into a new transaction: out of the topic's log, or out of the spool as the task did."""
         lost = KafkaCommittable.from_json(part)
-        # one that is still open has lost its topic: it must not hold readers back, nor be committed by anybody
-        self._abort(lost.transaction)
+        self._end_lost(epoch, lost.transaction)
         (ballot,) = ballots.values()
-        task = Task(self._identity, epoch, lost.partition, attempt)
-        again = self._again(task, lost, ballot.rows)
+        again = self._again(Task(self._identity, epoch, lost.partition, attempt), lost, ballot.rows)
+        deadline = self._cluster.deadline()
         try:
-            self._fence.look(self._cluster.deadline())
-        except Fenced:
+            self._fence.look(deadline)
+            return self._seen_whole(epoch, again, deadline).to_json()
+        except (Fenced, PrepareFailed):
             self._abort(again.transaction)
             raise
-        return again.to_json()
+
+    def _end_lost(self, epoch: Epoch, transaction: Transaction) -> None:
+        """Abort what is left of a lost transaction, so that it holds no reader back, and nobody can commit it.
+
+        Raises `OutcomeUnknown` if it was committed meanwhile.
+        """
+        deadline = self._cluster.deadline()
+        answer, told = self._transactions.end(transaction, deadline, commit=False)
+        if answer is Answer.DECIDED:
+            return
+        now = self._transactions.describe([transaction.transactional_id], deadline)[transaction.transactional_id]
+        if now.is_of(transaction) and now.state in _NOT_ABORTED:
+            raise OutcomeUnknown(
+                f"epoch {epoch.number}: transaction {transaction.transactional_id} has lost rows, and cannot be "
+                f"aborted: the coordinator answers {told}, and it is {now.state.value}",
+                hint="nothing is written again; see 'epochsink status'",
+                epoch=epoch.number,
+            )
 
     def _again(self, task: Task, lost: KafkaCommittable, rows: Rows) -> KafkaCommittable:
-        if lost.log_from:
-            self._busy.add(str(transactional_id(task, bounded=True)))
+        self._busy.add(str(transactional_id(task, bounded=lost.kept_in_topic or self._config.is_redone)))
+        if lost.kept_in_topic:
             return produce_again(self._config, self._cluster, task, lost)
-        self._busy.add(str(transactional_id(task, bounded=self._config.is_redone)))
         return write_again(self._config, task, lost, rows)
+
+    def _seen_whole(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> KafkaCommittable:
+        seen = self._witness.look([part], (), deadline)
+        if not seen.whole:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: rows that were prepared again are lost: "
+                f"{seen.missing.get(0, 'their topic was deleted')}",
+                hint="the epoch stays in the ledger: start the query again, and its rows are prepared once more",
+            )
+        return seen.whole[0]
 
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
@@ -245,13 +232,15 @@ class KafkaCommitter(Participant):
     def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
         """Wait until the coordinators have written their decisions to the partitions: for all parts together.
 
-        Then each partition must show the markers of this epoch and of the one before it: EndTxn takes no condition, so
-        what came between is seen only now. Raises `OutcomeUnknown` if that cannot be seen.
+        EndTxn takes no condition, so what came between is seen only now: the topics' partitions must hold the rows, and
+        each Spark partition must show the markers of this epoch and of the one before it. Raises `OutcomeUnknown` if
+        that cannot be seen, or if rows are gone.
         """
         deadline = self._cluster.deadline()
         (ballot,) = ballots.values()
         parts, after = ballot.parts, ballot.after
-        ending = [KafkaCommittable.from_json(part).transaction.transactional_id for part in parts]
+        known = [KafkaCommittable.from_json(part) for part in parts]
+        ending = [part.transaction.transactional_id for part in known]
         try:
             while ending and time.monotonic() < deadline:
                 now = self._transactions.describe(ending, deadline)
@@ -259,6 +248,7 @@ class KafkaCommitter(Participant):
                 if ending:
                     time.sleep(_LOOK_AGAIN_SECONDS)
             if not ending:
+                self._commits.verify_whole(epoch, known, deadline)
                 self._expect_marked(LastDone(epoch.number, epoch.attempt, tuple(parts)), after, deadline)
         except (Unreachable, Refused) as failure:
             raise self._unseen(epoch, f"{failure.message}; {failure.hint}") from failure
@@ -268,8 +258,8 @@ class KafkaCommitter(Participant):
     def _unseen(self, epoch: Epoch, why: str) -> OutcomeUnknown:
         # not done without that: a marker that is missing later on would say that the cluster was set back
         return OutcomeUnknown(
-            f"epoch {epoch.number} is committed, and Kafka at {self._config.bootstrap_servers} has not shown its "
-            f"markers within {self._config.timeout:g} s: {why}",
+            f"epoch {epoch.number} is committed, and {self._target} has not shown its markers within "
+            f"{self._config.timeout:g} s: {why}",
             hint="nothing is lost: the epoch stays in the ledger, and the next start looks again; see that all "
             "brokers run",
             epoch=epoch.number,
@@ -291,8 +281,8 @@ class KafkaCommitter(Participant):
         wrong = next((name for name, mark in wanted.items() if not mark.agrees(found.get(name))), None)
         if wrong is not None:
             raise WentBack(
-                f"epoch {this.epoch} was committed by attempt {this.attempt}, and group {wrong} of Kafka at "
-                f"{self._config.bootstrap_servers} shows {found.get(wrong)} in place of {wanted[wrong]}: the cluster "
+                f"epoch {this.epoch} was committed by attempt {this.attempt}, and group {wrong} of "
+                f"{self._target} shows {found.get(wrong)} in place of {wanted[wrong]}: the cluster "
                 "was set back, or a driver on another copy of this checkpoint writes for the same query",
                 hint="stop the other driver; look in the topic whether the rows of the last epochs are there, and once "
                 "only; start again: the message then says how to go on",
@@ -303,91 +293,6 @@ class KafkaCommitter(Participant):
         self._cluster.close()
 
     # ---- steps
-
-    def _commit(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict:
-        transaction = part.transaction
-        if recreated := part.recreated(self._topics_at_commit[1]):
-            return self._without_topic(epoch, part, recreated, deadline)
-        while True:
-            answer, name = self._transactions.end(transaction, deadline, commit=True)
-            if answer is Answer.REFUSED:
-                return Verdict(
-                    Outcome.UNKNOWN,
-                    f"{transaction.transactional_id}: the coordinator answers {name}; then start again",
-                )
-            if answer is Answer.DECIDED:
-                # asked again: a topic deleted between the first question and this answer has taken its rows along
-                recreated = part.recreated(self._cluster.topic_ids(part.topics, deadline))
-                return self._lost_with_topic(part, recreated) if recreated else COMMITTED
-            verdict = self._look(epoch, part, deadline)
-            if verdict is not None:
-                return verdict
-            if time.monotonic() >= deadline:
-                return Verdict(
-                    Outcome.UNKNOWN,
-                    f"{transaction.transactional_id}: {name}, and no more after {self._config.timeout:g} s",
-                )
-            time.sleep(_LOOK_AGAIN_SECONDS)
-
-    def _see_topics(self, epoch: Epoch, written_to: Mapping[str, str], after: LastDone | None, deadline: float) -> None:
-        """Ask which topics there are now, once for an epoch; they must be those of the epoch before."""
-        attempt, topics = self._topics_at_commit
-        if attempt == epoch.attempt and topics.keys() >= written_to.keys():
-            return
-        before = topics_of(committables(after)) if after else {}
-        topics = self._cluster.topic_ids(written_to.keys() | before.keys(), deadline)
-        self._topics_at_commit = (epoch.attempt, topics)
-        if after is not None:
-            self._refuse_other_topics(after, topics)
-
-    def _refuse_other_topics(self, last: LastDone, now: Mapping[str, str]) -> None:
-        """Raise `WentBack` if a topic is not the one that an epoch was written to; ``now`` has the ids by name."""
-        if others := sorted({topic for part in committables(last) for topic in part.recreated(now)}):
-            raise WentBack(
-                f"topic(s) {', '.join(others)} of Kafka at {self._config.bootstrap_servers} are not those that epoch "
-                f"{last.epoch} was written to: they were deleted, and perhaps created again, or this is another "
-                f"cluster; the rows up to epoch {last.epoch} are not in them",
-                hint="if that is meant, say so, and later epochs go there: epochsink accept CHECKPOINT "
-                f"{last.epoch} --sink NAME; to fill them from the source, start with a new checkpoint folder",
-            )
-
-    def _without_topic(self, epoch: Epoch, part: KafkaCommittable, recreated: list[str], deadline: float) -> Verdict:
-        """Say what became of a transaction whose topic is another one now: if not committed, it is written again."""
-        now = self._describe(part.transaction, deadline)
-        spooled = self._config.is_redone and not part.log_from  # what the topic kept has gone with it
-        if now.is_of(part.transaction) and now.state is State.ONGOING and spooled:
-            return Verdict(
-                Outcome.ABORTED,
-                f"{part.transaction.transactional_id} is open, and topic(s) {', '.join(recreated)}, which it has "
-                "written to, were deleted and perhaps created again",
-            )
-        verdict = None if now.state is State.ONGOING else self._look(epoch, part, deadline)
-        if verdict is None or verdict.outcome is Outcome.COMMITTED:
-            return self._lost_with_topic(part, recreated)
-        return verdict
-
-    def _lost_with_topic(self, part: KafkaCommittable, recreated: list[str]) -> Verdict:
-        return Verdict(
-            Outcome.UNKNOWN,
-            f"topic(s) {', '.join(recreated)} were deleted, and perhaps created again, since {part.rows} row(s) of "
-            f"Spark partition {part.partition} were written to them; {part.transaction.transactional_id} may have been "
-            "committed before that or after it",
-        )
-
-    def _look(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict | None:
-        now = self._describe(part.transaction, deadline)
-        marker = self._markers.of_partition(part.partition, deadline)
-        age = time.time() - part.prepared_at
-        return end_txn.verdict(
-            part.transaction,
-            now,
-            epoch=epoch.number,
-            marker=marker,
-            marker_may_be_gone=marker is None and age > self._markers.retention(),
-        )
-
-    def _describe(self, of: Transaction, deadline: float) -> Description:
-        return self._transactions.describe([of.transactional_id], deadline)[of.transactional_id]
 
     def _abort(self, transaction: Transaction) -> None:
         self._busy.discard(transaction.transactional_id)

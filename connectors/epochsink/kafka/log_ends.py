@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import preflight, rows_in_log
+from epochsink.kafka.committable import Place
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.topic_log import TopicLog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -24,14 +25,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("epochsink.kafka")
 
-_SETTINGS_SECONDS: Final = 60.0
-"""For how long the topic's settings are believed."""
-
 
 class _Noted(NamedTuple):
     attempt: str
+    schema: pa.Schema
     topic_id: str
-    ends: tuple[int, ...]
+    places: tuple[Place, ...]
 
 
 class _Begun(NamedTuple):
@@ -42,6 +41,9 @@ class _Begun(NamedTuple):
 class LogEnds:
     """Notes the ends for one attempt at a time, where the topic keeps the rows. Used by the stream's thread alone.
 
+    The topic's settings decide that; they are asked for in every attempt and in every vote, because they may change.
+
+
     A task cannot go on in the topic when its transaction has ended under its hands, but with a copy it can. So once an
     attempt at an epoch has failed that took longer than its transactions may, copies are kept for the rest of the run.
     """
@@ -51,8 +53,6 @@ class LogEnds:
         self._cluster = cluster
         self._log = TopicLog(cluster, config.topic or "")
         self._noted: _Noted | None = None
-        self._settings: Mapping[str, str] = {}
-        self._asked_at = float("-inf")
         self._said = ""
         self._begun: _Begun | None = None
         self._outlasted = False
@@ -70,26 +70,38 @@ class LogEnds:
                 return False
             ends = self._log.ends()
         except (Unreachable, Refused) as failure:
-            log.info(
-                "epoch %d is spooled: where topic %s ends is not known: %s", epoch.number, self._log.topic, failure
-            )
+            log.info("epoch %d is spooled: topic %s could not be asked: %s", epoch.number, self._log.topic, failure)
             return False
-        if len(ends) > rows_in_log.MOST_PARTITIONS:
-            return False
-        self._noted = _Noted(epoch.attempt, self._log.topic_id, tuple(ends[partition] for partition in sorted(ends)))
+        places = tuple(Place(self._log.topic, partition, end) for partition, end in sorted(ends.items()))
+        self._noted = _Noted(epoch.attempt, schema, self._log.topic_id, places)
         return True
 
-    def added(self, epoch: Epoch, part: KafkaCommittable) -> KafkaCommittable:
-        """Return a task's part with what was noted for its attempt. Raises `PrepareFailed` if the topic is another."""
+    def added(self, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> list[KafkaCommittable]:
+        """Return the tasks' parts with what was noted for their attempt.
+
+        Raises `PrepareFailed` if the topic is another one, or keeps rows no more.
+        """
         if self._noted is None or self._noted.attempt != epoch.attempt:
-            return part
-        if set(part.topics.values()) != {self._noted.topic_id}:
+            return list(parts)
+        if {known for part in parts for known in part.topics.values()} != {self._noted.topic_id}:
             raise PrepareFailed(
                 f"epoch {epoch.number}: topic '{self._log.topic}' was deleted and created again while the epoch was "
                 "written",
                 hint="nothing is recorded yet: Spark runs the epoch again",
             )
-        return replace(part, log_from=self._noted.ends)
+        try:
+            why = self._why_not(self._noted.schema)
+        except (Unreachable, Refused) as failure:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: the settings of topic '{self._log.topic}' could not be read: {failure}",
+                hint="nothing is recorded yet: Spark runs the epoch again",
+            ) from failure
+        if why is not None:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: topic '{self._log.topic}' may no longer keep the rows that were written: {why}",
+                hint="nothing is recorded yet: Spark runs the epoch again, with a copy of its rows in the spool",
+            )
+        return [replace(part, kept_in_topic=True, places=self._noted.places) for part in parts]
 
     def _has_outlasted(self, epoch: Epoch, transaction_seconds: float) -> bool:
         before, now = self._begun, time.monotonic()
@@ -106,17 +118,11 @@ class LogEnds:
         return self._outlasted
 
     def _why_not(self, schema: pa.Schema) -> str | None:
+        settings: Mapping[str, str] = {}
         if self._config.spool is None and self._config.topic is not None:
-            self._learn_settings(self._config.topic)
-        why = rows_in_log.why_not(self._config, self._settings, schema)
+            settings = preflight.topic_settings(self._cluster, self._config.topic)
+        why = rows_in_log.why_not(self._config, settings, schema)
         if (why or "") != self._said:
             self._said = why or ""
-            log.info(
-                "topic %s: rows are kept %s", self._log.topic, rows_in_log.where(self._config, self._settings, schema)
-            )
+            log.info("topic %s: rows are kept %s", self._log.topic, rows_in_log.where(self._config, settings, schema))
         return why
-
-    def _learn_settings(self, topic: str) -> None:
-        if time.monotonic() - self._asked_at > _SETTINGS_SECONDS:
-            self._settings = preflight.topic_settings(self._cluster, topic)
-            self._asked_at = time.monotonic()

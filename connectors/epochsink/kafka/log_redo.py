@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from epochsink.errors import LogIncomplete
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import errors, record_batch
-from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
@@ -24,11 +24,11 @@ from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.committable import KafkaCommittable
     from epochsink.kafka.config import KafkaConfig
-    from epochsink.kafka.topic_log import Fetched
     from epochsink.sink import Task
 
 logger = logging.getLogger("epochsink.kafka")
@@ -40,7 +40,7 @@ class Log(Protocol):
     topic: str
 
     def starts(self) -> Mapping[int, int]: ...  # noqa: D102 - described there
-    def fetch(self, positions: Mapping[int, int]) -> Sequence[Fetched]: ...  # noqa: D102 - described there
+    def fetch(self, positions: Mapping[int, int]) -> Mapping[int, bytes | None]: ...  # noqa: D102 - described there
 
 
 class Found(NamedTuple):
@@ -106,15 +106,7 @@ def _produce_again(
         raise
     finally:
         producer.release()
-    return KafkaCommittable(
-        transaction=transaction,
-        partition=lost.partition,
-        task=lost.task,
-        rows=lost.rows,
-        prepared_at=int(time.time()),
-        topics=lost.topics,
-        log_from=tuple(ends[partition] for partition in sorted(ends)),
-    )
+    return replace(lost, transaction=transaction, prepared_at=int(time.time()), places=())
 
 
 def _abort(cluster: Cluster, transaction: Transaction) -> None:
@@ -142,21 +134,22 @@ class _Search:
         self._lost = lost
         self._timeout = timeout
         self._task = task
-        self._ends = dict(ends)
+        self._begun_at = {place.partition: place.start for place in lost.places}
+        self._ends = {partition: ends[partition] for partition in self._begun_at}
         self._starts: Mapping[int, int] = {}
-        self._positions = {partition: self._first(partition) for partition in ends}
-        self._next: dict[int, int] = dict.fromkeys(ends, 0)
+        self._positions = dict(self._begun_at)
+        self._next: dict[int, int] = dict.fromkeys(self._begun_at, 0)
         self._found = 0
 
     def batches(self) -> Iterator[Found]:
         shown = time.monotonic()
         while self._found < self._lost.rows and (ahead := self._ahead()):
-            for fetched in self._log.fetch(ahead):
-                if fetched.records is None:
-                    self._again_from_start(fetched.partition)
+            for partition, records in self._log.fetch(ahead).items():
+                if records is None:
+                    self._again_from_start(partition)
                     continue
-                for batch in self._ours(fetched.partition, fetched.records):
-                    yield Found(fetched.partition, batch)
+                for batch in self._ours(partition, records):
+                    yield Found(partition, batch)
             if self._ahead() != ahead:
                 shown = time.monotonic()
             elif time.monotonic() - shown > self._timeout:
@@ -166,10 +159,6 @@ class _Search:
                 )
         if self._found != self._lost.rows:
             raise self._incomplete(f"{self._found} of {self._lost.rows} records of the transaction are left")
-
-    def _first(self, partition: int) -> int:
-        # partitions that were added since have all their records after that
-        return self._lost.log_from[partition] if partition < len(self._lost.log_from) else 0
 
     def _ahead(self) -> dict[int, int]:
         return {partition: at for partition, at in self._positions.items() if at < self._ends[partition]}
@@ -228,8 +217,8 @@ class _Search:
     def _deleted(self) -> str:
         """Return which partitions no longer hold all that came after the epoch's beginning."""
         deleted = [
-            f"; partition {partition} now begins at offset {start}, and the epoch began at {self._first(partition)}"
+            f"; partition {partition} now begins at offset {start}, and the epoch began at {self._begun_at[partition]}"
             for partition, start in sorted(self._starts.items())
-            if start > self._first(partition)
+            if start > self._begun_at.get(partition, start)
         ]
         return "".join(deleted)

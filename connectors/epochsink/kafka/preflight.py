@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kafka.admin import ConfigResource
 from kafka.errors import BrokerResponseError, IncompatibleBrokerVersion
-from kafka.protocol.admin.transactions import DescribeTransactionsRequest, ListTransactionsRequest
+from kafka.protocol.admin.transactions import (
+    DescribeProducersRequest,
+    DescribeTransactionsRequest,
+    ListTransactionsRequest,
+)
 
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import errors, row_mapping, rows_in_log, trial_transaction
 from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.leaders import Leaders, Producers
 from epochsink.sink import Identity
 
 if TYPE_CHECKING:
@@ -30,7 +35,8 @@ log = logging.getLogger("epochsink.kafka")
 _UNKNOWN_TOPIC: Final = 3
 _TOPIC_RIGHTS: Final = {
     "WRITE": "the rows cannot be written",
-    "READ": "the marker of the newest epoch cannot be put into the transaction",
+    "READ": "the marker of the newest epoch cannot be put into the transaction, and the brokers do not say whether "
+    "they still have the rows",
 }
 
 
@@ -38,9 +44,13 @@ def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[s
     """Return what does not fit; creates the topic if the configuration says how."""
     found = _columns(config, schema)
     try:
-        found += _cluster(config, cluster)
+        # the producing client says at once what is wrong with credentials or rights
+        found += trial_transaction.beginning(config) or _version(cluster)
+        if not found:
+            cap = transaction_timeout_cap(cluster)
+            found = _transaction_timeout(config, cap)
         if not found and config.topic is not None:
-            found = _topic(config, cluster, schema)
+            found = _topic(config, cluster, schema, cap)
     except (Unreachable, Refused) as failure:
         found.append(f"{failure.message}; {failure.hint}")
     return found
@@ -74,35 +84,32 @@ def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
     return []
 
 
-def _cluster(config: KafkaConfig, cluster: Cluster) -> list[str]:
-    # the producing client says at once what is wrong with credentials or rights
-    intended = config.transaction_timeout_ms(Identity("", ""))
-    return trial_transaction.beginning(config, intended) or _version(cluster) or _transaction_timeout(config, cluster)
-
-
 def _version(cluster: Cluster) -> list[str]:
     try:
-        for request in (DescribeTransactionsRequest, ListTransactionsRequest):
+        for request in (DescribeProducersRequest, DescribeTransactionsRequest, ListTransactionsRequest):
             cluster.require(request)
     except IncompatibleBrokerVersion:
-        return [
-            f"the brokers (version {cluster.version()}) cannot describe and list transactions; use Kafka 3.0 or later"
-        ]
+        finding = (
+            f"the brokers (version {cluster.version()}) cannot describe producers and transactions; use Kafka 3.0 or "
+            "later"
+        )
+        return [finding]
     return []
 
 
-def _transaction_timeout(config: KafkaConfig, cluster: Cluster) -> list[str]:
-    cap = transaction_timeout_cap(cluster)
-    if cap is None or (config.transaction_timeout or 0) <= cap:
-        return []
-    finding = (
-        f"transaction_timeout = {config.transaction_timeout:g} s is above the brokers' "
-        f"transaction.max.timeout.ms = {cap * 1000:.0f}; set it to at most {cap:g}, or raise the brokers' setting"
-    )
-    return [finding]
+def _transaction_timeout(config: KafkaConfig, cap: float | None) -> list[str]:
+    if cap is not None and (config.transaction_timeout or 0) > cap:
+        finding = (
+            f"transaction_timeout = {config.transaction_timeout:g} s is above the brokers' "
+            f"transaction.max.timeout.ms = {cap * 1000:.0f}; set it to at most {cap:g}, or raise the brokers' setting"
+        )
+        return [finding]
+    # as of a sink that joins now
+    identity = Identity("", "", origin={} if cap is None else {"transaction_timeout": cap})
+    return trial_transaction.settings(config, config.transaction_timeout_ms(identity))
 
 
-def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str]:
+def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float | None) -> list[str]:
     topic = str(config.topic)
     told = _describe(cluster, topic)
     if told["error_code"] == _UNKNOWN_TOPIC and config.new_topic is not None:
@@ -117,7 +124,29 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str
     settings = topic_settings(cluster, topic)
     log.info("topic %s: rows are kept %s", topic, rows_in_log.where(config, settings, schema))
     found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
-    return found or _compaction(config, settings, schema) or trial_transaction.ending(config, cluster, topic)
+    return (
+        found
+        or _compaction(config, settings, schema)
+        or _witness(cluster, topic)
+        or trial_transaction.ending(config, cluster, topic, cap)
+    )
+
+
+def _witness(cluster: Cluster, topic: str) -> list[str]:
+    """Try to ask the partitions' leaders for their producers: not every broker tells the rights on a topic."""
+    leaders = Leaders(cluster)
+
+    def attempt() -> None:
+        leaders.learn([topic])
+        leaders.ask(leaders.partitions(), Producers())
+
+    try:
+        cluster.until(cluster.deadline(), attempt)
+    except Refused as failure:
+        if failure.facts["code"] not in errors.NOT_AUTHORIZED:
+            raise
+        return [_no_right("READ", topic)]
+    return []
 
 
 def _describe(cluster: Cluster, topic: str) -> dict[str, Any]:
@@ -146,11 +175,11 @@ def _rights(topic: str, told: Mapping[str, Any]) -> list[str]:
     allowed = told.get("authorized_operations")
     if allowed is None:  # the server does not tell
         return []
-    return [
-        f"the user has no right to {right} on topic '{topic}': {otherwise}; grant {right} on it"
-        for right, otherwise in _TOPIC_RIGHTS.items()
-        if right not in allowed
-    ]
+    return [_no_right(right, topic) for right in _TOPIC_RIGHTS if right not in allowed]
+
+
+def _no_right(right: str, topic: str) -> str:
+    return f"the user has no right to {right} on topic '{topic}': {_TOPIC_RIGHTS[right]}; grant {right} on it"
 
 
 def _replicas(topic: str, told: Mapping[str, Any], settings: Mapping[str, str]) -> list[str]:

@@ -31,6 +31,11 @@ _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 
+_CONTROL_TYPE: Final = struct.Struct(">h")
+_CONTROL_TYPE_AT: Final = _HEADER.size + 7
+"""After five numbers of the record, of one byte each, and the version of its key."""
+_ABORT: Final = 0
+
 _POLYNOMIAL: Final = 0x82F63B78
 """Castagnoli's, its bits in reverse."""
 
@@ -51,6 +56,11 @@ class Batch(NamedTuple):
     def is_control(self) -> bool:
         """Whether it is the marker of a transaction's end."""
         return bool(self.attributes & _CONTROL)
+
+    @property
+    def is_abort(self) -> bool:
+        """Whether it is the marker of a transaction's end by an abort."""
+        return self.is_control and _CONTROL_TYPE.unpack_from(self.data, _CONTROL_TYPE_AT)[0] == _ABORT
 
     @property
     def is_whole(self) -> bool:

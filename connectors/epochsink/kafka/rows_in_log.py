@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 LEAST_RETENTION_HOURS: Final = 72
 """A weekend, and some more: how long a job may be down, and its epoch still be prepared again out of the topic."""
 
-MOST_PARTITIONS: Final = 256
-"""The ledger keeps a number for each of them, in each part of an epoch."""
-
 _HOUR_MS: Final = 3_600_000
 _LEAST_MS: Final = LEAST_RETENTION_HOURS * _HOUR_MS
 _OLDEST: Final = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")

@@ -2,50 +2,36 @@
 
 from __future__ import annotations
 
-import itertools
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from kafka.errors import KafkaError
-from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
-from kafka.protocol.metadata import CoordinatorType, MetadataRequest
+from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
 
 from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.errors import Refused
+from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, Leaders, Records
 from epochsink.kafka.topic_id import NO_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.leaders import Question
     from epochsink.kafka.transactional_id import Transaction
 
-_EARLIEST: Final = -2
-_LATEST: Final = -1
-_READ_UNCOMMITTED: Final = 0
 _ALL_REPLICAS: Final = -1
-_LEADER_NOT_AVAILABLE: Final = 5
+_UNKNOWN_TOPIC: Final = 3
 _DUPLICATE_SEQUENCE: Final = 46
 
-# the newest versions that name topics, and that belong to the protocol by which our transactions are begun (see
+# the newest versions that belong to the protocol by which our transactions are begun (see
 # `epochsink.kafka.transactions`); brokers from 3.0 to 4.1 take them
-_NEWEST_FETCH: Final = 12
-_NEWEST_LIST_OFFSETS: Final = 7
-_OFFSETS_SETTLED: Final = 5
-"""The first version of ListOffsets in which a leader that has just taken over says so, in place of an end too low."""
 _NEWEST_PRODUCE: Final = 11
 _NEWEST_ADD_PARTITIONS: Final = 3
 
 _WAIT_MS: Final = 500
 _FETCHED_BYTES: Final = 32 << 20
 _PARTITION_BYTES: Final = 4 << 20
-
-
-class Fetched(NamedTuple):
-    """What one request has brought from one partition; ``records`` is None if what was asked for is not there."""
-
-    partition: int
-    records: bytes | None
 
 
 class TopicLog:
@@ -57,31 +43,31 @@ class TopicLog:
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._cluster = cluster
         self.topic = topic
-        self._leaders: dict[int, int] = {}
+        self._leaders = Leaders(cluster)
         self.topic_id = NO_ID
         """As the last answer about the partitions had it."""
 
     def starts(self) -> dict[int, int]:
         """Return the first offset that is kept of each partition."""
-        return self._offsets(_EARLIEST)
+        return self._offsets(FIRST_OFFSETS)
 
     def ends(self) -> dict[int, int]:
         """Return the offset after the last record of each partition that all in-sync replicas have."""
-        return self._offsets(_LATEST)
+        return self._offsets(END_OFFSETS)
 
-    def fetch(self, positions: Mapping[int, int]) -> list[Fetched]:
-        """Return what is in some partitions from these offsets on: a part, of at least one batch, or none in time."""
+    def fetch(self, positions: Mapping[int, int]) -> dict[int, bytes | None]:
+        """Return what is in some partitions from these offsets on: a part, of at least one batch, or none in time.
 
-        def attempt() -> list[Fetched]:
-            found = []
-            for node, partitions in self._by_leader(positions):
-                answer = self._cluster.ask(self._fetch_request(positions, partitions), node)
-                raise_for(answer.error_code, f"fetching from topic '{self.topic}'")
-                told = answer.responses[0].partitions if answer.responses else ()
-                found += [self._fetched(partition) for partition in told]
-            return found
+        None stands for a partition that does not hold the offset.
+        """
+        asked = {(self.topic, number): offset for number, offset in positions.items()}
+        records = Records(asked, wait_ms=_WAIT_MS, bytes_each=_PARTITION_BYTES, bytes_in_all=_FETCHED_BYTES)
 
-        fetched: list[Fetched] = self._retried(attempt)
+        def attempt() -> dict[int, bytes | None]:
+            [found] = self._leaders.ask(asked, records)
+            return {number: fetched.records for (_, number), fetched in found.items()}
+
+        fetched: dict[int, bytes | None] = self._retried(attempt)
         return fetched
 
     def join(self, transaction: Transaction, partitions: Collection[int]) -> None:
@@ -113,7 +99,6 @@ class TopicLog:
         """
 
         def attempt() -> int:
-            [(node, _)] = self._by_leader([partition])
             request = ProduceRequest(
                 transactional_id=transaction.transactional_id,
                 acks=_ALL_REPLICAS,
@@ -128,7 +113,7 @@ class TopicLog:
                 ],
                 max_version=_NEWEST_PRODUCE,
             )
-            answer = self._cluster.ask(request, node)
+            answer = self._cluster.ask(request, self._leaders.leader((self.topic, partition)))
             [told] = answer.responses[0].partition_responses
             if told.error_code != _DUPLICATE_SEQUENCE:
                 raise_for(told.error_code, f"appending to {self.topic}-{partition}: {told.error_message or ''}")
@@ -146,105 +131,33 @@ class TopicLog:
 
     # ---- steps
 
-    def _offsets(self, which: int) -> dict[int, int]:
+    def _offsets(self, which: Question) -> dict[int, int]:
         def attempt() -> dict[int, int]:
-            self._learn_leaders()
-            found = {}
-            for node, partitions in self._by_leader(self._leaders):
-                request = ListOffsetsRequest(
-                    replica_id=-1,
-                    isolation_level=_READ_UNCOMMITTED,
-                    topics=[
-                        _ListedTopic(
-                            name=self.topic,
-                            partitions=[
-                                _ListedTopic.ListOffsetsPartition(
-                                    partition_index=partition, current_leader_epoch=-1, timestamp=which
-                                )
-                                for partition in partitions
-                            ],
-                        )
-                    ],
-                    min_version=_OFFSETS_SETTLED,
-                    max_version=_NEWEST_LIST_OFFSETS,
-                )
-                [topic] = self._cluster.ask(request, node).topics
-                for told in topic.partitions:
-                    raise_for(told.error_code, f"the offsets of {self.topic}-{told.partition_index}")
-                    found[told.partition_index] = told.offset
-            return found
+            [found] = self._leaders.ask(self._leaders.partitions(), which)
+            return {number: end.offset for (_, number), end in found.items()}
 
-        offsets: dict[int, int] = self._retried(attempt)
+        offsets: dict[int, int] = self._retried(attempt, anew=True)
         return offsets
 
-    def _fetch_request(self, positions: Mapping[int, int], partitions: Iterable[int]) -> FetchRequest:
-        return FetchRequest(
-            replica_id=-1,
-            max_wait_ms=_WAIT_MS,
-            min_bytes=1,
-            max_bytes=_FETCHED_BYTES,
-            isolation_level=_READ_UNCOMMITTED,
-            session_id=0,
-            session_epoch=-1,
-            topics=[
-                FetchRequest.FetchTopic(
-                    topic=self.topic,
-                    partitions=[
-                        FetchRequest.FetchTopic.FetchPartition(
-                            partition=partition,
-                            current_leader_epoch=-1,
-                            fetch_offset=positions[partition],
-                            last_fetched_epoch=-1,
-                            log_start_offset=-1,
-                            partition_max_bytes=_PARTITION_BYTES,
-                        )
-                        for partition in partitions
-                    ],
-                )
-            ],
-            forgotten_topics_data=[],
-            rack_id="",
-            max_version=_NEWEST_FETCH,
-        )
+    def _learn(self) -> None:
+        self._leaders.learn([self.topic])
+        if self.topic not in self._leaders.topics:
+            raise_for(_UNKNOWN_TOPIC, f"topic '{self.topic}'")
+        self.topic_id = self._leaders.topics[self.topic].id
 
-    def _fetched(self, told: Any) -> Fetched:
-        if told.error_code == _OFFSET_OUT_OF_RANGE:
-            return Fetched(told.partition_index, None)
-        raise_for(told.error_code, f"fetching from {self.topic}-{told.partition_index}")
-        return Fetched(told.partition_index, bytes(told.records or b""))
-
-    def _by_leader(self, partitions: Iterable[int]) -> Iterator[tuple[int, list[int]]]:
-        if not self._leaders:
-            self._learn_leaders()
-        for partition in partitions:
-            if partition not in self._leaders:
-                raise_for(_LEADER_NOT_AVAILABLE, f"partition {partition} of topic '{self.topic}'")
-        ordered = sorted(partitions, key=lambda partition: (self._leaders[partition], partition))
-        for node, mine in itertools.groupby(ordered, key=self._leaders.__getitem__):
-            yield node, list(mine)
-
-    def _learn_leaders(self) -> None:
-        wanted = [MetadataRequest.MetadataRequestTopic(name=self.topic)]
-        answer = self._cluster.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), None)
-        [topic] = answer.topics
-        raise_for(topic.error_code, f"topic '{self.topic}'")
-        for partition in topic.partitions:
-            raise_for(partition.error_code, f"partition {partition.partition_index} of topic '{self.topic}'")
-        self.topic_id = topic.topic_id.hex
-        self._leaders = {partition.partition_index: partition.leader_id for partition in topic.partitions}
-
-    def _retried(self, attempt: Callable[[], Any]) -> Any:
+    def _retried(self, attempt: Callable[[], Any], *, anew: bool = False) -> Any:
         def once() -> Any:
             try:
+                # partitions may have been added since
+                if anew or not self._leaders.topics:
+                    self._learn()
                 return attempt()
             except (KafkaError, OSError):
                 # another broker may lead the partition by now, and this one be gone from the cluster
-                self._leaders = {}
+                self._leaders.topics = {}
                 raise
 
         return self._cluster.until(self._cluster.deadline(), once)
 
 
-_OFFSET_OUT_OF_RANGE: Final = 1
 _JoinedTopic: Final = AddPartitionsToTxnRequest.AddPartitionsToTxnTransaction.AddPartitionsToTxnTopic
-_ListedTopic: Final = ListOffsetsRequest.ListOffsetsTopic

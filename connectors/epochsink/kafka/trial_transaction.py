@@ -27,38 +27,55 @@ _IDS: Final = 16
 """Few, so that brokers do not collect them; more than one, for checks that run at the same time."""
 
 _ATTEMPTS: Final = 3
+_SHORTEST_MS: Final = 1_000
+"""The shortest timeout that librdkafka takes; brokers allow no less."""
 _TIMEOUT_MS: Final = 10_000
 _COMPARED_WITH_TIMEOUT: Final = frozenset({"message.timeout.ms", "socket.timeout.ms"})
 _LOOK_AGAIN_SECONDS: Final = 0.02
 
 
-def beginning(config: KafkaConfig, transaction_timeout_ms: int) -> list[str]:
+def beginning(config: KafkaConfig) -> list[str]:
     """Try what a task does first: connect with the producing client and get a producer id under our prefix."""
     try:
-        _producer(config, config.options, transaction_timeout_ms).release()
-        trial = _begun(config)
-        trial.release()
+        _begun(config, _SHORTEST_MS).release()
     except ConfigurationError as wrong:
-        return [f"{wrong.message}; {wrong.hint or 'correct options='}"]
+        return [_finding(wrong)]
     except NativeError as failure:
         refused = errors.error(failure, f"no transaction could be begun at {config.bootstrap_servers}")
         return [f"{refused.message}; {refused.hint}"]
     return []
 
 
-def ending(config: KafkaConfig, cluster: Cluster, topic: str) -> list[str]:
-    """Try what comes last: put an offset into a transaction, leave it open, and end it with the driver's client."""
-    policy = retrying(_is_fenced, attempts=_ATTEMPTS)
+def settings(config: KafkaConfig, transaction_timeout_ms: int) -> list[str]:
+    """Have the producing client compare its options with the timeout of the tasks' transactions; needs no broker."""
     try:
-        transaction = policy(lambda: _left_open(config, topic))
+        _producer(config, config.options, transaction_timeout_ms).release()
+    except ConfigurationError as wrong:
+        return [_finding(wrong)]
+    return []
+
+
+def ending(config: KafkaConfig, cluster: Cluster, topic: str, cap: float | None) -> list[str]:
+    """Try what comes last: put an offset into a transaction, leave it open, and end it with the driver's client.
+
+    ``cap`` is the longest timeout of transactions that the brokers allow, in seconds; None if they do not tell.
+    """
+    policy = retrying(_is_fenced, attempts=_ATTEMPTS)
+    timeout_ms = _TIMEOUT_MS if cap is None else min(_TIMEOUT_MS, round(1000 * cap))
+    try:
+        transaction = policy(lambda: _left_open(config, topic, timeout_ms))
     except NativeError as failure:
         refused = errors.error(failure, f"an offset on topic '{topic}' could not be put into a transaction")
         return [f"{refused.message}; {refused.hint}"]
     return _ended(Transactions(cluster), transaction, cluster.deadline())
 
 
-def _left_open(config: KafkaConfig, topic: str) -> Transaction:
-    trial = _begun(config)
+def _finding(wrong: ConfigurationError) -> str:
+    return f"{wrong.message}; {wrong.hint or 'correct options='}"
+
+
+def _left_open(config: KafkaConfig, topic: str, timeout_ms: int) -> Transaction:
+    trial = _begun(config, timeout_ms)
     try:
         trial.mark(_NAME, topic, 0)
         return Transaction(trial.transactional_id, *trial.identity())
@@ -82,10 +99,10 @@ def _ended(transactions: Transactions, transaction: Transaction, deadline: float
     return []
 
 
-def _begun(config: KafkaConfig) -> TransactionalProducer:
-    # a short timeout, which the cap certainly allows; the client compares these options with it
+def _begun(config: KafkaConfig, timeout_ms: int) -> TransactionalProducer:
+    # the client compares these options with the timeout, which is not that of tasks
     options = {name: value for name, value in config.options.items() if name not in _COMPARED_WITH_TIMEOUT}
-    trial = _producer(config, options, _TIMEOUT_MS)
+    trial = _producer(config, options, timeout_ms)
     try:
         trial.begin()
     except BaseException:

@@ -1,4 +1,4 @@
-"""The vote: is every accepted task's transaction open, so that it can be committed later? Else it is written again."""
+"""The vote: is every accepted task's transaction open, with all of its rows? If not, they are written again."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from epochsink.kafka.write_again import write_again
 from epochsink.sink import Task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.committable import KafkaCommittable
     from epochsink.kafka.config import KafkaConfig
     from epochsink.kafka.fence import Fence
     from epochsink.kafka.transactions import Transactions
+    from epochsink.kafka.witness import Witness
     from epochsink.sink import Epoch, Identity, Rows
 
 log = logging.getLogger("epochsink.kafka")
@@ -35,6 +36,7 @@ class Polls(NamedTuple):
     config: KafkaConfig
     cluster: Cluster
     transactions: Transactions
+    witness: Witness
     identity: Identity
     fence: Fence
 
@@ -49,9 +51,9 @@ def vote(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable], rows: Ro
     found = list(parts)
     for turn in range(_TURNS + 1):
         # all of them in every turn: one may have expired while another was written again
-        lost = _lost(polls, epoch, found)
+        lost, whole = _asked(polls, epoch, found)
         if not lost:
-            return found
+            return [whole[index] for index in range(len(found))]
         if turn == _TURNS or not polls.config.is_redone:
             break
         log.info("epoch %d: %d of %d transaction(s) are written again: %s", epoch.number, len(lost), len(found), lost)
@@ -66,7 +68,7 @@ def vote(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable], rows: Ro
 
 
 def _again(polls: Polls, task: Task, part: KafkaCommittable, rows: Rows) -> KafkaCommittable:
-    if not part.log_from:
+    if not part.kept_in_topic:
         return write_again(polls.config, task, part, rows)
     try:
         return produce_again(polls.config, polls.cluster, task, part)
@@ -74,8 +76,10 @@ def _again(polls: Polls, task: Task, part: KafkaCommittable, rows: Rows) -> Kafk
         raise PrepareFailed(gone.message, hint="nothing is recorded yet: Spark runs the epoch again") from gone
 
 
-def _lost(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> dict[int, str]:
-    """Return why parts cannot be committed, by their index; none if all can be."""
+def _asked(
+    polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable]
+) -> tuple[dict[int, str], Mapping[int, KafkaCommittable]]:
+    """Return why parts cannot be committed, and the others with their places, by their index."""
     deadline = polls.cluster.deadline()
     try:
         # together: that costs no request, and the fence has to be seen after the last part was prepared
@@ -83,10 +87,10 @@ def _lost(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> dict
         now = polls.transactions.describe(wanted, deadline)
         polls.fence.verify(now[polls.fence.name], deadline)
         # after the transactions: what is created anew after this is found by the commit
-        topics = polls.cluster.topic_ids({topic for part in parts for topic in part.topics}, deadline)
+        seen = polls.witness.look(parts, (), deadline)
     except (Unreachable, Refused) as failure:
         raise PrepareFailed(
-            f"epoch {epoch.number}: the coordinators could not be asked for its transactions: {failure}",
+            f"epoch {epoch.number}: the brokers could not be asked for its transactions: {failure}",
             hint="Spark runs the epoch again",
         ) from failure
     lost = {}
@@ -98,6 +102,8 @@ def _lost(polls: Polls, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> dict
                 f"transaction {name}, prepared by producer {producer_id} in epoch {producer_epoch}, is now "
                 f"{told.state.value} (producer {told.producer_id}, epoch {told.producer_epoch})"
             )
-        elif recreated := part.recreated(topics):
+        elif recreated := part.recreated(seen.topics):
             lost[index] = f"topic(s) {', '.join(recreated)} were deleted while rows were written to them"
-    return lost
+        elif index in seen.missing:
+            lost[index] = seen.missing[index]
+    return lost, seen.whole

@@ -1,0 +1,258 @@
+"""What the brokers that lead partitions say of them: one request a broker, for all of its partitions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from kafka.protocol.admin.transactions import DescribeProducersRequest
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
+
+from epochsink.kafka.cluster import raise_for
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from epochsink.kafka.cluster import Cluster, Topic
+
+Partition = tuple[str, int]
+"""A topic's name, and the number of one of its partitions."""
+
+_OFFSET_OUT_OF_RANGE: Final = 1
+_UNKNOWN_TOPIC: Final = 3
+_LEADER_NOT_AVAILABLE: Final = 5
+_READ_UNCOMMITTED: Final = 0
+_CONSUMER: Final = -1
+_EARLIEST: Final = -2
+_LATEST: Final = -1
+
+# the newest versions that name topics; brokers from 3.0 to 4.1 take them
+_NEWEST_FETCH: Final = 12
+_NEWEST_LIST_OFFSETS: Final = 7
+_OFFSETS_SETTLED: Final = 5
+"""The first version of ListOffsets in which a leader that has just taken over says so, in place of an end too low."""
+_NEWEST_EPOCH_ENDS: Final = 4
+
+_ListedTopic: Final = ListOffsetsRequest.ListOffsetsTopic
+_EpochsTopic: Final = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+
+
+class Question(Protocol):
+    """What a leader is asked about its partitions."""
+
+    def request(self, partitions: Collection[Partition]) -> Any:
+        """Return the request for the partitions of one leader."""
+
+    def read(self, answer: Any) -> Iterable[tuple[Partition, Any]]:
+        """Return what one leader has answered, by partition; raises what kafka-python raises."""
+
+
+class Leaders:
+    """The leaders of the partitions of some topics, as they were at the last `learn`.
+
+    Every method raises what kafka-python raises. After an error, `learn` again: another broker may lead by now.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.topics: Mapping[str, Topic] = {}
+
+    def learn(self, names: Collection[str]) -> None:
+        """Ask which of these topics there are, and who leads their partitions."""
+        self.topics = self._cluster.topics_once(names)
+
+    def partitions(self) -> list[Partition]:
+        """Return the partitions of all topics."""
+        return [(name, number) for name, topic in sorted(self.topics.items()) for number in sorted(topic.leaders)]
+
+    def ask(self, partitions: Collection[Partition], *questions: Question) -> list[dict[Partition, Any]]:
+        """Return, for each question, the leaders' answers by partition.
+
+        Each leader gets the questions in this order, and all of them before its first answer.
+        """
+        asked = [(node, mine, question) for node, mine in self._by_leader(partitions) for question in questions]
+        answers = self._cluster.ask_all([(node, question.request(mine)) for node, mine, question in asked])
+        found: list[dict[Partition, Any]] = [{} for _ in questions]
+        for index, ((_, _, question), answer) in enumerate(zip(asked, answers, strict=True)):
+            found[index % len(questions)].update(question.read(answer))
+        return found
+
+    def leader(self, partition: Partition) -> int:
+        """Return the broker that leads a partition."""
+        name, number = partition
+        if name not in self.topics:
+            raise_for(_UNKNOWN_TOPIC, f"topic '{name}'")
+        node = self.topics[name].leaders.get(number, -1)
+        if node < 0:
+            raise_for(_LEADER_NOT_AVAILABLE, f"partition {number} of topic '{name}'")
+        return node
+
+    def _by_leader(self, partitions: Iterable[Partition]) -> list[tuple[int, list[Partition]]]:
+        brokers: dict[int, list[Partition]] = {}
+        for partition in partitions:
+            brokers.setdefault(self.leader(partition), []).append(partition)
+        return list(brokers.items())
+
+
+class End(NamedTuple):
+    """An offset, and the leader epoch in which the leader has given it."""
+
+    offset: int
+    leader_epoch: int
+
+
+class Offsets:
+    """The first offset of each partition, or the one after the last record that all in-sync replicas have: `End`."""
+
+    def __init__(self, timestamp: int) -> None:
+        self._timestamp = timestamp
+
+    def request(self, partitions: Collection[Partition]) -> ListOffsetsRequest:
+        """Return the request."""
+        listed = _ListedTopic.ListOffsetsPartition
+        return ListOffsetsRequest(
+            replica_id=_CONSUMER,
+            isolation_level=_READ_UNCOMMITTED,
+            topics=[
+                _ListedTopic(
+                    name=topic,
+                    partitions=[
+                        listed(partition_index=number, current_leader_epoch=-1, timestamp=self._timestamp)
+                        for number in numbers
+                    ],
+                )
+                for topic, numbers in _by_topic(partitions)
+            ],
+            min_version=_OFFSETS_SETTLED,
+            max_version=_NEWEST_LIST_OFFSETS,
+        )
+
+    def read(self, answer: Any) -> Iterator[tuple[Partition, End]]:
+        """Return the offsets."""
+        for topic in answer.topics:
+            for told in topic.partitions:
+                raise_for(told.error_code, f"the offsets of {topic.name}-{told.partition_index}")
+                yield (topic.name, told.partition_index), End(told.offset, told.leader_epoch)
+
+
+FIRST_OFFSETS: Final = Offsets(_EARLIEST)
+END_OFFSETS: Final = Offsets(_LATEST)
+
+
+class Producers:
+    """What each partition knows of its producers: the states that kafka-python gives."""
+
+    def request(self, partitions: Collection[Partition]) -> DescribeProducersRequest:
+        """Return the request."""
+        asked = DescribeProducersRequest.TopicRequest
+        return DescribeProducersRequest(
+            topics=[asked(name=topic, partition_indexes=numbers) for topic, numbers in _by_topic(partitions)]
+        )
+
+    def read(self, answer: Any) -> Iterator[tuple[Partition, Sequence[Any]]]:
+        """Return the producers' states."""
+        for topic in answer.topics:
+            for told in topic.partitions:
+                raise_for(told.error_code, f"the producers of {topic.name}-{told.partition_index}")
+                yield (topic.name, told.partition_index), told.active_producers
+
+
+class EpochEnds:
+    """Where the records of a leader epoch, of each partition its own, end in the leader's log."""
+
+    def __init__(self, leader_epochs: Mapping[Partition, int]) -> None:
+        self._leader_epochs = leader_epochs
+
+    def request(self, partitions: Collection[Partition]) -> OffsetForLeaderEpochRequest:
+        """Return the request."""
+        return OffsetForLeaderEpochRequest(
+            replica_id=_CONSUMER,
+            topics=[
+                _EpochsTopic(
+                    topic=topic,
+                    partitions=[
+                        _EpochsTopic.OffsetForLeaderPartition(
+                            partition=number, current_leader_epoch=-1, leader_epoch=self._leader_epochs[topic, number]
+                        )
+                        for number in numbers
+                    ],
+                )
+                for topic, numbers in _by_topic(partitions)
+            ],
+            max_version=_NEWEST_EPOCH_ENDS,
+        )
+
+    def read(self, answer: Any) -> Iterator[tuple[Partition, int]]:
+        """Return the offsets; negative for an epoch that the leader has not come to."""
+        for topic in answer.topics:
+            for told in topic.partitions:
+                raise_for(told.error_code, f"the leader epochs of {topic.topic}-{told.partition}")
+                yield (topic.topic, told.partition), told.end_offset
+
+
+class Fetched(NamedTuple):
+    """What one request has brought from one partition; ``records`` is None if what was asked for is not there."""
+
+    records: bytes | None
+    end: int
+    """The offset after the last record that all in-sync replicas have."""
+
+
+class Records:
+    """The record batches from these positions on, committed or not: at least one, if one comes within ``wait_ms``."""
+
+    def __init__(self, positions: Mapping[Partition, int], *, wait_ms: int, bytes_each: int, bytes_in_all: int) -> None:
+        self._positions = positions
+        self._wait_ms = wait_ms
+        self._bytes_each = bytes_each
+        self._bytes_in_all = bytes_in_all
+
+    def request(self, partitions: Collection[Partition]) -> FetchRequest:
+        """Return the request."""
+        return FetchRequest(
+            replica_id=_CONSUMER,
+            max_wait_ms=self._wait_ms,
+            min_bytes=1,
+            max_bytes=self._bytes_in_all,
+            isolation_level=_READ_UNCOMMITTED,
+            session_id=0,
+            session_epoch=-1,
+            topics=[
+                FetchRequest.FetchTopic(
+                    topic=topic,
+                    partitions=[
+                        FetchRequest.FetchTopic.FetchPartition(
+                            partition=number,
+                            current_leader_epoch=-1,
+                            fetch_offset=self._positions[topic, number],
+                            last_fetched_epoch=-1,
+                            log_start_offset=-1,
+                            partition_max_bytes=self._bytes_each,
+                        )
+                        for number in numbers
+                    ],
+                )
+                for topic, numbers in _by_topic(partitions)
+            ],
+            forgotten_topics_data=[],
+            rack_id="",
+            max_version=_NEWEST_FETCH,
+        )
+
+    def read(self, answer: Any) -> Iterator[tuple[Partition, Fetched]]:
+        """Return what has come."""
+        raise_for(answer.error_code, "fetching")
+        for topic in answer.responses:
+            for told in topic.partitions:
+                partition = (topic.topic, told.partition_index)
+                if told.error_code == _OFFSET_OUT_OF_RANGE:
+                    yield partition, Fetched(None, told.high_watermark)
+                    continue
+                raise_for(told.error_code, f"fetching from {topic.topic}-{told.partition_index}")
+                yield partition, Fetched(bytes(told.records or b""), told.high_watermark)
+
+
+def _by_topic(partitions: Iterable[Partition]) -> Iterable[tuple[str, list[int]]]:
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    return topics.items()

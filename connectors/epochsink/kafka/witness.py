@@ -1,0 +1,226 @@
+"""Ask those who hold an epoch's rows whether they have them: the leaders of the partitions.
+
+The transaction coordinator is no witness. It ends a transaction with "commit", and says so, though an operator has
+aborted it at the partitions, or a disk or an unclean election has taken its rows along.
+
+Before a transaction is committed, each partition must have it open, and all of its rows: a producer numbers the rows of
+a transaction from 0 in each partition, so the last numbers say how many there are. After that, no partition may have
+lost records that it had at the vote, and none may have seen the transaction aborted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from epochsink.kafka import record_batch
+from epochsink.kafka.committable import Place
+from epochsink.kafka.errors import Unreachable
+from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, EpochEnds, Leaders, Partition, Producers, Records
+from epochsink.kafka.record_batch import SEQUENCES
+from epochsink.kafka.transactional_id import Transaction
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.committable import KafkaCommittable
+    from epochsink.kafka.leaders import End
+    from epochsink.kafka.record_batch import Batch
+
+Ends = Mapping[Transaction, Mapping[Partition, int]]
+"""Where partitions ended when a transaction was seen whole."""
+
+_NOT_OPEN: Final = -1
+"""The first offset of a producer that has no transaction open."""
+_WAIT_MS: Final = 100
+_BYTES_EACH: Final = 64 << 10
+_BYTES_IN_ALL: Final = 16 << 20
+
+
+class Seen(NamedTuple):
+    """What the leaders have said before a commit.
+
+    ``topics`` are the ids of the topics, by name. ``whole`` has the parts of which every row is there, with their
+    places, by index; ``missing`` says of the others what is not. ``ends`` is where the partitions ended.
+    """
+
+    topics: Mapping[str, str]
+    whole: Mapping[int, KafkaCommittable]
+    missing: Mapping[int, str]
+    ends: Mapping[Partition, int]
+
+
+class Witness:
+    """Asks the leaders of an epoch's partitions. Deadlines are monotonic seconds. Raises `Unreachable`, `Refused`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    def look(self, parts: Sequence[KafkaCommittable], others: Iterable[str], deadline: float) -> Seen:
+        """See which parts can be committed whole; ``others`` are topics whose ids are wanted, too.
+
+        A part whose topic has another id now is in neither ``whole`` nor ``missing``.
+        """
+        names = {*others, *(topic for part in parts for topic in part.topics)}
+
+        def attempt() -> Seen:
+            leaders = Leaders(self._cluster)
+            leaders.learn(names)
+            topics = {name: topic.id for name, topic in leaders.topics.items()}
+            here = {index: part for index, part in enumerate(parts) if not part.recreated(topics)}
+            written_to = {topic for part in here.values() for topic in part.topics}
+            partitions = [partition for partition in leaders.partitions() if partition[0] in written_to]
+            # in this order: an abort that the producers do not show yet comes after the end
+            ends, starts, producers = leaders.ask(partitions, END_OFFSETS, FIRST_OFFSETS, Producers())
+            opened = _open_places(here.values(), producers, ends)
+            whole, missing = {}, {}
+            for index, part in here.items():
+                found = opened[part.transaction.producer_id]
+                if why := _why_missing(part, found, starts):
+                    missing[index] = why
+                else:
+                    whole[index] = replace(part, places=tuple(place for place, _ in found))
+            return Seen(topics, whole, missing, {at: end.offset for at, end in ends.items()})
+
+        seen: Seen = self._cluster.until(deadline, attempt)
+        return seen
+
+    def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float) -> str | None:
+        """Say what partitions have lost of parts that are committed; None if they hold all of them.
+
+        ``ends`` is where partitions ended when transactions were seen whole; of the others, the vote has noted it.
+        """
+
+        def attempt() -> str | None:
+            leaders = Leaders(self._cluster)
+            leaders.learn({topic for part in parts for topic in part.topics})
+            topics = {name: topic.id for name, topic in leaders.topics.items()}
+            # a topic that was deleted says nothing: the markers went with it
+            here = [part for part in parts if not part.recreated(topics)]
+            return _cut_off(leaders, here) or _Endings(here, ends).aborted(leaders, deadline)
+
+        found: str | None = self._cluster.until(deadline, attempt)
+        return found
+
+
+def _open_places(
+    parts: Iterable[KafkaCommittable], producers: Mapping[Partition, Iterable[Any]], ends: Mapping[Partition, End]
+) -> dict[int, list[tuple[Place, int]]]:
+    """Return where the parts' transactions are open, and the number of rows there, by producer id."""
+    epochs = {part.transaction.producer_id: part.transaction.producer_epoch for part in parts}
+    found: dict[int, list[tuple[Place, int]]] = {producer_id: [] for producer_id in epochs}
+    for (topic, number), states in producers.items():
+        for state in states:
+            start = state.current_txn_start_offset
+            if start != _NOT_OPEN and epochs.get(state.producer_id) == state.producer_epoch:
+                place = Place(topic, number, start, *ends[topic, number])
+                found[state.producer_id].append((place, state.last_sequence + 1))
+    return found
+
+
+def _why_missing(
+    part: KafkaCommittable, found: Sequence[tuple[Place, int]], starts: Mapping[Partition, End]
+) -> str | None:
+    opened = {(place.topic, place.partition): place.start for place, _ in found}
+    voted = {(place.topic, place.partition): place.start for place in part.places if place.end >= 0}
+    rows = sum(count for _, count in found)
+    if gone := [_named(at) for at, start in voted.items() if opened.get(at) != start]:
+        why = f"it is not open any more in {', '.join(gone)}"
+    elif not found or (rows - part.rows) % SEQUENCES:
+        why = f"they hold {rows} of its {part.rows} row(s)"
+    elif cut := [_named(at) for at, start in opened.items() if start < starts[at].offset]:
+        why = f"its first rows were deleted from {', '.join(cut)}"
+    else:
+        return None
+    return f"the partitions do not hold transaction {part.transaction.transactional_id} whole: {why}"
+
+
+def _cut_off(leaders: Leaders, parts: Sequence[KafkaCommittable]) -> str | None:
+    """Say which partition has lost records that it had at the vote."""
+    left = {place for part in parts for place in part.places}
+    while left:
+        # one for each partition: there are more where a part was prepared again
+        now = {(place.topic, place.partition): place for place in left}
+        [ends] = leaders.ask(now, EpochEnds({at: place.leader_epoch for at, place in now.items()}))
+        for at, end in ends.items():
+            if end < now[at].end:
+                return f"{_named(at)} has lost its records from offset {max(end, 0)} on"
+        left -= set(now.values())
+    return None
+
+
+class _Endings:
+    """The ends of parts' transactions in the partitions' logs, from where the partitions ended when these were whole.
+
+    A partition that does not show an end is no evidence: retention and compaction delete ends, too.
+    """
+
+    def __init__(self, parts: Sequence[KafkaCommittable], ends: Ends) -> None:
+        self._waiting: dict[Partition, dict[int, _Ending]] = {}
+        self._positions: dict[Partition, int] = {}
+        for part in parts:
+            for place in part.places:
+                at = (place.topic, place.partition)
+                self._waiting.setdefault(at, {})[part.transaction.producer_id] = _Ending(part.transaction)
+                end = ends.get(part.transaction, {}).get(at, place.end)
+                self._positions[at] = min(end, self._positions.get(at, end))
+
+    def aborted(self, leaders: Leaders, deadline: float) -> str | None:
+        """Say which partition had aborted a transaction before the coordinator told it to commit; None if none had."""
+        while self._waiting:
+            if time.monotonic() > deadline:
+                raise Unreachable(
+                    f"{_named(next(iter(self._waiting)))} does not show the end of a transaction in time",
+                    hint="see that all brokers run; nothing is lost meanwhile",
+                )
+            here = {at: self._positions[at] for at in self._waiting}
+            records = Records(here, wait_ms=_WAIT_MS, bytes_each=_BYTES_EACH, bytes_in_all=_BYTES_IN_ALL)
+            [fetched] = leaders.ask(here, records)
+            for at, found in fetched.items():
+                if lost := self._read(at, found.records or b""):
+                    return lost
+                if not self._waiting[at] or found.records is None or self._positions[at] >= found.end:
+                    del self._waiting[at]
+        return None
+
+    def _read(self, at: Partition, records: bytes) -> str | None:
+        for after, batch in record_batch.split(records):
+            # a fetch begins with the batch that the position lies in
+            if after <= self._positions[at]:
+                continue
+            self._positions[at] = after
+            ending = None if batch is None or not batch.is_control else self._waiting[at].get(batch.producer_id)
+            if batch is None or ending is None or not ending.is_over(batch):
+                continue
+            if ending.was_aborted:
+                return f"{_named(at)} had aborted {ending.transaction.transactional_id} before"
+            del self._waiting[at][batch.producer_id]
+        return None
+
+
+class _Ending:
+    """A transaction whose end is looked for in one partition."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self.transaction = transaction
+        self.was_aborted = False
+
+    def is_over(self, end: Batch) -> bool:
+        """Take in an end of this producer; return whether nothing that follows is about the transaction.
+
+        An abort is over with the "commit" of the same transaction. One without is the coordinator's own: somebody else
+        has found the transaction lost, and prepared its rows again.
+        """
+        if end.producer_epoch == self.transaction.producer_epoch and end.is_abort:
+            self.was_aborted = True
+            return False
+        if end.producer_epoch > self.transaction.producer_epoch:
+            self.was_aborted = False
+        return end.producer_epoch >= self.transaction.producer_epoch
+
+
+def _named(partition: Partition) -> str:
+    return "{}-{}".format(*partition)
