@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from kafka_kit import admin, create_topic
+from kafka_kit import admin, commit, committing, create_topic, epoch, identity, prepare, rows, task, vote
 
 from epochsink.kafka import Kafka, NewTopic
+from epochsink.sink import COMMITTED
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
@@ -84,6 +88,22 @@ def test_a_transaction_timeout_above_the_cap_is_named_with_the_cap(kafka: KafkaS
     [finding] = findings(kafka, topic, transaction_timeout=901)
     assert "transaction_timeout = 901 s" in finding
     assert "transaction.max.timeout.ms = 900000" in finding
+
+
+def test_brokers_that_allow_only_short_transactions_are_fitted(make_kafka: Callable[..., KafkaService]) -> None:
+    """Shorter than those that `check` begins elsewhere, and than the default of ``transaction_timeout=``."""
+    with make_kafka({"transaction.max.timeout.ms": 3000}) as kafka:
+        topic = create_topic(kafka.bootstrap_servers, "short")
+        assert findings(kafka, topic, key="order_id") == []
+        assert findings(kafka, topic, transaction_timeout=3) == []
+        [finding] = findings(kafka, topic, transaction_timeout=4)
+        assert "set it to at most 3" in finding
+        config = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=10)
+        with committing(config, identity()) as committer:
+            who, at = dataclasses.replace(identity(), origin=committer.initial_state()), epoch(0)
+            committer.open(who)
+            [part] = vote(committer, at, prepare(config, task(who, at), rows("a")))
+            assert commit(committer, at, part) == COMMITTED
 
 
 def test_times_that_outlast_the_transaction_are_named(kafka: KafkaService, fresh_topic: FreshName) -> None:

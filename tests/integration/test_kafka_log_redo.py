@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from fix_kafka import NEWEST_LEVEL, at_every_transaction_version
+from kafka.admin import ConfigResource
 from kafka.structs import TopicPartition
 from kafka_kit import (
     NO_ROWS,
@@ -26,6 +28,7 @@ from kafka_kit import (
     sorted_values,
     take_over,
     unspooled,
+    wait_for,
 )
 
 from epochsink.errors import LogIncomplete, PrepareFailed
@@ -202,6 +205,47 @@ def test_a_topic_that_was_created_anew_while_it_was_written_to_fails_the_vote(
         part = prepare(config, unspooled(who, at), rows("a"))
         with pytest.raises(PrepareFailed, match="deleted and created again"):
             committer.vote(at, [part], NO_ROWS)
+
+
+@newest_transaction_version
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cleanup.policy": "compact"},
+        {"unclean.leader.election.enable": "true"},
+        {"retention.ms": "3600000"},
+        {"retention.bytes": "1000000"},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_settings_that_change_under_a_query_are_seen_in_the_same_attempt_and_in_the_next(
+    kafka: KafkaService, fresh_topic: FreshName, change: dict[str, str]
+) -> None:
+    """The topic may no longer keep what was just written: it is written again, with a copy."""
+    servers = kafka.bootstrap_servers
+    topic = create_topic(servers, fresh_topic())
+    config = sink(kafka, topic)
+    who, first, second = identity(), epoch(0), epoch(0)
+    [(name, value)] = change.items()
+
+    def set_to(wanted: str) -> None:
+        asked = [ConfigResource("topic", topic, configs=[name])]
+        with admin(servers) as client:
+            client.alter_configs([ConfigResource("topic", topic, configs={name: wanted})])
+            wait_for(
+                lambda: client.describe_configs(asked, config_filter="all")["topic"][topic][name]["value"] == wanted,
+                "the broker has the setting",
+            )
+
+    with committing(config, who) as committer:
+        assert committer.keeping(first, SCHEMA) is Keeping.IN_TARGET
+        part = prepare(config, unspooled(who, first), rows("a"))
+        set_to(value)
+        with pytest.raises(PrepareFailed, match=rf"may no longer keep the rows(.|\n)*{re.escape(name)} = {value}"):
+            committer.vote(first, [part], NO_ROWS)
+        assert committer.keeping(second, SCHEMA) is Keeping.IN_SPOOL
+        set_to({"cleanup.policy": "delete", "unclean.leader.election.enable": "false"}.get(name, "-1"))
+        assert committer.keeping(second, SCHEMA) is Keeping.IN_TARGET
 
 
 @newest_transaction_version
