@@ -30,6 +30,7 @@ EXCUSES: dict[str, tuple[type[BaseException], ...]] = {
     "double": (ConfigurationError,),
     "spool": (SpoolMissing, OutcomeUnknown),
     "log": (LogIncomplete, OutcomeUnknown),
+    "holder": (OutcomeUnknown,),
 }
 """The errors with which a query may stop for its operator once a kind of fault has struck."""
 
@@ -50,11 +51,16 @@ def check(simulation: Simulation) -> None:
         if not stopped or simulation.twin.is_whole or simulation.abandoned_at is not None:
             if missing:
                 simulation.flag(f"LOST {sink}")
-        elif not simulation.faults & (BACKWARDS | {"rejoin", "spool", "log", "copy"}):
+        elif not simulation.faults & (BACKWARDS | {"rejoin", "spool", "log", "copy"} | _kept_by_holder(simulation)):
             _check_recoverable(simulation, sink, missing)
     ended = not stopped or simulation.abandoned_at is not None
     if ended and simulation.query == "query-1" and "copy" not in simulation.faults:
         _check_leftovers(simulation)
+
+
+def _kept_by_holder(simulation: Simulation) -> set[str]:
+    """Return the fault after which rows are nowhere, where their partition alone keeps them."""
+    return {"holder"} if simulation.variant.kept else set()
 
 
 def _wanted(simulation: Simulation, sink: str) -> set[tuple[str, int]]:
@@ -171,6 +177,8 @@ def verdict(simulation: Simulation, plan: Plan) -> list[str]:
         excused += (SpoolMissing,)
     if simulation.faults & BACKWARDS and simulation.variant.kept:
         # what the target keeps goes back with it
+        excused += (LogIncomplete,)
+    if "holder" in simulation.faults and simulation.variant.kept:
         excused += (LogIncomplete,)
     stops = [stop for stop in (simulation.loud, simulation.twin.loud) if stop is not None]
     found = [anomaly for anomaly in simulation.anomalies if not (stops and anomaly.startswith(_of_copies(simulation)))]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from epochsink.errors import Fenced, LogIncomplete, PrepareFailed, WentBack
+from epochsink.errors import Fenced, LogIncomplete, OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.sink import COMMITTED, Epoch, LastDone, Mark, Rows, Task, Verdict, verify_marks
 from simulation.port import ABORTED, ANY_GENERATION, PortBase, twice
@@ -100,7 +100,23 @@ class KafkaPort(PortBase):
 
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """See this epoch and the one before it in every partition: EndTxn could not be made conditional."""
+        if torn := self.torn(parts):
+            raise OutcomeUnknown(f"{torn} are committed, and their partitions have lost rows of them")
         self.expect_both(LastDone(epoch.number, epoch.attempt, tuple(parts)), after)
+
+    def torn(self, parts: Sequence[Committable]) -> list[str]:
+        """Ask the partitions which committed transactions they do not have whole."""
+        torn = self._world.kafka.torn
+        return twice(
+            lambda: self._step(
+                "K ends", lambda: [part["id"] for part in parts if (part["id"], part["epoch"]) in torn], reads=True
+            )
+        )
+
+    def holds(self, part: Committable) -> bool:
+        """Ask a part's partition whether it has all rows of the open transaction."""
+        name, producer, count = part["id"], part["epoch"], part["rows"]
+        return twice(lambda: self._step("K look", lambda: self._world.kafka.holds(name, producer, count), reads=True))
 
     def expect_both(self, this: LastDone, after: LastDone | None) -> None:
         """Raise `WentBack` unless the marks of both epochs are there."""
@@ -122,8 +138,8 @@ class KafkaPort(PortBase):
         if self.lost_fence(now):
             self._end_own(written)
         for part, state in zip(written, states, strict=True):
-            if state != (part["epoch"], "Ongoing"):
-                raise PrepareFailed(f"{part['id']} is {state}")
+            if state != (part["epoch"], "Ongoing") or not self.holds(part):
+                raise PrepareFailed(f"{part['id']} is {state}, or its partition does not have it whole")
         return [{**part, **self.prepared_with(epoch)} for part in written]
 
     def _end_own(self, parts: Sequence[Committable]) -> None:
@@ -137,10 +153,19 @@ class KafkaPort(PortBase):
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         """End the transaction; where its producer epoch has moved on, the marker tells."""
         name, producer = part["id"], part["epoch"]
-        answer = twice(lambda: self._step("K commit", lambda: self._world.kafka.end(name, producer, commit=True)))
+        if self.holds(part):
+            answer = twice(lambda: self._step("K commit", lambda: self._world.kafka.end(name, producer, commit=True)))
+        elif (state := self.state(name)) == (producer, "Ongoing"):
+            return Verdict(ABORTED, f"{name}: its partition does not have it whole")
+        else:
+            answer = f"{state}"
         if answer == "OK" or self.marker(part["slot"]) >= epoch.number:
             return COMMITTED
         return Verdict(ABORTED, f"{name}: {answer}, and no marker")
+
+    def state(self, name: str) -> tuple[int, str]:
+        """Ask the coordinator for an id's producer epoch and state."""
+        return twice(lambda: self._step("K describe", lambda: self._world.kafka.describe(name), reads=True))
 
     def marker(self, partition: int) -> int:
         """Read one partition's marker."""
@@ -149,7 +174,11 @@ class KafkaPort(PortBase):
     def replay(
         self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
     ) -> Committable:
-        """Produce the partition's rows again in a new transaction."""
+        """Produce the partition's rows again in a new transaction, once nobody can commit what is left of the old."""
+        name, producer = part["id"], part["epoch"]
+        answer = twice(lambda: self._step("K end lost", lambda: self._world.kafka.end(name, producer, commit=False)))
+        if answer != "OK" and self.state(name) == (producer + 1, "CompleteCommit"):
+            raise OutcomeUnknown(f"{name} was committed meanwhile")
         kept = self.kept(part, rows)
         self.apply_with(epoch, part)
         generation = self._identity.generation
@@ -192,19 +221,12 @@ class KafkaPort(PortBase):
             return answer
 
         answer = self._step("K abort", apply)
-        if answer != "OK":
-            state = self._step("K describe", lambda: self._world.kafka.describe(name), reads=True)
-            if state == (producer + 1, "CompleteCommit"):
-                raise WentBack(f"{name}: what nobody recorded is committed")
+        if answer != "OK" and self.state(name) == (producer + 1, "CompleteCommit"):
+            raise WentBack(f"{name}: what nobody recorded is committed")
 
 
 class KafkaLogPort(KafkaPort):
     """Keeps rows in the topic's log alone: a replay takes them from there."""
-
-    def begin(self, task: Task, attempt_number: int = 0) -> KafkaTask:
-        """Count the rows: they are recorded."""
-        made = super().begin(task, attempt_number)
-        return CountingTask(self, made.part["id"], task, made.part["epoch"])
 
     def kept(self, part: Committable, rows: Rows) -> list[Row]:
         """Return what the log holds of the lost transaction, if it is all."""
@@ -227,32 +249,25 @@ class KafkaLogPort(KafkaPort):
 class KafkaTask:
     """A task's transaction."""
 
-    def __init__(self, port: KafkaPort, name: str, task: Task, epoch: int | None = None) -> None:
+    def __init__(self, port: KafkaPort, name: str, task: Task) -> None:
         self._port = port
         self._task = task
         self.part: Committable = {
             "id": name,
-            "epoch": port.initialise(name) if epoch is None else epoch,
+            "epoch": port.initialise(name),
             "slot": task.partition,
             "task": task.uuid,
+            "rows": 0,
         }
 
     def write(self, rows: list[Row]) -> None:
-        """Produce."""
+        """Produce, and count the rows: their number is recorded."""
         self._port.send(self.part, identity_key(self._task.identity), rows, self._task.epoch)
+        self.part["rows"] += len(rows)
 
     def prepare(self) -> Committable:
         """Leave the transaction open."""
         return self.part
-
-
-class CountingTask(KafkaTask):
-    """Says how many rows it has written."""
-
-    def write(self, rows: list[Row]) -> None:
-        """Produce."""
-        super().write(rows)
-        self.part["rows"] = self.part.get("rows", 0) + len(rows)
 
 
 def group(partition: int, parity: int) -> str:

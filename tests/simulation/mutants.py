@@ -163,6 +163,18 @@ MUTANTS = (
         Variant(ports={"K": sink.KafkaOldBroker}),
     ),
     Mutant(
+        "Kafka's coordinator is believed",
+        Variant(ports={"K": sink.KafkaAsksTheCoordinatorAlone}),
+        "K",
+        ((40, ("holder", "aborted")),),
+    ),
+    Mutant(
+        "Kafka's partitions are not asked after the commit",
+        Variant(ports={"K": sink.KafkaLooksOnlyBefore}),
+        "K",
+        ((45, ("holder", "lost")),),
+    ),
+    Mutant(
         "Kafka's log is believed to hold all records",
         Variant(ports={"K": sink.KafkaBelievesTheLog}, kept="K"),
         "K",

@@ -25,6 +25,8 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
     async sink k             an index is made to acknowledge documents before they are on disk; k steps later its node
                              crashes and comes back
     spool how                the newest attempt's files in the spool are "changed", "cut" or "gone"
+    holder how               Kafka's partition loses a row of the newest open transaction ("lost"), or it is aborted
+                             there ("aborted"); the coordinator is not told
     log how                  retention takes the beginning of Kafka's newest transaction ("cut"), or all ("gone")
     copy                     the checkpoint is copied, and a second query runs on the copy beside the first
     options                  all drivers die; the next one starts with other options
@@ -68,6 +70,7 @@ def kinds(
 
 
 MISUSE: tuple[Fault, ...] = (("skip",), ("double",), ("swallow",))
+HOLDER: tuple[Fault, ...] = (("holder", "lost"), ("holder", "aborted"))
 LOG: tuple[Fault, ...] = (("log", "cut"), ("log", "gone"))
 SPOOL: tuple[Fault, ...] = (("spool", "changed"), ("spool", "cut"), ("spool", "gone"))
 

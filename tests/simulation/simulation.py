@@ -187,6 +187,7 @@ class Simulation(Scheduler):
             "async": self._acknowledge_early,
             "spool": self._damage_spool,
             "log": self.world.kafka.lose_records,
+            "holder": self.world.kafka.lose_at_partition,
             "copy": self._copy_checkpoint,
             "options": self._change_options,
             "rejoin": self._join_again,

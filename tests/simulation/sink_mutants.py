@@ -36,6 +36,7 @@ class KafkaGuesses(KafkaPort):
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
         name, producer = part["id"], part["epoch"]
+        self.holds(part)
         try:
             answer = self._step("K commit", lambda: self._world.kafka.end(name, producer, commit=True))
         except OSError:
@@ -88,7 +89,7 @@ class KafkaBelievesTheLog(KafkaLogPort):
     """Takes what is left of a transaction in the log for all of it."""
 
     def prove(self, part: Committable, found: list[Row]) -> None:
-        pass
+        part["rows"] = len(found)
 
 
 class KafkaTakesOthersRecords(KafkaLogPort):
@@ -97,6 +98,26 @@ class KafkaTakesOthersRecords(KafkaLogPort):
     def find(self, part: Committable) -> list[Row]:
         name, count = part["id"], part["rows"]
         return self._step("K log", lambda: self._world.kafka.records_of(name)[:count], reads=True)
+
+
+class KafkaAsksTheCoordinatorAlone(KafkaPort):
+    """Believes that a partition has what the coordinator calls open, and what it calls committed."""
+
+    def holds(self, part: Committable) -> bool:
+        super().holds(part)
+        return self.state(part["id"]) == (part["epoch"], "Ongoing")
+
+    def torn(self, parts: Sequence[Committable]) -> list[str]:
+        super().torn(parts)
+        return []
+
+
+class KafkaLooksOnlyBefore(KafkaPort):
+    """Does not ask the partitions again after the commit."""
+
+    def torn(self, parts: Sequence[Committable]) -> list[str]:
+        super().torn(parts)
+        return []
 
 
 class KafkaSweepsNewer(KafkaPort):

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 class Transaction:
     """A Kafka transactional id's state: producer epoch, transaction state, rows, and the marker it carries.
 
-    ``place`` is where its first row stands in the log.
+    ``place`` is where its first row stands in the log, ``held`` the rows that its partition has in the transaction.
     """
 
     epoch: int = 0
     state: str = "Empty"
     place: int = 0
     rows: list[Row] = field(default_factory=list)
+    held: list[Row] = field(default_factory=list)
     marker: Marked | None = None
 
 
@@ -56,6 +57,8 @@ class Kafka:
     log: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     fences: dict[str, int] = field(default_factory=dict)
     """By identity key, the producer epoch of the transactional id that each driver takes as it starts."""
+    torn: set[tuple[str, int]] = field(default_factory=set)
+    """(id, producer epoch) of transactions that were committed though their partition did not hold all of them."""
     records: list[tuple[str, int, Row]] = field(default_factory=list)
     _end: int = 0
 
@@ -68,7 +71,7 @@ class Kafka:
         """Fence every earlier producer of an id, aborting what it left open; return the new producer epoch."""
         transaction = self.transactions.setdefault(name, Transaction())
         transaction.epoch += 1
-        transaction.state, transaction.rows, transaction.marker = "Empty", [], None
+        transaction.state, transaction.rows, transaction.held, transaction.marker = "Empty", [], [], None
         return transaction.epoch
 
     def send(self, name: str, epoch: int, rows: list[Row], marker: Marked | None) -> str:
@@ -82,6 +85,7 @@ class Kafka:
         # sequence numbers: a produce request that arrives twice is one
         new = [row for row in rows if row not in transaction.rows]
         transaction.rows += new
+        transaction.held += new
         self.records += [(name, epoch, row) for row in new]
         transaction.marker = marker
         return "OK"
@@ -95,6 +99,8 @@ class Kafka:
             return "INVALID"
         if commit:
             self.readers.before_commit("K")
+            if transaction.held != transaction.rows:
+                self.torn.add((name, epoch))
         self._complete(transaction, commit=commit)
         return "OK"
 
@@ -111,13 +117,32 @@ class Kafka:
         del self.records[: first + 1 if how == "cut" else None]
         return True
 
+    def holds(self, name: str, epoch: int, count: int) -> bool:
+        """Whether the partition has all rows of a transaction, and has it open."""
+        transaction = self.transactions.get(name)
+        is_open = transaction is not None and (transaction.epoch, transaction.state) == (epoch, "Ongoing")
+        return transaction is not None and is_open and len(transaction.held) == count
+
+    def lose_at_partition(self, how: str) -> bool:
+        """Let the partition lose a row of the newest open transaction ("lost"), or abort it ("aborted").
+
+        The coordinator is not told. Return whether there was one.
+        """
+        newest = [(name, one) for name, one in self.transactions.items() if one.state == "Ongoing" and one.held][-1:]
+        for name, transaction in newest:
+            if how == "aborted":
+                transaction.held = []
+            else:
+                self.records.remove((name, transaction.epoch, transaction.held.pop()))
+        return bool(newest)
+
     def _complete(self, transaction: Transaction, *, commit: bool) -> None:
         # a commit and a time-out both bump the producer epoch, so that the epoch alone does not tell them apart
         transaction.epoch += 1 if self.bumps_on_commit or not commit else 0
         transaction.state = "CompleteCommit" if commit else "CompleteAbort"
         if not commit:
             return
-        self.readers.publish("K", transaction.rows)
+        self.readers.publish("K", transaction.held)
         self._keep_order(transaction)
         if transaction.marker is not None:
             self.mark(transaction.marker)
@@ -128,7 +153,7 @@ class Kafka:
 
     def _keep_order(self, transaction: Transaction) -> None:
         """Flag rows that stand behind those of a later epoch: a key's older value would be the last one."""
-        for row in transaction.rows[:1]:
+        for row in transaction.held[:1]:
             others = self.log.setdefault(row.query, [])
             turned = any((at < transaction.place) == (epoch > row.epoch) for at, epoch in others if epoch != row.epoch)
             if turned and not self.readers.went_back:

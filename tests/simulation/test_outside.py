@@ -87,6 +87,25 @@ def test_kafkas_log_loses_what_it_keeps() -> None:
         assert findings.struck >= 60, findings.report()
 
 
+@pytest.mark.parametrize("sinks", ["K", "KPE"])
+def test_a_partition_loses_or_aborts_what_its_coordinator_calls_open(sinks: str) -> None:
+    """It is written again before anything of it is committed; what is lost in the moment of the commit is named."""
+    every_step(sinks, *plans.HOLDER)
+    seed = 8_000 + len(sinks)
+    print(f"seed {seed}")  # noqa: T201 - shown when the test fails
+    steps = steps_of(sinks, 0) + 10
+    findings = explore(plans.another_too(seed, steps, plans.HOLDER, plans.MEDIUM), sinks, 0, most=300)
+    assert not findings.violations, findings.report()
+    assert findings.struck >= 60, findings.report()
+
+
+def test_a_partition_loses_or_aborts_what_is_kept_nowhere_else() -> None:
+    """What was aborted is still in the log; what was lost stops the query, and none of it is applied."""
+    findings = explore(plans.one_fault(steps_of("K", 0, LOGGED) + 10, plans.HOLDER), "K", 0, variant=LOGGED)
+    assert not findings.violations, findings.report()
+    assert findings.struck >= 60, findings.report()
+
+
 @pytest.mark.parametrize("sinks", [*EACH, "KPE", "AB", "T"])
 def test_an_operator_abandons_the_checkpoint_while_the_query_runs(sinks: str) -> None:
     """What is decided is committed, all else is ended; by the query itself, what it prepares after that."""
