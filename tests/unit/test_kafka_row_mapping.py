@@ -52,7 +52,7 @@ def test_expressions_may_use_the_whole_stream_and_end_with_a_comment() -> None:
 
 def test_deleted_rows_become_tombstones() -> None:
     found = columns(ORDERS, key="order_id", delete_when="gone")
-    assert found["value"] == f"CASE WHEN gone\nTHEN NULL ELSE CAST({json_text('row_0')} AS BINARY) END"
+    assert found["value"] == f"CASE WHEN (gone\n) THEN NULL ELSE CAST({json_text('row_0')} AS BINARY) END"
     assert "without a key deletes nothing" in refusal(ORDERS, delete_when="gone")
 
 

@@ -150,7 +150,7 @@ def test_a_delete_that_is_null_is_none() -> None:
     sink = Postgres(LOCAL, table="t", key="id", delete_when="op = 'd'")
     assert sink.columns("r", pa.schema([("id", pa.int64())])) == [
         "r.`id` AS `id`",
-        "coalesce(op = 'd', false) AS `epochsink_delete`",
+        "coalesce((op = 'd'\n), false) AS `epochsink_delete`",
     ]
 
 
