@@ -23,6 +23,7 @@ from epochsink.errors import ConfigurationError, Fenced, WentBack
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Abandoned
 from epochsink.protocol.storage import LocalStorage
+from epochsink.sink import participants_of
 from epochsink.spark.import_guard import refuse_query
 
 if TYPE_CHECKING:
@@ -160,6 +161,28 @@ def test_status_of_a_query_without_ledger(kit: CheckpointKit, run: Callable[...,
     result = run("status")
     assert result.exit_code == 0
     assert "no ledger" in said(result)
+
+
+def test_status_says_since_when_the_driver_has_had_the_ledger(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    """A driver that sums up the ledger repeats its take, which is no new one."""
+    began = json.loads(run("status", "--json").output)["taken"]
+    for number in range(40):
+        kit.run(number, both(number))
+    assert kit.generation() == 1
+    assert json.loads(run("status", "--json").output)["taken"] == began
+
+
+def test_a_sink_that_was_renamed_is_said_to_join_and_to_be_gone(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], caplog: pytest.LogCaptureFixture
+) -> None:
+    kit.run(0, both(1))
+    renamed = {"table": sinks["table"], "find": sinks["search"]}
+    kit.participants = participants_of(renamed)
+    kit.start()
+    assert [record.message.partition(":")[0] for record in caplog.records if record.name == "epochsink"] == [
+        "sink 'search' is no longer part of this query",
+        "sink 'find' joins this query after epoch 0",
+    ]
 
 
 def test_status_does_not_take_the_ledger(kit: CheckpointKit, run: Callable[..., Result]) -> None:

@@ -35,6 +35,7 @@ class Acceptance:
         self._place = place
         self._number = epoch
         self._sink = sink
+        self._first = 0
         self._ledger = Ledger(place.files, uuid.uuid4().hex, purpose="epochsink accept")
         self._verify(self._ledger.read())
 
@@ -42,7 +43,8 @@ class Acceptance:
         """Return what will be done, a line each."""
         lines = ["take the ledger: a driver that runs on this checkpoint now stops with Fenced"]
         if self._sink is None:
-            return [*lines, f"record that the epochs up to {self._number}, decided without ExactlyOnce, are settled"]
+            which = f"the epochs {self._first} to {self._number}, which Spark decided without ExactlyOnce"
+            return [*lines, f"record that {which}, had no rows, or that their rows are in every sink by now"]
         if self._number == NO_EPOCH:
             return [*lines, f"record that sink '{self._sink}' holds no epoch of this query"]
         holds = f"record that sink '{self._sink}' holds what it should up to epoch {self._number}"
@@ -57,11 +59,12 @@ class Acceptance:
             self._ledger.append(Skipped(self._number))
         else:
             self._ledger.append(Resolved(self._number, self._sink, "accepted"))
-        _log.info("recorded: by your word, the past is settled up to epoch %d", self._number)
+        _log.info("recorded: accepted epochs up to %d", self._number)
 
     def _verify(self, history: History) -> None:
         if self._sink is None:
             newest = self._place.checkpoint.newest_decided()
+            self._first = history.newest + 1
             if history.owner is None or newest <= history.newest or self._number != newest:
                 raise ConfigurationError(
                     f"Spark has decided epochs up to {newest} and the ledger knows those up to {history.newest}: "

@@ -211,8 +211,8 @@ _KINDS: Final[dict[str, type[Entry]]] = {
 
 
 def stamped(entry: Entry, application: str) -> Entry:
-    """Return an entry with this process' stamp."""
-    return replace(entry, stamp=Stamp.now(application))
+    """Return an entry with this process' stamp; a take that is repeated keeps the time at which its driver began."""
+    return entry if entry.stamp is not None else replace(entry, stamp=Stamp.now(application))
 
 
 def encode(entry: Entry) -> bytes:

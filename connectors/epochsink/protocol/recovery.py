@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from epochsink.failpoints import reach
@@ -9,11 +10,15 @@ from epochsink.protocol import consistency
 from epochsink.sink import Identity
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from epochsink.protocol.applied_check import AppliedCheck
     from epochsink.protocol.commits import Commits
     from epochsink.protocol.ledger_history import History
     from epochsink.protocol.run_state import RunState
     from epochsink.protocol.sweep import Sweep
+
+_log = logging.getLogger("epochsink")
 
 
 class Recovery:
@@ -57,6 +62,8 @@ class Recovery:
             joined = newest_decided
         known = before.owner.origins if before.owner else {}
         joining = [name for name in run.participant_of if name not in known]
+        if known:
+            self._tell_changed(joining, [name for name in known if name not in run.participant_of], before.newest)
         new = {name: self._join(name) for name in joining}
         held = max((run.participant_of[name].newest_generation(name) for name in joining), default=0)
         # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
@@ -65,6 +72,22 @@ class Recovery:
             who = Identity(run.query_id, name, take.generation, take.origins[name], run.pipeline)
             run.identities[name] = who
             participant.open(who)
+
+    @staticmethod
+    def _tell_changed(joining: Sequence[str], gone: Sequence[str], newest: int) -> None:
+        """Say which sinks are new and which are gone: a new name is a new sink, also for the same target."""
+        for name in gone:
+            _log.warning(
+                "sink '%s' is no longer part of this query: its target keeps what it holds and gets no more rows. If "
+                "it was renamed, give it its old name back",
+                name,
+            )
+        for name in joining:
+            _log.warning(
+                "sink '%s' joins this query after epoch %d: the rows of earlier epochs are not written to it",
+                name,
+                newest,
+            )
 
     def _join(self, name: str) -> dict[str, Any]:
         # before the take, which records it in the ledger: what the ledger knows of a sink's beginning is in its target
