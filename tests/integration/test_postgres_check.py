@@ -51,10 +51,13 @@ def only(found: list[str]) -> str:
     return found[0]
 
 
-def test_nothing_is_wrong_with_a_table_that_fits(table: str, pg_schema: str, pg_truth: Truth) -> None:
+def test_nothing_is_wrong_with_a_table_that_fits(
+    table: str, pg_schema: str, pg_truth: Truth, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "epochsink")
     committer = OneSink.of(Postgres(pg_truth.dsn, table=table, key="id", schema_for_markers=pg_schema))
     assert committer.check(ROW) == committer.check(ROW) == []
-    assert committer.commit_mode == "prepared"  # type: ignore[attr-defined] # this sink's own
+    assert "commit='auto', epochs are prepared" in caplog.text
     committer.close()
 
 
@@ -307,12 +310,15 @@ def test_a_marker_table_of_another_user_needs_a_grant(table: str, pg_schema: str
     assert any("may not create staging tables" in finding for finding in found)
 
 
-def test_a_server_without_prepared_transactions(private_postgres: PrivatePostgres) -> None:
+def test_a_server_without_prepared_transactions(
+    private_postgres: PrivatePostgres, caplog: pytest.LogCaptureFixture
+) -> None:
     """Said with the setting; commit='auto' takes staging."""
+    caplog.set_level("INFO", "epochsink")
     server = private_postgres(max_prepared_transactions=0)
     committer = OneSink.of(Postgres(server.dsn, table="postgres"))
     assert "does not exist" in only(committer.check(ROW))
-    assert committer.commit_mode == "staged"  # type: ignore[attr-defined] # this sink's own
+    assert "commit='auto', epochs are staged" in caplog.text
     committer.close()
     for options in ({"commit": "prepared"}, {"atomic": False}):
         said = findings(server.dsn, ("pg_catalog", "pg_enum"), pa.schema([("oid", pa.int64())]), **options)

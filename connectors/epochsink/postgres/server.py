@@ -133,8 +133,8 @@ class Server:
         # synchronous_commit, because it may be off for the role or database, and what is done must outlive a crash.
         said = connection.execute(
             "SELECT pg_catalog.current_setting('search_path'), pg_catalog.current_schemas(true), "
-            "CASE pg_catalog.current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' "
-            "END; "
+            "CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'remote_apply' "
+            "THEN 'remote_apply' ELSE 'on' END; "
             "SET search_path = pg_catalog, pg_temp; "
             f"SET TimeZone = 'UTC'; SET lock_timeout = {math.ceil(self.timeout * 1000)}; "
             "SELECT pg_catalog.set_config('synchronous_commit', 'on', false) "
