@@ -144,7 +144,7 @@ class PrepareFailed(EpochsinkError):
 
     @property
     def may_pass(self) -> bool:
-        """Whether another attempt may succeed: unless the sink's fact ``may_pass`` says that somebody has to act."""
+        """Whether another attempt may succeed: unless the sink's fact ``may_pass`` says that it needs an operator."""
         return str(self.facts.get("may_pass", True)) == "True"  # a task's facts come as text
 
 

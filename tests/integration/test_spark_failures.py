@@ -35,6 +35,18 @@ def test_a_task_brings_the_sinks_own_error_to_the_driver(stream: Stream) -> None
     assert failed.value.__cause__ is failed.value.__context__ is None
 
 
+def test_the_error_of_an_earlier_query_is_not_that_of_the_next_one(stream: Stream) -> None:
+    """An object may be started again; without a batch, nothing of the new query has failed."""
+    stream.sink.faults.arm("write-rejects")
+    stream.put(range(10))
+    once = stream.exactly_once()
+    with pytest.raises(RowsRejected):
+        once.start(stream.frame().writeStream.trigger(availableNow=True)).awaitTermination(60)
+    once.recover(stream.spark)
+    once.await_commits()
+    assert once._failed.failure is None
+
+
 def test_an_error_that_no_sink_names_is_told_in_one_line(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     """The whole trace, of the executor too, is logged where people see it."""
     stream.sink.faults.arm("write-breaks")

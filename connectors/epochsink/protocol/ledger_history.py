@@ -89,7 +89,7 @@ class History:
         )
 
     def forget(self, retained: int) -> None:
-        """Keep no more done epochs than so many."""
+        """Keep at most ``retained`` done epochs."""
         for number in sorted(self.done)[:-retained]:
             self.done.discard(number)
             self.epochs.pop(number, None)

@@ -220,6 +220,8 @@ class ExactlyOnce:
             )
 
     def _make_run(self, session: SparkSession, files: Storage, location: str, query_id: str) -> Run:
+        # that of an earlier query, which this object served before
+        self._failed.failure = None
         return Run(
             sinks=self.sinks,
             files=files,
