@@ -20,7 +20,7 @@ from epochsink.kafka.committable import KafkaCommittable, Place
 from epochsink.kafka.end_txn import State
 from epochsink.kafka.topic_log import TopicLog
 from epochsink.kafka.transactions import Transactions
-from epochsink.sink import Epoch, Identity, Outcome, Task
+from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task
 from epochsink.testing.sink_contract import OTHER_QUERY, QUERY, Driver, SinkContract, committed
 from epochsink.testing.sink_rig import SinkRig
 
@@ -127,7 +127,7 @@ class KafkaLogRig(KafkaRig):
         places = self._places.setdefault(
             epoch.attempt, tuple(Place(self._topic, number, end) for number, end in self._log.ends().items())
         )
-        task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex, spooled=False)
+        task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex, Keeping.NOT)
         writer = self.sink.writer(task)
         writer.write(self.batch(rows_))
         part = replace(KafkaCommittable.from_json(writer.prepare()), kept_in_topic=True, places=places)

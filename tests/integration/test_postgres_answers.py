@@ -16,7 +16,7 @@ from fix_postgres import ListedRows, Written, write_task
 
 from epochsink.errors import PrepareFailed
 from epochsink.postgres import Postgres, answers, answers_vote, vote
-from epochsink.sink import Epoch, Outcome, falling_limit
+from epochsink.sink import Epoch, Keeping, Outcome, falling_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -178,7 +178,7 @@ def test_rows_ride_in_an_answer_once(carried: int, table: str, pg_driver: MakeDr
     """As the spool's, if those ride there as well."""
     driver = pg_driver(table, orders(1), answer_bytes=LIMIT)
     epoch = Epoch(0, uuid.uuid4().hex)
-    task = replace(driver.task(epoch), from_spool=True, carried=carried)
+    task = replace(driver.task(epoch), keeping=Keeping.IN_SPOOL_ALONE, carried=carried)
     answer = write_task(driver.sink.writer(task), [orders(1, 2, note="once")])
     assert (b"once" in base64.b64decode(answer[answers.STREAM])) is (carried == 0)
     written = Written(epoch, [answer], ListedRows({task.uuid: [orders(1, 2)]} if carried else {}))

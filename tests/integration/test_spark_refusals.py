@@ -16,7 +16,7 @@ import epochsink
 from epochsink import ExactlyOnce
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, UnsupportedQuery
 from epochsink.sink import Identity, NotCarriedOut
-from epochsink.spark import executor_check
+from epochsink.spark import executors
 from epochsink.spark.executors import SparkExecutors
 
 if TYPE_CHECKING:
@@ -335,7 +335,7 @@ def test_executors_with_another_version_are_refused_before_the_first_row(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with_older_epochsink(stream, tmp_path, monkeypatch)
-    monkeypatch.setattr(executor_check, "_checked", set())
+    monkeypatch.setattr(executors, "_checked", set())
     stream.put(range(10))
     with pytest.raises(ConfigurationError, match=r"executors' Python .* has epochsink 0\.0\.9, and the driver has"):
         stream.run()

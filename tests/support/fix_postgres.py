@@ -84,7 +84,8 @@ class Driver:
         committables, kept = [], {}
         for partition, given in enumerate(tasks):
             batches = given if isinstance(given, list) else [given]
-            task = replace(self.task(epoch, partition), from_spool=from_spool)
+            keeping = Keeping.IN_SPOOL_ALONE if from_spool else Keeping.IN_SPOOL
+            task = replace(self.task(epoch, partition), keeping=keeping)
             committables.append(write_task(self.sink.writer(task), batches))
             kept[task.uuid] = batches
         return Written(epoch, committables, ListedRows(kept))

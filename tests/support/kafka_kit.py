@@ -64,7 +64,7 @@ def task(who: Identity, at: Epoch, partition: int = 0, name: str | None = None) 
 
 
 def unspooled(who: Identity, at: Epoch, partition: int = 0) -> Task:
-    return dataclasses.replace(task(who, at, partition), spooled=False)
+    return dataclasses.replace(task(who, at, partition), keeping=Keeping.NOT)
 
 
 def rows(*values: str | bytes | None, keys: Sequence[str | None] | None = None, **columns: Any) -> pa.RecordBatch:

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from epochsink.spark.carry_limit import EPOCH_BYTES, TASK_BYTES, CarryLimit, limit
+from epochsink.sink import Epoch, Identity, Keeping
+from epochsink.spark.epoch_writer import CARRIED_BY_EPOCH, CarryLimit
+from epochsink.spark.write_task import CARRIED_BY_FIRST_TASK, WriteOrder
+
+
+def limit(told: int, partition: int) -> int:
+    order = WriteOrder(Epoch(0, "a" * 32), {"out": Keeping.IN_SPOOL}, told)
+    return order.task(Identity("query", "out"), partition, "b" * 32).carried
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3, 200, 10_000])
 def test_an_epoch_with_as_many_tasks_again_stays_below_the_limit_of_an_entry(answers: int) -> None:
     carry = CarryLimit()
     carry.learn(answers)
-    assert 0 < carry.bytes <= TASK_BYTES
-    assert carry.bytes * answers <= EPOCH_BYTES
+    assert 0 < carry.bytes <= CARRIED_BY_FIRST_TASK
+    assert carry.bytes * answers <= CARRIED_BY_EPOCH
 
 
 def test_nothing_is_carried_while_the_number_of_tasks_is_unknown_or_may_have_been_too_much() -> None:

@@ -50,7 +50,7 @@ class KafkaWriter:
         self._rows = 0
         self._topics: dict[str, str] = {}
         again = spooled_as != task.uuid
-        self._can_be_lost = task.spooled and config.is_redone and not again
+        self._can_be_lost = task.keeping.is_spooled and config.is_redone and not again
         self._lost: NativeError | None = None
         self.transactional_id = str(transactional_id(task, bounded=config.is_redone))
         try:

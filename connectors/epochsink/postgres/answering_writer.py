@@ -15,6 +15,7 @@ import pyarrow as pa
 from epochsink.errors import PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.postgres.answers import AnsweredTask
+from epochsink.sink import Keeping
 from epochsink.sink.falling_limit import limit
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class AnsweringWriter:
     def __init__(self, config: PostgresConfig, task: Task) -> None:
         self._config = config
         self._task = task
+        self._votes_from_spool = task.keeping is Keeping.IN_SPOOL_ALONE
         self._limit = limit(config.answer_bytes, task.partition)
         self._schema: pa.Schema | None = None
         self._rows = self._bytes = 0
@@ -45,7 +47,7 @@ class AnsweringWriter:
         self._kept.append(batch)
         if not self._is_large:
             return
-        if not self._task.from_spool:
+        if not self._votes_from_spool:
             self._stage(self._kept)
         self._kept.clear()
 
@@ -55,7 +57,7 @@ class AnsweringWriter:
             return self._staging.prepare()
         if self._schema is None:
             raise PrepareFailed("prepare() without a row: a task without rows makes no writer")
-        is_spooled = self._is_large or (self._task.from_spool and self._bytes <= self._task.carried)
+        is_spooled = self._is_large or (self._votes_from_spool and self._bytes <= self._task.carried)
         if is_spooled:
             # what the spool keeps of so few rows goes to the driver by itself
             self._kept.clear()

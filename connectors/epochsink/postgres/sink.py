@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.config import PostgresConfig, column_names, connection_string, table_name
-from epochsink.sink import Sink, json_text
+from epochsink.sink import Keeping, Sink, json_text
 from epochsink.sink.sql import operand, quoted
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class Postgres(PostgresConfig, Sink):
 
     def writer(self, task: Task) -> SinkWriter:
         """Make the writer of one task attempt; connects unless rows may go into the answer. Raises `PrepareFailed`."""
-        if self.atomic and (self.answer_bytes or task.from_spool):
+        if self.atomic and (self.answer_bytes or task.keeping is Keeping.IN_SPOOL_ALONE):
             from epochsink.postgres.answering_writer import AnsweringWriter  # noqa: PLC0415 - likewise
 
             return AnsweringWriter(self, task)

@@ -13,9 +13,10 @@ task attempt there, and a `Participant` in the driver, which it may share with o
 from epochsink.sink.contract import (
     Ballot,
     Ballots,
-    Keeping,
+    Executors,
     Marks,
     Members,
+    NotCarriedOut,
     Participant,
     Parts,
     Rows,
@@ -24,20 +25,22 @@ from epochsink.sink.contract import (
     one_by_one,
     participants_of,
 )
-from epochsink.sink.executors import Executors, NotCarriedOut
 from epochsink.sink.marks import Mark, verify_marks
-from epochsink.sink.nested_json import json_text
-from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
+from epochsink.sink.sql import json_text
 from epochsink.sink.values import (
+    COMMITTED,
     NOTHING_SPOOLED,
     Committable,
     Committables,
     Epoch,
     Identity,
+    Keeping,
     LastDone,
+    Outcome,
     Spooled,
     SpoolFile,
     Task,
+    Verdict,
     Written,
 )
 

@@ -3,25 +3,26 @@
 
 from __future__ import annotations
 
-import enum
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from epochsink.sink.marks import Mark, verify_marks
-from epochsink.sink.outcome import COMMITTED, Outcome, Verdict
-from epochsink.sink.values import Committables
+from epochsink.sink.values import COMMITTED, Committables, Keeping, Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
     import pyarrow as pa
 
-    from epochsink.sink.executors import Executors
     from epochsink.sink.values import Committable, Epoch, Identity, LastDone, Task
+
+
+Given = TypeVar("Given")
+Answer = TypeVar("Answer")
 
 
 class Rows(Protocol):
@@ -67,15 +68,6 @@ class SinkWriter(Protocol):
         return
 
 
-class Keeping(enum.Enum):
-    """How the rows of an attempt are kept until its epoch is done."""
-
-    NOT = "not at all: an epoch that the target loses stops the query"
-    IN_TARGET = "in the target itself, from which `Participant.replay` takes them"
-    IN_SPOOL = "in the spool, beside what the writers prepare"
-    IN_SPOOL_ALONE = "in the spool, from which `Participant.vote` takes them: the writers prepare nothing"
-
-
 @dataclass(frozen=True, slots=True)
 class Ballot:
     """One sink's share of an epoch, as its participant gets it.
@@ -96,6 +88,22 @@ Members = Mapping[str, Any]
 """The sinks of one participant, or their configurations, by name."""
 
 
+class NotCarriedOut(Exception):
+    """The executors did not do what they were asked for, or not all of it; the argument says why."""
+
+
+class Executors(Protocol):
+    """Spark's executors, for a commit that takes one process too long."""
+
+    def map(self, function: Callable[[Given], Answer], parts: Sequence[Given], patience: float) -> list[Answer]:
+        """Call a function for each part on some executor, beside the stream; return the answers in order.
+
+        All three must pickle. Several executors may be given the same part, and a call that was cut off may run on
+        long after this has returned or raised. So the function may only do what is right to do again, and late. Raises
+        `NotCarriedOut`, also if no executor takes a part for ``patience`` seconds.
+        """
+
+
 class Participant(ABC):
     """The driver's side of the sinks of one query that commit as one: of most sinks, each alone.
 
@@ -109,7 +117,7 @@ class Participant(ABC):
     """
 
     executors: Executors | None = None
-    """Spark's executors, for a commit that one process would take too long for. None where there are none."""
+    """Spark's executors; None if there are none."""
 
     def __init__(self, members: Members) -> None:
         self.members = dict(members)

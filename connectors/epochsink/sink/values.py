@@ -1,7 +1,8 @@
-"""Who and what: identities, epochs, tasks, and what is recorded of them."""
+"""The values of the protocol: identities, epochs, tasks, outcomes, and what the ledger records of them."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -41,23 +42,54 @@ class Epoch:
     attempt: str
 
 
+class Keeping(enum.Enum):
+    """Where the rows of an attempt are kept until its epoch is done."""
+
+    NOT = "nowhere: an epoch that the target loses stops the query"
+    IN_TARGET = "in the target, from which `Participant.replay` takes them"
+    IN_SPOOL = "in the spool, beside what the writers prepare"
+    IN_SPOOL_ALONE = "in the spool, from which `Participant.vote` takes them: the writers prepare nothing"
+
+    @property
+    def is_spooled(self) -> bool:
+        """Whether the rows are written to the spool."""
+        return self in {Keeping.IN_SPOOL, Keeping.IN_SPOOL_ALONE}
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One invocation of one Spark task.
+    """One invocation of one Spark task, for one sink.
 
     ``partition`` is the partition's index, ``uuid`` (32 hex) is fresh for every invocation, because (stage,
-    partition, attempt number) is not unique in Spark. ``spooled`` says whether its rows go into the spool too, and
-    ``from_spool`` that the vote can take them from there (`epochsink.sink.Keeping`). Up to ``carried``
-    bytes of the spool are no file, but go to the driver with the task's answer.
+    partition, attempt number) is not unique in Spark. ``keeping`` says where the rows are kept. Up to ``carried``
+    bytes that are spooled are not a file: they are sent to the driver with the task's answer.
     """
 
     identity: Identity
     epoch: Epoch
     partition: int
     uuid: str
-    spooled: bool = True
-    from_spool: bool = False
+    keeping: Keeping = Keeping.IN_SPOOL
     carried: int = 0
+
+
+class Outcome(enum.Enum):
+    """What became of something prepared. A time-out is UNKNOWN, never ABORTED."""
+
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """An outcome and the evidence for it, in words for the operator."""
+
+    outcome: Outcome
+    evidence: str = ""
+
+
+COMMITTED = Verdict(Outcome.COMMITTED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.sink import SpoolFile
-from epochsink.spark.carry_limit import CarryLimit
 from epochsink.spark.compat import arrow_function, byte_limit_of_batches, map_in_arrow, schema_text
-from epochsink.spark.executor_check import with_same_version
+from epochsink.spark.executors import with_same_version
 from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
-from epochsink.spark.write_task import ANSWER, ORDER, WriteJob, WriteOrder
+from epochsink.spark.write_task import ANSWER, CARRIED_BY_FIRST_TASK, ORDER, WriteJob, WriteOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,9 @@ _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _NO_LIMIT: Final = str(2**31 - 1)
 _GROWTH: Final = 8
+
+CARRIED_BY_EPOCH: Final = 256 << 10
+"""How many spooled bytes one entry of the ledger carries, if the epoch has as many tasks as the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,26 @@ class EpochWriter:
         session.sparkContext.setLocalProperty(ORDER, order.to_json())
         with self._byte_limit.lifted(session):
             return plan.answers.collect()
+
+
+class CarryLimit:
+    """Shares what one entry of the ledger may carry among the tasks of an epoch, as many as the one before had.
+
+    Nothing is carried in a run's first epoch, whose number of tasks is unknown. Nor after a failure: so an epoch with
+    many more tasks than the one before, whose answers are too much for the driver, succeeds when it runs again.
+    """
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        """For one task and sink."""
+
+    def learn(self, answers: int) -> None:
+        """Take in how many answers an epoch had: one for each task and sink with rows."""
+        self.bytes = min(CARRIED_BY_FIRST_TASK, CARRIED_BY_EPOCH // max(1, answers))
+
+    def forget(self) -> None:
+        """Begin again: an epoch has failed."""
+        self.bytes = 0
 
 
 class ByteLimit:

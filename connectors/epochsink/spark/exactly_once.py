@@ -20,8 +20,7 @@ from epochsink.sink import participants_of
 from epochsink.spark import argument_checks
 from epochsink.spark.compat import batch_of_thread, frame_of, handle_of, refuse_connect
 from epochsink.spark.error_translation import FailedEpoch
-from epochsink.spark.executor_check import refuse_bare_executors
-from epochsink.spark.executors import SparkExecutors
+from epochsink.spark.executors import SparkExecutors, refuse_bare_executors
 from epochsink.spark.hadoop_storage import first_line, open_checkpoint
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
