@@ -136,7 +136,7 @@ def test_a_database_that_is_restored_while_the_query_runs_stops_it(make: Make) -
 def test_a_successor_is_told_what_its_dead_predecessor_holds(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("epochsink.spark.query_run.ATTEMPTS", 1)
+    monkeypatch.setattr("epochsink.spark.epoch_attempts.ATTEMPTS", 1)
     query = make()
     keyed = f"{query.name}_keyed"
     query.sql(f"CREATE TABLE {keyed} (id bigint PRIMARY KEY, word text, at timestamptz)")

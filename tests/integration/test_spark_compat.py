@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ from streams import DEADLINE, wait_until
 
 from epochsink.errors import UnsupportedQuery
 from epochsink.spark import compat
+from epochsink.spark.stream_execution import StreamExecution, batch_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -93,9 +93,9 @@ def test_which_queries_keep_state_and_what_in_it_does_not_repeat(spark: SparkSes
     }
     for name, (frame, keeps, unrepeatable) in frames.items():
         untyped: Any = frame
-        execution = SimpleNamespace(analyzedPlan=untyped._jdf.queryExecution().analyzed)
-        assert compat.has_state(execution) is keeps, name
-        assert len(compat.unrepeatable_state(execution)) == unrepeatable, name
+        plan = untyped._jdf.queryExecution().analyzed()
+        assert compat.has_state(plan) is keeps, name
+        assert len(compat.unrepeatable_state(plan)) == unrepeatable, name
 
 
 def test_the_frame_of_a_writer(stream: Stream) -> None:
@@ -153,23 +153,27 @@ def test_a_query_and_its_stream_thread_see_one_execution(stream: Stream, spark: 
     seen: dict[str, Any] = {}
 
     def look(frame: DataFrame, _epoch: int) -> None:
-        inside: Any = compat.execution_of_thread(frame.sparkSession)
-        seen["ids"] = str(inside.id().toString()), str(inside.runId().toString())
-        seen["run id"] = compat.run_id_of_thread(frame.sparkSession)
+        inside = StreamExecution.of_batch(frame.sparkSession, None)
+        seen["ids"] = inside.query_id, inside.run_id
+        seen["known"] = StreamExecution.of_batch(frame.sparkSession, inside) is inside
+        seen["batch"] = batch_of_thread(frame.sparkSession)
 
     stream.put(range(3))
     query = stream.by_hand(look, endless=True)
-    execution = compat.execution_of(query)
+    execution = StreamExecution.of_query(query)
     query.processAllAvailable()
-    thread = compat.stream_thread_of(execution)
-    assert seen == {"ids": (query.id, query.runId), "run id": query.runId}
-    assert compat.checkpoint_of(execution).endswith(str(stream.checkpoint))
-    assert compat.engine_of(execution) == "MicroBatchExecution"
-    assert compat.output_mode_of(execution) == "Append"
-    assert thread.isAlive()
+    assert seen == {"ids": (query.id, query.runId), "known": True, "batch": 0}
+    assert execution.checkpoint().endswith(str(stream.checkpoint))
+    execution.refuse_unlike("there", "there")
+    assert execution.output_mode() == "Append"
+    assert not execution.has_state()
+    assert execution.unrepeatable_state() == []
+    assert execution.is_alive()
     query.stop()
-    assert not thread.isAlive()
-    assert compat.execution_of_thread(spark) is None
+    assert not execution.is_alive()
+    assert batch_of_thread(spark) is None
+    with pytest.raises(UnsupportedQuery, match="outside the foreachBatch"):
+        StreamExecution.of_batch(spark, execution)
 
 
 def test_spark_takes_these_words_for_its_own_stop(stream: Stream) -> None:
@@ -180,7 +184,7 @@ def test_spark_takes_these_words_for_its_own_stop(stream: Stream) -> None:
     def fail_at_stop(_frame: DataFrame, _epoch: int) -> None:
         in_batch.set()
         assert made.wait(DEADLINE)
-        wait_until(lambda: not compat.execution_of(queries[0]).isActive(), "the query is being stopped")
+        wait_until(lambda: not StreamExecution.of_query(queries[0]).is_active(), "the query is being stopped")
         raise RuntimeError(compat.INTERRUPTED)
 
     stream.put(range(3))

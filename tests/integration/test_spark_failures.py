@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected
 from epochsink.protocol.storage import LocalStorage
-from epochsink.spark import query_run
+from epochsink.spark import epoch_attempts
 from epochsink.spark.exactly_once import ExactlyOnceQuery
 
 if TYPE_CHECKING:
@@ -73,15 +73,15 @@ def test_an_error_in_the_streams_own_plan_is_told_in_one_line(stream: Stream) ->
 @pytest.fixture
 def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let attempts follow one another at once."""
-    monkeypatch.setattr(query_run, "FIRST_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(query_run, "LONGEST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(epoch_attempts, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(epoch_attempts, "LONGEST_PAUSE_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize("fault", ["prepare-breaks", "vote-breaks"])
 def test_a_failure_that_passes_does_not_end_the_query(stream: Stream, fault: str) -> None:
     """A fresh attempt in the same batch; the failed one's leftovers are ended, and its rows come once."""
-    stream.sink.faults.arm(fault, query_run.ATTEMPTS - 1)
+    stream.sink.faults.arm(fault, epoch_attempts.ATTEMPTS - 1)
     stream.put(range(10))
     stream.run()
     assert stream.sink.values() == list(range(10))
@@ -95,7 +95,7 @@ def test_a_failure_that_passes_does_not_end_the_query(stream: Stream, fault: str
     [("prepare-breaks", "the task failed after it had prepared"), ("vote-breaks", "the sink votes no")],
 )
 def test_a_failure_that_stays_ends_the_query_and_leaves_nothing(stream: Stream, fault: str, message: str) -> None:
-    stream.sink.faults.arm(fault, query_run.ATTEMPTS)
+    stream.sink.faults.arm(fault, epoch_attempts.ATTEMPTS)
     stream.put(range(10))
     with pytest.raises(PrepareFailed, match=message):
         stream.run()

@@ -1,4 +1,4 @@
-"""Which failures of an epoch are worth another attempt in the same batch: what the families' tables of errors say."""
+"""A run of a query: which failures are worth another attempt in the same batch, and what it does as the query ends."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import pickle
 import subprocess
 import sys
 import uuid
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -19,15 +21,18 @@ from epochsink.elasticsearch.errors import explained
 from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed, RowsRejected
 from epochsink.kafka.errors import error as kafka_error
 from epochsink.postgres.errors import failure as postgres_failure
+from epochsink.protocol.coordinator import Plan
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
-from epochsink.spark import query_run
+from epochsink.spark import epoch_attempts, query_run
+from epochsink.spark.epoch_attempts import ATTEMPTS, EpochAttempts
+from epochsink.spark.hadoop_storage import OpenCheckpoint
 from epochsink.spark.query_run import Run
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -35,20 +40,87 @@ if TYPE_CHECKING:
 def run(tmp_path: Path) -> Iterator[Run]:
     root = tmp_path / "checkpoint"
     made = Run(
-        sinks={"out": LocalSink(tmp_path / "sink")},
-        files=LocalStorage(root),
-        spool=Spool.beside(str(root)),
-        query_id=str(uuid.uuid4()),
-        location=str(root),
+        {"out": LocalSink(tmp_path / "sink")},
+        OpenCheckpoint(LocalStorage(root), str(root), Spool.beside(str(root))),
+        str(uuid.uuid4()),
         join_running=False,
         executors=None,
         application="app-1",
         show_values=False,
     )
-    execution: Any = SimpleNamespace(is_active=lambda: True)
-    made.execution = execution
     yield made
-    made.join()
+    made.release()
+
+
+class Execution:
+    """A query of Spark's, as far as the commit thread and the attempts ask it."""
+
+    run_id = query_id = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
+
+    def __init__(self, *, unrepeatable: Sequence[str] = ()) -> None:
+        self.alive = True
+        self._unrepeatable = list(unrepeatable)
+
+    def is_alive(self) -> bool:
+        return self.alive
+
+    def has_state(self) -> bool:
+        return bool(self._unrepeatable)
+
+    def unrepeatable_state(self) -> list[str]:
+        return self._unrepeatable
+
+
+class Steps:
+    """Coordinator and writer in one: each step fails with the failures that are left for it, and is noted."""
+
+    def __init__(self, plan: Plan = Plan.WRITE, **failures: list[Exception]) -> None:
+        self.plan = plan
+        self.failures = failures
+        self.taken: list[str] = []
+
+    def _take(self, step: str) -> None:
+        self.taken.append(step)
+        if self.failures.get(step):
+            raise self.failures[step].pop()
+
+    @contextmanager
+    def planned(self, _frame: object) -> Iterator[Future[str]]:
+        plan: Future[str] = Future()
+        plan.set_result("plan")
+        yield plan
+
+    def settle(self, _number: int) -> Plan:
+        self._take("settle")
+        return self.plan
+
+    def begin(self, number: int) -> int:
+        return number
+
+    def write(self, _plan: object, _epoch: object) -> tuple[dict[str, Any], dict[str, Any]]:
+        self._take("write")
+        return {}, {}
+
+    def abandon(self, _epoch: object) -> None:
+        self._take("abandon")
+
+    def record(self, *_: object) -> None:
+        self._take("record")
+
+    def prepare(self, *, has_state: bool = False, state_format: str = "1", goes_on: bool = True) -> None:
+        """Prepare one epoch with these steps."""
+        steps: Any = self
+        query: Any = SimpleNamespace(has_state=has_state, goes_on=lambda: goes_on)
+        settings = {"spark.sql.streaming.stateStore.checkpointFormatVersion": state_format}
+        frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(conf=settings))
+        EpochAttempts(steps, steps).prepare(frame, 0, query)
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let attempts follow one another at once."""
+    monkeypatch.setattr(epoch_attempts, "FIRST_PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr(epoch_attempts, "LONGEST_PAUSE_SECONDS", 0.001)
 
 
 def of_elasticsearch(status: int) -> EpochsinkError:
@@ -91,15 +163,74 @@ def as_a_task_sends_it(failure: EpochsinkError) -> EpochsinkError:
 
 
 @pytest.mark.parametrize("failure", PASSING, ids=lambda failure: str(failure).partition("\n")[0])
-def test_what_may_pass_is_attempted_again(run: Run, failure: EpochsinkError) -> None:
+def test_what_may_pass_is_attempted_again(failure: EpochsinkError) -> None:
     for way in (failure, as_a_task_sends_it(failure), pickle.loads(pickle.dumps(failure))):  # noqa: S301 - our own
-        assert run._may_pass(way)
+        steps = Steps(write=[way])
+        steps.prepare()
+        assert steps.taken == ["settle", "write", "abandon", "settle", "write", "record"]
 
 
 @pytest.mark.parametrize("failure", STANDING, ids=lambda failure: str(failure).partition("\n")[0])
-def test_what_somebody_has_to_mend_is_not_attempted_again(run: Run, failure: EpochsinkError) -> None:
+def test_what_somebody_has_to_mend_is_not_attempted_again(failure: EpochsinkError) -> None:
     for way in (failure, as_a_task_sends_it(failure), pickle.loads(pickle.dumps(failure))):  # noqa: S301 - our own
-        assert not run._may_pass(way)
+        steps = Steps(write=[way])
+        with pytest.raises(type(way)):
+            steps.prepare()
+        assert steps.taken == ["settle", "write", "abandon"]
+
+
+def test_a_failure_that_stays_is_raised_after_the_last_attempt() -> None:
+    steps = Steps(record=[PrepareFailed("the sink votes no")] * 2 * ATTEMPTS)
+    with pytest.raises(PrepareFailed, match="votes no"):
+        steps.prepare()
+    assert steps.taken.count("record") == ATTEMPTS
+
+
+def test_a_query_that_was_ended_makes_no_other_attempt() -> None:
+    steps = Steps(write=[PrepareFailed("the server was restarted")])
+    with pytest.raises(PrepareFailed):
+        steps.prepare(goes_on=False)
+    assert steps.taken.count("settle") == 1
+
+
+def test_a_store_that_fails_is_asked_again_unless_the_record_may_be_written() -> None:
+    """Whether it is, only the next driver can read: another attempt would be recorded beside it."""
+    steps = Steps(settle=[OSError("503 Slow Down")])
+    steps.prepare()
+    assert steps.taken == ["settle", "settle", "write", "record"]
+    steps = Steps(write=[OSError("503 Slow Down")], record=[OSError("no answer")])
+    with pytest.raises(OSError, match="no answer"):
+        steps.prepare()
+    assert steps.taken == ["settle", "write", "abandon", "settle", "write", "record"]
+
+
+@pytest.mark.parametrize(("has_state", "state_format", "attempts"), [(True, "2", 1), (True, "1", 2), (False, "2", 2)])
+def test_where_spark_keeps_the_state_of_the_first_attempt_there_is_one(
+    has_state: bool,  # noqa: FBT001
+    state_format: str,
+    attempts: int,
+) -> None:
+    steps = Steps(record=[PrepareFailed("the sink votes no")])
+    with suppress(PrepareFailed):
+        steps.prepare(has_state=has_state, state_format=state_format)
+    assert steps.taken.count("record") == attempts
+
+
+def test_an_epoch_that_is_recorded_runs_for_its_state_and_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[object] = []
+    monkeypatch.setattr(epoch_attempts, "run_for_state", ran.append)
+    steps = Steps(Plan.RUN_FOR_STATE)
+    steps.prepare()
+    assert steps.taken == ["settle"]
+    assert len(ran) == 1
+
+
+def test_state_that_does_not_repeat_is_named(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    chance: Any = Execution(unrepeatable=["rand()", "uuid()"])
+    run.bind(chance)
+    chance.alive = False
+    run.join()
+    assert "may give another result when an epoch runs again: rand(), uuid()." in caplog.text
 
 
 def test_a_store_that_fails_for_a_moment_does_not_keep_a_record_from_being_disputed(
@@ -107,7 +238,7 @@ def test_a_store_that_fails_for_a_moment_does_not_keep_a_record_from_being_dispu
 ) -> None:
     """The next driver would take the record for whole; where it cannot be disputed, the error says what to do first."""
     coordinator: Any = run._coordinator
-    failures = [OSError("no route to host")] * (2 * query_run.ATTEMPTS - 1)
+    failures = [OSError("no route to host")] * (2 * ATTEMPTS - 1)
     disputed: list[int] = []
 
     def dispute(number: int) -> None:
@@ -130,7 +261,7 @@ def test_a_store_that_fails_for_a_moment_does_not_keep_a_record_from_being_dispu
 _ENDS = """
 import atexit, threading
 from concurrent.futures import ThreadPoolExecutor
-from epochsink.spark.query_run import _flush_at_exit
+from epochsink.spark.running_query import _flush_at_exit
 
 class CommitThread(threading.Thread):
     def __init__(self):

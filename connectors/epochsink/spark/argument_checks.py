@@ -13,7 +13,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
 from epochsink.spark.compat import frame_of, refuse_connect, settings_of
-from epochsink.spark.hadoop_storage import open_checkpoint
+from epochsink.spark.hadoop_storage import location_of
 
 if TYPE_CHECKING:
     from epochsink.sink import Sink
@@ -101,15 +101,12 @@ def refuse_bad_writer(writer: DataStreamWriter, checkpoint: str, sinks: Mapping[
     settings = settings_of(writer)
     if not again and settings.source != session.conf.get("spark.sql.sources.default"):
         raise _taken(settings.source)
-    if settings.checkpoint is not None:
-        _, own = open_checkpoint(session, checkpoint)
-        _, other = open_checkpoint(session, settings.checkpoint)
-        if own != other:
-            raise ConfigurationError(
-                f"the stream writer has checkpointLocation={settings.checkpoint!r}, and ExactlyOnce was given "
-                f"checkpoint={checkpoint!r}",
-                hint="leave .option('checkpointLocation', ...) out: start() sets it",
-            )
+    given = settings.checkpoint
+    if given is not None and location_of(session, given) != location_of(session, checkpoint):
+        raise ConfigurationError(
+            f"the stream writer has checkpointLocation={given!r}, and ExactlyOnce was given checkpoint={checkpoint!r}",
+            hint="leave .option('checkpointLocation', ...) out: start() sets it",
+        )
     refuse_complete(settings.output_mode, sinks)
 
 

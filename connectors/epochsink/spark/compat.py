@@ -1,7 +1,7 @@
 """Every call of PySpark's that is private or differs between its versions, each with a test in test_spark_compat.py.
 
-PySpark has no public way from Python to the JVM's session, to a query's execution, or to the frame of a writer. Who
-tries a new version of PySpark looks here first.
+PySpark has no public way from Python to the JVM's session, or to the frame of a writer. What belongs to a running query
+is in `epochsink.spark.stream_execution`. If you try a new version of PySpark, look at these two modules first.
 """
 # ruff: noqa: SLF001
 
@@ -161,54 +161,19 @@ def arrow_schema(schema: StructType) -> pa.Schema:
     return types.to_arrow_schema(schema, **_UTC)
 
 
-def execution_of(query: StreamingQuery) -> Any:
-    """Return the JVM's execution behind a query's handle."""
-    return handle_of(query).streamingQuery()
-
-
-def run_id_of_thread(session: SparkSession) -> str | None:
-    """Return the run id of the query whose stream thread this is: its jobs are grouped by that."""
-    return session.sparkContext.getLocalProperty("spark.jobGroup.id")
-
-
-def batch_of_thread(session: SparkSession) -> int | None:
-    """Return the number of the batch that Spark runs on this thread; None on any other thread."""
-    number = session.sparkContext.getLocalProperty("streaming.sql.batchId")
-    return None if number is None else int(number)
-
-
-def execution_of_thread(session: SparkSession) -> Any | None:
-    """Return the JVM's execution of the query whose stream thread this is; None on any other thread."""
-    query_id = session.sparkContext.getLocalProperty("sql.streaming.queryId")
-    if query_id is None:
-        return None
-    jvm, java = jvm_of(session)
-    return java.sharedState().activeStreamingQueries().get(jvm.java.util.UUID.fromString(query_id))
-
-
-def stream_thread_of(execution: Any) -> Any:
-    """Return the Java thread in which an execution runs its batches."""
-    return execution.queryExecutionThread()
-
-
-def checkpoint_of(execution: Any) -> str:
-    """Return the checkpoint folder that an execution uses, as Spark resolved it."""
-    return str(execution.resolvedCheckpointRoot())
-
-
 def keeps_first_state(session: SparkSession) -> bool:
     """Return whether Spark keeps the state that the first run of a batch's plan has left: checkpoint format 2."""
     return int(session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion", "1") or 1) >= _UNIQUE_STATE
 
 
-def has_state(execution: Any) -> bool:
-    """Return whether the plan of a query keeps state from batch to batch."""
-    return bool(_stateful(execution.analyzedPlan()))
+def has_state(plan: Any) -> bool:
+    """Return whether a logical plan of the JVM keeps state from batch to batch."""
+    return bool(_stateful(plan))
 
 
-def unrepeatable_state(execution: Any) -> list[str]:
+def unrepeatable_state(plan: Any) -> list[str]:
     """Return the SQL in or below stateful operators that may give another result each time, such as ``rand()``."""
-    found = [text for operator in _stateful(execution.analyzedPlan()) for text in _changeable_in(operator)]
+    found = [text for operator in _stateful(plan) for text in _changeable_in(operator)]
     return list(dict.fromkeys(found))
 
 
@@ -240,34 +205,3 @@ def _changeable_parts(expression: Any) -> list[str]:
 
 def _listed(sequence: Any) -> list[Any]:
     return [sequence.apply(index) for index in range(sequence.size())]
-
-
-def output_mode_of(execution: Any) -> str:
-    """Return the output mode of an execution: Append, Update or Complete."""
-    return str(execution.outputMode().toString())
-
-
-def end_with(execution: Any, error: str) -> None:
-    """Stop a query so that everybody who waits for it gets this error, as if its batch had raised it.
-
-    Interrupting its thread would end it too, but Spark then reports what the thread was doing: "sleep interrupted".
-    """
-    jvm: Any = SparkContext._jvm
-    query = {"id": str(execution.id().toString()), "runId": str(execution.runId().toString())}
-    parameters = {**query, "message": error, "queryDebugString": ""}
-    cause = jvm.org.apache.spark.sql.streaming.StreamingQueryException(
-        f"query {query['id']}, run {query['runId']}",
-        jvm.java.lang.RuntimeException(error),
-        "",
-        "",
-        "STREAM_FAILED",
-        jvm.PythonUtils.toScalaMap(parameters),
-    )
-    # first: a thread that finds the query stopped keeps the cause that stands, and wakes whoever waits
-    getattr(execution, "streamDeathCause_$eq")(cause)
-    execution.stop()
-
-
-def engine_of(execution: Any) -> str:
-    """Return which of Spark's engines runs a query, e.g. MicroBatchExecution."""
-    return str(execution.getClass().getSimpleName())

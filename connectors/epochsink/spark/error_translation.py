@@ -54,23 +54,25 @@ class FailedEpoch:
             if not execution.is_active():
                 _log.info("epoch %d was interrupted; nothing of it became visible", number)
                 raise StreamInterrupted(INTERRUPTED) from None
-            self.failure = brief = self._brief(failure, number)
+            self.failure = told = self._told(failure, number)
             # the causes of an error of ours may quote rows; of any other the trace is all that there is
             shown = failure if self._show_values or sinks_error(failure) is None else None
-            _log.error("epoch %d failed; nothing of it became visible: %s", number, brief, exc_info=shown)
-            execution.end_from_within(brief)
-            raise brief from None
+            _log.error("epoch %d failed; nothing of it became visible: %s", number, told, exc_info=shown)
+            execution.end_from_within(told)
+            raise told from None
 
-    def _brief(self, failure: Exception, number: int) -> Exception:
-        brief = _brief(failure, number)
-        if isinstance(brief, EpochsinkError):
-            brief = brief.fresh()
-            if not self._show_values:
-                brief.hide_values()
-            # an unreadable checkpoint must not take the place of the failure
-            with suppress(Exception):
-                brief.notes = tuple(self._notes(number))
-        return brief
+    def _told(self, failure: Exception, number: int) -> Exception:
+        """Return what Spark and the user are told: an error of this package, or the user's own error as it is."""
+        known = sinks_error(failure)
+        if known is None and not isinstance(failure, (Py4JError, PySparkException, OSError)):
+            return failure
+        told = known.fresh() if known is not None else _unprepared(failure, number)
+        if not self._show_values:
+            told.hide_values()
+        # an unreadable checkpoint must not take the place of the failure
+        with suppress(Exception):
+            told.notes = tuple(self._notes(number))
+        return told
 
 
 def sinks_error(failure: BaseException) -> EpochsinkError | None:
@@ -82,12 +84,7 @@ def sinks_error(failure: BaseException) -> EpochsinkError | None:
     return None
 
 
-def _brief(failure: Exception, number: int) -> Exception:
-    known = sinks_error(failure)
-    if known is not None:
-        return known
-    if not isinstance(failure, (Py4JError, PySparkException, OSError)):
-        return failure
+def _unprepared(failure: Exception, number: int) -> PrepareFailed:
     reason = reason_of(str(failure))[:1000]
     missing = "install it for the executors' Python too (PYSPARK_PYTHON). " if "ModuleNotFoundError" in reason else ""
     return PrepareFailed(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import shlex
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import StreamingQueryException
@@ -18,23 +19,22 @@ from epochsink.protocol.spool import NoSpool, Spool
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.sink import participants_of
 from epochsink.spark import argument_checks
-from epochsink.spark.compat import batch_of_thread, frame_of, handle_of, refuse_connect
+from epochsink.spark.compat import frame_of, handle_of, refuse_connect
 from epochsink.spark.error_translation import FailedEpoch
 from epochsink.spark.executors import SparkExecutors, refuse_bare_executors
-from epochsink.spark.hadoop_storage import first_line, open_checkpoint
+from epochsink.spark.hadoop_storage import OpenCheckpoint, first_line, location_of, open_checkpoint
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run, run_of
 from epochsink.spark.store_options import store_options
-from epochsink.spark.stream_execution import StreamExecution
+from epochsink.spark.stream_execution import StreamExecution, batch_of_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from epochsink.protocol.storage import Storage
     from epochsink.sink import Sink
 
 
@@ -91,8 +91,8 @@ class ExactlyOnce:
         refuse_query()
         argument_checks.refuse_bad_writer(writer, self.checkpoint, self.sinks, again=writer in self._writers)
         frame = frame_of(writer)
-        self.check(frame)
-        self.recover(frame.sparkSession)
+        opened = self._check(frame)
+        self._recover(frame.sparkSession, opened)
         self._writers.add(writer)
         try:
             query = writer.foreachBatch(self).option("checkpointLocation", self.checkpoint).start()
@@ -102,7 +102,7 @@ class ExactlyOnce:
                 hint="give a folder that Spark can make and write",
             ) from refused
         try:
-            self._adopt(frame.sparkSession, StreamExecution.of_query(query))
+            self._adopt(frame.sparkSession, StreamExecution.of_query(query), opened)
         except BaseException:
             query.stop()
             raise
@@ -113,6 +113,9 @@ class ExactlyOnce:
 
         Raises `CheckFailed`, which lists every finding of every sink, each with its hint.
         """
+        self._check(frame)
+
+    def _check(self, frame: DataFrame) -> OpenCheckpoint:
         refuse_connect(frame.sparkSession)
         schemas = row_schemas(frame, self.sinks)
         refuse_bare_executors(frame.sparkSession)
@@ -126,10 +129,10 @@ class ExactlyOnce:
         if findings:
             raise CheckFailed.of(findings)
         refuse_bad_plan(frame, self.sinks, schemas)
-        files, location = self._open(frame.sparkSession, self.checkpoint)
-        refuse_unconditional_create(files, location)
-        self._spool_of(frame.sparkSession, location)
+        opened = self._open(frame.sparkSession)
+        refuse_unconditional_create(opened.files, opened.location)
         self._checked = True
+        return opened
 
     def recover(self, session: SparkSession) -> None:
         """Commit what the last run of the query decided and did not get to commit, and abort its leftovers.
@@ -137,12 +140,14 @@ class ExactlyOnce:
         Part of `start`. Where ``foreachBatch(sink)`` is set by hand, the first batch does it; call this before the
         query starts if it may stay without input. On a fresh checkpoint there is nothing to recover.
         """
+        self._recover(session, self._open(session))
+
+    def _recover(self, session: SparkSession, opened: OpenCheckpoint) -> None:
         with self._lock:
             self._refuse_active()
-            files, location = self._open(session, self.checkpoint)
-            query_id = Checkpoint(files).query_id()
+            query_id = Checkpoint(opened.files).query_id()
             if query_id is not None:
-                self._run = self._make_run(session, files, location, query_id)
+                self._run = self._make_run(session, opened, query_id)
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         """Prepare one epoch: what Spark calls for each micro-batch."""
@@ -155,9 +160,8 @@ class ExactlyOnce:
         with self._failed.told_to_spark(epoch if own is None else own, execution):
             self._refuse_second_object(execution, epoch)
             _refuse_other_number(execution, epoch, own)
-            if not self._checked:
-                self.check(frame)
-            self._adopt(session, execution).foreach_batch(frame, epoch)
+            opened = None if self._checked else self._check(frame)
+            self._adopt(session, execution, opened).foreach_batch(frame, epoch)
 
     def await_committed(self) -> None:
         """Wait until the query's commit thread has ended; raises what stopped it, or made its newest epoch fail.
@@ -179,19 +183,17 @@ class ExactlyOnce:
         if run is not None:
             run.settled()
 
-    def _adopt(self, session: SparkSession, execution: StreamExecution) -> Run:
-        """Return the run of this execution of the query, made by `recover` or now."""
+    def _adopt(self, session: SparkSession, execution: StreamExecution, opened: OpenCheckpoint | None) -> Run:
+        """Return the run of this execution of the query: made by `recover`, or made now of what is opened."""
         with self._lock:
             run = self._run
             if run is not None and run.serves(execution):
                 return run
-            files, location = self._open(session, self.checkpoint)
-            _, used = self._open(session, execution.checkpoint())
-            execution.refuse_unlike(location, used)
+            execution.refuse_unlike(location_of(session, self.checkpoint), location_of(session, execution.checkpoint()))
             argument_checks.refuse_complete(execution.output_mode(), self.sinks)
             if run is None or not run.awaits(execution):
                 self._refuse_active()
-                run = self._run = self._make_run(session, files, location, execution.query_id)
+                run = self._run = self._make_run(session, opened or self._open(session), execution.query_id)
             run.bind(execution)
             return run
 
@@ -212,21 +214,19 @@ class ExactlyOnce:
             )
 
     def _refuse_active(self) -> None:
-        if self._run is not None and not self._run.ends():
+        if self._run is not None and not self._run.has_ended():
             raise ConfigurationError(
                 f"this ExactlyOnce already serves a running query on checkpoint {self.checkpoint}",
                 hint="stop that query first, or make an ExactlyOnce with a checkpoint of its own for the other",
             )
 
-    def _make_run(self, session: SparkSession, files: Storage, location: str, query_id: str) -> Run:
+    def _make_run(self, session: SparkSession, opened: OpenCheckpoint, query_id: str) -> Run:
         # that of an earlier query, which this object served before
         self._failed.failure = None
         return Run(
-            sinks=self.sinks,
-            files=files,
-            spool=self._spool_of(session, location),
-            query_id=query_id,
-            location=location,
+            self.sinks,
+            opened,
+            query_id,
             join_running=self.join_running,
             executors=SparkExecutors(session.sparkContext),
             application=str(session.sparkContext.applicationId),
@@ -243,8 +243,9 @@ class ExactlyOnce:
             notes.append(f"Source: {self._run.source_of(epoch)}")
         return notes
 
-    def _open(self, session: SparkSession, checkpoint: str) -> tuple[Storage, str]:
-        return open_checkpoint(session, checkpoint, self.storage_options)
+    def _open(self, session: SparkSession) -> OpenCheckpoint:
+        files, location = open_checkpoint(session, self.checkpoint, self.storage_options)
+        return OpenCheckpoint(files, location, self._spool_of(session, location))
 
     def _spool_of(self, session: SparkSession, location: str) -> Spool | NoSpool:
         options = store_options(session, self.spool or location, self.storage_options)
@@ -273,6 +274,20 @@ def _refuse_other_number(execution: StreamExecution, epoch: int, own: int | None
     raise mistake
 
 
+_Waited = TypeVar("_Waited")
+
+
+def _failure_of(wait: Callable[[], _Waited]) -> tuple[_Waited | None, StreamingQueryException | None]:
+    """Wait for a query; return the answer, and Spark's error, if it failed.
+
+    What is raised after this is not printed with the hundreds of lines of Spark's error before it.
+    """
+    try:
+        return wait(), None
+    except StreamingQueryException as failure:
+        return None, failure
+
+
 class ExactlyOnceQuery(StreamingQuery):
     """A streaming query whose end is the end of its commits."""
 
@@ -286,14 +301,9 @@ class ExactlyOnceQuery(StreamingQuery):
         ``timeout`` in seconds is for the query alone. Raises the error of this package that ended the query, such as
         `RowsRejected`, else Spark's StreamingQueryException.
         """
-        ended: bool | None = True
-        failure: StreamingQueryException | None = None
-        try:
-            ended = super().awaitTermination(timeout)
-        except StreamingQueryException as spark:
-            failure = spark
+        ended, failure = _failure_of(partial(super().awaitTermination, timeout))
         if ended is not False:
-            # a query that failed has decided epochs too. Not above: Spark's hundreds of lines would be printed as well
+            # a query that failed has decided epochs too
             self._owner.await_committed()
         if failure is not None:
             raise failure
@@ -301,11 +311,7 @@ class ExactlyOnceQuery(StreamingQuery):
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Wait until all input that is available now has been processed and is visible in the sinks."""
-        failure: StreamingQueryException | None = None
-        try:
-            super().processAllAvailable()
-        except StreamingQueryException as spark:
-            failure = spark
+        _, failure = _failure_of(super().processAllAvailable)
         if failure is not None:
             self._owner.await_committed()
             raise failure

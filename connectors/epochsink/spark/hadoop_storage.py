@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -18,7 +19,7 @@ from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.object_storage import ObjectStorage, open_store
-from epochsink.protocol.storage import LocalStorage, Storage, beside, is_object_store
+from epochsink.protocol.storage import LocalStorage, beside, is_object_store
 from epochsink.spark.compat import gateway_of, hadoop_configuration_of, jvm_of
 from epochsink.spark.store_options import store_options
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
+
+    from epochsink.protocol.spool import NoSpool, Spool
+    from epochsink.protocol.storage import Storage
 
 
 _SOON_COMPLETE: Final = {
@@ -36,43 +40,83 @@ _SOON_COMPLETE: Final = {
 that of the block, and by default waits 400 ms then. Twice as long each time; in all it is as patient as by default."""
 
 
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """A query's checkpoint, opened: its files, where it is (see `location_of`), and the spool that goes with it."""
+
+    files: Storage
+    location: str
+    spool: Spool | NoSpool
+
+
+def location_of(session: SparkSession, checkpoint: str) -> str:
+    """Return where Spark finds a checkpoint folder: a path for a local file system, else a URI.
+
+    Asks no file system for files. Raises `ConfigurationError` if Spark has no file system for it.
+    """
+    return _text(_resolved(session, checkpoint)[1])
+
+
 def open_checkpoint(
     session: SparkSession, checkpoint: str, storage_options: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Storage, str]:
-    """Return the files of a checkpoint folder, and its location with scheme, as Spark resolves it.
+    """Return the files of a checkpoint folder, and where it is (see `location_of`).
 
-    ``storage_options`` go over what the session's Hadoop settings say of an object store. Raises `ConfigurationError`
-    if Spark has no file system for it.
+    ``storage_options`` replace what the session's Hadoop settings say of an object store. Raises `ConfigurationError`
+    if the folder cannot be used.
     """
-    jvm, _ = jvm_of(session)
-    hadoop = jvm.org.apache.hadoop.fs
-    configuration = hadoop_configuration_of(session)
-    try:
-        path = hadoop.Path(checkpoint)
-        location = path.makeQualified(hadoop.FileSystem.getDefaultUri(configuration), hadoop.Path("/")).toString()
-        if is_object_store(location):
-            # the store itself, not Hadoop's file system over it, whose rename copies and deletes
-            return _open_object_store(session, location, storage_options), location
-        system = path.getFileSystem(configuration)
-        qualified = path.makeQualified(system.getUri(), system.getWorkingDirectory())
-        usable = not system.exists(qualified) or system.getFileStatus(qualified).isDirectory()
-    except (Py4JError, PySparkException) as unusable:
-        raise ConfigurationError(
-            f"checkpoint={checkpoint!r} cannot be used: {first_line(unusable)}",
-            hint="give a folder that Spark itself can use as checkpointLocation; for an object store, add its "
-            "Hadoop connector to spark.jars.packages",
-        ) from unusable
-    if not usable:
+    system, path = _resolved(session, checkpoint)
+    location = _text(path)
+    if system is None:
+        # the store itself, not Hadoop's file system over it, whose rename copies and deletes
+        return _open_object_store(session, location, storage_options), location
+    with _unusable(checkpoint):
+        is_file = system.exists(path) and not system.getFileStatus(path).isDirectory()
+    if is_file:
         raise ConfigurationError(f"checkpoint={checkpoint!r} is a file", hint="give a folder, which may not exist yet")
-    if qualified.toUri().getScheme() != "file":
-        return HadoopStorage(session, qualified.toString()), str(qualified.toString())
-    local = Path(qualified.toUri().getPath())
+    if not _is_local(path):
+        return HadoopStorage(session, location), location
+    local = Path(location)
     if local.exists() and not os.access(local, os.W_OK | os.X_OK):
         raise ConfigurationError(
             f"checkpoint={checkpoint!r} may not be written by user id {os.geteuid()}",
             hint="let this user write the folder, or give another",
         )
-    return LocalStorage(local), str(local)
+    return LocalStorage(local), location
+
+
+def _resolved(session: SparkSession, checkpoint: str) -> tuple[Any, Any]:
+    """Return Hadoop's file system for a folder, None for an object store, and its path with scheme."""
+    jvm, _ = jvm_of(session)
+    hadoop = jvm.org.apache.hadoop.fs
+    configuration = hadoop_configuration_of(session)
+    with _unusable(checkpoint):
+        path = hadoop.Path(checkpoint)
+        absolute = path.makeQualified(hadoop.FileSystem.getDefaultUri(configuration), hadoop.Path("/"))
+        if is_object_store(str(absolute.toString())):
+            return None, absolute
+        system = path.getFileSystem(configuration)
+        return system, path.makeQualified(system.getUri(), system.getWorkingDirectory())
+
+
+def _is_local(path: Any) -> bool:
+    return bool(path.toUri().getScheme() == "file")
+
+
+def _text(path: Any) -> str:
+    return str(Path(path.toUri().getPath()) if _is_local(path) else path.toString())
+
+
+@contextmanager
+def _unusable(checkpoint: str) -> Iterator[None]:
+    try:
+        yield
+    except (Py4JError, PySparkException) as failure:
+        raise ConfigurationError(
+            f"checkpoint={checkpoint!r} cannot be used: {first_line(failure)}",
+            hint="give a folder that Spark itself can use as checkpointLocation; for an object store, add its "
+            "Hadoop connector to spark.jars.packages",
+        ) from failure
 
 
 def _open_object_store(session: SparkSession, location: str, storage_options: Mapping[str, Any]) -> ObjectStorage:

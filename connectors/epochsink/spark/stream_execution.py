@@ -1,4 +1,9 @@
-"""Spark's execution of a running query, in the JVM: is it alive, which checkpoint does it use, stop it."""
+"""Spark's execution of a running query, in the JVM: is it alive, which checkpoint does it use, stop it.
+
+PySpark has no public way to it, so its calls are private to Spark, as those of `epochsink.spark.compat`, and are tested
+with them.
+"""
+# ruff: noqa: SLF001
 
 from __future__ import annotations
 
@@ -8,9 +13,10 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark import SparkContext
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
-from epochsink.spark import compat
+from epochsink.spark.compat import handle_of, has_state, jvm_of, unrepeatable_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,30 +27,40 @@ _log = logging.getLogger("epochsink")
 _END_SECONDS: Final = 10.0
 
 
+def batch_of_thread(session: SparkSession) -> int | None:
+    """Return the number of the batch that Spark runs on this thread; None on any other thread."""
+    number = session.sparkContext.getLocalProperty("streaming.sql.batchId")
+    return None if number is None else int(number)
+
+
 class StreamExecution:
-    """Spark's execution of the query, in the JVM."""
+    """Spark's execution of a query."""
 
     def __init__(self, java: Any) -> None:
         self._java = java
-        self._thread = compat.stream_thread_of(java)
+        self._thread = java.queryExecutionThread()
         self.query_id = str(java.id().toString())
         self.run_id = str(java.runId().toString())
 
     @classmethod
     def of_query(cls, query: StreamingQuery) -> StreamExecution:
         """Return the execution behind a query's handle."""
-        return cls(compat.execution_of(query))
+        return cls(handle_of(query).streamingQuery())
 
     @classmethod
     def of_batch(cls, session: SparkSession, known: StreamExecution | None) -> StreamExecution:
-        """Return the execution whose foreachBatch runs on this thread: ``known``, mostly.
+        """Return the execution whose foreachBatch runs on this thread, which mostly is ``known``.
 
-        Raises `UnsupportedQuery` where there is none.
+        Raises `UnsupportedQuery` if there is none.
         """
-        # asking for the run id is one call, finding the execution a dozen
-        if known is not None and compat.run_id_of_thread(session) == known.run_id:
+        property_of = session.sparkContext.getLocalProperty
+        # asking for the run id, by which Spark groups the jobs of a query, is one call; finding the execution a dozen
+        if known is not None and property_of("spark.jobGroup.id") == known.run_id:
             return known
-        java = compat.execution_of_thread(session)
+        jvm, java_session = jvm_of(session)
+        query_id = property_of("sql.streaming.queryId")
+        queries = java_session.sharedState().activeStreamingQueries()
+        java = None if query_id is None else queries.get(jvm.java.util.UUID.fromString(query_id))
         if java is None:
             raise UnsupportedQuery(
                 "ExactlyOnce was called outside the foreachBatch of a running streaming query",
@@ -68,14 +84,29 @@ class StreamExecution:
             return False
 
     def fail(self, failure: BaseException) -> None:
-        """End the query with an error, as if its running batch had raised it; waits until it has ended."""
+        """End the query so that everybody who waits for it gets this error; waits until it has ended."""
         try:
             # a line of its own for what Spark appends to the text, such as its SQLSTATE
-            compat.end_with(self._java, f"{type(failure).__name__}: {failure}\n")
+            self._die_of(f"{type(failure).__name__}: {failure}\n")
         except Py4JError as unable:
-            # then it ends under another name, and the log has this one
-            _log.warning("the query cannot be given its error: %s", unable)
+            _log.warning("the query cannot be given its error, and ends with another one: %s", unable)
             self._thread.interrupt()
+
+    def _die_of(self, error: str) -> None:
+        # to interrupt its thread would end the query too, but Spark then reports what the thread did: its sleep
+        jvm: Any = SparkContext._jvm
+        parameters = {"id": self.query_id, "runId": self.run_id, "message": error, "queryDebugString": ""}
+        cause = jvm.org.apache.spark.sql.streaming.StreamingQueryException(
+            f"query {self.query_id}, run {self.run_id}",
+            jvm.java.lang.RuntimeException(error),
+            "",
+            "",
+            "STREAM_FAILED",
+            jvm.PythonUtils.toScalaMap(parameters),
+        )
+        # first: a thread that finds the query stopped keeps the cause that it finds, and wakes all that wait
+        getattr(self._java, "streamDeathCause_$eq")(cause)
+        self._java.stop()
 
     def end_from_within(self, failure: BaseException) -> None:
         """End the query with an error, called inside its foreachBatch: no further batch runs, whatever catches it.
@@ -107,19 +138,19 @@ class StreamExecution:
 
     def output_mode(self) -> str:
         """Return the query's output mode: Append, Update or Complete."""
-        return compat.output_mode_of(self._java)
+        return str(self._java.outputMode().toString())
 
     def checkpoint(self) -> str:
-        """Return the checkpoint folder that the query uses."""
-        return compat.checkpoint_of(self._java)
+        """Return the checkpoint folder that the query uses, as Spark resolved it."""
+        return str(self._java.resolvedCheckpointRoot())
 
     def has_state(self) -> bool:
         """Return whether the query keeps state from batch to batch."""
-        return compat.has_state(self._java)
+        return has_state(self._java.analyzedPlan())
 
     def unrepeatable_state(self) -> list[str]:
         """Return the SQL of what decides on the query's state and may give another result each time."""
-        return compat.unrepeatable_state(self._java)
+        return unrepeatable_state(self._java.analyzedPlan())
 
     def refuse_unlike(self, location: str, used: str) -> None:
         """Raise where commits/N at ``location`` is not the decision on epoch N.
@@ -131,7 +162,7 @@ class StreamExecution:
                 f"the query's checkpointLocation is {used}, and ExactlyOnce was given {location}",
                 hint='set .option("checkpointLocation", sink.checkpoint)',
             )
-        kind = compat.engine_of(self._java)
+        kind = str(self._java.getClass().getSimpleName())
         if kind != "MicroBatchExecution":
             raise UnsupportedQuery(
                 f"this query runs as {kind}, in which a re-run epoch may get other offsets than the run before",

@@ -1,0 +1,118 @@
+"""The running query of a run, and the thread that commits its epochs: each ends with the other."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import shlex
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from epochsink.errors import EpochsinkError
+from epochsink.protocol.commit_thread import CommitThread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from epochsink.protocol.coordinator import Coordinator
+    from epochsink.spark.stream_execution import StreamExecution
+
+_log = logging.getLogger("epochsink")
+
+
+class RunningQuery:
+    """What the commit thread sees of the query (see `epochsink.protocol.commit_thread.Stream`).
+
+    Starts the thread when made. ``release`` closes what the run holds, ``location`` is the checkpoint's, for commands.
+    """
+
+    def __init__(
+        self,
+        execution: StreamExecution,
+        coordinator: Coordinator,
+        poll_seconds: float,
+        *,
+        release: Callable[[], None],
+        location: str,
+        show_values: bool,
+    ) -> None:
+        self.execution = execution
+        self.has_state = execution.has_state()
+        self.in_batch = False
+        self.release = release
+        self._location = location
+        self._show_values = show_values
+        _warn_of_chance(execution)
+        self._commit_thread = CommitThread(coordinator, self, poll_seconds)
+        self._commit_thread.start()
+        _flush_at_exit(self._commit_thread)
+
+    def is_alive(self) -> bool:
+        """Return whether the stream thread may still write to the checkpoint."""
+        return self.execution.is_alive()
+
+    def is_in_batch(self) -> bool:
+        """Return whether foreachBatch runs now."""
+        return self.in_batch
+
+    def goes_on(self) -> bool:
+        """Return whether nothing has ended the query so far: neither a user nor a failed commit."""
+        return self._commit_thread.failure is None and self.execution.is_active()
+
+    def report(self, failure: BaseException) -> None:
+        """Add the command to type to what stops the commits, and leave values of rows out unless they may be shown."""
+        if isinstance(failure, EpochsinkError):
+            failure.notes = failure.notes or (f"Type: epochsink status {shlex.quote(self._location)}",)
+            if not self._show_values:
+                failure.hide_values()
+
+    def interrupt(self) -> None:
+        """Make the query fail with what stopped the commits."""
+        if self._commit_thread.failure is not None:
+            self.execution.fail(self._commit_thread.failure)
+
+    def stop(self) -> None:
+        """End the query."""
+        self.execution.stop()
+
+    def has_ended(self) -> bool:
+        """Return whether the query has ended; if so, first wait for the last commits."""
+        if not self.is_alive():
+            self._commit_thread.join()
+        return not self._commit_thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the last commits. Raises what stopped them."""
+        self._commit_thread.join()
+        self.release()
+        failure = self._commit_thread.failure
+        if isinstance(failure, EpochsinkError):
+            # its frames and causes, which may quote rows, are those of another thread
+            raise failure.fresh()
+        if failure is not None:
+            raise failure
+
+
+def _warn_of_chance(execution: StreamExecution) -> None:
+    if found := execution.unrepeatable_state():
+        _log.warning(
+            "the query's state depends on expressions that may give another result when an epoch runs again: %s. "
+            "If an epoch was recorded before a crash, the next start keeps its rows and runs it again for the state, "
+            "which may then differ from these rows. Have the source provide such values, or compute them after the "
+            "stateful operator",
+            ", ".join(found),
+        )
+
+
+def _flush_at_exit(commit_thread: CommitThread) -> None:
+    """Let the interpreter's exit wait for a decided epoch's commit: daemon threads are cut off after it."""
+    known = weakref.ref(commit_thread)
+
+    def flush() -> None:
+        living = known()
+        if living is not None:
+            living.flush()
+
+    # `atexit` itself comes too late: by then concurrent.futures takes no more work, and commits need some
+    getattr(threading, "_register_atexit", atexit.register)(flush)
