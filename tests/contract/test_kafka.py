@@ -20,8 +20,8 @@ from epochsink.kafka.committable import KafkaCommittable, Place
 from epochsink.kafka.end_txn import State
 from epochsink.kafka.topic_log import TopicLog
 from epochsink.kafka.transactions import Transactions
-from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task
-from epochsink.testing.sink_contract import OTHER_QUERY, QUERY, Driver, SinkContract, committed
+from epochsink.sink import Epoch, Identity, Keeping, Task
+from epochsink.testing.sink_contract import OTHER_QUERY, QUERY, SinkContract
 from epochsink.testing.sink_rig import SinkRig
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ class KafkaRig(SinkRig):
 
     def visible(self) -> list[int]:
         return sorted(self.read())
+
+    def in_order(self) -> list[list[int]]:
+        found = self.read()
+        return [[row for row in found if key_of(row) == key] for key in map(str, range(7))]
 
     def read(self) -> list[int]:
         """Read each partition to its last stable offset, and return the rows in the order of its log."""
@@ -143,31 +147,8 @@ class KafkaLogRig(KafkaRig):
             client.delete_records({TopicPart(self._topic, at): end for at, end in self._log.ends().items()})
 
 
-class OrderedContract(SinkContract):
-    """What this sink promises beside: the order of a key's rows."""
-
-    def test_the_rows_of_a_key_have_the_order_of_their_input_partition(self, rig: KafkaRig) -> None:
-        """Of each of them, in each epoch; also where the rows were lost, and are prepared again."""
-        driver = Driver(rig)
-        written = [list(range(start, start + 100)) for start in (0, 1000, 2000, 3000)]
-        prepared = driver.prepare(0, *written[:2])
-        rig.lose_prepared()
-        assert set(driver.commit(prepared)) == {Outcome.ABORTED}
-        assert committed(driver.commit(driver.replay(prepared)))
-        assert committed(driver.commit(driver.prepare(1, *written[2:])))
-        found = rig.read()
-        assert sorted(found) == [row for rows_ in written for row in rows_]
-        for rows_ in written:
-            for key in map(str, range(7)):
-                of_key = [row for row in found if row in rows_ and key_of(row) == key]
-                assert of_key == sorted(of_key)
-        for key in map(str, range(7)):
-            epochs = [row >= written[2][0] for row in found if key_of(row) == key]
-            assert epochs == sorted(epochs), "and the epochs have theirs"
-
-
 @at_every_transaction_version
-class TestKafka(OrderedContract):
+class TestKafka(SinkContract):
     """With a copy in the spool; on clusters with each level of transaction.version."""
 
     @pytest.fixture
@@ -178,7 +159,7 @@ class TestKafka(OrderedContract):
 
 
 @pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=["kept in the topic"])
-class TestKafkaLog(OrderedContract):
+class TestKafkaLog(SinkContract):
     """Without a copy, out of the topic's own log; the tests of that run at the other levels too."""
 
     @pytest.fixture

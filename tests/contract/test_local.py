@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 class PortRig:
     """An in-memory port of the simulation, without its scheduler."""
 
+    keeps_order = False
+
     def __init__(self, letter: str) -> None:
         self.letter = letter
         self.world = World(letter)
@@ -76,6 +78,9 @@ class PortRig:
         assert not self.world.readers.anomalies
         return sorted(row.source for row in newest_rows(self.world, self.letter))
 
+    def in_order(self) -> list[list[int]]:
+        raise NotImplementedError
+
     def lose_prepared(self) -> None:
         self.world.kafka.time_out()
         for target in self.world.postgres.values():
@@ -92,10 +97,10 @@ class PortRig:
 class FolderRig:
     """The public in-memory sink."""
 
-    loses = True
+    loses = keeps_order = True
 
     def __init__(self, folder: Path) -> None:
-        self.sink = LocalSink(folder / "sink")
+        self.sink = LocalSink(folder / "sink", keeps_order=True)
         self.spool = Spool(str(folder / "spool"))
         self.files: dict[str, SpoolFile] = {}
 
@@ -128,6 +133,9 @@ class FolderRig:
 
     def visible(self) -> list[int]:
         return sorted(row["id"] for row in self.sink.rows())
+
+    def in_order(self) -> list[list[int]]:
+        return [[row["id"] for row in self.sink.rows()]]
 
     def lose_prepared(self) -> None:
         self.sink.abort_prepared()

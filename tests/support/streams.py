@@ -129,7 +129,7 @@ class Stream:
         for once in self._made:
             run = once._run
             if run is not None:
-                wait_until(run.ends, "the commit thread ends")
+                wait_until(run.has_ended, "the commit thread ends")
 
 
 class Boom(Exception):

@@ -74,9 +74,9 @@ class Execution:
 class Steps:
     """Coordinator and writer in one: each step fails with the failures that are left for it, and is noted."""
 
-    def __init__(self, plan: Plan = Plan.WRITE, **failures: list[Exception]) -> None:
+    def __init__(self, plan: Plan = Plan.WRITE, **failures: Sequence[Exception]) -> None:
         self.plan = plan
-        self.failures = failures
+        self.failures = {step: list(each) for step, each in failures.items()}
         self.taken: list[str] = []
 
     def _take(self, step: str) -> None:

@@ -267,6 +267,25 @@ class SinkContract:
         driver.committer.abort_orphans(prepared.parts)
         assert rig.visible() == [1]
 
+    def test_rows_keep_the_order_of_their_task(self, rig: Rig) -> None:
+        """In an epoch, in the next one, and if they were lost and are prepared again; if the sink promises an order."""
+        driver = Driver(rig)
+        epochs = [list(range(99, -1, -1)), list(range(1000, 1100))], [list(range(2099, 1999, -1)), [3000]]
+        prepared = driver.prepare(0, *epochs[0])
+        if rig.loses:
+            rig.lose_prepared()
+            assert set(driver.commit(prepared)) == {Outcome.ABORTED}
+            prepared = driver.replay(prepared)
+        assert committed(driver.commit(prepared))
+        assert committed(driver.commit(driver.prepare(1, *epochs[1])))
+        assert rig.visible() == sorted(row for tasks in epochs for rows in tasks for row in rows)
+        for sequence in rig.in_order() if rig.keeps_order else ():
+            later = [any(row in rows for rows in epochs[1]) for row in sequence]
+            assert later == sorted(later), "a row stands before one of an earlier epoch"
+            for rows in (rows for tasks in epochs for rows in tasks):
+                found = [row for row in sequence if row in rows]
+                assert found == [row for row in rows if row in found], "the rows of a task are in another order"
+
     def test_what_is_lost_is_replayed_once(self, rig: Rig) -> None:
         driver = Driver(rig)
         prepared = driver.prepare(0, [1, 2], [3])

@@ -140,6 +140,8 @@ class Rig(Protocol):
 
     loses: bool
     """Whether the target can lose what is prepared, and so `lose_prepared` works and `replay` is needed."""
+    keeps_order: bool
+    """Whether the sink promises an order (`epochsink.sink.Sink.keeps_order`), and so `in_order` works."""
 
     def open(self, query: str, generation: int) -> OneSink:
         """Return a fresh participant, as another process would have it, opened for an identity."""
@@ -161,6 +163,9 @@ class Rig(Protocol):
     def visible(self) -> list[int]:
         """Return what a reader sees, sorted, doubled rows twice."""
 
+    def in_order(self) -> list[list[int]]:
+        """Return what a reader sees in each sequence whose order the sink promises, such as the rows of one key."""
+
     def lose_prepared(self) -> None:
         """Let the target abort everything that is prepared, as by a time-out or a DBA."""
 
@@ -181,6 +186,11 @@ class SinkRig:
         self.files: dict[str, SpoolFile] = {}
         self._origins: dict[str, dict[str, Any]] = {}
         self._opened: list[OneSink] = []
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the sink promises an order."""
+        return self.sink.keeps_order
 
     def batch(self, rows: list[int]) -> pa.RecordBatch:
         """Return rows as the sink's writer takes them."""
@@ -246,6 +256,10 @@ class SinkRig:
 
     def visible(self) -> list[int]:
         """Return what a reader sees."""
+        raise NotImplementedError
+
+    def in_order(self) -> list[list[int]]:
+        """Return what a reader sees in each sequence with an order."""
         raise NotImplementedError
 
     def leftovers(self) -> list[str]:
