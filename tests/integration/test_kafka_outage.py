@@ -99,7 +99,7 @@ def test_an_outage_longer_than_the_transaction_timeout_loses_and_doubles_nothing
     committer.open(who)
     try:
         assert spooled or committer.keeping(at, batches[0].schema) is Keeping.IN_TARGET
-        of = dataclasses.replace(task(who, at, name=name), spooled=spooled)
+        of = dataclasses.replace(task(who, at, name=name), keeping=Keeping.IN_SPOOL if spooled else Keeping.IN_TARGET)
         [part] = committer.vote(at, [prepare(config, of, *batches)], spool)
         wait_for(
             lambda: not committer.participant._transactions.open_ids("", committer.participant._cluster.deadline()),

@@ -111,7 +111,9 @@ class Prepared:
         self.at: Epoch = epoch(4)
         name = uuid.uuid4().hex
         self.rows: Rows = ListRows({name: [rows(*VALUES)]}) if spool else NO_ROWS
-        self.of = dataclasses.replace(task(self.who, self.at, name=name), spooled=bool(spool))
+        self.of = dataclasses.replace(
+            task(self.who, self.at, name=name), keeping=Keeping.IN_SPOOL if spool else Keeping.IN_TARGET
+        )
 
     def vote(self, committer: OneSink) -> Committable:
         """Write and vote; the topic keeps the rows where it is asked to."""
