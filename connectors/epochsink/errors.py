@@ -178,7 +178,7 @@ class SpoolMissing(EpochsinkError):
 
 
 class SpoolDamaged(SpoolMissing):
-    """A file of the spool was cut or changed since it was written: nothing of it is applied."""
+    """A file of the spool was cut or changed since it was written, or has an unknown format: none of it is applied."""
 
 
 class LogIncomplete(SpoolMissing):

@@ -11,7 +11,7 @@ from epochsink.protocol.commits import Commits
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.epochs import Epochs
 from epochsink.protocol.ledger import _name
-from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Take, encode
+from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Summary, Take, encode
 from epochsink.protocol.recovery import Recovery
 from epochsink.protocol.run_state import RunState
 from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER, Sweep, abort_orphans
@@ -61,8 +61,8 @@ class LaterOriginsWin(QuickLedger):
             owner = self.read().owner
             known = owner.origins if owner else {}
             generation = (owner.generation if owner else above) + 1
-            entry = Take(generation, self._driver, query_id, {**known, **origins}, joined)
-            if self._create(self._end, entry):
+            entry = Take(generation, self._driver, query_id, {**known, **origins}, joined, summary=Summary())
+            if self._say(entry):
                 return entry
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -10,13 +9,11 @@ from zlib import crc32
 
 from epochsink.errors import SpoolDamaged, SpoolMissing
 from epochsink.protocol.ledger import FOLDER, Ledger
-from epochsink.protocol.ledger_entries import Take
 from epochsink.sink import Epoch, Identity, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from epochsink.protocol.ledger_entries import Entry
     from epochsink.protocol.ledger_history import History
     from simulation.readers import Row
     from simulation.steps import Stepper
@@ -105,13 +102,6 @@ class TrimmingLedger(QuickLedger):
         super().__init__(files, driver, retained_epochs=1, summarised_after=1)
 
 
-class LedgerWithoutSummaries(QuickLedger):
-    """Writes takes as earlier versions did: with what was applied, and nothing else of the entries before."""
-
-    def _create(self, number: int, entry: Entry) -> bool:
-        return super()._create(number, replace(entry, summary=None) if isinstance(entry, Take) else entry)
-
-
 class MemorySpool:
     """`epochsink.sink.SpoolKeeper` in memory, and the tasks' side of it. ``folders`` are those of one checkpoint."""
 
@@ -145,7 +135,6 @@ class MemorySpool:
         epoch: Epoch,
         tasks: Sequence[str],
         files: Mapping[str, SpoolFile] = MappingProxyType({}),
-        recorded_in: str = "",
     ) -> MemoryRows:
         """Return what accepted tasks have spooled."""
         return MemoryRows(self, identity, epoch, tuple(tasks), files)

@@ -10,7 +10,7 @@ from simulation import plans
 from simulation.driver import Variant
 from simulation.explorer import Case, Findings, explore, steps_of
 from simulation.mutants import LOGGED
-from simulation.storage import LedgerWithoutSummaries, StepwiseLedger, TrimmingLedger
+from simulation.storage import StepwiseLedger, TrimmingLedger
 
 PURGING = Variant(purges=True)
 STEPWISE = Variant(ledger=StepwiseLedger)
@@ -63,14 +63,14 @@ def test_two_drivers_that_take_a_new_ledger_at_once_and_remove_each_others_entry
 
 
 @pytest.mark.parametrize("sinks", ["K", "P", "S", "E"])
-def test_entries_are_removed_by_hand_from_a_ledger_of_an_earlier_version(sinks: str) -> None:
-    """Its newest take has no summary of them, and names what was applied: no epoch is written a second time."""
+def test_entries_are_removed_by_hand(sinks: str) -> None:
+    """The newest take names what was applied: no epoch is written a second time."""
     removed = (
         ((start, ("options",)), (start + gap, ("restore", 0, 1, 2)))
         for start in range(85, 130, 5)
         for gap in (5, 8, 11)
     )
-    expect_none(explore(removed, sinks, 2, variant=Variant(ledger=LedgerWithoutSummaries)), 2)
+    expect_none(explore(removed, sinks, 2), 2)
 
 
 @pytest.mark.parametrize("sinks", ["K", "P", "T"])

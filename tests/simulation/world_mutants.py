@@ -145,7 +145,6 @@ class Unverified(MemorySpool):
         epoch: Epoch,
         tasks: Sequence[str],
         files: Mapping[str, SpoolFile] = MappingProxyType({}),
-        recorded_in: str = "",
     ) -> MemoryRows:
         return super().rows(identity, epoch, tasks)
 

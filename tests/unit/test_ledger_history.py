@@ -11,12 +11,13 @@ from epochsink.protocol.ledger_entries import (
     Resolved,
     Share,
     Skipped,
+    Summary,
     Take,
 )
 from epochsink.protocol.ledger_history import DONE_IN_FULL, History
 from epochsink.sink import LastDone
 
-TAKE = Take(1, "d" * 32, "query-1", {})
+TAKE = Take(1, "d" * 32, "query-1", {}, summary=Summary())
 
 
 def prepared(number: int) -> Prepared:
@@ -35,7 +36,7 @@ def history(*done: int) -> History:
 def restarted(before: History, retained: int = 100) -> History:
     """Return what a start knows that begins with a summary."""
     made = History()
-    made.add(Take(2, "e" * 32, "query-1", {}, applied=before.applied, summary=before.summary(retained)))
+    made.add(Take(2, "e" * 32, "query-1", {}, summary=before.summary(retained)))
     return made
 
 

@@ -76,8 +76,8 @@ def test_few_rows_are_carried_by_the_record_and_make_no_file(spool: Spool) -> No
     numbers = [each.column("id").to_pylist() for task in rows.tasks() for each in rows.read(task)]
     assert numbers == [[1, 2], *[list(range(50))] * 4]
     assert small.carried not in repr(small)  # rows are in no log
-    with pytest.raises(SpoolDamaged, match="the ledger's file epochsink/ledger/7 with rows of epoch 3"):
-        list(spool.rows(SINK, EPOCH, [one], {one: replace(small, crc32=7)}, "epochsink/ledger/7").read(one))
+    with pytest.raises(SpoolDamaged, match=r"the ledger's record \(epochsink/ledger/.*\) with rows of epoch 3"):
+        list(spool.rows(SINK, EPOCH, [one], {one: replace(small, crc32=7)}).read(one))
 
 
 def test_rows_that_the_record_carries_are_read_also_when_no_sink_wants_a_spool_any_more(spool: Spool) -> None:
@@ -218,6 +218,30 @@ def test_the_rows_read_are_as_many_as_recorded(spool: Spool) -> None:
     files = {task: replace(spooled(spool, task, batch(1, 2)), rows=3)}
     with pytest.raises(SpoolDamaged, match="3 rows, and holds 2 rows"):
         list(spool.rows(SINK, EPOCH, [task], files).read(task))
+
+
+@pytest.mark.parametrize("carried", [0, 1 << 20])
+def test_rows_of_another_format_are_refused_by_the_name_of_who_wrote_them(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, carried: int
+) -> None:
+    spool.make(QUERY, EPOCH)
+    task = "1" * 32
+    with monkeypatch.context() as newer:
+        newer.setattr(spool_module, "FORMAT", "2")
+        newer.setattr(spool_module, "__version__", "2.3.0")
+        files = {task: spooled(spool, task, batch(1, 2), carried=carried)}
+    with pytest.raises(SpoolDamaged, match=r"epoch 3.* format version 2; epochsink 2\.3\.0 wrote it"):
+        list(spool.rows(SINK, EPOCH, [task], files).read(task))
+
+
+def test_rows_that_say_no_format_are_refused(spool: Spool) -> None:
+    spool.make(QUERY, EPOCH)
+    spooled(spool, "1" * 32, batch(1))
+    path = next(Path(spool.root).rglob("*.arrow"))
+    with pa.ipc.new_stream(str(path), batch(1).schema) as stream:
+        stream.write_batch(batch(1))
+    with pytest.raises(SpoolDamaged, match="format version unknown"):
+        list(spool.rows(SINK, EPOCH, ["1" * 32]).read("1" * 32))
 
 
 def test_attempts_are_those_of_the_query(spool: Spool) -> None:

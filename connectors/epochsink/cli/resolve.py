@@ -251,8 +251,7 @@ class Resolution:
     def _rows(self, sink: str) -> Rows:
         identity = Identity(self._place.query_id, sink)
         share = self._prepared.shares[sink]
-        recorded_in = self._ledger.file_of(self._number)
-        return self._place.spool.rows(identity, self._epoch(), share.tasks, share.files, recorded_in)
+        return self._place.spool.rows(identity, self._epoch(), share.tasks, share.files)
 
 
 def _names(sinks: Collection[str]) -> str:

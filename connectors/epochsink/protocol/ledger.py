@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import ConfigurationError, Fenced, LedgerCorrupt, WentBack
-from epochsink.protocol.ledger_entries import Abandoned, Done, Entry, Prepared, Take, decode, encode, stamped
+from epochsink.protocol.ledger_entries import Abandoned, Entry, Summary, Take, decode, encode, stamped
 from epochsink.protocol.ledger_history import History
 
 if TYPE_CHECKING:
@@ -79,12 +79,6 @@ class Ledger:
             raise _corrupt(self._end - 1, "no driver's take stands before it")
         return history
 
-    def file_of(self, epoch: int) -> str:
-        """Return the file that holds the record of a pending epoch, "" if it is not recorded."""
-        with self._lock:
-            number = self._seen.recorded.get(epoch)
-        return "" if number is None else _name(number)
-
     def known(self) -> History:
         """Return the history as read last, own entries included: for what needs no newer one."""
         with self._lock:
@@ -126,6 +120,7 @@ class Ledger:
                 origins={**origins, **(owner.origins if owner else {})},
                 joined=max(joined, owner.joined if owner else -1),
                 purpose=self._purpose,
+                summary=Summary(),
             )
             if self._say(entry):
                 return entry
@@ -145,7 +140,7 @@ class Ledger:
         """
         with self._lock:
             owner = self._seen.history.owner
-            due = self._end - max(self._seen.summaries, default=-1) > self._summarised_after
+            due = self._end - self._seen.summaries[1] > self._summarised_after
         if owner is None or not due:
             return
         while not self._say(owner):
@@ -163,8 +158,7 @@ class Ledger:
             begins = history.owner is None or history.owner.driver != take.driver
             takes = (*self._seen.takes, *([number] if begins else []))[-_TAKES_KEPT:]
             summary = replace(history.summary(self._retained_epochs), takes=takes)
-            said = replace(take, applied=dict(history.applied), summary=summary)
-        return self._create(number, said)
+        return self._create(number, replace(take, summary=summary))
 
     def _create(self, number: int, entry: Entry) -> bool:
         entry = stamped(entry, self._application)
@@ -240,7 +234,7 @@ class Ledger:
                 if data is None:
                     return found
                 found[number] = entry = _decoded(data, number)
-                if isinstance(entry, Take) and entry.summary is not None:
+                if isinstance(entry, Take):
                     return found
             newest = numbers[-1] - 1
         return found
@@ -248,10 +242,10 @@ class Ledger:
 
 @dataclass(slots=True)
 class _Seen:
-    """The entries up to ``end``, taken together, and where they stand.
+    """The entries up to ``end``, taken together, and their numbers.
 
-    ``present`` are the numbers of files that are there, ``takes`` those of takes by which a driver began,
-    ``summaries`` those of takes that have a summary, ``recorded`` that which records a pending epoch.
+    ``present`` are the numbers of files that exist, ``takes`` those of takes by which a driver began, ``summaries`` the
+    two newest takes of all.
     """
 
     retained: int
@@ -259,39 +253,27 @@ class _Seen:
     end: int = 0
     present: set[int] = field(default_factory=set)
     takes: list[int] = field(default_factory=list)
-    summaries: list[int] = field(default_factory=list)
-    recorded: dict[int, int] = field(default_factory=dict)
+    summaries: tuple[int, int] = (0, 0)
 
     def add(self, number: int, entry: Entry) -> None:
         # the other thread may have read what this one has just appended
         if number != self.end:
             return
-        match entry:
-            case Take():
-                self._add_take(number, entry)
-            case Prepared():
-                self.recorded[entry.epoch] = number
-            case Done():
-                self.recorded.pop(entry.epoch, None)
+        if isinstance(entry, Take):
+            before = self.history.owner
+            if before is None:
+                self.takes = list(entry.summary.takes)
+            elif before.driver != entry.driver:
+                self.takes.append(number)
+            self.summaries = (self.summaries[1], number)
         self.history.add(entry)
         self.history.forget(self.retained)
         self.present.add(number)
         self.end = number + 1
 
-    def _add_take(self, number: int, take: Take) -> None:
-        before = self.history.owner
-        if before is None and take.summary is not None:
-            self.takes = list(take.summary.takes)
-            self.recorded = dict.fromkeys((prepared.epoch for prepared in take.summary.pending), number)
-        elif before is None or before.driver != take.driver:
-            self.takes.append(number)
-        if take.summary is not None:
-            self.summaries.append(number)
-
     def replaced(self) -> list[int]:
-        """Return the numbers of files that a start needs no more."""
-        keep = self.summaries[-2] if self.summaries[1:] else 0
-        return sorted(number for number in self.present - set(self.takes[-_TAKES_KEPT:]) if number < keep)
+        """Return the numbers of files that no start needs any more."""
+        return sorted(n for n in self.present - set(self.takes[-_TAKES_KEPT:]) if n < self.summaries[0])
 
 
 def _clock() -> int:
@@ -352,6 +334,6 @@ def _decoded(data: bytes, number: int) -> Entry:
 def _corrupt(number: int, why: str) -> LedgerCorrupt:
     return LedgerCorrupt(
         f"ledger entry {number} ({_name(number)} in the checkpoint) cannot be used: {why}",
-        hint="a newer epochsink may have written it: start with that version; otherwise restore the "
-        "checkpoint folder, with its epochsink/ folder, from one and the same copy",
+        hint="if a newer epochsink wrote it, start with that version or a later one; otherwise the file is damaged: "
+        "restore the checkpoint folder, with its epochsink/ folder, from one and the same copy",
     )

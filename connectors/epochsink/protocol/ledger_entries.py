@@ -1,7 +1,6 @@
-"""The entries of the ledger: frozen values, each with its JSON and the version of that JSON.
+"""The entries of the ledger: frozen values, and their JSON.
 
-Nothing else is ever written to the ledger. An entry of another version is refused, because what it means is not known.
-docs/reference/ledger-format.md has the format.
+Nothing else is ever written to the ledger. docs/reference/ledger-format.md has the format, and what it promises.
 """
 
 from __future__ import annotations
@@ -10,10 +9,11 @@ import json
 import os
 import socket
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from epochsink import __version__
 from epochsink.sink import Epoch, LastDone, SpoolFile
 
 if TYPE_CHECKING:
@@ -22,17 +22,20 @@ if TYPE_CHECKING:
     from epochsink.sink import Committable
 
 VERSION: Final = 1
-"""What is written and read."""
+"""The version of the format: the one that is written, and the only one that is read."""
+
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """When an entry was written, and by which process. ``at`` is in seconds since 1970."""
+    """When an entry was written (``at``, seconds since 1970), by which process, and by which version of epochsink."""
 
     at: float
     host: str
     pid: int
     application: str = ""
+    epochsink: str = __version__
 
     @classmethod
     def now(cls, application: str) -> Stamp:
@@ -45,14 +48,18 @@ class Stamp:
         return f"{since}, process {self.pid} on host {self.host}{spark}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stamped:
+    stamp: Stamp | None = field(default=None, compare=False)
+
+
 @dataclass(frozen=True, slots=True)
-class Take:
+class Take(_Stamped):
     """A driver takes the checkpoint over: every earlier driver is fenced from here on.
 
-    ``origins`` holds what each sink fixed when it joined; epochs up to ``joined`` (-1: none) were
-    decided before this ledger began. ``applied`` has, for each sink, the newest done epoch with rows as known then, so
-    that removing old entries never loses it. ``purpose`` is the command by which an operator took it, "" for a query.
-    ``summary`` has what else a start needs of the entries before this one.
+    ``origins`` holds what each sink fixed when it joined. Epochs up to ``joined`` (-1: none) were decided before this
+    ledger began. ``purpose`` is the command by which an operator took it, "" for a query. ``summary`` is what a start
+    needs to know of the entries before this one, so that they can be removed.
     """
 
     generation: int
@@ -60,17 +67,15 @@ class Take:
     query_id: str
     origins: Mapping[str, Mapping[str, Any]]
     joined: int = -1
-    applied: Mapping[str, LastDone] = field(default_factory=dict, compare=False)
-    stamp: Stamp | None = field(default=None, compare=False)
-    summary: Summary | None = field(default=None, compare=False)
     purpose: str = field(default="", compare=False)
+    summary: Summary = field(kw_only=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What one sink has prepared of an epoch: its parts, and the tasks (uuids, by partition) that had rows.
 
-    ``files`` tells by task what its file in the spool holds: none where nothing is spooled.
+    ``files`` says, for each task, what its file in the spool holds; it is empty if nothing is spooled.
     """
 
     parts: tuple[Committable, ...]
@@ -79,7 +84,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(_Stamped):
     """An epoch is prepared in every sink. ``shares`` has no entry for a sink without rows.
 
     ``together`` are the names of sinks that have recorded the same parts: those that commit as one.
@@ -90,7 +95,6 @@ class Prepared:
     offsets: str
     shares: Mapping[str, Share]
     together: tuple[tuple[str, ...], ...] = ()
-    stamp: Stamp | None = field(default=None, compare=False)
 
     @property
     def at(self) -> Epoch:
@@ -111,65 +115,59 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
+class Replay(_Stamped):
     """A part of a recorded epoch was lost and has been prepared again: these parts replace those of the ``sinks``."""
 
     epoch: int
     sinks: tuple[str, ...]
     parts: tuple[Committable, ...]
-    stamp: Stamp | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class Done(_Stamped):
     """Every part of an epoch is committed."""
 
     epoch: int
-    stamp: Stamp | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Resolved:
+class Resolved(_Stamped):
     """An operator has closed a sink's share of a decided epoch: nothing of it is left to commit.
 
-    ``ruling`` says on what ground, in one word. What the target's marker says up to this epoch counts no more.
+    ``ruling`` gives the reason in one word. What the target's marker says up to this epoch is void.
     """
 
     epoch: int
     sink: str
     ruling: str
-    stamp: Stamp | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Skipped:
-    """An operator has declared that the epochs up to this one, decided without this package, were meant to be."""
+class Skipped(_Stamped):
+    """An operator has accepted that Spark decided the epochs up to this one without this package."""
 
     epoch: int
-    stamp: Stamp | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Disputed:
+class Disputed(_Stamped):
     """The query was called again in a recorded epoch, so that its record has only some of the rows.
 
-    It stands if Spark decides the epoch all the same; if Spark runs the epoch again, it is withdrawn.
+    The record is kept if Spark decides the epoch all the same; if Spark runs the epoch again, it is withdrawn.
     """
 
     epoch: int
-    stamp: Stamp | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Withdrawn:
-    """Spark runs a disputed epoch again: what was recorded of it counts no more."""
+class Withdrawn(_Stamped):
+    """Spark runs a disputed epoch again: its record is void."""
 
     epoch: int
-    stamp: Stamp | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Abandoned:
+class Abandoned(_Stamped):
     """An operator has closed the ledger: this checkpoint never runs again. ``ended`` are recorded epochs given up.
 
     ``uncertain`` says how ledger, checkpoint and targets disagreed then, "" if they did not.
@@ -177,19 +175,20 @@ class Abandoned:
 
     ended: tuple[int, ...]
     uncertain: str = ""
-    stamp: Stamp | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
     """What a take says of the entries before it, so that a start need not read them. Not an entry of its own.
 
-    ``pending`` epochs are complete, as last replayed; ``done`` ones are (epoch, attempt, digest of offsets). ``takes``
-    are the numbers of entries that are never removed (see `epochsink.protocol.ledger.Ledger.trim`).
+    ``pending`` epochs are complete, as last replayed; ``done`` ones are (epoch, attempt, digest of offsets).
+    ``applied`` has, for each sink, the newest done epoch with rows, however old. ``takes`` are the numbers of entries
+    that are never removed (see `epochsink.protocol.ledger.Ledger.trim`).
     """
 
     pending: tuple[Prepared, ...] = ()
     done: tuple[tuple[int, str, str], ...] = ()
+    applied: Mapping[str, LastDone] = field(default_factory=dict)
     skipped: int = -1
     disputed: tuple[int, ...] = ()
     abandoned: Abandoned | None = None
@@ -222,59 +221,57 @@ def encode(entry: Entry) -> bytes:
     return json.dumps(content, default=_to_json).encode() + b"\n"
 
 
-def _to_json(value: Entry | Share | SpoolFile | LastDone | Stamp | Summary) -> dict[str, Any]:
+def _to_json(value: Any) -> dict[str, Any]:
     # `asdict` would copy every committable deeply
-    return {name: getattr(value, name) for name in value.__slots__}
+    return {each.name: getattr(value, each.name) for each in fields(value)}
 
 
 def decode(data: bytes) -> Entry:
-    """Return the entry that a line of JSON holds. Raises ValueError, KeyError, TypeError."""
-    fields = json.loads(data)
-    kind, version = fields.pop("entry"), fields.pop("version")
+    """Return the entry that a line of JSON holds. Raises ValueError, KeyError, TypeError.
+
+    If the version or the kind of the entry is unknown, the error names the version of epochsink that wrote it.
+    """
+    content = json.loads(data)
+    kind, version = content["entry"], content["version"]
+    # all versions keep these three where they are
+    writer = f"epochsink {(content.get('stamp') or {}).get('epochsink', 'of an unknown version')} wrote it"
     if version != VERSION:
-        raise ValueError(f"version {version}")
-    return _KINDS[kind](**_values(fields))
+        raise ValueError(f"format version {version}; {writer}, and epochsink {__version__} reads {VERSION} only")
+    if kind not in _KINDS:
+        raise ValueError(f"unknown kind of entry {kind!r}; {writer}, and this is epochsink {__version__}")
+    return _read(_KINDS[kind], content)
 
 
-def _values(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        name: _READ[name](value) if name in _READ and value is not None else value for name, value in fields.items()
-    }
+def _read(kind: type[_Value], content: Mapping[str, Any]) -> _Value:
+    """Return a value from its JSON, without what a newer epochsink has added: it may be ignored."""
+    known = {each.name for each in fields(kind)}  # type: ignore[arg-type] # a dataclass
+    given = {name: value for name, value in content.items() if name in known and value is not None}
+    return kind(**{name: _READ[name](value) if name in _READ else value for name, value in given.items()})
 
 
-def _shares(shares: Mapping[str, Any]) -> dict[str, Share]:
-    return {sink: _share(share) for sink, share in shares.items()}
+def _each(kind: type[_Value]) -> Callable[[Mapping[str, Any]], dict[str, _Value]]:
+    return lambda contents: {name: _read(kind, content) for name, content in contents.items()}
 
 
-def _share(fields: Mapping[str, Any]) -> Share:
-    files = {task: SpoolFile(**file) for task, file in fields["files"].items()}
-    return Share(tuple(fields["parts"]), tuple(fields["tasks"]), files)
-
-
-def _applied(newest: Mapping[str, Any]) -> dict[str, LastDone]:
-    return {sink: LastDone(last["epoch"], last["attempt"], tuple(last["parts"])) for sink, last in newest.items()}
-
-
-def _summary(fields: Mapping[str, Any]) -> Summary:
-    abandoned = fields["abandoned"]
-    return Summary(
-        pending=tuple(Prepared(**_values(prepared)) for prepared in fields["pending"]),
-        done=tuple((number, attempt, offsets) for number, attempt, offsets in fields["done"]),
-        skipped=fields["skipped"],
-        disputed=tuple(fields["disputed"]),
-        abandoned=None if abandoned is None else Abandoned(**_values(abandoned)),
-        takes=tuple(fields["takes"]),
-    )
+def _pairs(rows: list[list[Any]]) -> tuple[tuple[Any, ...], ...]:
+    return tuple(map(tuple, rows))
 
 
 _READ: Final[dict[str, Callable[[Any], Any]]] = {
     "parts": tuple,
+    "tasks": tuple,
     "sinks": tuple,
     "ended": tuple,
-    "together": lambda together: tuple(map(tuple, together)),
-    "shares": _shares,
-    "applied": _applied,
-    "summary": _summary,
-    "stamp": lambda stamp: Stamp(**stamp),
+    "disputed": tuple,
+    "takes": tuple,
+    "together": _pairs,
+    "done": _pairs,
+    "shares": _each(Share),
+    "files": _each(SpoolFile),
+    "applied": _each(LastDone),
+    "pending": lambda pending: tuple(_read(Prepared, each) for each in pending),
+    "abandoned": lambda content: _read(Abandoned, content),
+    "summary": lambda content: _read(Summary, content),
+    "stamp": lambda content: _read(Stamp, content),
 }
-"""How a field becomes what it was, where JSON has no word for it."""
+"""How to make a field's value from its JSON, if the JSON is not the value itself."""

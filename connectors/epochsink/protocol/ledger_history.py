@@ -83,6 +83,7 @@ class History:
         return Summary(
             pending=tuple(self.pending),
             done=tuple((number, self.epochs[number].attempt, self.epochs[number].offsets) for number in done),
+            applied=dict(self.applied),
             skipped=self.skipped,
             disputed=tuple(sorted(self.disputed)),
             abandoned=self.abandoned,
@@ -101,7 +102,9 @@ class History:
         """
         match entry:
             case Take():
-                self._take(entry)
+                if self.owner is None:
+                    self._begin_with(entry.summary)
+                self.owner = entry
             case _ if self.owner is None:
                 return
             case Prepared():
@@ -130,19 +133,13 @@ class History:
             case Abandoned():
                 self.abandoned = entry
 
-    def _take(self, take: Take) -> None:
-        if self.owner is None and take.summary is not None:
-            self._begin_with(take.summary)
-        self.owner = take
-        for sink, last in take.applied.items():
-            self._apply(sink, last)
-
     def _begin_with(self, summary: Summary) -> None:
         for number, attempt, offsets in summary.done:
             self.epochs[number] = Prepared(number, attempt, offsets, {})
             self.done.add(number)
         for prepared in summary.pending:
             self.epochs[prepared.epoch] = prepared
+        self.applied = dict(summary.applied)
         self.skipped = summary.skipped
         self.disputed = set(summary.disputed)
         self.abandoned = summary.abandoned

@@ -62,8 +62,7 @@ class RunState:
         self, sink: str, epoch: Epoch, share: Share, parts: Sequence[Committable], applied: Mapping[str, LastDone]
     ) -> Ballot:
         """Return what a sink's participant needs for some parts of the sink's share of an epoch."""
-        recorded_in = self.ledger.file_of(epoch.number)
-        rows = self.spool.rows(self.identities[sink], epoch, share.tasks, share.files, recorded_in)
+        rows = self.spool.rows(self.identities[sink], epoch, share.tasks, share.files)
         return Ballot(parts, rows, applied.get(sink))
 
     @contextmanager

@@ -10,6 +10,8 @@ next sweep takes them away). See `epochsink.protocol.storage` for where it can b
 
 A small file need not be one: the ledger's entry carries it, so that the epoch waits for one file of the store, not for
 two, and on HDFS not for the 400 ms that a DataNode may sleep before its file is complete.
+
+The schema's metadata names the version of the format and the version of epochsink that wrote it.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 
+from epochsink import __version__
 from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing
 from epochsink.identity import identity_key
 from epochsink.protocol.storage import LocalStorage, is_object_store
@@ -103,13 +106,9 @@ class Spool:
         epoch: Epoch,
         tasks: Sequence[str],
         files: Mapping[str, SpoolFile] = MappingProxyType({}),
-        recorded_in: str = "",
     ) -> SpooledRows:
-        """Return the rows that accepted tasks have spooled for a sink; ``files`` is what is recorded of them.
-
-        ``recorded_in`` is the ledger's file that records it, for errors.
-        """
-        return SpooledRows(self, identity, epoch, tuple(tasks), files, recorded_in)
+        """Return the rows that accepted tasks have spooled for a sink; ``files`` is what is recorded of them."""
+        return SpooledRows(self, identity, epoch, tuple(tasks), files)
 
     def open(self, identity: Identity, epoch: Epoch, task: str) -> pa.NativeFile:
         """Open a task's file of a sink. Raises FileNotFoundError."""
@@ -158,10 +157,9 @@ class NoSpool:
         epoch: Epoch,
         tasks: Sequence[str],
         files: Mapping[str, SpoolFile],
-        recorded_in: str = "",
     ) -> SpooledRows:
         """Return rows of which those can be read that the record carries: an earlier run had a spool."""
-        return SpooledRows(self, identity, epoch, tuple(tasks), files, recorded_in)
+        return SpooledRows(self, identity, epoch, tuple(tasks), files)
 
     def open(self, identity: Identity, epoch: Epoch, task: str) -> pa.NativeFile:
         """Raise FileNotFoundError."""
@@ -185,7 +183,9 @@ class SpoolWriter:
 
     def __init__(self, create: Callable[[], Output], schema: pa.Schema, carried: int) -> None:
         self._output = _Checksummed(create, carried)
-        self._stream = pa.ipc.new_stream(pa.PythonFile(self._output, mode="w"), schema, options=_packed())
+        told = {**(schema.metadata or {}), _FORMAT: FORMAT, _WRITTEN_BY: __version__}
+        file = pa.PythonFile(self._output, mode="w")
+        self._stream = pa.ipc.new_stream(file, schema.with_metadata(told), options=_packed())
         self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -254,7 +254,6 @@ class SpooledRows:
     epoch: Epoch
     accepted: tuple[str, ...]
     files: Mapping[str, SpoolFile]
-    recorded_in: str = ""
 
     def tasks(self) -> Sequence[str]:
         """Return the uuids of the accepted tasks that had rows."""
@@ -265,6 +264,7 @@ class SpooledRows:
         found = 0
         try:
             with self._verified(task) as source, pa.ipc.open_stream(source) as stream:
+                self._refuse_other_format(task, stream.schema)
                 for batch in stream:
                     found += batch.num_rows
                     yield batch
@@ -315,15 +315,29 @@ class SpooledRows:
         recorded = self.files.get(task)
         if recorded is not None and recorded.carried:
             # few rows are in the ledger itself
-            place, copy = f"the ledger's file {self.recorded_in or 'epochsink/ledger/'}", "that file"
+            place, copy = "the ledger's record (epochsink/ledger/ in the checkpoint)", "the ledger folder"
         else:
-            place = f"the spool file {self.spool.root}/{_name(self.identity, self.epoch, task)}"
-            copy = "the spool folder"
+            place, copy = self._place(task), "the spool folder"
         return SpoolDamaged(
             f"{place} with rows of epoch {self.epoch.number}, sink '{self.identity.sink}', was cut or changed: "
             f"it was written with {expected}, and holds {found}; none of its rows is applied",
             hint=self._way_on(copy),
         )
+
+    def _refuse_other_format(self, task: str, schema: pa.Schema) -> None:
+        """Refuse rows that were spooled in a format that this version does not know."""
+        told = schema.metadata or {}
+        version, writer = (told.get(key, b"unknown").decode() for key in (_FORMAT, _WRITTEN_BY))
+        if version != FORMAT:
+            raise SpoolDamaged(
+                f"{self._place(task)} with rows of epoch {self.epoch.number}, sink '{self.identity.sink}', has format "
+                f"version {version}; epochsink {writer} wrote it, and epochsink {__version__} reads version {FORMAT} "
+                "only; none of its rows is applied",
+                hint=f"start the query with epochsink {writer} or a later version",
+            )
+
+    def _place(self, task: str) -> str:
+        return f"the spool file {self.spool.root}/{_name(self.identity, self.epoch, task)}"
 
     def _way_on(self, place: str) -> str:
         number = self.epoch.number
@@ -340,6 +354,9 @@ def _packed() -> pa.ipc.IpcWriteOptions:
     return pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 
 
+FORMAT: Final = "1"
+"""The version of the spool files' format: the one that is written, and the only one that is read."""
+_FORMAT, _WRITTEN_BY = b"epochsink.format", b"epochsink.version"
 _READ_BYTES: Final = 32 << 20
 _ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"
 
