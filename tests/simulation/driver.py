@@ -324,10 +324,7 @@ class Driver(Process):
             while not self.stream_ended:
                 seen = self.simulation.commits_made
                 self._refuse_unheard_start()
-                settled = coordinator.commit_decided()
-                # the real one leaves it out while a batch runs, and soon looks again: here that would be never
-                coordinator.refuse_swallowed()
-                if settled:
+                if coordinator.commit_decided():
                     self._tidy()
                     wait(partial(self._has_work, seen))
                 else:

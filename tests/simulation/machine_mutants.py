@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from epochsink.protocol.applied_check import AppliedCheck
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.commits import Commits
+from epochsink.protocol.consistency import AppliedCheck
 from epochsink.protocol.coordinator import Coordinator, Plan
-from epochsink.protocol.epochs import Epochs
 from epochsink.protocol.ledger import _name
 from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Summary, Take, encode
-from epochsink.protocol.recovery import Recovery
 from epochsink.protocol.run_state import RunState
 from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER, Sweep, abort_orphans
-from epochsink.sink import COMMITTED, Ballot, Epoch
+from epochsink.sink import COMMITTED, NOTHING_SPOOLED, Ballot, Epoch
 from simulation.storage import QuickLedger
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 
     from epochsink.errors import EpochsinkError
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import LastDone, Participant, Spooled, Written
+    from epochsink.sink import Participant, Spooled, Written
 
 # ---- the ledger
 
@@ -108,7 +106,7 @@ def made_of(**kinds: type[Any]) -> type[Coordinator]:
     return Mutated
 
 
-class AbortsWhatIsRecorded(Epochs):
+class AbortsWhatIsRecorded(Coordinator):
     """Aborts a recorded, undecided epoch when Spark runs it again, and writes it anew."""
 
     def settle(self, number: int) -> Plan:
@@ -131,7 +129,7 @@ def abort_recorded(run: RunState, number: int) -> None:
             run.spool.drop(run.query_id, epoch)
 
 
-class Supersedes(Epochs):
+class Supersedes(Coordinator):
     """Writes a recorded, undecided epoch anew: the later entry stands."""
 
     def settle(self, number: int) -> Plan:
@@ -141,7 +139,7 @@ class Supersedes(Epochs):
         return Plan.WRITE
 
 
-class AbortsAtRecovery(Recovery):
+class AbortsAtRecovery(Coordinator):
     """Aborts recorded epochs that are not decided when it starts, as a fresh start."""
 
     def recover(self) -> None:
@@ -157,7 +155,7 @@ class IgnoresMarkers(AppliedCheck):
         pass
 
 
-class IgnoresOlderLedger(Recovery):
+class IgnoresOlderLedger(Coordinator):
     """Does not compare the checkpoint's decisions with the ledger when it starts."""
 
     def _refuse_disagreement(self, history: History) -> None:
@@ -183,9 +181,7 @@ class ConcludesFromMemory(RunState):
 class ConcludesBeforeReading(Commits):
     """Takes a target's answer about an epoch for the last word, whoever has finished the epoch meanwhile."""
 
-    def _commit_parts(
-        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
-    ) -> bool:
+    def _commit_parts(self, number: int, participant: Participant, names: Sequence[str]) -> bool:
         run: Any = self._run
         ledger, known = run.ledger, run.ledger.verify()
 
@@ -203,7 +199,7 @@ class ConcludesBeforeReading(Commits):
 
         run.ledger = Stale()
         try:
-            return super()._commit_parts(number, participant, names, applied)
+            return super()._commit_parts(number, participant, names)
         finally:
             run.ledger = ledger
 
@@ -211,9 +207,7 @@ class ConcludesBeforeReading(Commits):
 class CommitsUnrecordedReplays(Commits):
     """Commits what it has prepared again without a record of it."""
 
-    def _commit_parts(
-        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
-    ) -> bool:
+    def _commit_parts(self, number: int, participant: Participant, names: Sequence[str]) -> bool:
         run, prepared = self._run, self._run.ledger.known().epochs[number]
         for name in names:
             rows = run.spool.rows(run.identities[name], prepared.at, prepared.shares[name].tasks, {})
@@ -237,7 +231,7 @@ class SweepsByAnOldLedger(Sweep):
         self._until_spool = SPOOL_SWEPT_AFTER
 
 
-class SweepsAfterCommits(Recovery):
+class SweepsAfterCommits(Coordinator):
     """Commits before it sweeps when it starts."""
 
     def recover(self) -> None:
@@ -266,10 +260,10 @@ class IgnoresReplays(Coordinator):
         queue.replaying = queue.alone
 
 
-class AbandonsTheUnknown(Epochs):
+class AbandonsTheUnknown(Coordinator):
     """Aborts an attempt when appending its record has raised."""
 
-    def record(self, epoch: Epoch, written: Written, spooled: Spooled) -> None:
+    def record(self, epoch: Epoch, written: Written, spooled: Spooled = NOTHING_SPOOLED) -> None:
         try:
             super().record(epoch, written, spooled)
         except OSError:
@@ -287,10 +281,8 @@ def end_everything(run: RunState, epoch: Epoch) -> None:
 class DropsFirst(Commits):
     """Drops the spool before the ledger says done."""
 
-    def _commit_parts(
-        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
-    ) -> bool:
-        committed = super()._commit_parts(number, participant, names, applied)
+    def _commit_parts(self, number: int, participant: Participant, names: Sequence[str]) -> bool:
+        committed = super()._commit_parts(number, participant, names)
         self._run.spool.drop(self._run.query_id, self._run.ledger.known().epochs[number].at)
         return committed
 
@@ -328,9 +320,7 @@ class ReplaysFromTheFirstRecord(Commits):
         self._recorded = self._run.ledger.verify().epochs[number]
         super().commit(number)
 
-    def _replay(
-        self, number: int, participant: Participant, sinks: Sequence[str], index: int, applied: Mapping[str, LastDone]
-    ) -> None:
+    def _replay(self, number: int, participant: Participant, sinks: Sequence[str], index: int) -> None:
         run: Any = self._run
         ledger, before = run.ledger, self._recorded.shares[sinks[0]].parts
 
@@ -343,6 +333,6 @@ class ReplaysFromTheFirstRecord(Commits):
 
         run.ledger = Forgetful()
         try:
-            super()._replay(number, participant, sinks, index, applied)
+            super()._replay(number, participant, sinks, index)
         finally:
             run.ledger = ledger

@@ -59,16 +59,14 @@ MUTANTS = (
     Mutant("commit before the decision", Variant(checkpoint=machine.DecidedAtOnce), "K", ((32, ("after",)),)),
     Mutant(
         "abort at the re-run what is recorded",
-        Variant(coordinator=made_of(epochs=machine.AbortsWhatIsRecorded)),
+        Variant(coordinator=machine.AbortsWhatIsRecorded),
         "K",
         ((29, ("pause", 70, 999)),),
     ),
-    Mutant(
-        "supersede what is recorded", Variant(coordinator=made_of(epochs=machine.Supersedes)), "P", ((34, ("before",)),)
-    ),
+    Mutant("supersede what is recorded", Variant(coordinator=machine.Supersedes), "P", ((34, ("before",)),)),
     Mutant(
         "abort at recovery what is recorded",
-        Variant(coordinator=made_of(recovery=machine.AbortsAtRecovery)),
+        Variant(coordinator=machine.AbortsAtRecovery),
         "K",
         ((34, ("before",)),),
     ),
@@ -80,7 +78,7 @@ MUTANTS = (
     ),
     Mutant(
         "older ledger not noticed at the start",
-        Variant(coordinator=made_of(recovery=machine.IgnoresOlderLedger)),
+        Variant(coordinator=machine.IgnoresOlderLedger),
         "K",
         ((68, ("ledger", 0)),),
     ),
@@ -104,7 +102,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweep after the commits of a recovery",
-        Variant(coordinator=made_of(recovery=machine.SweepsAfterCommits)),
+        Variant(coordinator=machine.SweepsAfterCommits),
         "P",
         ((26, ("rollback",)), (38, ("pause", 7, 1))),
         schedule=2,
@@ -121,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "abort after an unknown append",
-        Variant(coordinator=made_of(epochs=machine.AbandonsTheUnknown)),
+        Variant(coordinator=machine.AbandonsTheUnknown),
         "E",
         ((23, ("lost",)),),
     ),
@@ -403,9 +401,7 @@ MUTANTS = (
         ((20, ("swallow",)),),
     ),
     Mutant("a second call in an epoch", Variant(refuses_second_calls=False), "K", ((48, ("double",)),)),
-    Mutant(
-        "half a record stands", Variant(coordinator=made_of(epochs=world.KeepsHalfARecord)), "K", ((48, ("double",)),)
-    ),
+    Mutant("half a record stands", Variant(coordinator=world.KeepsHalfARecord), "K", ((48, ("double",)),)),
     Mutant("joining any target", Variant(coordinator=made_of(check=world.JoinsAnyTarget)), "K", ((41, ("rejoin",)),)),
     Mutant(
         "Kafka replays with today's options",

@@ -7,11 +7,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from epochsink.protocol.applied_check import AppliedCheck
 from epochsink.protocol.commits import Commits
+from epochsink.protocol.consistency import AppliedCheck
 from epochsink.protocol.coordinator import Coordinator, Plan
-from epochsink.protocol.epochs import Epochs
-from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Rows, SpoolFile, Verdict
+from epochsink.sink import COMMITTED, Ballot, Committable, Epoch, LastDone, Mark, Rows, SpoolFile, Verdict
 from simulation.driver import SLOTS
 from simulation.kafka_port import KafkaPort
 from simulation.postgres_port import PreparedPort, StagedPort
@@ -38,12 +37,20 @@ def _epoch(mark: Mark) -> int:
 class IgnoresMarkersInCommit(Commits):
     """Commits without a look at what the targets hold, before it and after it."""
 
-    def _commit_parts(
-        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
-    ) -> bool:
+    def _commit_parts(self, number: int, participant: Participant, names: Sequence[str]) -> bool:
         check: Any = self._check
         check.verify_before_commit = lambda number, name: None  # noqa: ARG005 - that is the mutation
-        return super()._commit_parts(number, participant, names, {})
+        run: Any = self._run
+        made = run.ballots
+
+        def without_after(*asked: Any) -> dict[str, Ballot]:
+            return {name: replace(ballot, after=None) for name, ballot in made(*asked).items()}
+
+        run.ballots = without_after
+        try:
+            return super()._commit_parts(number, participant, names)
+        finally:
+            del run.ballots
 
 
 class ComparesNothing(Coordinator):
@@ -69,15 +76,14 @@ class ComparesAtTheStart(ComparesNothing):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        recovery: Any = self._recovery
-        refuse = recovery._refuse_disagreement
+        refuse = self._refuse_disagreement
 
         def refuse_and_compare(history: History) -> None:
             self.compare()
             refuse(history)
             self.stop_comparing()
 
-        recovery._refuse_disagreement = refuse_and_compare
+        self._refuse_disagreement = refuse_and_compare  # type: ignore[method-assign]
 
 
 class ComparesBeforeASweep(ComparesNothing):
@@ -101,11 +107,11 @@ class IgnoresWhatSparkDecidedAlone(AppliedCheck):
 class LetsErrorsBeSwallowed(Commits):
     """Raises in the stream thread alone."""
 
-    def refuse_swallowed(self) -> None:
+    def _refuse_swallowed(self) -> None:
         pass
 
 
-class KeepsHalfARecord(Epochs):
+class KeepsHalfARecord(Coordinator):
     """Lets the record of an epoch stand in which it was called twice."""
 
     def dispute(self, number: int) -> None:

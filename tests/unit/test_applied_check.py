@@ -183,7 +183,7 @@ def test_an_error_that_the_users_function_swallowed_is_named(kit: CheckpointKit,
     assert kit.coordinator.commit_decided()
     kit.decide(1)
     with pytest.raises(WentBack, match="caught the error with which epoch 1 failed"):
-        kit.coordinator.refuse_swallowed()
+        kit.coordinator.commit_decided()
     with pytest.raises(WentBack, match="caught the error with which epoch 1 failed"):
         kit.coordinator.settle(2)
 
@@ -194,9 +194,9 @@ def test_an_epoch_under_way_is_not_taken_for_one_that_was_swallowed(kit: Checkpo
     assert kit.coordinator.settle(0) is Plan.WRITE
     kit.coordinator.abandon(kit.coordinator.begin(0))
     assert kit.coordinator.settle(0) is Plan.WRITE
-    kit.coordinator.refuse_swallowed()
+    assert kit.coordinator.commit_decided()
     kit.run(0, rows(0))
-    kit.coordinator.refuse_swallowed()
+    assert kit.coordinator.commit_decided()
     assert ids(sink) == [0]
 
 

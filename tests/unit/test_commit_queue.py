@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from epochsink.protocol.commit_queue import CommitQueue
+from epochsink.protocol.run_state import CommitQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -40,9 +40,6 @@ class FakeCoordinator:
     def wait_pending(self, seconds: float) -> None:
         assert seconds > 0
 
-    def refuse_swallowed(self) -> None:
-        self._do("refuse_swallowed")
-
     def wait_run(self, seconds: float) -> None:
         self.pauses.append(seconds)
         time.sleep(seconds)
@@ -151,25 +148,7 @@ def test_its_looks_grow_rarer_the_longer_spark_takes() -> None:
     assert (pauses[0], pauses[-1]) == (0.001, commit_thread.LONGEST_IN_POLLS * 0.001)
 
 
-def test_it_asks_for_swallowed_errors_only_between_the_batches() -> None:
-    """Each look is a request to the store, and while foreachBatch runs there is nothing to find."""
-    coordinator, stream = FakeCoordinator(), FakeStream()
-    stream.is_in_batch = lambda: True  # type: ignore[method-assign]
-    thread = start(coordinator, stream)
-    assert coordinator.asked.wait(SECONDS)
-    coordinator.asked.clear()
-    assert coordinator.asked.wait(SECONDS)
-    assert "refuse_swallowed" not in coordinator.calls
-    stream.is_in_batch = lambda: False  # type: ignore[method-assign]
-    deadline = time.monotonic() + SECONDS
-    while "refuse_swallowed" not in coordinator.calls and time.monotonic() < deadline:
-        time.sleep(0.001)
-    stream.alive = False
-    thread.join(SECONDS)
-    assert "refuse_swallowed" in coordinator.calls
-
-
-@pytest.mark.parametrize("fails", ["commit_decided", "refuse_swallowed", "drain"])
+@pytest.mark.parametrize("fails", ["commit_decided", "drain"])
 def test_a_failure_is_kept_and_nothing_follows_it(fails: str) -> None:
     coordinator, stream = FakeCoordinator(fails=fails), FakeStream()
     stream.alive = fails != "drain"

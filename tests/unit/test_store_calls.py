@@ -70,16 +70,12 @@ class Query:
         self.spark.create(f"offsets/{number}", f'v1\n{{"batchWatermarkMs":0}}\n{{"offset":{number}}}'.encode())
         self._in("stream", lambda: self._begin(number))
         if number and early:
-            self._in("commit", self._commit)
+            self._in("commit", self.coordinator.commit_decided)
         self._in("stream", lambda: self._record(number))
         self.spark.create(f"commits/{number}", b'v1\n{"nextBatchWatermarkMs":0}')
         if not early:
-            self._in("commit", self._commit)
+            self._in("commit", self.coordinator.commit_decided)
         return self.calls.copy()
-
-    def _commit(self) -> None:
-        self.coordinator.commit_decided()
-        self.coordinator.refuse_swallowed()
 
     def _begin(self, number: int) -> None:
         assert self.coordinator.settle(number) is Plan.WRITE

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 from epochsink.cli.abandon import successor
 from epochsink.errors import LedgerCorrupt
 from epochsink.protocol.checkpoint import NOTHING_DECIDED
-from epochsink.protocol.ledger import Ledger
-from epochsink.protocol.ledger_damage import survey
+from epochsink.protocol.ledger import Ledger, survey
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger_damage import Damage
+    from epochsink.protocol.ledger import Damage
     from epochsink.protocol.ledger_entries import Abandoned, Prepared, Stamp, Take
     from epochsink.protocol.ledger_history import History
 

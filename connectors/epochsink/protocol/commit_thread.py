@@ -86,11 +86,7 @@ class CommitThread(threading.Thread):
                     return
                 look_again = time.monotonic() + LIVENESS_SECONDS
             # after the look at the stream: what Spark decided just before its end is still found by the drain
-            settled = self._coordinator.commit_decided()
-            if not self._stream.is_in_batch():
-                # not while foreachBatch runs, which may be about to record the epoch
-                self._coordinator.refuse_swallowed()
-            if settled:
+            if self._coordinator.commit_decided():
                 waiting_since = None
                 self._coordinator.queue.wait_pending(LIVENESS_SECONDS)
                 if time.monotonic() >= tidy_next:

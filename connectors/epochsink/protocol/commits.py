@@ -1,4 +1,4 @@
-"""Steps 6 and 7: commit what Spark has decided, and prepare again what a target has lost."""
+"""Commit what Spark has decided, and prepare again what a target has lost: steps 6 and 7."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from epochsink.protocol.ledger_entries import Done, Prepared, Replay
 from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from epochsink.protocol.applied_check import AppliedCheck
+    from epochsink.protocol.consistency import AppliedCheck
     from epochsink.protocol.run_state import RunState
-    from epochsink.sink import Ballot, LastDone, Participant
+    from epochsink.sink import Participant
 
 _log = logging.getLogger("epochsink")
 
@@ -40,24 +40,26 @@ class Commits:
                 queue.remove_first()
                 # after that: the next epoch's vote does not wait for it
                 self._trim()
+            if not queue.pending:
+                self._refuse_swallowed()
         except BaseException as failure:
             self._run.fail(failure)
             raise
         return not queue.pending
 
-    def refuse_swallowed(self) -> None:
-        """Raise `WentBack` if Spark has decided an epoch that this run was given and could not prepare."""
-        try:
-            number = self._run.owed
-            if number < 0 or not self._run.checkpoint.has_commit(number):
-                return
-            self._run.queue.raise_failure()
-            # read again: the append that raised may have recorded it after all
-            if number > self._run.ledger.verify().newest:
-                raise consistency.decided_without_us(number, number, attempted=number)
-        except BaseException as failure:
-            self._run.fail(failure)
-            raise
+    def _refuse_swallowed(self) -> None:
+        """Raise `WentBack` if Spark has decided an epoch that this run was given and has not prepared.
+
+        The user's function has caught our error then. Raised in the next epoch, this one would meet the same
+        ``except``; so it is looked for here. Most such queries have ended before that, inside the failing call.
+        """
+        number = self._run.owed
+        if number < 0 or not self._run.checkpoint.has_commit(number):
+            return
+        self._run.queue.raise_failure()
+        # read again: the append that raised may have recorded it after all
+        if number > self._run.ledger.verify().newest:
+            raise consistency.decided_without_us(number, number, attempted=number)
 
     def drain(self) -> None:
         """Commit what is decided, once the stream has ended."""
@@ -67,7 +69,7 @@ class Commits:
             if self._run.checkpoint.is_decided(prepared.epoch):
                 self.commit(prepared.epoch)
         self._trim()
-        # no next epoch may come that would say so
+        # no next epoch may come in which `settle` would find it
         self._check.refuse_undocumented(history)
 
     def has_decided(self) -> bool:
@@ -76,7 +78,7 @@ class Commits:
         return bool(queue.pending) and not queue.failed and self._run.checkpoint.has_commit(queue.pending[0])
 
     def _is_decided(self, number: int) -> bool:
-        # in this order: Spark runs a later epoch only when the commit of the one before stands
+        # in this order: Spark runs a later epoch only when the commit of the one before exists
         running = self._run.queue.running
         if self._run.checkpoint.has_commit(number):
             return True
@@ -100,29 +102,27 @@ class Commits:
             return
         reach("coordinator.commit.before")
         recorded = history.epochs[number]
-        # what this run has recorded, it has recorded with the offsets that stood there
+        # what this run has recorded, it has recorded with the offsets of then
         if number not in run.recorded and recorded.offsets != run.checkpoint.offsets_digest(number):
             raise run.conclude(consistency.other_input(number))
         # what readers are about to see must not be undone by a power cut that takes the decision back
         run.checkpoint.make_durable(number)
         for participant, names in run.by_participant(recorded.shares):
-            if not self._commit_parts(number, participant, names, history.applied):
+            if not self._commit_parts(number, participant, names):
                 return
             reach("coordinator.commit.between")
-        prepared = run.ledger.known().epochs[number]  # a replay has put parts in the place of others
+        prepared = run.ledger.known().epochs[number]  # a replay has replaced parts
         for participant, names in run.by_participant(prepared.shares):
             with run.if_ours(participant):
-                participant.await_visible(prepared.at, self._ballots(prepared, names, history.applied))
+                participant.await_visible(prepared.at, run.ballots(prepared, names))
         reach("coordinator.done.before")
-        # whether the ledger is still ours is found out by this very append
+        # this very append finds out whether the ledger is still ours
         run.ledger.append(Done(number))
         reach("coordinator.done.after")
         run.recorded.discard(number)
         self._clear(prepared)
 
-    def _commit_parts(
-        self, number: int, participant: Participant, names: Sequence[str], applied: Mapping[str, LastDone]
-    ) -> bool:
+    def _commit_parts(self, number: int, participant: Participant, names: Sequence[str]) -> bool:
         """Commit a participant's parts, replaying what the target has lost; False if the epoch proves to be done."""
         ledger = self._run.ledger
         left = {name: list(range(len(ledger.known().epochs[number].parts_of(name)))) for name in names}
@@ -135,43 +135,33 @@ class Commits:
             # the newest entry, not what was read before: the replays of the last turn are in it
             prepared = ledger.known().epochs[number]
             with self._run.if_ours(participant):
-                verdicts = participant.commit(prepared.at, self._ballots(prepared, left, applied, only=left))
-            judged = [
+                verdicts = participant.commit(prepared.at, self._run.ballots(prepared, left, left))
+            open_parts = [
                 (name, index, verdict)
                 for name, indices in left.items()
                 for index, verdict in zip(indices, verdicts[name], strict=True)
                 if verdict.outcome is not Outcome.COMMITTED
             ]
             # before anything is concluded from the target, the ledger says whether the question is still ours
-            if not judged or number in ledger.verify().done:
-                return not judged
-            for name, _index, verdict in judged:
+            if not open_parts or number in ledger.verify().done:
+                return not open_parts
+            left = {}
+            for name, index, verdict in open_parts:
                 if verdict.outcome is Outcome.UNKNOWN:
                     raise consistency.unknown_outcome(number, name, verdict.evidence)
-            left = {}
-            for name, index, _verdict in judged:
                 left.setdefault(name, []).append(index)
-            self._replay_lost(prepared, participant, left, applied)
-        name = judged[0][0]
+            # what several sinks share is prepared again once
+            shared = ((self._sharers(prepared, participant, name), index) for name, index, _ in open_parts)
+            for sinks, index in dict.fromkeys(shared):
+                self._replay(number, participant, sinks, index)
+        name = open_parts[0][0]
         raise consistency.unknown_outcome(number, name, f"prepared again {REPLAY_TURNS} times, and lost each time")
 
-    def _replay_lost(
-        self,
-        prepared: Prepared,
-        participant: Participant,
-        lost: Mapping[str, Sequence[int]],
-        applied: Mapping[str, LastDone],
-    ) -> None:
-        """Prepare again what the target has lost; what several sinks share, once."""
-        for name, indices in lost.items():
-            sharers = [one for one in prepared.sharers(name) if one in participant.members and one in prepared.shares]
-            for index in indices:
-                if next(one for one in sharers if index in lost.get(one, ())) == name:
-                    self._replay(prepared.epoch, participant, sharers, index, applied)
+    @staticmethod
+    def _sharers(prepared: Prepared, participant: Participant, name: str) -> tuple[str, ...]:
+        return tuple(one for one in prepared.sharers(name) if one in participant.members and one in prepared.shares)
 
-    def _replay(
-        self, number: int, participant: Participant, sinks: Sequence[str], index: int, applied: Mapping[str, LastDone]
-    ) -> None:
+    def _replay(self, number: int, participant: Participant, sinks: Sequence[str], index: int) -> None:
         """Prepare a part of some sinks again, and record it."""
         # a marker that is missing proves nothing if those of earlier epochs are missing too
         for name in participant.members:
@@ -180,39 +170,24 @@ class Commits:
             reach("coordinator.replay.before")
             prepared = self._run.ledger.verify().epochs[number]
             parts = prepared.parts_of(sinks[0])
-            ballots = self._ballots(prepared, sinks, applied, only=dict.fromkeys(sinks, (index,)))
+            ballots = self._run.ballots(prepared, sinks, dict.fromkeys(sinks, (index,)))
             replayed = participant.replay(prepared.at, parts[index], ballots, uuid.uuid4().hex)
             reach("coordinator.replay.prepared")
             self._run.ledger.append(Replay(number, tuple(sinks), (*parts[:index], replayed, *parts[index + 1 :])))
         reach("coordinator.replay.after")
 
-    def _ballots(
-        self,
-        prepared: Prepared,
-        sinks: Iterable[str],
-        applied: Mapping[str, LastDone],
-        *,
-        only: Mapping[str, Sequence[int]] | None = None,
-    ) -> dict[str, Ballot]:
-        """Return what a participant needs for some sinks' recorded parts: all of them, or those at some indices."""
-        ballots = {}
-        for name in sinks:
-            share = prepared.shares[name]
-            parts = share.parts if only is None else [share.parts[index] for index in only[name]]
-            ballots[name] = self._run.ballot(name, prepared.at, share, parts, applied)
-        return ballots
-
     def _clear(self, prepared: Prepared) -> None:
-        """Drop what a done epoch has left. Failing to is no harm: the next sweep finds it."""
+        """Drop what a done epoch has left. A failure does no harm: the next sweep finds it."""
+        run = self._run
         try:
-            for participant, names in self._run.by_participant(prepared.shares):
-                participant.finish(prepared.at, self._ballots(prepared, names, {}))
+            for participant, names in run.by_participant(prepared.shares):
+                participant.finish(prepared.at, run.ballots(prepared, names))
             known = [
-                (self._run.identities[name], task)
+                (run.identities[name], task)
                 for name, share in prepared.shares.items()
                 for task, file in share.files.items()
                 if not file.carried
             ]
-            self._run.spool.drop(self._run.query_id, prepared.at, known)
+            run.spool.drop(run.query_id, prepared.at, known)
         except OSError as failure:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", prepared.epoch, failure)

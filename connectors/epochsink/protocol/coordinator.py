@@ -14,29 +14,40 @@ tests/simulation that loses or duplicates rows without it.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+import enum
+import logging
+import uuid
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from epochsink.errors import EpochsinkError
-from epochsink.protocol.applied_check import AppliedCheck
-from epochsink.protocol.commit_queue import CommitQueue
+from epochsink.errors import EpochsinkError, Fenced
+from epochsink.failpoints import reach
+from epochsink.protocol import consistency
 from epochsink.protocol.commits import Commits
-from epochsink.protocol.epochs import Epochs, Plan
-from epochsink.protocol.recovery import Recovery
-from epochsink.protocol.run_state import RunState
+from epochsink.protocol.consistency import AppliedCheck
+from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Withdrawn
+from epochsink.protocol.run_state import CommitQueue, RunState
 from epochsink.protocol.sweep import Sweep
-from epochsink.sink import NOTHING_SPOOLED
+from epochsink.sink import NOTHING_SPOOLED, Epoch, Identity
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from epochsink.protocol.checkpoint import Checkpoint
     from epochsink.protocol.ledger import Ledger
+    from epochsink.protocol.ledger_history import History
     from epochsink.protocol.spool import NoSpool, Spool
-    from epochsink.sink import Epoch, Identity, Participant, Spooled, Written
+    from epochsink.sink import Participant, Spooled, Written
 
-__all__ = ["Coordinator", "Plan"]
+_log = logging.getLogger("epochsink")
+
+
+class Plan(enum.Enum):
+    """What foreachBatch has to do with an epoch."""
+
+    WRITE = "write its rows to the sinks"
+    RUN_FOR_STATE = "execute the plan for its state only: a recorded attempt exists"
 
 
 class Coordinator:
@@ -64,33 +75,85 @@ class Coordinator:
         self._check = AppliedCheck(self._run)
         self._sweep = Sweep(self._run)
         self._commits = Commits(self._run, self._check)
-        self._epochs = Epochs(self._run, self._check, self._sweep)
-        self._recovery = Recovery(self._run, self._check, self._sweep, self._commits, join_running=join_running)
+        self._join_running = join_running
+        self._begun = False
 
-    @contextmanager
-    def _addressed(self) -> Iterator[None]:
-        """Let the commands in an error's hint name the checkpoint, which the code that raises it does not know."""
-        try:
-            yield
-        except EpochsinkError as failure:
-            failure.address(self._run.location)
-            raise
+    def identity(self, sink: str) -> Identity:
+        """Return who a sink is in this generation."""
+        return self._run.identities[sink]
 
     # ---- step 0
 
     def recover(self) -> None:
-        """Take the ledger, compare it with checkpoint and targets, abort what nobody recorded, commit what is decided.
+        """Take the ledger, compare it with checkpoint and targets, abort what is not recorded, commit what is decided.
 
         A recorded epoch that is not decided yet is watched from now on: an earlier run may still be about to write its
         commit, and then Spark goes on to the next epoch, which may be long in coming. To be called once, before the
         first batch. Raises `WentBack`, `Fenced`, `OutcomeUnknown`.
         """
-        with self._addressed():
-            self._recovery.recover()
+        with self._run.addressed():
+            reach("coordinator.take.before")
+            self._take()
+            reach("coordinator.take.after")
+            history = self._run.ledger.verify()
+            self._refuse_disagreement(history)
+            # first: what a superseded driver prepared again and could not record may hold locks that a commit needs
+            self._fence_others()
+            for prepared in history.pending:
+                if self._run.checkpoint.is_decided(prepared.epoch):
+                    self._commits.commit(prepared.epoch)
+                elif prepared.epoch not in history.disputed:
+                    self.queue.add(prepared.epoch)
+            reach("coordinator.recover.after")
 
-    def identity(self, sink: str) -> Identity:
-        """Return who a sink is in this generation."""
-        return self._run.identities[sink]
+    def _take(self) -> None:
+        run = self._run
+        # in this order: what is decided by now is recorded by the time that the ledger is read
+        newest_decided = run.checkpoint.newest_decided()
+        before = run.ledger.read()
+        joined = -1
+        if before.owner is None and newest_decided >= 0:
+            if not self._join_running:
+                raise consistency.no_ledger(newest_decided)
+            self._check.refuse_known_targets()
+            joined = newest_decided
+        known = before.owner.origins if before.owner else {}
+        joining = [name for name in run.participant_of if name not in known]
+        if known:
+            _log_changed_sinks(joining, [name for name in known if name not in run.participant_of], before.newest)
+        new = {name: self._join(name) for name in joining}
+        held = max((run.participant_of[name].newest_generation(name) for name in joining), default=0)
+        # those that are known go along: two drivers that take a new ledger at once may remove each other's first entry
+        take = run.ledger.take(run.query_id, {**known, **new}, joined, above=held)
+        for name, participant in run.participant_of.items():
+            who = Identity(run.query_id, name, take.generation, take.origins[name], run.pipeline)
+            run.identities[name] = who
+            participant.open(who)
+
+    def _join(self, name: str) -> dict[str, Any]:
+        # before the take, which records it in the ledger: what the ledger knows of a sink's beginning is in its target
+        participant = self._run.participant_of[name]
+        participant.open(Identity(self._run.query_id, name, pipeline=self._run.pipeline))
+        return participant.initial_state(name)
+
+    def _refuse_disagreement(self, history: History) -> None:
+        self._check.refuse_undocumented(history)
+        self._check.verify_all()
+        for prepared in history.pending:
+            for name in prepared.shares.keys() - self._run.participant_of.keys():
+                raise self._run.conclude(consistency.sink_is_gone(prepared.epoch, name))
+
+    def _fence_others(self) -> None:
+        """End what drivers on other copies of this checkpoint may still do.
+
+        In this order: a driver that prepares after our fence sees it before it records; what was prepared before, the
+        sweep ends, or it is committed by then, which the comparison finds.
+        """
+        for participant in self._run.participants:
+            with self._run.if_ours(participant):
+                participant.fence()
+        self._sweep.all()
+        self._check.verify_all()
 
     # ---- steps 1 to 4, in the stream thread
 
@@ -100,29 +163,138 @@ class Coordinator:
         Raises `WentBack` if the epoch's input differs from what is recorded of it, and whatever made the
         commit thread fail.
         """
-        with self._addressed():
-            return self._epochs.settle(number)
+        with self._run.addressed():
+            return self._settle(number)
+
+    def _settle(self, number: int) -> Plan:
+        run = self._run
+        # until it is prepared: the user's function may catch whatever is raised from here on
+        run.owed = number if run.owed < 0 else run.owed
+        run.queue.raise_failure()
+        reach("coordinator.settle.before")
+        run.queue.run_epoch(number)
+        history = run.ledger.verify()
+        if history.newest < number - 1:
+            self._check.refuse_undocumented(history)
+        for prepared in history.pending:
+            if prepared.epoch < number:
+                self._expect_decided(prepared.epoch, number)
+        if number in history.disputed:
+            history = self._withdraw(number)
+        recorded = history.epochs.get(number)
+        if recorded is None:
+            # a take names what was applied, also if somebody has removed the entries of those epochs
+            newest = max(history.newest, *(last.epoch for last in history.applied.values() if last.parts), -1)
+            if number <= newest:
+                raise run.conclude(consistency.unknown_past(number, newest))
+            # before anything is swept: what a target that was set back holds prepared is evidence, and may be the rows
+            self._check.verify_all()
+            self._sweep.targets()
+            return Plan.WRITE
+        if recorded.offsets != run.checkpoint.offsets_digest(number):
+            raise run.conclude(consistency.other_input(number))
+        if number not in history.done and number not in run.queue.pending:
+            run.queue.wait_settled()
+            run.queue.add(number)
+        run.owed = -1
+        return Plan.RUN_FOR_STATE
+
+    def _expect_decided(self, epoch: int, running: int) -> None:
+        run = self._run
+        # between its record in this run and this call Spark has written its commit; if not, the commit thread finds out
+        if epoch in run.recorded and epoch in run.queue.pending:
+            return
+        if not run.checkpoint.is_decided(epoch):
+            raise run.conclude(consistency.undecided_before(epoch, running))
+        if epoch not in run.queue.pending and epoch not in run.ledger.known().done:
+            run.queue.add(epoch)
+
+    def _withdraw(self, number: int) -> History:
+        """Take back a disputed record: Spark has not decided the epoch, and runs it again.
+
+        Not earlier: if foreachBatch caught the error, Spark decides the epoch, and then what is recorded is committed.
+        """
+        # its commits are not looked for: nothing in this run has put it on the queue
+        if not self._run.checkpoint.is_decided(number) and number not in self._run.queue.pending:
+            self._run.ledger.append(Withdrawn(number))
+            self._run.ledger.verify()
+        return self._run.ledger.known()
 
     def dispute(self, number: int) -> None:
-        """Say in the ledger that the record of an epoch has only some of its rows: the query was called again in it.
+        """Note in the ledger that the record of an epoch has only some of its rows: the query was called again in it.
 
-        If nothing of it is recorded, there is nothing to say. May be repeated; until it stands, a later start takes
-        the record for whole.
+        If nothing of it is recorded, there is nothing to note. May be repeated; until it is noted, a later start takes
+        the record to be complete.
         """
-        self._epochs.dispute(number)
+        history = self._run.ledger.verify()
+        if number in history.epochs.keys() - history.done - history.disputed:
+            self._run.ledger.append(Disputed(number))
 
     def begin(self, number: int) -> Epoch:
         """Return a fresh attempt at an epoch, with a place in the spool. `record` or `abandon` ends it."""
-        return self._epochs.begin(number)
+        run = self._run
+        if not self._begun:
+            # what an earlier run has recorded may be lost by now: let its replay come first, not overtake this attempt
+            run.queue.wait_settled()
+            self._begun = True
+        run.queue.begin_attempt()
+        run.attempted = number
+        epoch = Epoch(number, uuid.uuid4().hex)
+        run.spool.make(run.query_id, epoch)
+        # while it is being written, Spark cannot decide it
+        run.owed = -1
+        reach("coordinator.write.before")
+        return epoch
 
     def record(self, epoch: Epoch, written: Written, spooled: Spooled = NOTHING_SPOOLED) -> None:
         """Let the participants vote, then record the epoch. When this returns, foreachBatch may return.
 
-        If this raises, the batch has to fail. If a vote raised, the attempt is abandoned; if the append did, it
-        may be recorded, so it stands until the next driver reads.
+        If this raises, the batch has to fail. If a vote raised, the attempt is abandoned; if the append did, the epoch
+        may be recorded, so nothing of it is aborted until the next driver has read the ledger.
         """
-        with self._addressed():
-            self._epochs.record(epoch, written, spooled)
+        run = self._run
+        with run.addressed():
+            try:
+                prepared = self._vote(epoch, written, spooled)
+            except Exception:
+                self.abandon(epoch)
+                raise
+            reach("coordinator.record.before")
+            run.owed = epoch.number
+            try:
+                run.ledger.append(prepared)
+            except Fenced:
+                # the one error that says that nothing was written. Any other leaves the attempt under way for good: it
+                # may be recorded, so nothing may end it
+                self.abandon(epoch)
+                raise
+            reach("coordinator.record.after")
+            run.owed = -1
+            run.recorded.add(epoch.number)
+            run.queue.add(epoch.number)
+            run.queue.end_attempt()
+
+    def _vote(self, epoch: Epoch, written: Written, spooled: Spooled) -> Prepared:
+        run = self._run
+        run.queue.wait_settled()
+        if run.queue.overtaken:
+            raise consistency.overtaken(epoch.number)
+        reach("coordinator.vote.before")
+        shares: dict[str, Share] = {}
+        for name, accepted in written.items():
+            tasks, answers = zip(*accepted, strict=True)
+            shares[name] = Share(answers, tasks, spooled.get(name, {}))
+        # each share holds what its tasks have answered, until its participant has voted
+        prepared = Prepared(epoch.number, epoch.attempt, "", shares)
+        by_participant = run.by_participant(written)
+        for participant, names in by_participant:
+            with run.if_ours(participant):
+                voted = participant.vote(epoch, run.ballots(prepared, names))
+            for name in names:
+                shares[name] = replace(shares[name], parts=tuple(voted[name]))
+                reach("coordinator.vote.between")
+        together = tuple(tuple(names) for _, names in by_participant if len(names) > 1)
+        return replace(prepared, offsets=run.checkpoint.offsets_digest(epoch.number), together=together)
 
     def abandon(self, epoch: Epoch) -> None:
         """Abort an attempt that failed before anything tried to record it.
@@ -130,29 +302,31 @@ class Coordinator:
         Best effort, so that the first error is the one that the user sees: what stays, `settle` or the
         next driver's `recover` sweeps.
         """
-        self._epochs.abandon(epoch)
+        self._run.owed = epoch.number
+        try:
+            try:
+                self._sweep.all()
+            except Fenced:
+                # after an operator has abandoned the checkpoint, there is no next sweep
+                self._sweep.own(epoch)
+            self.queue.end_attempt()
+        except (EpochsinkError, OSError) as failure:
+            self._sweep.look_into_spool()
+            _log.warning("attempt %s at epoch %d is left for the next sweep: %s", epoch.attempt, epoch.number, failure)
 
     # ---- steps 6 and 7, in the commit thread
 
     def commit_decided(self) -> bool:
         """Commit pending epochs that Spark has decided, oldest first; return whether none is left pending.
 
-        Called by the commit thread, as often as it likes. An error is kept, and raised in the stream thread too.
+        May be repeated at any time. An error is kept, and raised in the stream thread too: `WentBack` if Spark has
+        decided an epoch that this run was given and could not prepare.
         """
-        with self._addressed():
-            return self._commits.commit_decided()
+        return self._commits.commit_decided()
 
     def has_decided(self) -> bool:
         """Return whether a pending epoch is decided: its commit is under way or about to be."""
         return self._commits.has_decided()
-
-    def refuse_swallowed(self) -> None:
-        """Refuse an error that did not reach Spark: raised in the next epoch, it would meet the same ``except``.
-
-        Called by the commit thread while foreachBatch does not run: each look is a request to the store. Raises
-        `WentBack` if Spark has decided an epoch that this run was given and could not prepare.
-        """
-        self._commits.refuse_swallowed()
 
     def tidy(self) -> None:
         """Abort what losing tasks have left since the last sweep; does nothing unless the stream is idle."""
@@ -164,9 +338,25 @@ class Coordinator:
         An epoch that is recorded and not decided stays for the next start, which adopts it. Raises `WentBack` if Spark
         has decided an epoch that is not in the ledger.
         """
-        with self._addressed():
+        with self._run.addressed():
             self._commits.drain()
 
     def fail(self, failure: BaseException) -> None:
         """Keep the commit thread's failure for the stream thread, which raises it."""
         self._run.fail(failure)
+
+
+def _log_changed_sinks(joining: Sequence[str], gone: Sequence[str], newest: int) -> None:
+    """Tell which sinks are new and which are gone: a new name is a new sink, also for the same target."""
+    for name in gone:
+        _log.warning(
+            "sink '%s' is no longer part of this query: its target keeps what it holds and gets no more rows. If "
+            "it was renamed, give it its old name back",
+            name,
+        )
+    for name in joining:
+        _log.warning(
+            "sink '%s' joins this query after epoch %d: the rows of earlier epochs are not written to it",
+            name,
+            newest,
+        )

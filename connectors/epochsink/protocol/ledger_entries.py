@@ -222,8 +222,9 @@ def encode(entry: Entry) -> bytes:
 
 
 def _to_json(value: Any) -> dict[str, Any]:
-    # `asdict` would copy every committable deeply
-    return {each.name: getattr(value, each.name) for each in fields(value)}
+    # `asdict` would copy every committable deeply. Keyword-only fields last: a torn entry still names its epoch
+    names = sorted(fields(value), key=lambda each: each.kw_only is True)
+    return {each.name: getattr(value, each.name) for each in names}
 
 
 def decode(data: bytes) -> Entry:

@@ -1,24 +1,157 @@
-"""What the steps of one run share, and the rule under which one of them may draw a conclusion."""
+"""The state of one run of a query, which its two threads share.
+
+The stream thread adds recorded epochs and waits for them; the commit thread removes the committed ones. A sweep, a
+replay and an attempt exclude one another, because a sweep ends whatever the ledger does not name, and what a replay or
+an attempt has just prepared is not named yet. An attempt that was under way before a replay is *overtaken*: in a target
+that keeps rows in the order of writing, its rows are ordered before those of the earlier epoch.
+"""
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError, Fenced
-from epochsink.protocol import consistency
 from epochsink.sink import Ballot
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from epochsink.protocol.checkpoint import Checkpoint
-    from epochsink.protocol.commit_queue import CommitQueue
     from epochsink.protocol.ledger import Ledger
-    from epochsink.protocol.ledger_entries import Share
+    from epochsink.protocol.ledger_entries import Prepared
     from epochsink.protocol.spool import NoSpool, Spool
-    from epochsink.sink import Committable, Epoch, Identity, LastDone, Participant
+    from epochsink.sink import Identity, Participant
+
+
+class CommitQueue:
+    """The epochs to commit, the first failure, and which thread may sweep. ``monitor`` guards it."""
+
+    def __init__(self, monitor: threading.Condition | None = None) -> None:
+        self._monitor = monitor or threading.Condition()
+        self._pending: list[int] = []
+        self._failure: BaseException | None = None
+        self._occupied = False
+        self._attempting = False
+        self._overtaken = False
+        self._running = -1
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Recorded epochs that this run has yet to commit, oldest first."""
+        return tuple(self._pending)
+
+    @property
+    def running(self) -> int:
+        """The epoch that Spark runs, or ran last."""
+        return self._running
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether an earlier epoch was prepared again since the attempt under way began."""
+        return self._overtaken
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is a failure."""
+        return self._failure is not None
+
+    def add(self, number: int) -> None:
+        """Append a recorded epoch."""
+        with self._monitor:
+            self._pending.append(number)
+            self._monitor.notify_all()
+
+    def remove_first(self) -> None:
+        """Remove the oldest pending epoch: it is committed."""
+        with self._monitor:
+            self._pending.pop(0)
+            self._monitor.notify_all()
+
+    def run_epoch(self, number: int) -> None:
+        """Note which epoch Spark runs now: it has decided those before it."""
+        with self._monitor:
+            self._running = number
+            self._monitor.notify_all()
+
+    def wait_settled(self) -> None:
+        """Wait until no epoch is pending; raises the commit thread's failure."""
+        with self._monitor:
+            self._monitor.wait_for(lambda: not self._pending or self._failure is not None)
+        self.raise_failure()
+
+    def wait_run(self, seconds: float) -> None:
+        """Wait until Spark runs an epoch after the oldest pending one, for at most ``seconds``."""
+        with self._monitor:
+            self._monitor.wait_for(lambda: not self._pending or self._running > self._pending[0], seconds)
+
+    def wait_pending(self, seconds: float) -> None:
+        """Wait until an epoch is pending, for at most ``seconds``."""
+        with self._monitor:
+            self._monitor.wait_for(lambda: bool(self._pending), seconds)
+
+    def fail(self, failure: BaseException) -> None:
+        """Keep the first failure, and wake the thread that waits."""
+        with self._monitor:
+            # the first one: what comes after it is mostly its consequence
+            self._failure = self._failure or failure
+            self._monitor.notify_all()
+
+    def raise_failure(self) -> None:
+        """Raise the failure, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def begin_attempt(self) -> None:
+        """Wait for the end of a sweep or a replay; from here on `alone_if_idle` gives False."""
+        with self._monitor:
+            self._monitor.wait_for(lambda: not self._occupied)
+            # under the monitor, where alone_if_idle looks at it: no sweep begins from here on
+            self._attempting = True
+            self._overtaken = False
+
+    def end_attempt(self) -> None:
+        """Note that the attempt is recorded or ended."""
+        with self._monitor:
+            self._attempting = False
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Wait until nothing else sweeps or replays, and keep it so."""
+        with self._monitor:
+            self._monitor.wait_for(lambda: not self._occupied)
+            self._occupied = True
+        try:
+            yield
+        finally:
+            self._vacate()
+
+    @contextmanager
+    def replaying(self) -> Iterator[None]:
+        """Like `alone`, for a replay, which overtakes the attempt under way."""
+        with self.alone():
+            # before anything is prepared again: a vote that ends meanwhile has to see it
+            self._overtaken = True
+            yield
+
+    @contextmanager
+    def alone_if_idle(self) -> Iterator[bool]:
+        """Like `alone`, without waiting: give False if an epoch is pending, an attempt runs, or the run has failed."""
+        with self._monitor:
+            idle = not (self._pending or self._attempting or self._occupied or self.failed)
+            self._occupied = self._occupied or idle
+        try:
+            yield idle
+        finally:
+            if idle:
+                self._vacate()
+
+    def _vacate(self) -> None:
+        with self._monitor:
+            self._occupied = False
+            self._monitor.notify_all()
 
 
 @dataclass
@@ -58,12 +191,19 @@ class RunState:
             if any(participant is one for one in wanted.values())
         ]
 
-    def ballot(
-        self, sink: str, epoch: Epoch, share: Share, parts: Sequence[Committable], applied: Mapping[str, LastDone]
-    ) -> Ballot:
-        """Return what a sink's participant needs for some parts of the sink's share of an epoch."""
-        rows = self.spool.rows(self.identities[sink], epoch, share.tasks, share.files)
-        return Ballot(parts, rows, applied.get(sink))
+    def ballots(
+        self, prepared: Prepared, sinks: Iterable[str], only: Mapping[str, Sequence[int]] | None = None
+    ) -> dict[str, Ballot]:
+        """Return what a participant needs for some sinks' parts of an epoch: all, or those at the indices ``only``."""
+        # what is applied changes only as the epoch in question is done
+        applied = self.ledger.known().applied
+        ballots = {}
+        for name in sinks:
+            share = prepared.shares[name]
+            parts = share.parts if only is None else [share.parts[index] for index in only[name]]
+            rows = self.spool.rows(self.identities[name], prepared.at, share.tasks, share.files)
+            ballots[name] = Ballot(parts, rows, applied.get(name))
+        return ballots
 
     @contextmanager
     def if_ours(self, participant: Participant) -> Iterator[None]:
@@ -76,15 +216,25 @@ class RunState:
         except Fenced:
             raise
         except EpochsinkError as conclusion:
-            raise self.conclude(consistency.named(conclusion, ", ".join(participant.members))) from conclusion
+            conclusion.name_sink(", ".join(participant.members))
+            raise self.conclude(conclusion) from conclusion
 
     def conclude(self, conclusion: EpochsinkError) -> EpochsinkError:
         """Return a conclusion if the ledger is still ours; raises `Fenced` if it is not."""
         self.ledger.verify()
         return conclusion
 
+    @contextmanager
+    def addressed(self) -> Iterator[None]:
+        """Name the checkpoint in the commands of an error's hint: the code that raises it does not know the path."""
+        try:
+            yield
+        except EpochsinkError as failure:
+            failure.address(self.location)
+            raise
+
     def fail(self, failure: BaseException) -> None:
-        """Keep the commit thread's failure for the stream thread."""
+        """Keep the commit thread's failure for the stream thread, which raises it."""
         if isinstance(failure, EpochsinkError):
             failure.address(self.location)
         self.queue.fail(failure)

@@ -1,7 +1,7 @@
 """Abort what no recorded epoch names: in the targets, and in the spool.
 
-Attempts that failed, tasks that lost, drivers that died between their vote and their record leave things prepared,
-which hold locks or hold readers back. Only the owner of the ledger may end them.
+Failed attempts, losing tasks, and drivers that died between their vote and their record leave things prepared, which
+hold locks or hold readers back. Only the owner of the ledger may end them.
 """
 
 from __future__ import annotations
