@@ -15,7 +15,7 @@ from epochsink.protocol.spool import NoSpool
 from epochsink.sink import Epoch, Identity, Keeping
 from epochsink.spark.compat import byte_limit_of_batches
 from epochsink.spark.epoch_writer import ByteLimit
-from epochsink.spark.write_task import WriteJob, WriteOrder
+from epochsink.spark.write_task import Answer, WriteJob, WriteOrder
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
@@ -100,8 +100,9 @@ def test_a_task_forgets_finders_of_archives_and_can_still_import_from_them(
     identity = Identity("q" * 32, "out", 1)
     job = WriteJob({"out": sink}, {"out": identity}, NoSpool())
     rows = pa.record_batch({"id": pa.array([1, 2])})
-    [answer] = job.write(WriteOrder(Epoch(0, "a" * 32), {"out": Keeping.NOT}), [rows])
-    assert answer["row_bytes"].to_pylist() == [pytest.approx(rows.nbytes / 2)]
+    [answers] = job.write(WriteOrder(Epoch(0, "a" * 32), {"out": Keeping.NOT}), [rows])
+    [answer] = map(Answer.from_json, answers["answer"].to_pylist())
+    assert answer.row_bytes == pytest.approx(rows.nbytes / 2)
     assert identity_key(identity) in {path.name for path in (tmp_path / "sink").iterdir()}
     assert not any(isinstance(finder, zipimport.zipimporter) for finder in sys.path_importer_cache.values())
 

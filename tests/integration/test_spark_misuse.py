@@ -69,17 +69,22 @@ def test_two_objects_in_one_query_are_refused(stream: Stream) -> None:
     assert other.calls("vote") == []
 
 
-@pytest.mark.parametrize("objects", [1, 2])
-def test_the_next_start_writes_the_epoch_of_a_mistake_whole(stream: Stream, objects: int) -> None:
+@pytest.mark.parametrize(
+    ("objects", "number", "told"),
+    [(1, 0, "next start runs epoch 0 again"), (2, 0, "next start runs epoch 0 again"), (1, 7, "number 7 in Spark's")],
+)
+def test_the_next_start_writes_the_epoch_of_a_mistake_whole(
+    stream: Stream, objects: int, number: int, told: str
+) -> None:
     """The record of the first call lacks the second one's rows: adopted, they would be in no sink."""
     stream.put(range(10))
     called = [stream.exactly_once(), stream.exactly_once()][-objects:]
 
     def batch(frame: DataFrame, epoch: int) -> None:
         called[0](frame.where("id < 5"), epoch)
-        called[-1](frame.where("id >= 5"), epoch)
+        called[-1](frame.where("id >= 5"), epoch + number)
 
-    with pytest.raises(StreamingQueryException, match="next start runs epoch 0 again"):
+    with pytest.raises(StreamingQueryException, match=told):
         stream.by_hand(batch).awaitTermination(60)
     assert stream.sink.values() == []
     stream.put(range(10, 20))

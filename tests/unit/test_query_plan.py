@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from epochsink import Elasticsearch, Kafka, Postgres
+from epochsink import ConfigurationError, Elasticsearch, Kafka, Postgres
 from epochsink.spark.query_plan import ROW, one_pass
+from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
     from epochsink.sink import Sink
@@ -54,6 +55,19 @@ def test_each_expression_is_evaluated_once(name: str) -> None:
     counted = {option: sql.count(text) for option, text in CHANCES.items() if getattr(sink, option, None)}
     assert {"select", "where", "delete_when"} <= counted.keys()
     assert set(counted.values()) == {1}
+
+
+def test_no_shuffle_takes_the_order_from_a_sink_that_keeps_it() -> None:
+    """The one pass serves all sinks, so that the order is kept for all of them or for none."""
+    spread, ordered = LocalSink("/a", distribute_by=["order_id"]), LocalSink("/b", keeps_order=True)
+    schemas = {"spread": SCHEMA, "ordered": SCHEMA}
+    assert one_pass({"spread": spread}, schemas).distribute_by == ("order_id",)
+    assert one_pass({"ordered": ordered}, schemas).distribute_by == ()
+    for sinks in ({"spread": spread, "ordered": ordered}, {"ordered": ordered, "spread": spread}):
+        with pytest.raises(
+            ConfigurationError, match=r"sink 'ordered' keeps the order .* sink 'spread' needs a shuffle"
+        ):
+            one_pass(sinks, schemas)
 
 
 def test_the_columns_of_the_only_sink_are_those_of_the_pass() -> None:

@@ -58,11 +58,14 @@ class Execution:
     run_id = query_id = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 
     def __init__(self, *, unrepeatable: Sequence[str] = ()) -> None:
-        self.alive = True
+        self.alive = self.active = True
         self._unrepeatable = list(unrepeatable)
 
     def is_alive(self) -> bool:
         return self.alive
+
+    def is_active(self) -> bool:
+        return self.active
 
     def has_state(self) -> bool:
         return bool(self._unrepeatable)
@@ -72,17 +75,18 @@ class Execution:
 
 
 class Steps:
-    """Coordinator and writer in one: each step fails with the failures that are left for it, and is noted."""
+    """Coordinator and writer in one. Each step is noted; it raises its failures in turn, nothing for None."""
 
-    def __init__(self, plan: Plan = Plan.WRITE, **failures: Sequence[Exception]) -> None:
+    def __init__(self, plan: Plan = Plan.WRITE, **failures: Sequence[Exception | None]) -> None:
         self.plan = plan
         self.failures = {step: list(each) for step, each in failures.items()}
         self.taken: list[str] = []
 
     def _take(self, step: str) -> None:
         self.taken.append(step)
-        if self.failures.get(step):
-            raise self.failures[step].pop()
+        failure = self.failures[step].pop(0) if self.failures.get(step) else None
+        if failure is not None:
+            raise failure
 
     @contextmanager
     def planned(self, _frame: object) -> Iterator[Future[str]]:
@@ -202,6 +206,9 @@ def test_a_store_that_fails_is_asked_again_unless_the_record_may_be_written() ->
     with pytest.raises(OSError, match="no answer"):
         steps.prepare()
     assert steps.taken == ["settle", "write", "abandon", "settle", "write", "record"]
+    steps = Steps(write=[None, OSError("503 Slow Down")], record=[PrepareFailed("the sink votes no")])
+    steps.prepare()
+    assert steps.taken == ["settle", "write", "record", "settle", "write", "abandon", "settle", "write", "record"]
 
 
 @pytest.mark.parametrize(("has_state", "state_format", "attempts"), [(True, "2", 1), (True, "1", 2), (False, "2", 2)])
@@ -223,6 +230,23 @@ def test_an_epoch_that_is_recorded_runs_for_its_state_and_is_not_written_again(m
     steps.prepare()
     assert steps.taken == ["settle"]
     assert len(ran) == 1
+
+
+def test_nothing_goes_on_once_a_commit_has_failed_or_the_query_was_ended(run: Run) -> None:
+    execution: Any = Execution()
+    run.bind(execution)
+    query = run._query
+    assert query is not None
+    assert query.goes_on()
+    execution.active = False
+    assert not query.goes_on()
+    execution.active = True
+    query._commit_thread.failure = RuntimeError("the commit thread gave up")
+    assert not query.goes_on()
+    query._commit_thread.failure = None
+    execution.alive = False
+    run.join()
+    assert run.has_ended()
 
 
 def test_state_that_does_not_repeat_is_named(run: Run, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.sink import SpoolFile
 from epochsink.spark.compat import arrow_function, byte_limit_of_batches, map_in_arrow, schema_text
 from epochsink.spark.executors import with_same_version
 from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
-from epochsink.spark.write_task import ANSWER, CARRIED_BY_FIRST_TASK, ORDER, WriteJob, WriteOrder
+from epochsink.spark.write_task import ANSWER, CARRIED_BY_FIRST_TASK, ORDER, Answer, WriteJob, WriteOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from concurrent.futures import Future
 
     import pyarrow as pa
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from epochsink.protocol.spool import NoSpool, Spool
-    from epochsink.sink import Committable, Epoch, Identity, Keeping, Participant, Sink, Spooled, Written
+    from epochsink.sink import Committable, Epoch, Identity, Keeping, Participant, Sink, Spooled, SpoolFile, Written
 
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -99,16 +97,15 @@ class EpochWriter:
             raise
         written: dict[str, list[tuple[str, Committable]]] = {}
         spooled: dict[str, dict[str, SpoolFile]] = {}
-        for answer in sorted(answers, key=lambda row: row["partition"]):
-            self._byte_limit.learn(answer["row_bytes"])
-            accepted = (answer["task"], json.loads(answer["committable"]))
-            written.setdefault(answer["sink"], []).append(accepted)
-            if (file := json.loads(answer["spooled"])) is not None:
-                spooled.setdefault(answer["sink"], {})[answer["task"]] = SpoolFile(**file)
+        for answer in sorted(answers, key=lambda answer: answer.partition):
+            self._byte_limit.learn(answer.row_bytes)
+            written.setdefault(answer.sink, []).append((answer.task, answer.committable))
+            if answer.spooled is not None:
+                spooled.setdefault(answer.sink, {})[answer.task] = answer.spooled
         self._carry_limit.learn(len(answers))
         return written, spooled
 
-    def _run(self, plan: WritePlan, epoch: Epoch) -> list[Row]:
+    def _run(self, plan: WritePlan, epoch: Epoch) -> list[Answer]:
         # after the planning, which takes a while: a target may note where it stands now
         keeping: dict[str, Keeping] = {}
         for participant in self._participants:
@@ -117,7 +114,7 @@ class EpochWriter:
         session = plan.answers.sparkSession
         session.sparkContext.setLocalProperty(ORDER, order.to_json())
         with self._byte_limit.lifted(session):
-            return plan.answers.collect()
+            return [Answer.from_json(row[0]) for row in plan.answers.collect()]
 
 
 class CarryLimit:

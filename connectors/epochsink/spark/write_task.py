@@ -17,36 +17,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.types import DoubleType, IntegerType, StringType, StructField, StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
 from epochsink import arrow_buffers
 from epochsink.errors import EpochsinkError
 from epochsink.failpoints import reach
-from epochsink.sink import Epoch, Keeping, Task
+from epochsink.sink import Epoch, Keeping, SpoolFile, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from epochsink.protocol.spool import NoSpool, Spool, SpoolWriter
-    from epochsink.sink import Committable, Identity, Sink, SinkWriter, SpoolFile
+    from epochsink.sink import Committable, Identity, Sink, SinkWriter
 
-ANSWER: Final = StructType(
-    [
-        StructField("sink", StringType()),
-        StructField("task", StringType()),
-        StructField("partition", IntegerType()),
-        StructField("committable", StringType()),
-        StructField("spooled", StringType()),
-        StructField("row_bytes", DoubleType()),
-    ]
-)
-"""Schema of a task's answer: the sink's name, the task's uuid and partition, what it prepared (JSON), what its file
-in the spool holds, or would (JSON, null if it spools nothing), and the largest average of bytes in a row, over all its
-sinks, that one of its batches had."""
-
+ANSWER: Final = StructType([StructField("answer", StringType())])
+"""Schema of what a task returns to Spark: an `Answer` a row, as JSON."""
 
 ORDER: Final = "epochsink.order"
 """The local property by which a job gives its tasks their `WriteOrder`."""
@@ -100,6 +87,32 @@ class WriteOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class Answer:
+    """What one task tells the driver of one sink that had rows."""
+
+    sink: str
+    task: str
+    """The task's uuid."""
+    partition: int
+    committable: Committable
+    spooled: SpoolFile | None
+    """What the task's file in the spool holds; None if the rows are not spooled."""
+    row_bytes: float
+    """The largest average of bytes in a row that a record batch of the task had, over all its sinks."""
+
+    def to_json(self) -> str:
+        """Return the answer as text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Answer:
+        """Return the answer that a text holds."""
+        fields = json.loads(text)
+        spooled = fields.pop("spooled")
+        return cls(**fields, spooled=None if spooled is None else SpoolFile(**spooled))
+
+
+@dataclass(frozen=True, slots=True)
 class WriteJob:
     """What the tasks of all epochs of a run do: the sinks in the order of the columns. Crosses to executors."""
 
@@ -135,7 +148,8 @@ class WriteJob:
             raise
         finally:
             _forget_archives()
-        yield _in_one_batch(answers)
+        column = arrow_buffers.texts([answer.to_json() for answer in answers], pa.string())
+        yield pa.RecordBatch.from_arrays([column], names=ANSWER.names)
 
 
 def spare_collector() -> None:
@@ -162,30 +176,6 @@ def _forget_archives() -> None:
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
             del sys.path_importer_cache[path]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """A row of `ANSWER`."""
-
-    sink: str
-    task: str
-    partition: int
-    committable: str
-    spooled: str
-    row_bytes: float
-
-
-def _in_one_batch(answers: Sequence[_Answer]) -> pa.RecordBatch:
-    columns = [
-        arrow_buffers.texts([answer.sink for answer in answers], pa.string()),
-        arrow_buffers.texts([answer.task for answer in answers], pa.string()),
-        arrow_buffers.numbers(np.array([answer.partition for answer in answers], np.int32)),
-        arrow_buffers.texts([answer.committable for answer in answers], pa.string()),
-        arrow_buffers.texts([answer.spooled for answer in answers], pa.string()),
-        arrow_buffers.numbers(np.array([answer.row_bytes for answer in answers], np.float64)),
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=ANSWER.names)
 
 
 @dataclass(slots=True)
@@ -243,7 +233,7 @@ class _Attempt:
         self._shares[name] = share = _Share(self._job.sinks[name].writer(task), spool)
         return share
 
-    def prepare(self) -> list[_Answer]:
+    def prepare(self) -> list[Answer]:
         reach("task.written")
         with ThreadPoolExecutor(1) as beside:
             # disk and targets take the last of the rows side by side; the driver hears of neither without the other
@@ -254,16 +244,15 @@ class _Attempt:
                     prepared[name] = share.writer.prepare()
             spooled = spooling.result()
         reach("task.prepared")
-        return [self._answer(name, committable, spooled.get(name)) for name, committable in prepared.items()]
+        return [
+            Answer(name, self._uuid, self._partition, committable, spooled.get(name), self._row_bytes)
+            for name, committable in prepared.items()
+        ]
 
     def _close_spools(self) -> dict[str, SpoolFile]:
         spooled = {name: share.spool.close() for name, share in self._shares.items() if share.spool is not None}
         reach("task.spooled")
         return spooled
-
-    def _answer(self, name: str, committable: Committable, spooled: SpoolFile | None) -> _Answer:
-        file = json.dumps(asdict(spooled) if spooled is not None else None)
-        return _Answer(name, self._uuid, self._partition, json.dumps(committable), file, self._row_bytes)
 
     def abort(self) -> None:
         for share in self._shares.values():
