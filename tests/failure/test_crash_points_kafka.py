@@ -23,7 +23,7 @@ def test_a_pipeline_killed_at_every_point_of_its_transactions_is_exactly_once(
     tmp_path: Path, private_kafka: PrivateKafka
 ) -> None:
     """Killed in tasks, tried again or not; between record and commit; and between the transactions of one epoch."""
-    with pipeline_into_kafka(tmp_path, private_kafka(), lag=2.0) as rig:
+    with pipeline_into_kafka(tmp_path, private_kafka()) as rig:
         rig.restart_with("task.written:2")
         rig.restart_with("kafka.produced:2")
         # Spark tries it again: what the first attempt has prepared is an orphan beside the second's

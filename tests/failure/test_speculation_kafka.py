@@ -56,10 +56,7 @@ def test_a_task_that_hangs_and_executors_that_are_decommissioned_lose_and_double
     in_executors = {f"spark.executorEnv.{name}": value for name, value in armed.items()}
     home = tmp_path / "cluster"
     home.mkdir()
-    with (
-        SparkCluster(home) as cluster,
-        pipeline_into_kafka(tmp_path, private_kafka(), cluster.settings, lag=2.0) as rig,
-    ):
+    with SparkCluster(home) as cluster, pipeline_into_kafka(tmp_path, private_kafka(), cluster.settings) as rig:
         rig.harness.feed(2 * ROWS_FED)
         with rig.harness.start(settings={**SPECULATION, **in_executors}) as process:
             assert process.wait(time.monotonic() + RUN_SECONDS, rig.harness.watch.look) == 0, rig.harness.tail()

@@ -31,6 +31,7 @@ from kafka_kit import (
     vote,
     wait_for,
 )
+from query_by_hand import Query
 
 from epochsink.errors import SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_group
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
+    from epochsink.sink import Epoch, Identity, Task
 
 pytestmark = at_every_transaction_version
 
@@ -121,6 +123,49 @@ def test_many_transactions_are_decided_side_by_side_and_what_is_lost_is_left_to_
         assert {found.state for found in states} == {State.COMPLETE_COMMIT}
         assert committer.newest() == 5
     assert read_all(kafka.bootstrap_servers, topic, 8) == [str(partition) for partition in sorted(kept)]
+
+
+def test_what_a_losing_attempt_has_open_is_ended_before_its_epoch_is_done(
+    kafka: KafkaService, topic: str, config: Kafka, tmp_path: Path
+) -> None:
+    """Readers would get to the epoch's rows only after its end. The attempt at the next epoch goes on."""
+    participant = config.participant({"out": config})
+    query = Query(tmp_path)
+    driver = query.driver(participant=participant)
+    query.plan(0)
+    driver.settle(0)
+    at, who = driver.begin(0), driver.identity("out")
+    prepare(config, numbered(who, at, 0), rows("loser", "loser", "loser"))
+    counts = numbered(who, at, 1)
+    driver.record(at, {"out": [(counts.uuid, prepare(config, counts, rows("a", "b", "c")))]}, {})
+    following = prepare(config, numbered(who, epoch(1), 2), rows("x", "y", "z"))
+    query.decide(0)
+    assert driver.commit_decided()
+    with Reader(kafka.bootstrap_servers, topic) as reader:
+        reader.poll(2.0)
+        assert reader.values() == ["a", "b", "c"], "the epoch is done"
+    assert participant.leftovers("out") == [following["transactional_id"]]
+    participant.close()
+
+
+def test_nothing_that_the_ledger_names_is_ended_for_the_sake_of_readers(config: Kafka) -> None:
+    """A part of a done epoch that is open is evidence of a cluster that was set back."""
+    who, at = identity(), epoch(0)
+    before, part = (prepare(config, numbered(who, at, slot), rows("a", "b", "c")) for slot in (0, 1))
+    with committing(config, who) as committer:
+        [part] = vote(committer, at, part)
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        assert committer.unblock(at, [part], keep=[part, before]) == []
+        with pytest.raises(WentBack, match="is open, and the ledger says that its epoch is done"):
+            committer.unblock(at, [part], keep=[part], done=[before])
+        assert committer.leftovers() == [before["transactional_id"]]
+        assert len(committer.unblock(at, [part], keep=[part])) == 1
+        assert committer.leftovers() == []
+
+
+def numbered(who: Identity, at: Epoch, number: int) -> Task:
+    """Return a task attempt with a transactional id that attempts with other numbers do not take."""
+    return task(who, at, name=f"{number:032x}")
 
 
 def test_neither_dropping_nor_collecting_a_writer_ends_its_transaction_or_keeps_its_threads(config: Kafka) -> None:

@@ -159,7 +159,7 @@ def test_a_broker_that_does_not_answer_leaves_the_outcome_unknown_and_the_vote_r
         assert committer.newest() is None
         broker.pause()
         assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN
-        with pytest.raises(OutcomeUnknown, match="has not shown its markers within 2 s"):
+        with pytest.raises(OutcomeUnknown, match="has not shown it to readers within 2 s"):
             committer.await_visible(at, [part])
         with pytest.raises(PrepareFailed, match="could not be asked"):
             committer.vote(at, [part], NO_ROWS)

@@ -218,8 +218,7 @@ class Cluster:
     def readers(self) -> Iterator[tuple[Target, Reader]]:
         """Yield each target with its reader."""
         if "kafka" in self.sinks:
-            # a lost task's transaction hides later ones until a driver sweeps, and a driver may be frozen, or start
-            yield Target("topic", atomic=False, lag=30.0), KafkaReader(self.bootstrap_servers, OUT, seconds=15)
+            yield Target("topic", atomic=False), KafkaReader(self.bootstrap_servers, OUT, seconds=15)
         if "postgres" in self.sinks:
             yield Target("table"), PostgresReader(f"{self.dsn}&connect_timeout=3&tcp_user_timeout=4000", OUT)
         if "elasticsearch" in self.sinks:

@@ -13,9 +13,9 @@ from simulation.port import ABORTED, ANY_GENERATION, PortBase, twice
 from simulation.targets import Marked
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from epochsink.sink import Committable
+    from epochsink.sink import Committable, Recorded
     from simulation.readers import Row
 
 
@@ -100,9 +100,24 @@ class KafkaPort(PortBase):
 
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """See this epoch and the one before it in every partition: EndTxn could not be made conditional."""
+        if self.blocking(parts) and not self.lost_fence(self.now_fenced_at()):
+            self._world.kafka.readers.flag("LATE K")
         if torn := self.torn(parts):
             raise OutcomeUnknown(f"{torn} are committed, and their partitions have lost rows of them")
         self.expect_both(LastDone(epoch.number, epoch.attempt, tuple(parts)), after)
+
+    def unblock(self, parts: Sequence[Committable], recorded: Callable[[], Recorded]) -> list[str]:
+        """Abort what stands open before the rows of a committed epoch, and no epoch names."""
+        blocking = self.blocking(parts)
+        if not blocking:
+            return []
+        keep, done = recorded()
+        return self.end_all(blocking, keep, done)
+
+    def blocking(self, parts: Sequence[Committable]) -> list[tuple[str, int]]:
+        """Ask the partitions for what is open before parts: without a step, as it changes nothing."""
+        place = max((part["place"] for part in parts), default=0)
+        return self._world.kafka.before(self._key, self._identity.generation, place)
 
     def torn(self, parts: Sequence[Committable]) -> list[str]:
         """Ask the partitions which committed transactions they do not have whole."""
@@ -140,7 +155,8 @@ class KafkaPort(PortBase):
         for part, state in zip(written, states, strict=True):
             if state != (part["epoch"], "Ongoing") or not self.holds(part):
                 raise PrepareFailed(f"{part['id']} is {state}, or its partition does not have it whole")
-        return [{**part, **self.prepared_with(epoch)} for part in written]
+        places = [self._world.kafka.place_of(name) for name in names]
+        return [{**part, **self.prepared_with(epoch), "place": at} for part, at in zip(written, places, strict=True)]
 
     def _end_own(self, parts: Sequence[Committable]) -> None:
         """End what this driver has prepared and will not record, and stop."""
@@ -187,7 +203,7 @@ class KafkaPort(PortBase):
         self.send(replayed, self._key, kept, epoch)
         if self.lost_fence(self._step("K describe fence", self.now_fenced_at, reads=True)):
             self._end_own([replayed])
-        return replayed
+        return {**replayed, "place": self._world.kafka.place_of(name)}
 
     def kept(self, part: Committable, rows: Rows) -> list[Row]:
         """Return the rows of a lost part, out of the spool."""
@@ -197,8 +213,14 @@ class KafkaPort(PortBase):
     def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """Abort the open transactions that ``keep`` does not name."""
         generation = self._identity.generation
-        kept = {(part["id"], part["epoch"]) for part in keep}
         open_ones = self._step("K list", lambda: self._world.kafka.ongoing(self._key, generation), reads=True)
+        return self.end_all(open_ones, keep, done)
+
+    def end_all(
+        self, open_ones: Sequence[tuple[str, int]], keep: Sequence[Committable], done: Sequence[Committable]
+    ) -> list[str]:
+        """Abort those that ``keep`` does not name."""
+        kept = {(part["id"], part["epoch"]) for part in keep}
         gone = [one for one in open_ones if one not in kept]
         if gone and self.lost_fence(self._step("K describe open", self.now_fenced_at, reads=True)):
             # the newest driver sweeps

@@ -220,6 +220,7 @@ MUTANTS = (
         "AB",
         (),
     ),
+    Mutant("losers hold readers back", Variant(ports={"K": sink.KafkaLeavesLosers}), "K", ((25, ("loser", 1, 0)),)),
     Mutant("one of two sinks marks what they share", Variant(ports={"A": sink.MarksOne}), "AB", ()),
     Mutant(
         "a shared transaction is prepared again for one sink",

@@ -14,7 +14,7 @@ from epochsink.sink import Epoch, Identity, Outcome, Rows
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from epochsink.sink import Committable, LastDone
+    from epochsink.sink import Committable, LastDone, Recorded
     from simulation.readers import Row
     from simulation.steps import Stepper
     from simulation.world import World
@@ -104,6 +104,11 @@ class PortBase:
     def generations(self) -> Iterable[int]:
         """Return the generations of what the target holds."""
         return ()
+
+    def unblock(self, parts: Sequence[Committable], recorded: Callable[[], Recorded]) -> list[str]:
+        """Do nothing: no reader waits for what others have prepared."""
+        del parts, recorded
+        return []
 
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Do nothing: what is committed is visible."""

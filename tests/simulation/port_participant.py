@@ -7,9 +7,20 @@ from typing import TYPE_CHECKING, Any
 from epochsink.sink import Outcome, Participant, one_by_one
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, LastDone, Parts, Verdict
+    from epochsink.sink import (
+        Ballot,
+        Ballots,
+        Committable,
+        Committables,
+        Epoch,
+        Identity,
+        LastDone,
+        Parts,
+        Recorded,
+        Verdict,
+    )
     from simulation.port import PortBase
 
 
@@ -92,6 +103,10 @@ class PortParticipant(Participant):
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """Have each port sweep."""
         return [line for port in self.members.values() for line in port.abort_orphans(keep, done)]
+
+    def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
+        """Have each port end what keeps readers back."""
+        return [line for name, ballot in ballots.items() for line in self.members[name].unblock(ballot.parts, recorded)]
 
     def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
         """Have each port look."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from epochsink.identity import PreparedName, TransactionalId, identity_key
-from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Rows, Task, Verdict
+from epochsink.sink import COMMITTED, Committable, Epoch, LastDone, Mark, Recorded, Rows, Task, Verdict
 from simulation.by_task_port import ByTaskPort
 from simulation.kafka_port import KafkaLogPort, KafkaPort, KafkaTask
 from simulation.port import ABORTED, ANY_GENERATION, twice
@@ -16,7 +16,7 @@ from simulation.shared_port import MEMBERS, SharedPort, SharedStagedPort
 from simulation.targets import Marked, PreparedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from simulation.readers import Row
     from simulation.shared_port import Voters
@@ -117,6 +117,14 @@ class KafkaLooksOnlyBefore(KafkaPort):
 
     def torn(self, parts: Sequence[Committable]) -> list[str]:
         super().torn(parts)
+        return []
+
+
+class KafkaLeavesLosers(KafkaPort):
+    """Leaves to the next sweep what a losing task has open before a committed epoch."""
+
+    def unblock(self, parts: Sequence[Committable], recorded: Callable[[], Recorded]) -> list[str]:
+        del parts, recorded
         return []
 
 

@@ -169,6 +169,14 @@ class Kafka:
         """Return (id, producer epoch) of the open transactions of an identity, up to a generation."""
         return [one for one, made_by in self._ongoing(key) if made_by <= generation]
 
+    def before(self, key: str, generation: int, place: int) -> list[tuple[str, int]]:
+        """Return (id, producer epoch) of those whose rows stand before a place: readers wait for them."""
+        return [one for one in self.ongoing(key, generation) if self.transactions[one[0]].place < place]
+
+    def place_of(self, name: str) -> int:
+        """Return where the first row of an id's transaction stands."""
+        return self.transactions[name].place
+
     def newer(self, key: str, generation: int) -> list[str]:
         """Return the ids of the open transactions of an identity that later generations have begun."""
         return [name for (name, _), made_by in self._ongoing(key) if made_by > generation]

@@ -73,16 +73,12 @@ class KafkaRig:
 
 @contextmanager
 def pipeline_into_kafka(
-    folder: Path, broker: KafkaService, settings: Mapping[str, str] | None = None, lag: float = 0.0, **options: Any
+    folder: Path, broker: KafkaService, settings: Mapping[str, str] | None = None, **options: Any
 ) -> Iterator[KafkaRig]:
-    """Make a pipeline from a topic of two partitions into another; ``options`` are the sink's, ``settings`` Spark's.
-
-    ``lag`` is for tasks that are tried again: until the next sweep, the transaction that the first attempt left open
-    hides what is committed behind it.
-    """
+    """Make a pipeline from a topic of two partitions into another; ``options`` are the sink's, ``settings`` Spark's."""
     servers = broker.bootstrap_servers
     make_topic(servers, "sink")
     sink = {"kind": "Kafka", "bootstrap_servers": servers, "topic": "sink", "key": "cast(key AS string)", **options}
     with Harness(folder, broker, "source", sinks={"topic": sink}, settings=dict(settings or {})) as harness:
-        harness.read(Target("topic", atomic=False, lag=lag), KafkaReader(servers, "sink"))
+        harness.read(Target("topic", atomic=False), KafkaReader(servers, "sink"))
         yield KafkaRig(harness, broker, "sink")

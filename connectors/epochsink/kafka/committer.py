@@ -27,12 +27,23 @@ from epochsink.kafka.write_again import write_again
 from epochsink.sink import Keeping, LastDone, Outcome, Participant, Task, verify_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
     from epochsink.kafka.config import KafkaConfig
-    from epochsink.sink import Ballots, Committable, Committables, Epoch, Identity, Marks, Parts, Rows, Verdict
+    from epochsink.sink import (
+        Ballots,
+        Committable,
+        Committables,
+        Epoch,
+        Identity,
+        Marks,
+        Parts,
+        Recorded,
+        Rows,
+        Verdict,
+    )
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -196,29 +207,71 @@ class KafkaCommitter(Participant):
         """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
         deadline = self._cluster.deadline()
         kept = {KafkaCommittable.from_json(part).transaction for part in keep}
-        ids = [
-            name
-            for name in self._transactions.open_ids(TransactionalId.prefix(self._key), deadline)
-            if self._ours(name)
-        ]
-        if not ids:
-            return []
-        described = self._transactions.describe([*ids, self._fence.name], deadline)
+        ongoing = self._unended((State.ONGOING,), deadline)
+        return [self._abort_orphan(transaction, done, deadline) for transaction in ongoing if transaction not in kept]
+
+    def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
+        """Abort transactions of attempts that lost, if the partitions' leaders show them open before the epoch's rows.
+
+        They hold the last stable offset back. Every other attempt of ours that is open there has lost: the one under
+        way began to write after the epoch was recorded, unless a replay has overtaken it.
+        """
+        deadline = self._cluster.deadline()
+        (ballot,) = ballots.values()
+        parts = [KafkaCommittable.from_json(part) for part in ballot.parts]
+        lines: dict[Transaction, str] = {}
+        try:
+            blocking = self._blocking(parts, deadline)
+            keep, done = recorded() if blocking else ((), ())
+            kept = {KafkaCommittable.from_json(part).transaction for part in keep}
+            while blocking := {each: state for each, state in blocking.items() if each not in kept}:
+                if time.monotonic() >= deadline:
+                    raise self._unseen(epoch, f"held back by {', '.join(each.transactional_id for each in blocking)}")
+                for transaction, state in blocking.items():
+                    if state is State.ONGOING:
+                        lines[transaction] = self._abort_orphan(transaction, done, deadline)
+                time.sleep(_LOOK_AGAIN_SECONDS)
+                blocking = self._blocking(parts, deadline)
+        except (Unreachable, Refused) as failure:
+            raise self._unseen(epoch, f"{failure.message}; {failure.hint}") from failure
+        return list(lines.values())
+
+    def _blocking(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, State]:
+        """Return our transactions that hold readers back from parts: those that go on, and those that are ending."""
+        producers = self._witness.open_before(parts, deadline)
+        if not producers:
+            return {}
+        ids = {producer_id for producer_id, _ in producers}
+        unended = self._unended((State.ONGOING, *end_txn.ENDING), deadline)
+        return {
+            each: state
+            for each, state in unended.items()
+            # exactly, unless it is ending: the same id may be used by now for rows that hold nobody back
+            if each[1:] in producers or (state in end_txn.ENDING and each.producer_id in ids)
+        }
+
+    def _unended(self, states: Sequence[State], deadline: float) -> dict[Transaction, State]:
+        """Return the transactions of this identity in some states that are ours to end."""
+        prefix = TransactionalId.prefix(self._key)
+        names = [name for name in self._transactions.ids(prefix, states, deadline) if self._ours(name)]
+        if not names:
+            return {}
+        described = self._transactions.describe([*names, self._fence.name], deadline)
         if self._fence.is_lost(described.pop(self._fence.name)):
             # the newest driver sweeps: what is open may be recorded by it
-            return []
-        lines = []
-        for name, now in described.items():
-            transaction = Transaction(name, now.producer_id, now.producer_epoch)
+            return {}
+        return {
+            Transaction(name, now.producer_id, now.producer_epoch): now.state
+            for name, now in described.items()
             # asked after the listing: a replay says that it is busy before it begins
-            if now.state is not State.ONGOING or transaction in kept or name in self._busy:
-                continue
-            self._refuse_done(transaction, done)
-            _, answer = self._transactions.end(transaction, deadline, commit=False)
-            lines.append(
-                f"aborted transaction {name} (producer {now.producer_id}, epoch {now.producer_epoch}): {answer}"
-            )
-        return lines
+            if now.state in states and name not in self._busy
+        }
+
+    def _abort_orphan(self, transaction: Transaction, done: Committables, deadline: float) -> str:
+        self._refuse_done(transaction, done)
+        name, producer_id, producer_epoch = transaction
+        _, answer = self._transactions.end(transaction, deadline, commit=False)
+        return f"aborted transaction {name} (producer {producer_id}, epoch {producer_epoch}): {answer}"
 
     def _refuse_done(self, transaction: Transaction, done: Sequence[Committable]) -> None:
         if transaction in {KafkaCommittable.from_json(part).transaction for part in done}:
@@ -258,7 +311,7 @@ class KafkaCommitter(Participant):
     def _unseen(self, epoch: Epoch, why: str) -> OutcomeUnknown:
         # not done without that: a marker that is missing later on would say that the cluster was set back
         return OutcomeUnknown(
-            f"epoch {epoch.number} is committed, and {self._target} has not shown its markers within "
+            f"epoch {epoch.number} is committed, and {self._target} has not shown it to readers within "
             f"{self._config.timeout:g} s: {why}",
             hint="nothing is lost: the epoch stays in the ledger, and the next start looks again; see that all "
             "brokers run",

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 Ends = Mapping[Transaction, Mapping[Partition, int]]
 """Where partitions ended when a transaction was seen whole."""
 
+Producer = tuple[int, int]
+"""A producer's id and epoch."""
+
 _NOT_OPEN: Final = -1
 """The first offset of a producer that has no transaction open."""
 _WAIT_MS: Final = 100
@@ -87,6 +90,32 @@ class Witness:
 
         seen: Seen = self._cluster.until(deadline, attempt)
         return seen
+
+    def open_before(self, parts: Sequence[KafkaCommittable], deadline: float) -> set[Producer]:
+        """Return the producers, other than the parts', with a transaction open that began before the parts' rows ended.
+
+        Readers get to these rows when those have ended. What begins later, as the next epoch does, is behind them.
+        """
+
+        def attempt() -> set[Producer]:
+            leaders = Leaders(self._cluster)
+            leaders.learn({topic for part in parts for topic in part.topics})
+            topics = {name: topic.id for name, topic in leaders.topics.items()}
+            ends: dict[Partition, int] = {}
+            for place in (place for part in parts if not part.recreated(topics) for place in part.places):
+                at = (place.topic, place.partition)
+                ends[at] = max(place.end, ends.get(at, place.end))
+            [producers] = leaders.ask(ends, Producers())
+            opened = (
+                (state.producer_id, state.producer_epoch)
+                for at, states in producers.items()
+                for state in states
+                if _NOT_OPEN < state.current_txn_start_offset < ends[at]
+            )
+            return {*opened} - {part.transaction[1:] for part in parts}
+
+        found: set[Producer] = self._cluster.until(deadline, attempt)
+        return found
 
     def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float) -> str | None:
         """Say what partitions have lost of parts that are committed; None if they hold all of them.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.ledger_entries import Done, Prepared, Replay
+from epochsink.protocol.sweep import recorded_parts
 from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.consistency import AppliedCheck
     from epochsink.protocol.run_state import RunState
-    from epochsink.sink import Participant
+    from epochsink.sink import Participant, Recorded
 
 _log = logging.getLogger("epochsink")
 
@@ -113,14 +115,22 @@ class Commits:
             reach("coordinator.commit.between")
         prepared = run.ledger.known().epochs[number]  # a replay has replaced parts
         for participant, names in run.by_participant(prepared.shares):
+            ballots = run.ballots(prepared, names)
             with run.if_ours(participant):
-                participant.await_visible(prepared.at, run.ballots(prepared, names))
+                # before "done": a task attempt that Spark has not accepted may keep readers from the epoch
+                ended = participant.unblock(prepared.at, ballots, partial(self._named, participant))
+                participant.await_visible(prepared.at, ballots)
+            for line in ended:
+                _log.info("epoch %d: aborted what kept readers from it: %s", number, line)
         reach("coordinator.done.before")
         # this very append finds out whether the ledger is still ours
         run.ledger.append(Done(number))
         reach("coordinator.done.after")
         run.recorded.discard(number)
         self._clear(prepared)
+
+    def _named(self, participant: Participant) -> Recorded:
+        return recorded_parts(participant, self._run.ledger.verify())
 
     def _commit_parts(self, number: int, participant: Participant, names: Sequence[str]) -> bool:
         """Commit a participant's parts, replaying what the target has lost; False if the epoch proves to be done."""

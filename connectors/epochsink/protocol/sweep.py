@@ -14,7 +14,7 @@ from epochsink.errors import EpochsinkError
 if TYPE_CHECKING:
     from epochsink.protocol.ledger_history import History
     from epochsink.protocol.run_state import RunState
-    from epochsink.sink import Committable, Epoch, Participant
+    from epochsink.sink import Committable, Epoch, Participant, Recorded
 
 _log = logging.getLogger("epochsink")
 
@@ -115,12 +115,17 @@ class Sweep:
 
 def abort_orphans(participant: Participant, history: History) -> list[str]:
     """Abort what a participant holds and a history does not name; return a line for each thing ended."""
+    return participant.abort_orphans(*recorded_parts(participant, history))
+
+
+def recorded_parts(participant: Participant, history: History) -> Recorded:
+    """Return the parts of a participant's sinks that a history names: of epochs that are not done, and of done ones."""
     keep: list[Committable] = []
     done: list[Committable] = []
     for name in participant.members:
         keep += (part for prepared in history.pending for part in prepared.parts_of(name))
         done += history.done_parts(name)
-    return participant.abort_orphans(keep, done)
+    return keep, done
 
 
 def _named(participant: Participant) -> str:

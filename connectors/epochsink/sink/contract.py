@@ -84,6 +84,8 @@ class Ballot:
 Ballots = Mapping[str, Ballot]
 Parts = Mapping[str, Committables]
 Marks = Mapping[str, Mark]
+Recorded = tuple[Committables, Committables]
+"""The parts of recorded epochs: of those that are not done, and of those that are."""
 Members = Mapping[str, Any]
 """The sinks of one participant, or their configurations, by name."""
 
@@ -111,9 +113,9 @@ class Participant(ABC):
     epoch of a sink is a list of *parts* (committables); a part is the unit of atomicity that the target offers. Sinks
     that commit as one record the same part. Every method may be repeated, by another process too.
 
-    Called from one thread at a time, except `commit`, `replay`, `await_visible` and `finish`, which run in a second
-    thread beside `abort_orphans` and `vote` of the following epoch. `abort_orphans` may come from either thread, never
-    beside `vote`, `replay` or another `abort_orphans`.
+    Called from one thread at a time, except `commit`, `replay`, `unblock`, `await_visible` and `finish`, which run in a
+    second thread beside `abort_orphans` and `vote` of the following epoch. `abort_orphans` may come from either thread,
+    never beside `vote`, `replay` or another `abort_orphans`.
     """
 
     executors: Executors | None = None
@@ -240,6 +242,15 @@ class Participant(ABC):
         epochs, that is still prepared shows a target that was set back: it is never aborted, and `WentBack` is
         raised. Return one line for each thing ended.
         """
+
+    def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
+        """Abort what keeps readers from a committed epoch: attempts that lost, where a reader waits for their end.
+
+        Called after `commit`, before `await_visible`, beside an attempt at the following epoch, which goes on. If there
+        is something to abort, ``recorded`` reads the ledger again and returns ``keep`` and ``done`` of `abort_orphans`,
+        whose rules hold; it raises `Fenced` if another driver has the ledger. Return one line for each thing ended.
+        """
+        return []
 
     def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
         """Wait, for a while, until readers see what `commit` has decided: all parts at once, before the epoch is done.

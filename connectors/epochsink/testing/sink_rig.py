@@ -122,6 +122,12 @@ class OneSink:
         """Sweep."""
         return self._participant.abort_orphans(keep, done)
 
+    def unblock(
+        self, epoch: Epoch, parts: Sequence[Committable], keep: Sequence[Committable], done: Sequence[Committable] = ()
+    ) -> list[str]:
+        """Abort what keeps readers from an epoch."""
+        return self._participant.unblock(epoch, {self._name: Ballot(parts, NO_ROWS)}, lambda: (keep, done))
+
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """Wait until readers see an epoch."""
         self._participant.await_visible(epoch, {self._name: Ballot(parts, NO_ROWS, after)})
