@@ -100,7 +100,9 @@ class KafkaPort(PortBase):
 
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """See this epoch and the one before it in every partition: EndTxn could not be made conditional."""
-        if self.blocking(parts) and not self.lost_fence(self.now_fenced_at()):
+        names = map(TransactionalId.parse, (name for name, _ in self.blocking(parts)))
+        losers = [name for name in names if name and name.parity == epoch.number % 2]
+        if losers and not self.lost_fence(self.now_fenced_at()):
             self._world.kafka.readers.flag("LATE K")
         if torn := self.torn(parts):
             raise OutcomeUnknown(f"{torn} are committed, and their partitions have lost rows of them")

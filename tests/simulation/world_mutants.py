@@ -15,7 +15,7 @@ from simulation.driver import SLOTS
 from simulation.kafka_port import KafkaPort
 from simulation.postgres_port import PreparedPort, StagedPort
 from simulation.search_port import KeyedSearchPort, SearchPort
-from simulation.sink_mutants import KafkaSweepsNewer
+from simulation.sink_mutants import KafkaLeavesLosers, KafkaSweepsNewer
 from simulation.storage import MemorySpool
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class Unverified(MemorySpool):
 # ---- Kafka
 
 
-class KafkaSeesOneEpoch(KafkaPort):
+class KafkaSeesOneEpoch(KafkaLeavesLosers):
     """Looks after its commit for this epoch alone."""
 
     def expect_both(self, this: LastDone, after: LastDone | None) -> None:
