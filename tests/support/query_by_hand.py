@@ -18,6 +18,7 @@ from epochsink.testing import LocalSink
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from epochsink.protocol.ledger_history import History
     from epochsink.sink import Epoch, Participant
 
 
@@ -63,6 +64,10 @@ class Query:
         writer = self.sink.writer(task)
         writer.write(pa.RecordBatch.from_pydict({"id": list(ids)}))
         return task.uuid, writer.prepare()
+
+    def history(self) -> History:
+        """Return what the ledger holds."""
+        return Ledger(self.files, "reader").read()
 
     def visible(self) -> list[int]:
         return sorted(row["id"] for row in self.sink.rows())

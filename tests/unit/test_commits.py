@@ -9,7 +9,7 @@ import pytest
 from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
 
-from epochsink.errors import WentBack
+from epochsink.errors import OutcomeUnknown, WentBack
 from epochsink.sink import Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -92,6 +92,38 @@ def test_only_what_the_target_has_lost_is_prepared_again_and_committed_again(tmp
     assert len(second) == 1
     assert second[0]["file"] not in [part["file"] for part in parts]
     assert query.visible() == [0, 1, 2]
+
+
+def test_what_readers_see_is_awaited_before_the_epoch_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All parts at once, as last prepared."""
+    query, driver, participant, parts = three_tasks(tmp_path)
+    participant.lost = parts[1:2]
+    awaited: list[tuple[list[Committable], list[int], set[int]]] = []
+
+    def await_visible(epoch: Epoch, ballots: Ballots) -> None:
+        assert epoch.number == 0
+        awaited.append((list(ballots["out"].parts), query.visible(), query.history().done))
+
+    monkeypatch.setattr(participant, "await_visible", await_visible)
+    assert driver.commit_decided()
+    again = participant.asked[1]
+    assert awaited == [([parts[0], *again, parts[2]], [0, 1, 2], set())]
+    assert query.history().done == {0}
+
+
+def test_an_epoch_that_readers_do_not_see_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query, driver, participant, _ = three_tasks(tmp_path)
+
+    def await_visible(*_: object) -> None:
+        raise OutcomeUnknown("the target does not say")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(participant, "await_visible", await_visible)
+        with pytest.raises(OutcomeUnknown, match="sink 'out': the target does not say"):
+            driver.commit_decided()
+    assert [one.epoch for one in query.history().pending] == [0]
+    query.driver(participant=participant)
+    assert query.history().done == {0}
 
 
 def test_a_target_that_went_back_stops_all_parts_of_an_epoch(tmp_path: Path) -> None:

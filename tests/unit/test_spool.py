@@ -121,6 +121,33 @@ def test_what_the_disk_does_not_take_fails_the_task(spool: Spool, monkeypatch: p
         spooled(spool, "1" * 32, *[batch(*random_numbers(1 << 20))] * 5)
 
 
+@pytest.mark.parametrize(("batches", "failing"), [(3, 1), (6, 1)], ids=["the last piece", "a piece before others"])
+def test_no_piece_that_the_disk_did_not_take_is_passed_over(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, batches: int, failing: int
+) -> None:
+    """Of 16 MB each, beside the writing: an error is known after the last batch, or before pieces that succeed."""
+    calls: list[int] = []
+
+    def broken_once(descriptor: int) -> None:
+        calls.append(descriptor)
+        if len(calls) == failing:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", broken_once)
+    spool.make(QUERY, EPOCH)
+    writer = spool.writer(Task(SINK, EPOCH, 0, "1" * 32), batch(1).schema)
+    numbers = batch(*random_numbers(1 << 20))
+
+    def write_all() -> None:
+        for _ in range(batches):
+            writer.write(numbers)
+        writer.close()
+
+    with pytest.raises(OSError, match="Input/output error"):
+        write_all()
+    assert len(calls) == failing
+
+
 def test_a_writer_that_is_never_closed_keeps_no_file_open(spool: Spool) -> None:
     spool.make(QUERY, EPOCH)
     writer = spool.writer(Task(SINK, EPOCH, 0, "1" * 32), batch(1).schema)

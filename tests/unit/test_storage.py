@@ -24,6 +24,65 @@ def files(tmp_path: Path) -> LocalStorage:
     return LocalStorage(tmp_path / "root")
 
 
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, object]]:
+    """Return what reaches the disk, in its order: each inode with its content then.
+
+    Of a file that is its size and how many names it has, of a folder the names in it.
+    """
+    found: list[tuple[int, object]] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        now = os.fstat(descriptor)
+        is_folder = stat.S_ISDIR(now.st_mode)
+        found.append((now.st_ino, set(os.listdir(descriptor)) if is_folder else (now.st_size, now.st_nlink)))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    return found
+
+
+def inode(path: Path) -> int:
+    return path.stat().st_ino
+
+
+def test_an_entry_is_on_the_disk_before_its_name_and_both_before_it_counts_as_made(
+    files: LocalStorage, synced: list[tuple[int, object]]
+) -> None:
+    files.create("a/b/0", b"data")
+    folder = files.root / "a" / "b"
+    above = [(inode(path), {name}) for path, name in ((folder.parent.parent, "a"), (folder.parent, "b"))]
+    assert above == synced[1:3], "the folders that it has made"
+    content, names = synced[3:]
+    assert content == (inode(folder / "0"), (4, 1)), "under its temporary name alone"
+    assert names[0] == inode(folder)
+    assert "0" in names[1]  # type: ignore[operator] # a folder's names
+    synced.clear()
+    files.create("a/b/1", b"more data")
+    assert [place for place, _ in synced] == [inode(folder / "1"), inode(folder)]
+
+
+def test_a_spooled_file_is_on_the_disk_with_its_folders_when_it_is_closed(
+    files: LocalStorage, synced: list[tuple[int, object]]
+) -> None:
+    """A vote follows, and the record: a power cut after it must leave the rows."""
+    files.make_folder("query/attempt")
+    attempt = files.root / "query" / "attempt"
+    assert (inode(files.root), {"query"}) in synced
+    synced.clear()
+    output = files.write("query/attempt/rows")
+    output.write(b"a" * 1000)
+    output.write(b"b" * 1000)
+    assert synced == []
+    output.close()
+    assert synced == [
+        (inode(attempt / "rows"), (2000, 1)),
+        (inode(attempt), {"rows"}),
+        (inode(attempt.parent), {"attempt"}),
+    ]
+
+
 def test_what_is_made_is_read(files: LocalStorage) -> None:
     assert files.create("a/b/0", b"data")
     assert files.read("a/b/0") == b"data"

@@ -143,7 +143,7 @@ class LocalStorage:
     def create(self, name: str, data: bytes) -> bool:
         """Write a temporary file, make it durable, and link it to its name: whole or not at all."""
         target = self.root / name
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(target.parent, 0o700)
         temporary = target.parent / f".{target.name}.{uuid.uuid4().hex}.tmp"
         descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
         try:
@@ -164,7 +164,7 @@ class LocalStorage:
         finally:
             with suppress(FileNotFoundError):
                 temporary.unlink()
-        sync_folder(target.parent)
+        sync_path(target.parent)
         return True
 
     def read(self, name: str) -> bytes | None:
@@ -199,7 +199,7 @@ class LocalStorage:
         for path in (target, target.with_name(f".{target.name}.crc"), target.parent):
             # Spark purges old files meanwhile
             with suppress(FileNotFoundError):
-                sync_folder(path)
+                sync_path(path)
 
     def write(self, name: str) -> LocalOutput:
         """Begin a file, which is on the disk when it is closed."""
@@ -211,7 +211,10 @@ class LocalStorage:
 
     def make_folder(self, name: str) -> None:
         """Make a folder; rows are the user's data: nobody else on this machine may read them."""
-        (self.root / name).mkdir(parents=True, exist_ok=True)
+        folder = self.root / name
+        _make_folder(folder.parent)
+        # not durable by itself: the first file in it makes it so
+        folder.mkdir(exist_ok=True)
         self.root.chmod(0o700)
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
@@ -257,7 +260,9 @@ class LocalOutput:
         finally:
             self._thread.shutdown()
             self._release()
-        sync_folder(self._path.parent)
+        # the folder's own name, too: the driver has made it for this attempt
+        for folder in (self._path.parent, self._path.parent.parent):
+            sync_path(folder)
 
     def _check(self) -> None:
         # the system tells a descriptor of an error once: what the thread was told counts for the file
@@ -265,9 +270,17 @@ class LocalOutput:
             self._syncing.result()
 
 
-def sync_folder(folder: Path) -> None:
+def _make_folder(folder: Path, mode: int = 0o777) -> None:
+    """Make a folder and those above it, durably."""
+    if not folder.is_dir():
+        _make_folder(folder.parent)
+        folder.mkdir(mode, exist_ok=True)
+        sync_path(folder.parent)
+
+
+def sync_path(path: Path) -> None:
     """Make a folder's entries, or a file's content, durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
