@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from epochsink.identity import identity_key
-from epochsink.protocol.spool import NoSpool
+from epochsink.protocol.spool import NO_SPOOL
 from epochsink.sink import Epoch, Identity, Keeping
 from epochsink.spark.compat import byte_limit_of_batches
 from epochsink.spark.epoch_writer import ByteLimit
@@ -98,7 +98,7 @@ def test_a_task_forgets_finders_of_archives_and_can_still_import_from_them(
     assert isinstance(sys.path_importer_cache[str(archive)], zipimport.zipimporter)
     sink = LocalSink(tmp_path / "sink", spool=False)
     identity = Identity("q" * 32, "out", 1)
-    job = WriteJob({"out": sink}, {"out": identity}, NoSpool())
+    job = WriteJob({"out": sink}, {"out": identity}, NO_SPOOL)
     rows = pa.record_batch({"id": pa.array([1, 2])})
     [answers] = job.write(WriteOrder(Epoch(0, "a" * 32), {"out": Keeping.NOT}), [rows])
     [answer] = map(Answer.from_json, answers["answer"].to_pylist())

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from epochsink.errors import ConfigurationError, SpoolDamaged, SpoolMissing
 from epochsink.protocol import spool as spool_module
-from epochsink.protocol.spool import NoSpool, Spool
+from epochsink.protocol.spool import NO_SPOOL, Spool
 from epochsink.sink import Epoch, Identity, SpoolFile, Task
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def test_rows_that_the_record_carries_are_read_also_when_no_sink_wants_a_spool_a
     one, two = "1" * 32, "2" * 32
     spool.make(QUERY, EPOCH)
     files = {one: spooled(spool, one, batch(1, 2), carried=1_000), two: spooled(spool, two, batch(3))}
-    rows = NoSpool().rows(SINK, EPOCH, [one, two], files)
+    rows = NO_SPOOL.rows(SINK, EPOCH, [one, two], files)
     assert [each.column("id").to_pylist() for each in rows.read(one)] == [[1, 2]]
     with pytest.raises(SpoolMissing, match="spool=False"):
         list(rows.read(two))

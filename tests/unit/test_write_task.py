@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
-from epochsink.protocol.spool import NoSpool
+from epochsink.protocol.spool import NO_SPOOL
 from epochsink.sink import Epoch, Identity, Keeping, SpoolFile
 from epochsink.spark.write_task import ORDER, WriteJob, WriteOrder
 
@@ -39,7 +39,7 @@ def test_the_collector_passes_over_what_a_worker_has_loaded() -> None:
 
 
 def test_a_task_that_is_not_told_its_epoch_writes_nothing() -> None:
-    jobs = WriteJob({}, {}, NoSpool())
+    jobs = WriteJob({}, {}, NO_SPOOL)
     with pytest.raises(RuntimeError, match=r"no local property 'epochsink\.order'"):
         list(jobs.write_partition([]))
 
@@ -57,7 +57,7 @@ def test_a_task_is_told_its_epoch_and_which_targets_keep_the_rows(monkeypatch: p
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     monkeypatch.setattr(WriteJob, "write", note)
     monkeypatch.setattr("epochsink.spark.write_task.spare_collector", lambda: None)
-    assert list(WriteJob({}, {}, NoSpool()).write_partition([])) == []
+    assert list(WriteJob({}, {}, NO_SPOOL).write_partition([])) == []
     assert seen == [order]
 
 

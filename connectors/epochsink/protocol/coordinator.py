@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from epochsink.protocol.checkpoint import Checkpoint
     from epochsink.protocol.ledger import Ledger
     from epochsink.protocol.ledger_history import History
-    from epochsink.protocol.spool import NoSpool, Spool
+    from epochsink.protocol.spool import Spool
     from epochsink.sink import Participant, Spooled, Written
 
 _log = logging.getLogger("epochsink")
@@ -63,7 +63,7 @@ class Coordinator:
         query_id: str,
         ledger: Ledger,
         checkpoint: Checkpoint,
-        spool: Spool | NoSpool,
+        spool: Spool,
         participants: Sequence[Participant],
         join_running: bool = False,
         monitor: threading.Condition | None = None,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from epochsink.protocol.checkpoint import Checkpoint
     from epochsink.protocol.ledger import Ledger
     from epochsink.protocol.ledger_entries import Prepared
-    from epochsink.protocol.spool import NoSpool, Spool
+    from epochsink.protocol.spool import Spool
     from epochsink.sink import Identity, Participant
 
 
@@ -161,7 +161,7 @@ class RunState:
     query_id: str
     ledger: Ledger
     checkpoint: Checkpoint
-    spool: Spool | NoSpool
+    spool: Spool
     participants: Sequence[Participant]
     queue: CommitQueue
     pipeline: str = ""

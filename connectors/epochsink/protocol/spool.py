@@ -47,6 +47,8 @@ def open_spool(root: str, options: str) -> SpoolStorage:
 
     ``options`` is the JSON of what the place needs to be reached (see `epochsink.spark.store_options`).
     """
+    if not root:
+        return _Nowhere()
     place = urlparse(root)
     if place.scheme in ("", "file"):
         return LocalStorage(Path(unquote(place.path) if place.scheme else root))
@@ -140,42 +142,33 @@ class Spool:
         return open_spool(self.root, self.options)
 
 
-@dataclass(frozen=True, slots=True)
-class NoSpool:
-    """Stands for the spool where no sink wants one, at a place that pyarrow could not open."""
+NO_SPOOL: Final = Spool("")
+"""Stands for the spool if no sink wants one, and its place cannot be reached."""
 
-    root: str = ""
-    beside_ledger: bool = False
 
-    def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
-        """Raise AssertionError: no sink asks."""
-        raise AssertionError((task, schema))
+class _Nowhere:
+    """The files of `NO_SPOOL`: none. Rows that the record carries can be read: an earlier run had a spool."""
 
-    def rows(
-        self,
-        identity: Identity,
-        epoch: Epoch,
-        tasks: Sequence[str],
-        files: Mapping[str, SpoolFile],
-    ) -> SpooledRows:
-        """Return rows of which those can be read that the record carries: an earlier run had a spool."""
-        return SpooledRows(self, identity, epoch, tuple(tasks), files)
+    def write(self, name: str) -> Output:
+        raise AssertionError(name)
 
-    def open(self, identity: Identity, epoch: Epoch, task: str) -> pa.NativeFile:
-        """Raise FileNotFoundError."""
-        del identity, epoch, task
+    def open(self, name: str) -> pa.NativeFile:
+        del name
         raise FileNotFoundError("spool=False")
 
-    def make(self, query_id: str, epoch: Epoch) -> None:
-        """Do nothing."""
-
-    def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] | None = None) -> None:
-        """Do nothing."""
-
-    def attempts(self, query_id: str) -> list[Epoch]:
-        """Return none."""
-        del query_id
+    def names(self, folder: str) -> list[str]:
+        del folder
         return []
+
+    def make_folder(self, name: str) -> None:
+        pass
+
+    def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
+        pass
+
+    def size(self, folder: str) -> int:
+        del folder
+        return 0
 
 
 class SpoolWriter:
@@ -249,7 +242,7 @@ class _Checksummed:
 class SpooledRows:
     """The rows of one sink in one recorded epoch (see `epochsink.sink.Rows`)."""
 
-    spool: Spool | NoSpool
+    spool: Spool
     identity: Identity
     epoch: Epoch
     accepted: tuple[str, ...]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from epochsink.protocol.spool import NoSpool, Spool
+    from epochsink.protocol.spool import Spool
     from epochsink.sink import Committable, Epoch, Identity, Keeping, Participant, Sink, Spooled, SpoolFile, Written
 
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
@@ -47,7 +47,7 @@ class EpochWriter:
         sinks: Mapping[str, Sink],
         participants: Sequence[Participant],
         identity: Callable[[str], Identity],
-        spool: Spool | NoSpool,
+        spool: Spool,
         *,
         show_values: bool,
     ) -> None:

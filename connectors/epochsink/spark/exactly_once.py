@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError
 from epochsink.protocol.checkpoint import Checkpoint
-from epochsink.protocol.spool import NoSpool, Spool
+from epochsink.protocol.spool import NO_SPOOL, Spool
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.sink import participants_of
 from epochsink.spark import argument_checks
@@ -247,7 +247,7 @@ class ExactlyOnce:
         files, location = open_checkpoint(session, self.checkpoint, self.storage_options)
         return OpenCheckpoint(files, location, self._spool_of(session, location))
 
-    def _spool_of(self, session: SparkSession, location: str) -> Spool | NoSpool:
+    def _spool_of(self, session: SparkSession, location: str) -> Spool:
         options = store_options(session, self.spool or location, self.storage_options)
         spool = Spool(self.spool, options) if self.spool is not None else Spool.beside(location, options)
         try:
@@ -255,7 +255,7 @@ class ExactlyOnce:
         except ConfigurationError:
             if any(sink.spool is not False for sink in self.sinks.values()):
                 raise
-            return NoSpool()
+            return NO_SPOOL
         return spool
 
 

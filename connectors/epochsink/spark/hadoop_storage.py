@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from epochsink.protocol.spool import NoSpool, Spool
+    from epochsink.protocol.spool import Spool
     from epochsink.protocol.storage import Storage
 
 
@@ -46,7 +46,7 @@ class OpenCheckpoint:
 
     files: Storage
     location: str
-    spool: Spool | NoSpool
+    spool: Spool
 
 
 def location_of(session: SparkSession, checkpoint: str) -> str:

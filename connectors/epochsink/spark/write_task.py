@@ -29,7 +29,7 @@ from epochsink.sink import Epoch, Keeping, SpoolFile, Task
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from epochsink.protocol.spool import NoSpool, Spool, SpoolWriter
+    from epochsink.protocol.spool import Spool, SpoolWriter
     from epochsink.sink import Committable, Identity, Sink, SinkWriter
 
 ANSWER: Final = StructType([StructField("answer", StringType())])
@@ -118,7 +118,7 @@ class WriteJob:
 
     sinks: Mapping[str, Sink]
     identities: Mapping[str, Identity]
-    spool: Spool | NoSpool
+    spool: Spool
     show_values: bool = False
     """Whether errors may quote values of rows."""
 
