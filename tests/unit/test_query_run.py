@@ -249,6 +249,17 @@ def test_nothing_goes_on_once_a_commit_has_failed_or_the_query_was_ended(run: Ru
     assert run.has_ended()
 
 
+def test_a_refused_call_stops_the_commits_too(run: Run) -> None:
+    """The next start commits: it knows from the ledger whether the record has all rows."""
+    execution: Any = Execution()
+    run.bind(execution)
+    with pytest.raises(ConfigurationError, match="called twice"):
+        run.refuse_call(0, ConfigurationError("called twice", hint="call it once"))
+    execution.alive = False
+    with pytest.raises(ConfigurationError, match="called twice"):
+        run.join()
+
+
 def test_state_that_does_not_repeat_is_named(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     chance: Any = Execution(unrepeatable=["rand()", "uuid()"])
     run.bind(chance)

@@ -1,4 +1,4 @@
-"""The words of the protocol: no I/O, no Spark.
+"""The interface between the engine and the sinks: no I/O, no Spark.
 
 An *epoch* is one micro-batch of one streaming query. For each sink it passes through
 

@@ -1,5 +1,5 @@
-"""What a sink has to be: its configuration, its writers, and the participant that votes and commits."""
-# ruff: noqa: ARG002, B027 - the defaults take what those who override them need
+"""The interface of a sink: its configuration, its writers, and the participant that votes and commits."""
+# ruff: noqa: ARG002, B027 - the defaults take what subclasses need
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class Rows(Protocol):
     def read(self, task: str) -> Iterator[pa.RecordBatch]:
         """Yield the record batches of one task, in the order written.
 
-        The first batch comes after the whole file was compared with what is recorded of it. Raises `SpoolMissing` if
-        the rows are gone or were never kept (``spool=False``), `SpoolDamaged` if they are not those that were written.
+        The whole file is compared with the record before the first batch is returned. Raises `SpoolMissing` if the rows
+        are gone or were never kept (``spool=False``), `SpoolDamaged` if they are not the rows that were written.
         """
 
     def verify(self) -> None:
-        """Compare every task's file with what is recorded of it; raises what `read` raises.
+        """Compare every task's file with the record. Raises what `read` raises.
 
         Call this before writes that cannot be undone.
         """
 
 
 class SinkWriter(Protocol):
-    """Writes one sink's share of one task. Lives in a Python worker of an executor.
+    """Writes one sink's rows of one task, in a Python worker of an executor.
 
-    Calls: ``write`` any number of times, then ``prepare`` once or ``abort`` once. Neither may be called at
-    all: a killed task gets no goodbye. A task without rows makes no writer.
+    The task calls ``write`` any number of times, then ``prepare`` once or ``abort`` once. If it is killed, it calls
+    neither. A task without rows makes no writer.
     """
 
     @abstractmethod
@@ -64,16 +64,16 @@ class SinkWriter(Protocol):
         """
 
     def abort(self) -> None:
-        """Undo what can be undone cheaply. Must not raise; what stays is swept by the driver."""
+        """Undo what can be undone cheaply. Must not raise; the driver aborts the rest."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """One sink's share of an epoch, as its participant gets it.
+    """One sink's rows of an epoch, as its participant gets them.
 
-    ``parts`` are what the accepted tasks prepared (at the vote), else what is recorded. ``after`` is the newest done
-    epoch with rows, which the target must hold (None: not known).
+    ``parts`` are what the accepted tasks prepared (at the vote) or what is recorded (later). ``after`` is the newest
+    done epoch with rows, which the target must hold; None if it is not known.
     """
 
     parts: Committables
@@ -107,11 +107,11 @@ class Executors(Protocol):
 
 
 class Participant(ABC):
-    """The driver's side of the sinks of one query that commit as one: of most sinks, each alone.
+    """The driver's side of the sinks of one query that commit as one. Most sinks commit alone.
 
-    It votes on each epoch, commits it once Spark has decided it, and aborts what no recorded epoch names. A prepared
-    epoch of a sink is a list of *parts* (committables); a part is the unit of atomicity that the target offers. Sinks
-    that commit as one record the same part. Every method may be repeated, by another process too.
+    It votes on each epoch, commits it after Spark has decided it, and aborts what no recorded epoch names. A prepared
+    epoch of a sink is a list of *parts* (committables). A part is what the target commits in one step. Sinks that
+    commit as one record the same part. Any method may be called again, by this process or by another one.
 
     Called from one thread at a time, except `commit`, `replay`, `unblock`, `await_visible` and `finish`, which run in a
     second thread beside `abort_orphans` and `vote` of the following epoch. `abort_orphans` may come from either thread,
@@ -127,42 +127,41 @@ class Participant(ABC):
         self.identities: dict[str, Identity] = {}
 
     def check(self, sink: str, schema: pa.Schema) -> list[str]:
-        """Compare one sink's configuration and its row's schema with the live target; before `open`.
+        """Compare one sink's configuration and the schema of its rows with the live target; before `open`.
 
-        Return the findings, each one sentence that names the value, the rule and the hint; none if all
-        is well. Creates what the configuration allows to create (marker table, topic, index).
+        Return the findings, each one sentence with the value, the rule and the hint; an empty list if there are none.
+        Creates what the configuration allows to create (marker table, topic, index).
         """
         return []
 
     def initial_state(self, sink: str) -> dict[str, Any]:
-        """Return what to fix for good as one sink joins a ledger for the first time (`Identity.origin`).
+        """Return what never changes after one sink has joined a ledger (`Identity.origin`).
 
-        `open` was called, with generation 0 and an empty origin. What this leaves in the target may stay there
-        unrecorded: a start that ends here is followed by another one.
+        Called once, after `open` with generation 0 and an empty origin. If the start fails after this, the next start
+        calls it again: what it makes in the target must do no harm there.
         """
         return {}
 
     def open(self, identity: Identity) -> None:
-        """Learn who one of the sinks is. Called before any method below, and again after each `take`."""
+        """Take the identity of one of the sinks. Called before the methods below, and again after each `take`."""
         self.identities[identity.sink] = identity
 
     def fence(self) -> None:
-        """Shut out every other driver of these sinks, on whatever copy of the checkpoint; for a target that needs it.
+        """Make `vote` and `replay` of every other driver of these sinks raise `Fenced`, on any copy of the checkpoint.
 
-        One that commits on a condition (a marker that is inserted, or replaced only as it was read) has nothing to do.
-        Called at a start, once the target was compared with the ledger. A sweep and another comparison follow.
-        From then on `vote` and `replay` of the others raise `Fenced`.
+        No fence is needed if the commit itself depends on a marker that is inserted, or replaced only as it was read.
+        Called at a start, after the target was compared with the ledger. A sweep and another comparison follow.
         """
 
     def marks(self, sink: str) -> Marks:
-        """Return what the target's own marker says is applied, part by part; nothing if no epoch is.
+        """Return what the target's own marker says is applied, for each part; empty if no epoch is applied.
 
-        Not called where `newest` and `verify_applied` are overridden.
+        Not called if `newest` and `verify_applied` are overridden.
         """
         raise NotImplementedError
 
     def marks_of(self, sink: str, last: LastDone) -> Marks:
-        """Return the marks that an epoch leaves once it is applied; by default one, whatever its parts."""
+        """Return the marks that an epoch leaves when it is applied; by default one mark for all parts."""
         return {"": Mark(last.epoch, last.attempt)} if last.parts else {}
 
     def newest(self, sink: str) -> int | None:
@@ -171,51 +170,51 @@ class Participant(ABC):
 
     @abstractmethod
     def leftovers(self, sink: str) -> list[str]:
-        """Return what is prepared or staged for a sink, of any generation, a line each. Changes nothing.
+        """Return what is prepared or staged for a sink, of any generation, one line each. Changes nothing.
 
-        Called, as `newest` is, before a ledger begins on a checkpoint that already holds decided epochs.
+        Called like `newest` before a ledger begins on a checkpoint that already holds decided epochs.
         """
 
     def newest_generation(self, sink: str) -> int:
-        """Return the highest generation in the names that a sink has left in the target, 0 if there are none.
+        """Return the highest generation in the names that a sink has left in the target; 0 if there are none.
 
-        Called as this sink joins a ledger, after `open` with generation 0: the take goes above it. So what a ledger
-        that was lost has left is older than the new driver, whose `abort_orphans` ends it.
+        Called when this sink joins a ledger, after `open` with generation 0. The new driver takes a higher generation:
+        so its `abort_orphans` ends what drivers of a lost ledger have left.
         """
         return 0
 
     def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        """Raise `WentBack` unless the target's marker says what the ledger does, part by part (see `verify_marks`).
+        """Raise `WentBack` unless the target's marker and the ledger agree on each part (see `verify_marks`).
 
-        The target must hold ``done`` (None: the ledger knows of no epoch with rows), as it was recorded, and beyond
-        that nothing but parts of ``pending``. Called at every start, in every epoch before anything is swept, and
-        before each commit. May finish a part of ``done`` that the target, set back, holds prepared again.
+        The target must hold ``done`` as it was recorded (None: the ledger has no epoch with rows), and nothing newer
+        except parts of ``pending``. Called at every start, in every epoch before anything is swept, and before each
+        commit. If the target was set back and holds a part of ``done`` prepared again, this may commit the part.
         """
         verify_marks("the target", self.marks(sink), done, pending, lambda last: self.marks_of(sink, last))
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
-        """Say how tasks are to keep each sink's rows in this attempt; asked just before the write job.
+        """Return where tasks keep each sink's rows in this attempt; called just before the write job.
 
-        ``schemas`` as in `check`. Must not raise: what is not known speaks for the spool.
+        ``schemas`` as in `check`. Must not raise: if the target cannot be asked, the rows go into the spool.
         """
         return {name: Keeping.NOT if self.members[name].spool is False else Keeping.IN_SPOOL for name in self.members}
 
     @abstractmethod
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
-        """Turn what the accepted tasks prepared into one prepared epoch, verified against the target.
+        """Make one prepared epoch of what the accepted tasks prepared, and verify that the target holds it.
 
-        Return the parts of each sink. Nothing becomes visible. What a task prepared and the target has lost since may
-        be prepared again out of the rows. Where preparing is a transaction, that ``after`` is applied is part of it.
+        Return the parts of each sink. Nothing becomes visible. What the target has lost since a task prepared it may be
+        prepared again from the rows. If preparing is a transaction, it includes the check that ``after`` is applied.
         Raises `PrepareFailed` or `WentBack`.
         """
 
     def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
-        """Decide that parts become visible; right to repeat at any time. By default one part after another.
+        """Make parts visible; may be repeated at any time. By default one part after another.
 
-        Return a verdict for each part. It retries after passing failures itself. `verify_applied` has just found
-        ``after`` applied. Where the commit is a transaction, or may be conditional, it says so once more. ABORTED only
-        where the target itself says that the part is gone *and* its marker is absent. Raises `RowsRejected` if the
-        target refuses rows for good: the epoch stays pending.
+        Return a verdict for each part. Retries after transient failures. `verify_applied` has just found ``after``
+        applied; if the commit is a transaction, or can be conditional, it checks that again. A part is ABORTED only if
+        the target itself says that the part is gone *and* its marker is absent. Raises `RowsRejected` if the target
+        refuses rows for good: the epoch stays pending.
         """
         return {
             name: one_by_one(ballot.parts, partial(self.commit_part, name, epoch, ballot))
@@ -223,14 +222,14 @@ class Participant(ABC):
         }
 
     def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
-        """Decide that one part of a ballot becomes visible. Not called where `commit` is overridden."""
+        """Make one part of a ballot visible. Not called if `commit` is overridden."""
         raise NotImplementedError
 
     @abstractmethod
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
-        """Prepare an aborted part's rows again, from where they are kept, under the new name ``attempt`` (uuid).
+        """Prepare the rows of an aborted part again, from where they are kept, under the new name ``attempt`` (uuid).
 
-        ``ballots`` are those of the sinks that have recorded the part. The caller records what is returned before it
+        ``ballots`` are those of the sinks that have recorded the part. The caller records the returned part before it
         commits it.
         """
 
@@ -238,9 +237,9 @@ class Participant(ABC):
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """Abort everything of these sinks (any generation up to ours) that ``keep`` does not name.
 
-        ``keep`` lists the parts of recorded epochs that are not done. A part of ``done``, which lists those of done
-        epochs, that is still prepared shows a target that was set back: it is never aborted, and `WentBack` is
-        raised. Return one line for each thing ended.
+        ``keep`` lists the parts of recorded epochs that are not done, ``done`` those of done epochs. If a part of
+        ``done`` is still prepared, the target was set back: the part is never aborted, and `WentBack` is raised.
+        Return one line for each aborted thing.
         """
 
     def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
@@ -253,11 +252,11 @@ class Participant(ABC):
         return []
 
     def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
-        """Wait, for a while, until readers see what `commit` has decided: all parts at once, before the epoch is done.
+        """Wait for a limited time until readers see all committed parts; before the epoch is done.
 
-        A target that shows a part as soon as it is committed has nothing to wait for; what is not visible by then
-        will be. Where a commit could not be made conditional, raises `WentBack` unless the target now holds this epoch
-        and ``after``, and `OutcomeUnknown` if it does not say: the epoch is not done then.
+        Nothing to do if the target shows a part as soon as it is committed. If the commit could not be conditional,
+        raises `WentBack` unless the target now holds this epoch and ``after``, and `OutcomeUnknown` if the target does
+        not say. Then the epoch is not done.
         """
 
     def describe(self, part: Committable) -> str:
@@ -265,7 +264,7 @@ class Participant(ABC):
         return json.dumps(part)
 
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
-        """Clear away what a committed epoch has left (staging rows). Best effort; `abort_orphans` finds the rest."""
+        """Remove what a committed epoch has left, such as staged rows. `abort_orphans` removes what this misses."""
 
     def close(self) -> None:
         """Release connections. The participant is not used afterwards."""
@@ -274,8 +273,7 @@ class Participant(ABC):
 class Sink(Protocol):
     """A destination's configuration: immutable, picklable, validated without I/O when constructed.
 
-    Who derives from it inherits a `select` of all columns, no `where`, a spool, rows spread as they come, no promise of
-    order, and commits alone.
+    The defaults: all columns, all rows, a spool, any distribution of rows over tasks, no promised order, commits alone.
     """
 
     @property
@@ -285,20 +283,20 @@ class Sink(Protocol):
 
     @property
     def where(self) -> str | None:
-        """SQL predicate over the stream's columns: which rows go to this sink. None for all."""
+        """SQL predicate over the stream's columns: which rows go to this sink; None for all."""
         return None
 
     @property
     def spool(self) -> bool | None:
         """Whether a durable copy of the rows is kept until the epoch is done.
 
-        None: unless the target keeps them itself (`Participant.keeping`, asked for each attempt).
+        None: a copy is kept unless the target keeps the rows itself (`Participant.keeping`, asked for each attempt).
         """
         return True
 
     @property
     def distribute_by(self) -> Sequence[str]:
-        """SQL expressions by which rows must be spread over tasks; empty where it does not matter."""
+        """SQL expressions by which rows must be distributed over tasks; empty if any task may get any row."""
         return ()
 
     @property
@@ -317,7 +315,7 @@ class Sink(Protocol):
     def check_columns(self, schema: pa.Schema) -> None:
         """Refuse types of the columns that `columns` makes. Raises `ConfigurationError`.
 
-        ``schema`` has their types, as Spark has planned them. Called by `ExactlyOnce.check`, before the first row.
+        ``schema`` has the types that Spark has planned. Called by `ExactlyOnce.check`, before the first row.
         """
         return
 
@@ -350,9 +348,9 @@ def participants_of(sinks: Mapping[str, Sink]) -> list[Participant]:
 def one_by_one(
     parts: Committables, commit: Callable[[Committable], Verdict], committed: Collection[int] = ()
 ) -> list[Verdict]:
-    """Commit parts in their order, except those at the indices ``committed``; return a verdict for each.
+    """Commit parts in order, except those at the indices ``committed``; return a verdict for each.
 
-    The first unknown outcome is that of the parts after it, too: they are not tried.
+    After an unknown outcome no further part is tried: the parts after it get the same verdict.
     """
     verdicts: list[Verdict] = []
     for index, part in enumerate(parts):

@@ -1,4 +1,4 @@
-"""What a target says of itself, part by part, compared with what the ledger says of it."""
+"""Compare the marks that a target holds with what the ledger says of it, part by part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NONE: Final[Mapping[str, Mark]] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a target itself says of one part: the newest epoch applied, and by which attempt.
+    """The newest epoch that a target itself says is applied, for one part, and the attempt that applied it.
 
     ``attempt`` is "" where the marker does not say: earlier versions of this package did not write it.
     """
@@ -27,7 +27,7 @@ class Mark:
     attempt: str = ""
 
     def agrees(self, other: Mark | None) -> bool:
-        """Whether both mean the same attempt at the same epoch, as far as they say."""
+        """Whether both may mean the same attempt at the same epoch; one without attempt may mean any."""
         return (
             other is not None
             and self.epoch == other.epoch
@@ -44,10 +44,10 @@ def verify_marks(
     *,
     base: Mapping[str, Mark] = _NONE,
 ) -> None:
-    """Raise `WentBack` unless a target's marks say what the ledger does: for `Participant.verify_applied`.
+    """Raise `WentBack` unless a target's marks and the ledger agree: for `Participant.verify_applied`.
 
-    ``found`` has the marks by part, ``marks_of`` gives those that an epoch leaves. ``base`` has what the sink
-    left as it joined, before its first epoch. ``target`` is for the message.
+    ``found`` has the target's marks by part, ``marks_of`` returns those that an epoch leaves. ``base`` has those that the
+    sink made when it joined, before its first epoch. ``target`` names the target in the message.
     """
     must = base if done is None else marks_of(done) if done.parts else {}
     may = marks_of(pending) if pending else {}
@@ -56,7 +56,7 @@ def verify_marks(
         mark, wanted = found.get(part), must.get(part)
         if mark is None:
             raise _marker_is_gone(target, must[part], pending)
-        # an operator's word: the target may hold anything up to that epoch
+        # an operator accepted this epoch: the target may hold anything up to it
         if done and not done.parts and mark.epoch <= done.epoch:
             continue
         if mark.agrees(wanted) or mark.agrees(may.get(part)):
@@ -101,14 +101,14 @@ def _marker_is_gone(target: str, wanted: Mark, pending: LastDone | None) -> Went
             f"CHECKPOINT {pending.epoch} --sink NAME. If they are not, and those of all earlier epochs are: "
         )
     return WentBack(
-        f"{target} has no marker of this query any more, and the ledger says that {done}: the target "
+        f"{target} no longer has a marker of this query, and the ledger says that {done}: the target "
         "was restored from a backup, or somebody deleted the marker; which epochs it holds is unknown",
         hint=f"{hint}epochsink accept CHECKPOINT {which} --sink NAME",
     )
 
 
 def _written_by_another(target: str, mark: Mark, wanted: Mark | None) -> WentBack:
-    ours = f"attempt {wanted.attempt}" if wanted else "nothing of it there"
+    ours = f"attempt {wanted.attempt}" if wanted else "no part of it there"
     return WentBack(
         f"epoch {mark.epoch} was applied to {target} by attempt {mark.attempt or 'unknown'}, and the ledger records "
         f"{ours}: a driver on another copy of this checkpoint writes for the same query",

@@ -15,12 +15,11 @@ Committables = Sequence[Committable]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who a sink is to its target: the query id of the checkpoint, and the sink's name in the query.
+    """What tells a sink from all others in its target: the checkpoint's query id and the sink's name in the query.
 
-    ``origin`` is what the participant fixed when this sink first joined the ledger (see
-    `Participant.initial_state`); it never changes afterwards. ``generation`` is the number of this
-    driver's `take` of the ledger, larger than that of every driver before it. ``pipeline`` is a name for people
-    (the checkpoint folder's), which decides nothing: it may change between runs.
+    ``origin`` is what `Participant.initial_state` returned when this sink first joined the ledger; it never changes.
+    ``generation`` is the number of this driver's `take` of the ledger, larger than that of every driver before it.
+    ``pipeline`` is a name for people (the checkpoint folder's), which may change between runs.
     """
 
     query_id: str
@@ -94,10 +93,10 @@ COMMITTED = Verdict(Outcome.COMMITTED)
 
 @dataclass(frozen=True, slots=True)
 class LastDone:
-    """The newest epoch with rows that the ledger calls done in a sink: what its target must hold.
+    """The newest epoch with rows that is done in a sink according to the ledger: what its target must hold.
 
-    ``attempt`` and ``parts`` are those that were recorded, so that another writer's epoch of the same number is told
-    apart. Without parts it is an operator's word: the target may hold anything up to this epoch.
+    ``attempt`` and ``parts`` are as recorded, so that an epoch of the same number by another writer is found. Without
+    parts, an operator has accepted the epochs up to this one: the target may hold any of them.
     """
 
     epoch: int
@@ -107,9 +106,9 @@ class LastDone:
 
 @dataclass(frozen=True, slots=True)
 class SpoolFile:
-    """What one task's file in the spool of one sink held when it was closed: recorded, and compared at each read.
+    """What one task's file in the spool of one sink held when it was closed. It is recorded, and compared at each read.
 
-    ``carried`` is the file itself, in base64, if it was so small that the record carries it: then it is in no spool.
+    ``carried`` is the content in base64 if it is so small that the ledger's entry carries it; then there is no file.
     """
 
     rows: int
