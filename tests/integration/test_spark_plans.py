@@ -66,7 +66,7 @@ def test_a_where_of_a_users_own_function_chooses_rows(stream: Stream) -> None:
 def test_a_key_of_chance_spreads_no_rows_over_tasks(stream: Stream) -> None:
     """Spark repeats a stage that it has lost: rows would then go to other tasks than before."""
     sinks: Any = {"good": stream.sink, "bad": replace(stream.sink, distribute_by=["id", "uuid()"])}
-    with pytest.raises(ConfigurationError, match=r"sink 'bad' spreads rows .*: uuid\(\)") as refused:
+    with pytest.raises(ConfigurationError, match=r"sink 'bad' distributes rows .*: uuid\(\)") as refused:
         stream.run(stream.exactly_once(sinks))
     assert refused.value.hint
 

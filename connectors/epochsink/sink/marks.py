@@ -46,8 +46,8 @@ def verify_marks(
 ) -> None:
     """Raise `WentBack` unless a target's marks and the ledger agree: for `Participant.verify_applied`.
 
-    ``found`` has the target's marks by part, ``marks_of`` returns those that an epoch leaves. ``base`` has those that the
-    sink made when it joined, before its first epoch. ``target`` names the target in the message.
+    ``found`` has the target's marks by part, ``marks_of`` returns those that an epoch leaves. ``base`` has those that
+    the sink made when it joined, before its first epoch. ``target`` names the target in the message.
     """
     must = base if done is None else marks_of(done) if done.parts else {}
     may = marks_of(pending) if pending else {}
@@ -101,7 +101,7 @@ def _marker_is_gone(target: str, wanted: Mark, pending: LastDone | None) -> Went
             f"CHECKPOINT {pending.epoch} --sink NAME. If they are not, and those of all earlier epochs are: "
         )
     return WentBack(
-        f"{target} no longer has a marker of this query, and the ledger says that {done}: the target "
+        f"{target} has no marker of this query any more, and the ledger says that {done}: the target "
         "was restored from a backup, or somebody deleted the marker; which epochs it holds is unknown",
         hint=f"{hint}epochsink accept CHECKPOINT {which} --sink NAME",
     )

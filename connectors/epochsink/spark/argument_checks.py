@@ -1,4 +1,4 @@
-"""What users get wrong in calling `ExactlyOnce` and its `start`: each mistake is named with what to write instead."""
+"""Check the arguments of `ExactlyOnce` and of its `start`: each error says what to write instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RENAMED: Final = {
     "checkpoint_location": "checkpoint=",
     "checkpoint_dir": "checkpoint=",
 }
-"""What people write who know Spark's own names -> what it is called here."""
+"""Names from Spark that people write by habit -> what to write instead."""
 
 _EXAMPLE: Final = "sinks={'table': Postgres(...)}"
 
@@ -51,7 +51,7 @@ def checked_sinks(sinks: Mapping[str, Sink]) -> dict[str, Sink]:
     for name, sink in sinks.items():
         if not name or not isinstance(name, str):
             raise ConfigurationError(
-                f"sinks has the name {name!r}, which is not a text", hint=f"name each sink, e.g. {_EXAMPLE}"
+                f"sinks has the name {name!r}, which is not a string", hint=f"name each sink, e.g. {_EXAMPLE}"
             )
         _refuse_no_sink(name, sink)
     return dict(sinks)
@@ -75,16 +75,16 @@ def checked_spool(spool: str | None) -> str | None:
     given = arguments.optional_text("spool", spool)
     if given is not None and not (urlparse(given).scheme or Path(given).is_absolute()):
         raise ConfigurationError(
-            f"spool={given!r} is a relative path, another place for the driver than for each executor",
+            f"spool={given!r} is a relative path, which is a different place for the driver and for each executor",
             hint="give an absolute path or a URI that driver and executors share",
         )
     return given
 
 
 def refuse_bad_writer(writer: DataStreamWriter, checkpoint: str, sinks: Mapping[str, Sink], *, again: bool) -> None:
-    """Refuse what is no stream writer, and settings of one that `start` would override or that double rows.
+    """Refuse what is not a stream writer, and settings that `start` would override or that would duplicate rows.
 
-    ``again``: this writer has been started before, so that its foreachBatch is ours. Raises `ConfigurationError`, and
+    ``again``: this writer has been started before, so its foreachBatch is ours. Raises `ConfigurationError`, and
     `UnsupportedQuery` for Spark Connect.
     """
     untyped: Any = writer
@@ -129,11 +129,11 @@ def refuse_complete(output_mode: str, sinks: Mapping[str, Sink]) -> None:
     if output_mode.lower() != "complete":
         return
     for name, sink in sinks.items():
-        # a key makes a row replace the one before; without, each epoch's whole result comes on top of the last one's
+        # with a key a row replaces the one before; without, the whole result is appended in each epoch
         if not getattr(sink, "key", None):
             raise ConfigurationError(
                 f"sink '{name}' appends rows, and outputMode('complete') gives it the whole result again in every "
-                "epoch: each row would be there once an epoch",
+                "epoch: each row would be duplicated in each epoch",
                 hint="give the sink a key= and use outputMode('update'), so that a changed row replaces the one "
                 "before; or use a watermark and outputMode('append'), which gives each row once",
             )

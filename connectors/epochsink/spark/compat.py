@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 INTERRUPTED: Final = (
     "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: java.lang.InterruptedException"
 )
-"""In these words, and no others, Spark knows that its own stop() was why foreachBatch failed."""
+"""The only text by which Spark recognises that foreachBatch failed because of its own stop()."""
 
 _STATEFUL: Final = frozenset({"Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"})
-"""Logical operators that keep state in a stream, beside joins of two streams and those that are named for it."""
+"""Logical operators with state in a stream. Others are joins of two streams, and those with WithState in the name."""
 
 _UNIQUE_STATE: Final = 2
-"""The first format of checkpoints of state in which each run of a plan makes a state of its own."""
+"""The first format of state checkpoints in which each run of a plan writes its own state."""
 
-# 4.0 and 4.1 know UTC alone, from 4.2 on it has to be said
+# 4.0 and 4.1 always use UTC, later versions need it as an argument
 _UTC: Final[dict[str, Any]] = (
     {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_schema).parameters else {}
 )
@@ -91,7 +91,7 @@ class WriterSettings:
 
 
 def settings_of(writer: DataStreamWriter) -> WriterSettings:
-    """Return what has been set on a stream writer, which PySpark only lets one set."""
+    """Return what has been set on a stream writer; PySpark can only set it."""
     untyped: Any = writer
     java = untyped._jwrite
 
@@ -109,40 +109,40 @@ def settings_of(writer: DataStreamWriter) -> WriterSettings:
 
 
 def changeable(frame: DataFrame, expressions: Sequence[str]) -> list[str]:
-    """Return those SQL expressions over a frame that may give another answer each time, such as ``rand()``."""
+    """Return those SQL expressions over a frame that may give another result each time, such as ``rand()``."""
     selected: Any = frame.selectExpr(*expressions)
     columns = selected._jdf.queryExecution().analyzed().expressions()
     return [expression for index, expression in enumerate(expressions) if not columns.apply(index).deterministic()]
 
 
 def schema_text(frame: DataFrame) -> str:
-    """Return the schema of a frame as JSON, which says of two frames whether the same SQL serves them."""
+    """Return the schema of a frame as JSON. Frames with equal schemas can use the same SQL."""
     untyped: Any = frame
     return str(untyped._jdf.schema().json())
 
 
 def columns_of(expressions: Sequence[str]) -> Any:
-    """Return the JVM's list of the columns that SQL expressions stand for, of no frame yet: it serves any number."""
+    """Return the JVM's list of the columns of SQL expressions; any number of frames can use it."""
     jvm: Any = SparkContext._jvm
     made: list[Any] = [functions.expr(expression) for expression in expressions]
     return jvm.PythonUtils.toSeq([column._jc for column in made])
 
 
 def select(frame: DataFrame, columns: Any) -> DataFrame:
-    """Return a frame's `columns_of`: what ``selectExpr`` does, by one call of the JVM."""
+    """Select `columns_of` from a frame, as ``selectExpr`` does, by one call of the JVM."""
     untyped: Any = frame
     return DataFrame(untyped._jdf.select(columns), frame.sparkSession)
 
 
 def arrow_function(function: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]], answer: StructType) -> Any:
-    """Return the JVM's form of a function for `map_in_arrow`: it serves any frame, of which it gets all columns."""
+    """Return the JVM's form of a function for `map_in_arrow`. Any number of frames can use it; it gets all columns."""
     untyped: Any = pandas_udf
     udf = untyped(function, returnType=answer, functionType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
     return udf()._jc
 
 
 def map_in_arrow(frame: DataFrame, function: Any) -> DataFrame:
-    """Return what ``mapInArrow`` does, which would pickle the function and make thirty calls of the JVM each time."""
+    """Do what ``mapInArrow`` does, which pickles the function and makes thirty calls of the JVM each time."""
     untyped: Any = frame
     return DataFrame(untyped._jdf.mapInArrow(function, False, None), frame.sparkSession)  # noqa: FBT003 - no barrier
 
@@ -151,7 +151,7 @@ def refuse_connect(session: SparkSession) -> None:
     """Raise `UnsupportedQuery` for a Spark Connect session."""
     if not isinstance(session, SparkSession):
         raise UnsupportedQuery(
-            "Spark Connect runs foreachBatch in another process, which cannot read the checkpoint's decisions",
+            "Spark Connect is not supported: it runs foreachBatch in another process than the query",
             hint="run the pipeline with classic PySpark (spark-submit, or SparkSession.builder without remote())",
         )
 
@@ -162,7 +162,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def keeps_first_state(session: SparkSession) -> bool:
-    """Return whether Spark keeps the state that the first run of a batch's plan has left: checkpoint format 2."""
+    """Return whether Spark keeps the state of the first run of a batch's plan, as in state checkpoint format 2."""
     return int(session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion", "1") or 1) >= _UNIQUE_STATE
 
 

@@ -1,4 +1,4 @@
-"""Step 2, on the driver: plan and run the write job of an epoch. What is the same in all epochs is made once."""
+"""Step 2, on the driver: plan and run the write job of an epoch. What all epochs share is made once."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ CARRIED_BY_EPOCH: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The write job of an epoch: a frame of what its tasks answer, and the schemas of the sinks' rows, by name."""
+    """The write job of an epoch: a frame of its tasks' answers, and the schemas of the sinks' rows, by name."""
 
     answers: DataFrame
     schemas: Mapping[str, pa.Schema]
 
 
 class EpochWriter:
-    """Writes the epochs of a run. Has a thread of its own: Spark plans while a target is asked."""
+    """Writes the epochs of a run. Plans in its own thread, while ledger and targets are asked."""
 
     def __init__(
         self,
@@ -60,12 +60,12 @@ class EpochWriter:
         self._carry_limit = CarryLimit()
         self._passes: dict[str, OnePass] = {}
         self._function: Any = None
-        # one for the run: the JVM has a thread and a connection for each thread that calls it
+        # one thread for the run: the JVM has a thread and a connection for each thread that calls it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="epochsink-plan")
 
     @contextmanager
     def planned(self, frame: DataFrame) -> Iterator[Future[WritePlan]]:
-        """Give the plan of the write job for a frame: ready, or failed, once the body has ended."""
+        """Plan the write job for a frame beside the body; after the body the plan is ready, or has failed."""
         plan = self._thread.submit(self.plan, frame)
         try:
             yield plan
@@ -89,7 +89,7 @@ class EpochWriter:
         return WritePlan(map_in_arrow(passed, self._function), self._passes[key].schemas)
 
     def write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
-        """Run the write job; return what the accepted tasks have prepared, and what they have spooled, by sink."""
+        """Run the write job; return what the accepted tasks have prepared and what they have spooled, by sink."""
         try:
             answers = self._run(plan, epoch)
         except BaseException:
@@ -106,7 +106,7 @@ class EpochWriter:
         return written, spooled
 
     def _run(self, plan: WritePlan, epoch: Epoch) -> list[Answer]:
-        # after the planning, which takes a while: a target may note where it stands now
+        # after the planning, which takes a while: a target may note its present state, such as the end of its log
         keeping: dict[str, Keeping] = {}
         for participant in self._participants:
             keeping |= participant.keeping(epoch, {name: plan.schemas[name] for name in participant.members})
@@ -140,9 +140,9 @@ class CarryLimit:
 class ByteLimit:
     """Lifts Spark's limit on the bytes of a record batch while rows are far too small to reach it.
 
-    Under a limit Spark 4 measures the batch anew after every row, which takes longer than converting the row does. The
-    limit is there for rows of which ``maxRecordsPerBatch`` do not fit: it stays until a first epoch has told how wide
-    rows are, and comes back as soon as rows a few times wider could reach it.
+    With a limit, Spark 4 measures the batch again after every row, which takes longer than to convert the row. The
+    limit matters only if ``maxRecordsPerBatch`` rows exceed it. So it stays until a first epoch has shown how wide rows
+    are, and returns as soon as rows a few times wider could reach it.
     """
 
     def __init__(self) -> None:
@@ -154,10 +154,10 @@ class ByteLimit:
 
     @contextmanager
     def lifted(self, session: SparkSession) -> Iterator[None]:
-        """Run the body without the limit if that is safe; the session is then as it was."""
+        """Run the body without the limit if that is safe; afterwards the session's settings are as before."""
         rows = int(session.conf.get(_MAX_ROWS) or 0)
         limit = byte_limit_of_batches(session)
-        # no limit on the rows (zero or less): then the bytes are the only one
+        # without a limit on rows (zero or less), the one on bytes is the only limit
         if self._row_bytes is None or rows <= 0 or _GROWTH * rows * self._row_bytes > limit:
             yield
             return

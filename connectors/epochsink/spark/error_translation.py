@@ -1,7 +1,7 @@
-"""Tell Spark that an epoch failed: short, with the sink's own error, and quiet if stop() was the cause.
+"""Tell Spark that an epoch failed: with a short error, the sink's own if there is one; quietly after a stop().
 
-Spark matches the text of what foreachBatch raises, traceback and all, with a regular expression whose recursion
-overflows the stream thread's stack where that text quotes a Java stack trace. So the long form goes to the log alone.
+Spark matches the text of what foreachBatch raises, with its traceback, with a regular expression. Its recursion
+overflows the stream thread's stack if the text quotes a Java stack trace. So the long form goes only to the log.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = logging.getLogger("epochsink")
 
 
 class StreamInterrupted(Exception):
-    """The query was stopped while it prepared an epoch, which the next start runs again."""
+    """The query was stopped while it prepared an epoch. The next start runs the epoch again."""
 
 
 class FailedEpoch:
@@ -43,9 +43,9 @@ class FailedEpoch:
 
     @contextmanager
     def told_to_spark(self, number: int, execution: StreamExecution) -> Iterator[None]:
-        """Turn whatever fails in an epoch into a short error, and end the query with it.
+        """Make a short error of whatever fails in an epoch, and end the query with it.
 
-        The query ends also if the user's function catches the error: else Spark would decide the epoch, and run on.
+        The query ends even if the user's function catches the error: otherwise Spark would decide the epoch.
         """
         try:
             yield
@@ -55,7 +55,7 @@ class FailedEpoch:
                 _log.info("epoch %d was interrupted; nothing of it became visible", number)
                 raise StreamInterrupted(INTERRUPTED) from None
             self.failure = told = self._told(failure, number)
-            # the causes of an error of ours may quote rows; of any other the trace is all that there is
+            # the causes of our own errors may quote rows; of any other error the trace is the only information
             shown = failure if self._show_values or sinks_error(failure) is None else None
             _log.error("epoch %d failed; nothing of it became visible: %s", number, told, exc_info=shown)
             execution.end_from_within(told)
@@ -69,14 +69,14 @@ class FailedEpoch:
         told = known.fresh() if known is not None else _unprepared(failure, number)
         if not self._show_values:
             told.hide_values()
-        # an unreadable checkpoint must not take the place of the failure
+        # an unreadable checkpoint must not hide the failure
         with suppress(Exception):
             told.notes = tuple(self._notes(number))
         return told
 
 
 def sinks_error(failure: BaseException) -> EpochsinkError | None:
-    """Return the error of this package that a failure is, or that a task sent in the text of one; else None."""
+    """Return the error of this package that a failure is, or that a task sent as text in it; else None."""
     if isinstance(failure, EpochsinkError):
         return failure
     if isinstance(failure, (Py4JError, PySparkException)):
@@ -94,7 +94,7 @@ def _unprepared(failure: Exception, number: int) -> PrepareFailed:
 
 
 def reason_of(text: str) -> str:
-    """Return what a task's Python traceback ends in, else the first lines of a Java exception."""
+    """Return the last line of a task's Python traceback, or the first lines of a Java exception."""
     _, traceback, tail = text.rpartition("Traceback (most recent call last):\n")
     ends = re.search(r"^\S.*", tail, re.MULTILINE) if traceback else None
     if ends is not None:

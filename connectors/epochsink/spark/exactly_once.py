@@ -109,7 +109,7 @@ class ExactlyOnce:
         return ExactlyOnceQuery(query, self)
 
     def check(self, frame: DataFrame) -> None:
-        """Compare configuration and the stream's columns with the live targets; no row moves.
+        """Compare the configuration and the stream's columns with the live targets; no row moves.
 
         Raises `CheckFailed`, which lists every finding of every sink, each with its hint.
         """
@@ -137,8 +137,8 @@ class ExactlyOnce:
     def recover(self, session: SparkSession) -> None:
         """Commit what the last run of the query decided and did not get to commit, and abort its leftovers.
 
-        Part of `start`. Where ``foreachBatch(sink)`` is set by hand, the first batch does it; call this before the
-        query starts if it may stay without input. On a fresh checkpoint there is nothing to recover.
+        Part of `start`. If you set ``foreachBatch(sink)`` by hand, the first batch does it; call this before the query
+        starts if no input may come for a while. On a fresh checkpoint there is nothing to recover.
         """
         self._recover(session, self._open(session))
 
@@ -164,21 +164,21 @@ class ExactlyOnce:
             self._adopt(session, execution, opened).foreach_batch(frame, epoch)
 
     def await_committed(self) -> None:
-        """Wait until the query's commit thread has ended; raises what stopped it, or made its newest epoch fail.
+        """Wait until the query's commit thread has ended. Raises what stopped it, or what made the newest epoch fail.
 
-        For queries started by hand: call it after ``query.awaitTermination()``.
+        For queries started by hand: call this after ``query.awaitTermination()``.
         """
         self.await_commits()
         if isinstance(self._failed.failure, EpochsinkError):
             raise self._failed.failure.fresh()
 
     def await_commits(self) -> None:
-        """Wait until the query's commit thread has ended; raises what stopped it, not why an epoch failed before."""
+        """Wait until the query's commit thread has ended. Raises what stopped it, not what made an epoch fail."""
         if self._run is not None:
             self._run.join()
 
     def await_settled(self) -> None:
-        """Wait until no recorded epoch awaits its commit; raises what made a commit fail."""
+        """Wait until every recorded epoch is committed. Raises what made a commit fail."""
         run = self._run
         if run is not None:
             run.settled()
@@ -198,7 +198,7 @@ class ExactlyOnce:
             return run
 
     def _refuse_second_object(self, execution: StreamExecution, epoch: int) -> None:
-        # before anything is taken over: a second object's take of the ledger would fence the first one's
+        # before the second object takes the ledger, which would fence the first object
         other = run_of(execution)
         if other is not None and other is not self._run:
             other.refuse_call(
@@ -208,8 +208,8 @@ class ExactlyOnce:
                     "it, and the rows of the other would be in no sink",
                     hint="make one object, once, outside of the function, with all the sinks: "
                     "ExactlyOnce(checkpoint=..., sinks={'table': Postgres(...), 'topic': Kafka(...)}); where= says "
-                    f"which rows go where. The next start runs epoch {epoch} again, and writes it whole; only if the "
-                    "function caught this error does the epoch stand with the rows of the first object alone",
+                    f"which rows go where. The next start runs epoch {epoch} again, and writes it whole. If the "
+                    "function caught this error, the epoch may keep the rows of the first object only",
                 ),
             )
 
@@ -221,7 +221,7 @@ class ExactlyOnce:
             )
 
     def _make_run(self, session: SparkSession, opened: OpenCheckpoint, query_id: str) -> Run:
-        # that of an earlier query, which this object served before
+        # it may be the failure of an earlier query that this object served
         self._failed.failure = None
         return Run(
             self.sinks,
@@ -234,7 +234,7 @@ class ExactlyOnce:
         )
 
     def _notes_on(self, epoch: int) -> list[str]:
-        """Return what is known of an epoch that failed, a line each."""
+        """Return what is known of an epoch that failed, in lines for the user."""
         notes = [
             f"Type: epochsink status {shlex.quote(self.checkpoint)}",
             f"Epoch: {epoch}; nothing of it is visible, and the next start writes it again",
@@ -260,7 +260,7 @@ class ExactlyOnce:
 
 
 def _refuse_other_number(execution: StreamExecution, epoch: int, own: int | None) -> None:
-    """Refuse a number that is not ``own``, Spark's: a later start would take it for another epoch."""
+    """Refuse a number that is not ``own``, that of Spark's batch: a later start would take it for another epoch."""
     if epoch == own:
         return
     mistake = ConfigurationError(

@@ -41,18 +41,18 @@ _checked: set[tuple[str, str]] = set()
 
 
 def with_same_version(function: Callable[[Given], Answer]) -> Callable[[Given], Answer]:
-    """Return a function for tasks that calls ``function`` in a process with the driver's version of epochsink.
+    """Return a function for tasks that calls ``function`` if the executor has the driver's version of epochsink.
 
     With another version it fails with `ConfigurationError`, in the text of the task's error.
     """
-    # bytes, until the versions are compared: dataclasses are unpickled by the position of their fields, and a field
-    # that only one version has would shift the others
+    # bytes until the versions are compared: dataclasses are unpickled by the position of their fields, so that a field
+    # which only one version has would shift the others
     sealed = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
     expected, unset = __version__, _FOUND
     refusal = _other_version("an executor", _FOUND).to_line()
 
     def run(given: Given) -> Answer:
-        # a function inside a function is pickled as code, and so does not need this module on the executor
+        # a function inside a function is pickled as code: the executor needs no epochsink to unpickle it
         import pickle  # noqa: PLC0415
 
         import epochsink  # noqa: PLC0415
@@ -100,7 +100,7 @@ def refuse_bare_executors(session: SparkSession) -> None:
 
 def _probe() -> Callable[[int], tuple[str, list[str], str]]:
     def look(_: int) -> tuple[str, list[str], str]:
-        # a function inside a function travels as code: to be found by name, it would need this very package there
+        # pickled as code, as above
         import importlib  # noqa: PLC0415
         import sys  # noqa: PLC0415
 
@@ -122,12 +122,12 @@ class SparkExecutors:
         self._context = context
 
     def map(self, function: Callable[[Given], Answer], parts: Sequence[Given], patience: float) -> list[Answer]:
-        """Run one job, and cancel it where no task of it runs for ``patience`` seconds. Raises `NotCarriedOut`."""
+        """Run one job; cancel it if none of its tasks runs for ``patience`` seconds. Raises `NotCarriedOut`."""
         try:
             job = _Job(self._context, function, parts)
             job.start()
         except (Py4JError, PySparkException, AssertionError, AttributeError, OSError) as failure:
-            # PySpark's own words for a session that has ended
+            # what PySpark raises if the session has ended
             raise NotCarriedOut(f"no Spark job can be started: {failure}") from failure
         busy = time.monotonic()
         while job.is_alive():
@@ -144,7 +144,7 @@ class SparkExecutors:
 
 
 class _Job(InheritableThread):
-    """A thread of its own: group and pool of a job are its thread's, and the caller's may be those of a stream."""
+    """Runs one job in its own thread: a job has its thread's group and pool, and the caller's may be a stream's."""
 
     def __init__(self, context: SparkContext, function: Callable[[Any], Any], parts: Sequence[Any]) -> None:
         super().__init__(target=self._work, name="epochsink-executors", daemon=True)
@@ -154,7 +154,7 @@ class _Job(InheritableThread):
             return function(pickle.loads(part))  # noqa: S301 - the driver's own
 
         self._function = with_same_version(unpacked)
-        # as bytes: PySpark unpickles what it hands to a task before the versions are compared
+        # as bytes: PySpark unpickles the parts of a task before the versions are compared
         self._parts = [pickle.dumps(part) for part in parts]
         self._group = f"epochsink-{uuid.uuid4().hex}"
         self.answers: list[Any] = []
@@ -177,9 +177,9 @@ class _Job(InheritableThread):
             stages = [tracker.getStageInfo(stage) for job in jobs for stage in job.stageIds]
             return any(stage is not None and stage.numActiveTasks > 0 for stage in stages)
         except (Py4JError, PySparkException, OSError):
-            # the JVM is gone, or going: the job's own thread learns it
+            # the JVM has ended or is about to: the job's own thread fails
             return False
 
     def cancel(self) -> None:
-        """End the job; its thread then fails."""
+        """Cancel the job, so that its thread fails."""
         self._context.cancelJobGroup(self._group)

@@ -1,6 +1,6 @@
-"""Checkpoint folders through Spark's own Hadoop file system: wherever a checkpoint can live, the ledger can.
+"""Open a checkpoint folder wherever Spark can keep one: a local folder, an object store, any Hadoop file system.
 
-Local file systems get POSIX calls instead (`epochsink.protocol.storage.LocalStorage`): Hadoop's local file system forks
+Local folders are used by POSIX calls (`epochsink.protocol.storage.LocalStorage`): Hadoop's local file system starts
 processes and takes fifty times as long.
 """
 
@@ -36,8 +36,9 @@ _SOON_COMPLETE: Final = {
     "dfs.client.block.write.locateFollowingBlock.initial.delay.ms": "10",
     "dfs.client.block.write.locateFollowingBlock.retries": "11",
 }
-"""How soon HDFS's client asks again whether a file is complete: it often asks the NameNode before the DataNode has told
-that of the block, and by default waits 400 ms then. Twice as long each time; in all it is as patient as by default."""
+"""How soon the HDFS client asks again whether a file is complete. It often asks the NameNode before the DataNode has
+reported the block, and then waits 400 ms by default. Each wait is twice as long as the one before, so that the longest
+wait in all stays about the default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +178,8 @@ class HadoopStorage:
         """Return a file's bytes, or None."""
         path = self._path(name)
         with _as_oserror():
-            # Most looks are for what is not there yet: the next entry, the next commit. To open it would have PySpark
-            # translate Java's error, forty calls into the JVM, which take longer than a NameNode's answer.
+            # Most reads are for files that do not exist yet: the next entry, the next commit. To open them would make
+            # PySpark translate Java's error: forty calls into the JVM, which take longer than the NameNode's answer.
             if not self._system.exists(path):
                 return None
             try:
@@ -207,7 +208,7 @@ class HadoopStorage:
                 raise
             if len(listed) == 0:
                 return []
-            # one call for the whole list: a call for each name costs a hundred times as much
+            # one call for the whole list: a call for each name takes a hundred times as long
             paths = self._jvm.org.apache.hadoop.fs.FileUtil.stat2Paths(listed)
             text = str(self._jvm.scala.runtime.ScalaRunTime.stringOf(paths))
             parent = f"{paths[0].getParent().toString()}/"
@@ -219,7 +220,7 @@ class HadoopStorage:
             beside(lambda name: self._system.delete(self._path(name), False), names)  # noqa: FBT003 - Java's recursive flag
 
     def make_durable(self, name: str) -> None:
-        """Do nothing: a file that a remote store has taken is as durable as the store makes it."""
+        """Do nothing: the store itself makes its files durable."""
 
     def _path(self, name: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(f"{self._root}/{name}")
@@ -238,6 +239,6 @@ def _is(failure: Py4JJavaError, name: str) -> bool:
 
 
 def first_line(failure: Py4JError | PySparkException) -> str:
-    """Return what Java said, without its stack trace."""
+    """Return Java's message without its stack trace."""
     cause = getattr(failure, "java_exception", None)
     return str(cause.toString() if cause is not None else failure).partition("\n")[0]

@@ -1,4 +1,4 @@
-"""No query may start in a process that imports a user's module for its sinks alone, as the operator's command does."""
+"""Refuse to start queries in a process that imports a user's module only for its sinks, as the command line does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one query plan that feeds every sink: SQL text made once for each schema of a stream."""
+"""Make the one query plan that feeds every sink, as SQL made once for each schema of a stream."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 ROW: Final = "__epochsink_row_"
 
 _INTERVAL: Final = '"interval"'
-"""What the JSON of a schema calls a calendar's interval."""
+"""The name of a calendar interval in the JSON of a schema."""
 
 _NEVER: Final = "spark_partition_id() < 0"
-"""False for every row, and nothing that Spark's optimizer can find out. A filter that folds to false would have Spark
-skip the plan below it, and with it the update of the state of a query with aggregations, then lost for good."""
+"""False for every row, but not for Spark's optimizer. If a filter folded to false, Spark would skip the plan below it,
+and the update of the query's state would be lost for good."""
 
 
 @dataclass(frozen=True)
 class OnePass:
-    """SQL for the pass: ``rows`` adds each sink's selected struct, ``inputs`` makes each writer's columns of it.
+    """The SQL of the pass: ``rows`` adds each sink's selected struct, ``inputs`` makes each writer's columns from it.
 
-    Each ``where=`` and ``select=`` is evaluated once a row, in ``rows``: what comes after refers to its result, so that
-    ``rand()`` gives one answer. ``wanted`` drops rows for no sink, and never the whole plan. ``schemas`` are those of
-    the sinks' selected rows, by name.
+    Each ``where=`` and ``select=`` is evaluated once a row, in ``rows``. What follows refers to the result, so that
+    ``rand()`` has one value. ``wanted`` drops rows that no sink wants. ``schemas`` are those of the sinks' selected
+    rows, by name.
     """
 
     rows: Sequence[str]
@@ -49,12 +49,12 @@ class OnePass:
     schemas: Mapping[str, pa.Schema]
 
     def apply(self, frame: DataFrame) -> DataFrame:
-        """Return a frame with one nullable struct column for each sink, null where a row is not for it.
+        """Return a frame with one struct column for each sink, null if a row is not for the sink.
 
         If there `is_one_for_all`, return a frame with the columns of its writer.
         """
         frame = select(frame, self._rows)
-        # after the rows, by what they came to; where the predicates cannot change, Spark itself filters first
+        # after the rows, from their result; Spark itself filters first if the predicates are deterministic
         if self.wanted is not None:
             frame = frame.where(self.wanted)
         if self.distribute_by:
@@ -62,7 +62,7 @@ class OnePass:
             frame = frame.repartition(frame.sparkSession.sparkContext.defaultParallelism, f"{ROW}key")
         return select(frame, self._inputs)
 
-    # each epoch has a frame of its own, of the same columns: so the JVM's form of the SQL is made once
+    # each epoch has its own frame with the same columns: so the JVM's form of the SQL is made once
 
     @cached_property
     def _rows(self) -> Any:
@@ -76,7 +76,7 @@ class OnePass:
 def row_schemas(frame: DataFrame, sinks: Mapping[str, Sink]) -> dict[str, pa.Schema]:
     """Return the Arrow schema of each sink's selected row; no data moves.
 
-    Raises `ConfigurationError` for SQL that Spark refuses, and for types that Arrow has no name for.
+    Raises `ConfigurationError` for SQL that Spark refuses, and for types that Arrow lacks.
     """
     schemas = {}
     for name, sink in sinks.items():
@@ -96,7 +96,7 @@ def row_schemas(frame: DataFrame, sinks: Mapping[str, Sink]) -> dict[str, pa.Sch
 
 
 def refuse_bad_plan(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> None:
-    """Raise `ConfigurationError`, which names the sink, for a pass that Spark cannot plan; no data moves."""
+    """Raise `ConfigurationError` with the sink's name if Spark cannot plan the pass; no data moves."""
     for name, sink in sinks.items():
         try:
             sink.check_columns(_writer_schema(name, sink, one_pass({name: sink}, schemas).apply(frame)))
@@ -118,14 +118,14 @@ def _writer_schema(name: str, sink: Sink, planned: DataFrame) -> pa.Schema:
 
 
 def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:
-    """Refuse a key by which rows would be spread over tasks anew, with another result, when Spark repeats a stage."""
+    """Refuse a key that is not deterministic: if Spark repeats a stage, rows would go to other tasks than before."""
     found = changeable(frame, sink.distribute_by)
     if found:
         raise ConfigurationError(
-            f"sink '{name}' spreads rows over tasks by its key, and this key is another each time that Spark evaluates "
-            f"it, so that a repeated task would lose or double rows: {', '.join(found)}",
-            hint="use atomic=True (PostgreSQL) or no partition_by_key= (Elasticsearch), or a key that the rows bring "
-            "with them",
+            f"sink '{name}' distributes rows over tasks by its key, and the key changes each time that Spark evaluates "
+            f"it, so a repeated task would lose or duplicate rows: {', '.join(found)}",
+            hint="use atomic=True (PostgreSQL) or no partition_by_key= (Elasticsearch), or a key that is a column of "
+            "the source",
         )
 
 
@@ -134,7 +134,7 @@ def _refuse_duplicates(name: str, columns: Sequence[str]) -> None:
     if twice:
         raise ConfigurationError(
             f"sink '{name}' selects the column name(s) {', '.join(twice)} more than once",
-            hint="give each selected expression a name of its own with AS",
+            hint="give each selected expression its own name with AS",
         )
 
 
@@ -144,7 +144,7 @@ def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> One
     inputs: list[str] = []
     for index, (name, sink) in enumerate(sinks.items()):
         row = f"{ROW}{index}"
-        # a line each, so that a comment in one ends with it
+        # each on its own line, which ends a comment in it
         selected = "struct(" + "\n, ".join(sink.select) + "\n)"
         chosen = selected if sink.where is None else f"IF({operand(sink.where)}, {selected}, NULL)"
         rows.append(f"{chosen} AS {row}")
@@ -160,7 +160,7 @@ def one_pass(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> One
 
 
 def _wanted(predicates: Sequence[str | None]) -> str | None:
-    """Return what lets a row in that some sink wants; None if one wants them all."""
+    """Return a predicate for the rows that at least one sink wants; None if a sink wants all rows."""
     if None in predicates:
         return None
     return " OR ".join([*(f"{ROW}{index} IS NOT NULL" for index in range(len(predicates))), _NEVER])
@@ -170,25 +170,25 @@ def _distribution(sinks: Mapping[str, Sink]) -> Sequence[str]:
     wishes = {name: tuple(sink.distribute_by) for name, sink in sinks.items() if sink.distribute_by}
     if len(set(wishes.values())) > 1:
         raise ConfigurationError(
-            "sinks ask for rows to be spread over tasks in different ways: "
+            "sinks need rows to be distributed over tasks in different ways: "
             + "; ".join(f"'{name}' by {', '.join(keys)}" for name, keys in wishes.items()),
             hint="give them the same key, use atomic=True (PostgreSQL) or no partition_by_key= (Elasticsearch), or "
-            "feed one of them by a query of its own",
+            "write one of them in a separate query",
         )
-    # the shuffle brings the rows of a key to its task in any order, and the one pass has it for all sinks or for none
+    # a shuffle loses the order of a key's rows, and the one pass has a shuffle for all sinks or for none
     if wishes and (ordered := [name for name, sink in sinks.items() if sink.keeps_order]):
         raise ConfigurationError(
             f"sink '{ordered[0]}' keeps the order of the rows of a key, and sink '{next(iter(wishes))}' needs a "
             "shuffle of all rows by its own key, which loses that order",
-            hint="use atomic=True (PostgreSQL), no partition_by_key= (Elasticsearch), or feed one of them by a query "
-            "of its own; Elasticsearch with order_by= needs no order of the rows",
+            hint="use atomic=True (PostgreSQL), no partition_by_key= (Elasticsearch), or write one of them in a "
+            "separate query; Elasticsearch with order_by= does not depend on the order of the rows",
         )
     return next(iter(wishes.values()), ())
 
 
 def run_for_state(frame: DataFrame) -> None:
-    """Run the whole plan of a frame, and nothing else: an action that writes no row anywhere."""
-    # the place that takes all rows takes no column with a calendar's interval in it, at whatever depth
+    """Run the whole plan of a frame for its effect on state: an action that writes no row anywhere."""
+    # Spark's noop sink refuses columns that contain calendar intervals, at any depth
     if _INTERVAL in schema_text(frame):
         frame = frame.select([_written(field) for field in frame.schema])
     frame.write.format("noop").mode("overwrite").save()

@@ -1,4 +1,4 @@
-"""A store that does not answer for a moment ends no query: what only reads is tried again, with growing pauses."""
+"""Repeat failed reads of a checkpoint, with growing pauses: a store that is unreachable for a moment ends no query."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LONGEST_PAUSE_SECONDS: Final = 2.0
 
 
 class RetriedReads:
-    """Files below one root, read again after a passing failure (see `epochsink.protocol.storage.Storage`).
+    """Files below one root, read again after a transient failure (see `epochsink.protocol.storage.Storage`).
 
-    What writes is left alone: a `create` that has failed may have been carried out, and only who reads the ledger from
-    its beginning may say so.
+    Writes are never repeated: a `create` that failed may have been carried out, and only the next driver, which reads
+    the ledger from its beginning, can find out.
     """
 
     def __init__(self, files: Storage) -> None:
@@ -47,7 +47,7 @@ class RetriedReads:
     @staticmethod
     def _again(call: Callable[[], _Read]) -> _Read:
         try:
-            # the policy costs more than a local read does, and commits/ is read hundreds of times a second
+            # not by the policy, which takes longer than a local read: commits/ is read hundreds of times a second
             return call()
         except OSError as failure:
             if not _may_pass(failure):
@@ -57,7 +57,7 @@ class RetriedReads:
 
 
 def _may_pass(failure: BaseException) -> bool:
-    """Whether the store may answer later: not without the right to read or a JVM, nor once the query is stopped."""
+    """Whether the store may answer later: not if a right is missing, the JVM has ended or the query was stopped."""
     if not isinstance(failure, OSError) or isinstance(failure, PermissionError):
         return False
     return not isinstance(failure.__cause__, Py4JNetworkError) and "Interrupt" not in str(failure)

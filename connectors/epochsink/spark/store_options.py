@@ -1,4 +1,4 @@
-"""What driver and executors need to reach a store, taken from the Hadoop settings that the Spark session has."""
+"""Take what driver and executors need to reach a store from the Hadoop settings of the Spark session."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _WEBHDFS_PORTS: Final = {"http": "9870", "https": "9871"}
 
 
 def store_options(session: SparkSession, place: str, given: Mapping[str, Any]) -> str:
-    """Return the settings for a place, as JSON: those of the session, with what the user gave over them."""
+    """Return the settings for a place, as JSON: those of the session, replaced by those that the user gave."""
     jvm, _ = jvm_of(session)
     configuration = hadoop_configuration_of(session)
 
     def setting(name: str) -> str | None:
-        # a credential provider's too, which a plain get would not look into
+        # unlike get(), this looks into credential providers too
         secret = configuration.getPassword(name)
         return None if secret is None else "".join(secret).strip()
 
@@ -57,7 +57,7 @@ def _s3(bucket: str, setting: Setting) -> dict[str, Any]:
     if endpoint := of_bucket("endpoint"):
         plain = of_bucket("connection.ssl.enabled") == "false"
         found["endpoint"] = endpoint if "://" in endpoint else f"http{'' if plain else 's'}://{endpoint}"
-        # a store of one's own seldom has a host name for each bucket, and Hadoop's default does not say which it is
+        # a private store seldom has a host name for each bucket, and Hadoop's default does not say whether it has
         found["virtual_hosted_style_request"] = of_bucket("path.style.access") == "false"
         found["region"] = found["region"] or "us-east-1"
     if "AnonymousAWSCredentialsProvider" in (of_bucket("aws.credentials.provider") or ""):
@@ -86,13 +86,13 @@ def _azure(host: str, setting: Setting) -> dict[str, Any]:
 
 
 def _name_nodes(authority: str, setting: Setting) -> list[str]:
-    """Return the HTTP addresses of a cluster's NameNodes, of which there are several where one stands by."""
+    """Return the HTTP addresses of a cluster's NameNodes: the active one and its standbys."""
     secure = setting("dfs.http.policy") == "HTTPS_ONLY"
     scheme = "https" if secure else "http"
     host = authority.partition(":")[0]
     nodes = setting(f"dfs.ha.namenodes.{authority}")
     suffixes = [f".{authority}.{node.strip()}" for node in nodes.split(",")] if nodes else [f".{authority}", ""]
     addresses = [setting(f"dfs.namenode.{scheme}-address{suffix}") for suffix in suffixes]
-    # the default listens everywhere, and says no host
+    # the default address has no host
     known = [each.replace("0.0.0.0", host) for each in addresses if each]  # noqa: S104 - not bound to
     return [f"{scheme}://{each}" for each in known or [f"{host}:{_WEBHDFS_PORTS[scheme]}"]]

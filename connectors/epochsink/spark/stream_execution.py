@@ -1,7 +1,7 @@
-"""Spark's execution of a running query, in the JVM: is it alive, which checkpoint does it use, stop it.
+"""Ask and end Spark's execution of a running query, in the JVM.
 
-PySpark has no public way to it, so its calls are private to Spark, as those of `epochsink.spark.compat`, and are tested
-with them.
+PySpark has no public way to it. So the calls are private to Spark, like those of `epochsink.spark.compat`, and are
+tested with them.
 """
 # ruff: noqa: SLF001
 
@@ -69,15 +69,15 @@ class StreamExecution:
         return cls(java)
 
     def is_alive(self) -> bool:
-        """Return whether the stream thread lives: the query's state says stopped before that."""
+        """Return whether the stream thread lives; it may still do so after the query's state is stopped."""
         try:
             return bool(self._thread.isAlive())
         except (Py4JNetworkError, OSError):
-            # the JVM is gone, and the thread with it
+            # the JVM has ended, and the thread with it
             return False
 
     def is_active(self) -> bool:
-        """Return whether nobody has stopped the query so far."""
+        """Return whether the query was neither stopped nor has failed."""
         try:
             return bool(self._java.isActive())
         except (Py4JNetworkError, OSError):
@@ -104,18 +104,18 @@ class StreamExecution:
             "STREAM_FAILED",
             jvm.PythonUtils.toScalaMap(parameters),
         )
-        # first: a thread that finds the query stopped keeps the cause that it finds, and wakes all that wait
+        # before the stop: the stream thread then keeps this cause, and wakes everybody who waits
         getattr(self._java, "streamDeathCause_$eq")(cause)
         self._java.stop()
 
     def end_from_within(self, failure: BaseException) -> None:
-        """End the query with an error, called inside its foreachBatch: no further batch runs, whatever catches it.
+        """End the query with an error, inside its foreachBatch: no further batch runs, even if the error is caught.
 
-        Returns before the query has ended, which waits for foreachBatch. Spark mostly cannot write the commit of this
-        batch then, since the thread is interrupted again and again: of 20 batches it wrote 1, and 7 when it was
-        interrupted once.
+        Returns before the query has ended, because that waits for foreachBatch. Mostly Spark cannot write the commit of
+        this batch any more, because its thread is interrupted again and again: it wrote 1 of 20 commits, and 7 of 20
+        if the thread was interrupted once.
         """
-        # not here: ending waits for the stream thread, which runs this
+        # in another thread: the end of the query waits for the stream thread, which runs this
         threading.Thread(target=self.fail, args=(failure,), name="epochsink-end", daemon=True).start()
         threading.Thread(target=self._keep_interrupting, name="epochsink-interrupt", daemon=True).start()
         deadline = time.monotonic() + _END_SECONDS
@@ -153,9 +153,9 @@ class StreamExecution:
         return unrepeatable_state(self._java.analyzedPlan())
 
     def refuse_unlike(self, location: str, used: str) -> None:
-        """Raise where commits/N at ``location`` is not the decision on epoch N.
+        """Raise unless commits/N at ``location`` is the decision on epoch N.
 
-        `ConfigurationError` if the query uses another checkpoint, `UnsupportedQuery` for async progress tracking.
+        Raises `ConfigurationError` for another checkpoint, `UnsupportedQuery` for async progress tracking.
         """
         if used != location:
             raise ConfigurationError(
@@ -165,7 +165,7 @@ class StreamExecution:
         kind = str(self._java.getClass().getSimpleName())
         if kind != "MicroBatchExecution":
             raise UnsupportedQuery(
-                f"this query runs as {kind}, in which a re-run epoch may get other offsets than the run before",
+                f"this query runs as {kind}, in which an epoch may have other offsets when it runs again",
                 hint="remove the options asyncProgressTrackingEnabled and "
                 "_asyncProgressTrackingOverrideSinkSupportCheck, and use a processing-time or availableNow trigger",
             )

@@ -1,8 +1,8 @@
 """Step 2, on the executors: ONE pass over the rows feeds every sink, without per-row Python.
 
-The JVM evaluates one struct column for each sink, or the columns of the only one; ``mapInArrow`` hands the record
-batches to `write_partition`, which spools, writes and prepares for every sink, and answers one row for each sink that
-had rows.
+The JVM evaluates one struct column for each sink, or the columns of the only sink. ``mapInArrow`` passes the record
+batches to `WriteJob.write_partition`, which spools, writes and prepares for every sink, and returns one `Answer` for
+each sink that had rows.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class TaskFailed(Exception):
 
 
 def is_one_for_all(sinks: Mapping[str, Sink]) -> bool:
-    """Return whether there is one sink, and it takes every row: a struct around its columns would only cost time."""
+    """Return whether there is only one sink, which takes every row: it needs no struct, which would cost time."""
     return [sink.where for sink in sinks.values()] == [None]
 
 
@@ -114,7 +114,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class WriteJob:
-    """What the tasks of all epochs of a run do: the sinks in the order of the columns. Crosses to executors."""
+    """What the tasks of all epochs of a run do: the sinks in the order of the columns. Sent to executors."""
 
     sinks: Mapping[str, Sink]
     identities: Mapping[str, Identity]
@@ -123,7 +123,7 @@ class WriteJob:
     """Whether errors may quote values of rows."""
 
     def write_partition(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do what `write` does, by the order of the task's Spark job."""
+        """Run `write` with the order of the task's Spark job."""
         context = TaskContext.get()
         told = context.getLocalProperty(ORDER) if context is not None else None
         if told is None:
@@ -143,7 +143,7 @@ class WriteJob:
             if isinstance(failure, EpochsinkError):
                 if not self.show_values:
                     failure.hide_values()
-                # only text reaches the driver and the logs on the way: without the causes, which quote rows
+                # only text reaches the driver and the logs on the way; not the causes, which quote rows
                 raise TaskFailed(failure.to_line()) from None
             raise
         finally:
@@ -153,9 +153,9 @@ class WriteJob:
 
 
 def spare_collector() -> None:
-    """Let Python's garbage collector pass over what this process has loaded, once for each time that it has grown.
+    """Let Python's garbage collector skip the modules of this process; again after it has loaded more of them.
 
-    PySpark collects garbage after each task, which takes 15 ms for going through modules that stay anyway.
+    PySpark collects garbage after each task, which takes 15 ms for modules that stay loaded anyway.
     """
     global _modules  # noqa: PLW0603 - of the process, as the collector is
     if len(sys.modules) != _modules:
@@ -168,10 +168,10 @@ _modules = 0
 
 
 def _forget_archives() -> None:
-    """Drop Python's finders of zip archives, which it makes anew when it next imports from one.
+    """Drop Python's finders of zip archives. Python makes them again when it imports from an archive.
 
-    PySpark comes to its workers as an archive, and invalidates all finders before each task. A finder of an archive
-    then reads its whole directory again, and there are a dozen: a tenth of a second of each task.
+    PySpark is sent to its workers as an archive, and invalidates all finders before each task. Then each finder of an
+    archive, of which there are a dozen, reads the whole directory again: a tenth of a second of each task.
     """
     for path, finder in list(sys.path_importer_cache.items()):
         if isinstance(finder, zipimport.zipimporter):
@@ -180,7 +180,7 @@ def _forget_archives() -> None:
 
 @dataclass(slots=True)
 class _Share:
-    """One sink's share of one task."""
+    """The writers of one sink in one task."""
 
     writer: SinkWriter
     spool: SpoolWriter | None
@@ -236,7 +236,7 @@ class _Attempt:
     def prepare(self) -> list[Answer]:
         reach("task.written")
         with ThreadPoolExecutor(1) as beside:
-            # disk and targets take the last of the rows side by side; the driver hears of neither without the other
+            # spool and targets take the last rows in parallel; the driver is told of both or of neither
             spooling = beside.submit(self._close_spools)
             prepared = {}
             for name, share in self._shares.items():
