@@ -1,4 +1,4 @@
-"""How arguments are checked, alike for all sinks: each mistake is named with its value, its rule and what to write."""
+"""Check the arguments of all sinks: an error names the argument, its value, the rule and what to write."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def expressions(name: str, value: str | Sequence[str] | None) -> tuple[str, ...]
 
 
 def origin(select: Sequence[str], column: str) -> str | None:
-    """Return the expression over the stream's columns that ``select`` calls ``column``; None if it does not say."""
+    """Return the expression over the stream's columns that ``select`` names ``column``; None if none is named so."""
     quoted = f"`{column.replace('`', '``')}`"
     for expression in select:
         named = _NAMED.fullmatch(expression)
@@ -52,7 +52,7 @@ def origin(select: Sequence[str], column: str) -> str | None:
 
 
 def says_all_names(select: Sequence[str]) -> bool:
-    """Whether each expression is nothing but a name, or says its name with AS: there is no alias without one."""
+    """Return whether each expression is only a name, or has a name by AS."""
     return all(_NAMED.fullmatch(expression) or _PLAIN.fullmatch(expression.strip()) for expression in select)
 
 

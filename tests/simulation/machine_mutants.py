@@ -60,7 +60,7 @@ class LaterOriginsWin(QuickLedger):
             known = owner.origins if owner else {}
             generation = (owner.generation if owner else above) + 1
             entry = Take(generation, self._driver, query_id, {**known, **origins}, joined, summary=Summary())
-            if self._say(entry):
+            if self._create_take(entry):
                 return entry
 
 

@@ -238,7 +238,7 @@ def test_a_ledger_whose_only_take_is_gone(kit: CheckpointKit, run: Callable[...,
     kit.record(0, both(1))
     (kit.root / "epochsink" / "ledger" / f"{0:020d}").unlink()
     result = run("status")
-    assert (result.exit_code, "no driver's take stands before it" in said(result)) == (1, True)
+    assert (result.exit_code, "no driver's take comes before it" in said(result)) == (1, True)
 
 
 def newest_entry(kit: CheckpointKit) -> Path:

@@ -1,4 +1,4 @@
-"""What has Spark's checkpoint decided? Reads ``metadata``, ``offsets/`` and ``commits/``; writes nothing.
+"""Read what Spark's checkpoint has decided, from ``metadata``, ``offsets/`` and ``commits/``; write nothing.
 
 Format: Spark's HDFSMetadataLog. A file is named by its batch id; line 1 is ``v<version>``, line 2 JSON, and in
 ``offsets/`` each further line is one source's offset. Spark purges ids more than
@@ -20,13 +20,13 @@ NOTHING_DECIDED = -1
 
 
 class Checkpoint:
-    """A reader of one query's checkpoint. Every answer is read anew: only the log tells, never memory."""
+    """A reader of one query's checkpoint. Every answer is read anew from the files, never from memory."""
 
     def __init__(self, files: Storage) -> None:
         self._files = files
 
     def query_id(self) -> str | None:
-        """Return the query id, or None where no query has ever started on this checkpoint.
+        """Return the query id, or None if no query has ever started on this checkpoint.
 
         Raises `EpochsinkError` if the file ``metadata`` cannot be understood.
         """
@@ -40,11 +40,11 @@ class Checkpoint:
             ) from broken
 
     def has_commit(self, epoch: int) -> bool:
-        """Return whether ``commits/<epoch>`` stands, whole. An empty file is a torn write, not a decision."""
+        """Return whether ``commits/<epoch>`` exists and is complete: an empty file is a torn write, not a decision."""
         return bool(self._files.read(f"commits/{epoch}"))
 
     def is_decided(self, epoch: int) -> bool:
-        """Return whether an epoch is decided: its commit stands, or was purged as older than all that stand."""
+        """Return whether an epoch is decided: its commit exists, or Spark purged it as older than all that exist."""
         return self.has_commit(epoch) or epoch < min(self._committed(), default=NOTHING_DECIDED)
 
     def newest_decided(self) -> int:
@@ -78,19 +78,19 @@ class Checkpoint:
         return hashlib.sha256(json.dumps([version, watermark, sources, listed]).encode()).hexdigest()
 
     def make_durable(self, epoch: int) -> None:
-        """Make an epoch's offsets and its commit outlive a power cut: Spark itself does not, on local disks.
+        """Make an epoch's offsets and its commit survive a power cut: on local disks, Spark itself does not.
 
-        Else a decision that readers already see could be undone, and its input be read anew as another epoch.
+        Otherwise a decision that readers already see could be undone, and its input be read again as another epoch.
         """
         for name in (f"offsets/{epoch}", f"commits/{epoch}"):
             self._files.make_durable(name)
 
     def _files_listed(self, source: int, line: str) -> list[str]:
-        """Return the files that a file source took at an offset, which is a mere number of an entry in its own log."""
+        """Return the files that a file source took at an offset: the number of an entry in its own log."""
         try:
             offset = json.loads(line)
         except ValueError:
-            # "-" stands for a source that has no offset yet; and what others write is theirs
+            # "-" is the offset of a source that has none yet; other sources' formats are not ours to judge
             return []
         number = offset.get("logOffset") if isinstance(offset, dict) else None
         if not isinstance(number, int):
@@ -103,7 +103,7 @@ class Checkpoint:
         return sorted(str(entry["path"]) for entry in entries if entry["batchId"] == number)
 
     def _compacted(self, folder: str, number: int) -> int:
-        """Return which compact file of a source's log holds an entry, of which there is no file of its own."""
+        """Return which compact file of a source's log holds an entry that has no file of its own."""
         stems = [name.removesuffix(".compact") for name in self._files.names(folder) if name.endswith(".compact")]
         return min((int(stem) for stem in stems if stem.isdigit() and int(stem) >= number), default=number)
 

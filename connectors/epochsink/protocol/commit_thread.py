@@ -1,7 +1,7 @@
-"""Steps 6 and 7: the thread that commits what Spark has decided, and drains when the stream has ended.
+"""The thread that commits what Spark has decided, and drains when the stream has ended: steps 6 and 7.
 
-Spark calls nothing in Python after ``commits/N``; its listener events come late or not at all. So the commit log itself
-is looked at, often while an epoch is pending and not at all otherwise.
+Spark calls nothing in Python after ``commits/N``; its listener events come late or not at all. So the thread looks at
+the commit log itself, often while an epoch is pending and seldom otherwise.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger("epochsink")
 
 LIVENESS_SECONDS: Final = 0.25
-"""How often the stream thread is asked whether it lives."""
+"""How often the thread checks that the stream is alive."""
 TIDY_SECONDS: Final = 10.0
-"""How often an idle stream looks for what losing tasks have left."""
+"""How often what losing tasks have left is looked for while the stream is idle."""
 SHARE_OF_WAIT: Final = 0.125
 LONGEST_IN_POLLS: Final = 20
-"""How the looks at the commit log grow rarer, for as long as Spark has decided nothing."""
+"""How the looks at the commit log become less frequent while Spark decides nothing."""
 GRACE_SECONDS: Final = 2.0
 """How long after a failed commit a batch may come and raise the failure before an idle query is made to fail."""
 EXIT_SECONDS: Final = 30.0
@@ -42,13 +42,13 @@ class Stream(Protocol):
         """Prepare what stops the commits for logs and for the user."""
 
     def interrupt(self) -> None:
-        """Make the query fail, so that whoever waits for it learns of it."""
+        """Make the query fail, so that ``awaitTermination`` raises."""
 
     def stop(self) -> None:
         """End the query."""
 
     def release(self) -> None:
-        """Release the connections to the targets: the stream has ended, and the commits with it."""
+        """Release the connections to the targets: the stream and the commits have ended."""
 
 
 class CommitThread(threading.Thread):
@@ -65,14 +65,14 @@ class CommitThread(threading.Thread):
         """Watch, then drain."""
         try:
             self._watch()
-            # a run that has failed commits no more: the next start does
+            # a run that has failed does not commit: the next start does
             self._coordinator.queue.raise_failure()
             self._coordinator.drain()
             # last: no recorded epoch is left then that a sweep would have to spare
             self._coordinator.tidy()
-        except BaseException as failure:  # noqa: BLE001 - whatever it is, the stream has to learn it
+        except BaseException as failure:  # noqa: BLE001 - the stream has to raise it, whatever it is
             self._give_up(failure)
-        # nobody need wait for a query that was started by hand, whose sessions would stay for as long as the process
+        # nothing need wait for a query that was started by hand: its sessions would stay open as long as the process
         if not self._stream.is_alive():
             self._stream.release()
 
@@ -97,7 +97,7 @@ class CommitThread(threading.Thread):
                 self._coordinator.queue.wait_run(self._pause(time.monotonic() - waiting_since))
 
     def _pause(self, waited: float) -> float:
-        """Return how long to wait for the next look: in proportion to the wait, so that its end is seen soon after."""
+        """Return how long to wait for the next look: in proportion to the wait so far, so that its end is seen soon."""
         return min(max(self._poll_seconds, waited * SHARE_OF_WAIT), self._poll_seconds * LONGEST_IN_POLLS)
 
     def _give_up(self, failure: BaseException) -> None:

@@ -27,7 +27,7 @@ REPLAY_TURNS: Final = 4
 
 
 class Commits:
-    """The commits of a run: in the commit thread, and at its start for what an earlier run has left."""
+    """The commits of a run: in the commit thread, and at the start of a run those that an earlier one left."""
 
     def __init__(self, run: RunState, check: AppliedCheck) -> None:
         self._run = run

@@ -40,14 +40,14 @@ class AppliedCheck:
             raise self._run.conclude(self._why_undocumented(history.newest, decided, spooled))
 
     def _why_undocumented(self, newest: int, decided: int, spooled: list[int]) -> WentBack:
-        """Say why: the targets, or what is prepared, tell if the ledger is an older copy."""
+        """Return the reason: what targets and spool hold shows whether the ledger is an older copy."""
         try:
             self.verify_all()
         except WentBack:
             return ledger_is_older(decided, newest)
         attempted = self._run.attempted
         if attempted <= newest:
-            # not this run's, then: what is prepared of decided epochs may be all that is left of them
+            # an earlier run's, then: what is prepared of decided epochs may be all that is left of them
             traces = [f"the spool has rows of epoch {epoch}" for epoch in spooled if newest < epoch <= decided]
             for name, participant in self._run.participant_of.items():
                 traces += [f"sink '{name}' has {left}" for left in participant.leftovers(name)]
@@ -66,12 +66,12 @@ class AppliedCheck:
             self.verify(name)
         except PrepareFailed as failure:
             if not failure.may_pass:
-                # it has answered: a right or a setting is missing, which the next start finds mended or not
+                # the target has answered: an operator has to grant a right or change a setting before the next start
                 raise refused_after_decision(number, name, failure) from failure
             raise unknown_outcome(number, name, failure.message) from failure
 
     def verify(self, name: str) -> None:
-        """Compare one sink's target with the ledger, which the caller has just found to be its own."""
+        """Compare one sink's target with the ledger. The caller has just verified that the ledger is its own."""
         history = self._run.ledger.known()
         while True:
             done, pending = history.applied.get(name), history.pending_of(name)
@@ -116,13 +116,13 @@ def ledger_lost_prepared(decided: int, newest: int, trace: str) -> WentBack:
         f"the checkpoint has decided epochs up to {decided} and the ledger knows only those up to {newest}, but "
         f"{trace}: the ledger is the older copy, or the function given to foreachBatch caught an error and returned",
         hint=f"{_ONE_COPY}: what is prepared is then committed. If there is none, load the input of these epochs "
-        "(offsets/ in the checkpoint) by a query of its own, and say so, which ends what is prepared: "
+        "(offsets/ in the checkpoint) with a query of its own, then accept them, which ends what is prepared: "
         f"epochsink accept CHECKPOINT {decided}",
     )
 
 
 def decided_without_us(first: int, last: int, *, attempted: int) -> WentBack:
-    """Say that Spark has decided epochs that were never given to us, or whose error somebody swallowed.
+    """Say that Spark has decided epochs that ExactlyOnce never got, or whose error the user's function caught.
 
     ``attempted`` is the newest epoch that this process has begun to write.
     """
@@ -135,7 +135,7 @@ def decided_without_us(first: int, last: int, *, attempted: int) -> WentBack:
     return WentBack(
         f"{which} decided without ExactlyOnce: {why}. Unless they were empty, their rows are in no sink",
         hint="let every error pass, and call the object for every epoch, empty ones too (they cost nothing). If the "
-        f"epochs had no rows, or when you have loaded them by hand, say so: epochsink accept CHECKPOINT {last}",
+        f"epochs had no rows, or after you have loaded them by hand, accept them: epochsink accept CHECKPOINT {last}",
     )
 
 
@@ -166,7 +166,7 @@ def other_input(epoch: int) -> WentBack:
         f"epoch {epoch} is recorded with other offsets than the checkpoint now holds: its rows were prepared from "
         "different input",
         hint="an older copy of the checkpoint was restored: put the newer one back; or start with a new "
-        "checkpoint folder and remove the rows of the epochs that would come twice",
+        "checkpoint folder and remove the rows of the epochs that would be written again",
     )
 
 
@@ -190,17 +190,17 @@ def overtaken(epoch: int) -> PrepareFailed:
     """Say that an epoch was written before an earlier one that had to be prepared again."""
     return PrepareFailed(
         f"epoch {epoch} was being written when the epoch before it, which its target had lost, was prepared again: in "
-        "a log, its rows would stand before those of the earlier epoch",
+        "a log, its rows would be ordered before those of the earlier epoch",
         hint="nothing is lost: the epoch is written again, and if the query ends all the same, at the next start",
     )
 
 
 def unknown_outcome(epoch: int, sink: str, evidence: str) -> OutcomeUnknown:
-    """Say that a target cannot tell whether a decided epoch is committed."""
+    """Say that it is unknown whether a target has committed a decided epoch."""
     return OutcomeUnknown(
         f"epoch {epoch} is decided, and whether sink '{sink}' committed it is unknown: {evidence}",
         hint="nothing is lost: the epoch stays in the ledger, and the next start asks again. If the target still "
-        "cannot say, look whether these rows are there, and say what you found: "
+        "does not answer, look whether it has these rows, and declare what you found: "
         f"epochsink resolve CHECKPOINT {epoch} --sink {sink} --as committed --sinks MODULE:ATTRIBUTE, or --as replay",
         epoch=epoch,
         sink=sink,
@@ -208,10 +208,10 @@ def unknown_outcome(epoch: int, sink: str, evidence: str) -> OutcomeUnknown:
 
 
 def refused_after_decision(epoch: int, sink: str, refusal: PrepareFailed) -> PrepareFailed:
-    """Say that a target refuses to be asked what it holds, for a reason that somebody has to remove."""
+    """Say that a target refuses to be asked what it holds, for a reason that an operator has to remove."""
     hint = f"{refusal.hint}; the epoch stays recorded, and the next start commits it".removeprefix("; ")
     return type(refusal)(
-        f"epoch {epoch} is decided, and sink '{sink}' may not be asked what it holds: {refusal.message}",
+        f"epoch {epoch} is decided, and sink '{sink}' refuses to be asked what it holds: {refusal.message}",
         hint=hint,
         **refusal.facts,
     )

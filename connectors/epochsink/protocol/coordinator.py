@@ -88,7 +88,7 @@ class Coordinator:
         """Take the ledger, compare it with checkpoint and targets, abort what is not recorded, commit what is decided.
 
         A recorded epoch that is not decided yet is watched from now on: an earlier run may still be about to write its
-        commit, and then Spark goes on to the next epoch, which may be long in coming. To be called once, before the
+        commit, and the next epoch may come much later. To be called once, before the
         first batch. Raises `WentBack`, `Fenced`, `OutcomeUnknown`.
         """
         with self._run.addressed():
@@ -131,7 +131,7 @@ class Coordinator:
             participant.open(who)
 
     def _join(self, name: str) -> dict[str, Any]:
-        # before the take, which records it in the ledger: what the ledger knows of a sink's beginning is in its target
+        # before the take, which records it: what the ledger knows of a sink's beginning must be in its target
         participant = self._run.participant_of[name]
         participant.open(Identity(self._run.query_id, name, pipeline=self._run.pipeline))
         return participant.initial_state(name)
@@ -183,7 +183,7 @@ class Coordinator:
             history = self._withdraw(number)
         recorded = history.epochs.get(number)
         if recorded is None:
-            # a take names what was applied, also if somebody has removed the entries of those epochs
+            # a take names what was applied, even if the entries of those epochs were removed by hand
             newest = max(history.newest, *(last.epoch for last in history.applied.values() if last.parts), -1)
             if number <= newest:
                 raise run.conclude(consistency.unknown_past(number, newest))

@@ -1,9 +1,9 @@
 """The durable record of prepared epochs: an append-only, fenced sequence of numbered files.
 
-Entry number *i* is made by create-if-absent, so exactly one driver can write it. A driver appends only at the
-number after the last entry that it has read; if that is taken it reads on, and another driver's `Take`
-there means that it is superseded. So a driver that has lost the checkpoint cannot record anything, and there is no
-gap between checking and writing. Nothing is overwritten. Files are removed only once a later take sums them up.
+Entry number *i* is made by create-if-absent, so exactly one driver can write it. A driver appends only at the number
+after the last entry that it has read. If that number is taken, it reads on; if it finds another driver's `Take`, it is
+superseded. So a driver that has lost the checkpoint cannot record anything, and there is no gap between checking and
+writing. Nothing is overwritten. Files are removed only once a later take sums them up.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 FOLDER: Final = "epochsink/ledger"
 ABANDON: Final = "epochsink abandon"
-"""The purpose of a take after which no query goes on."""
+"""The purpose of a take that closes the ledger: no query starts afterwards."""
 RETAINED_EPOCHS: Final = 128
 """Done epochs that stay known, so that an older copy of the checkpoint is recognised."""
 SUMMARISED_AFTER: Final = 32
-"""After how many entries the newest take is said again, with a summary of all before it."""
+"""After how many entries the owner writes its take again, with a summary of all before it."""
 _TAKES_KEPT: Final = 512
-"""Drivers whose first take stays: a driver that has slept while more than so many began is not told by one look."""
+"""Drivers whose first take is kept: a driver that paused while more of them started does not find its successor's."""
 _READ_BACK: Final = 16
 _LISTINGS: Final = 8
 
 
 class Ledger:
-    """One driver's view of a checkpoint's ledger. ``driver`` (uuid) tells its takes from other drivers'.
+    """One driver's view of a checkpoint's ledger. ``driver`` (uuid) distinguishes its takes from other drivers'.
 
-    ``application`` is the driver's Spark application id, for people. ``even_abandoned`` lets it take a ledger that is
-    closed: to go on with ending what it holds. ``purpose`` is the command that takes it, "" for a query.
-    ``summarised_after`` says how many entries a start has to read at most.
+    ``application`` is the driver's Spark application id, for people. ``even_abandoned`` lets it take a closed ledger,
+    to finish the clean-up. ``purpose`` is the command that takes it, "" for a query. ``retained_epochs`` done epochs
+    stay known, and a start has to read at most ``summarised_after`` entries and the take before them.
 
     Entries never change, so what has been read stays right, and two threads may use one ledger. Every method may
-    raise OSError, after which an append may or may not have happened: the next driver reads it.
+    raise OSError. It is then unknown whether an append happened: the next driver reads it.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class Ledger:
         self._uncertain = False
 
     def read(self) -> History:
-        """Read on to the newest entry and return the history, whoever owns it."""
+        """Read on to the newest entry and return the history, whichever driver owns it."""
         if self._end == 0 or (
-            not self._read_on() and not self._next_number_tells() and self._stands_beyond(self._end - 1)
+            not self._read_on() and not self._next_number_suffices() and self._exists_beyond(self._end - 1)
         ):
             self._read_all()
         history = self.known()
         if history.owner is None and self._end > 0:
-            raise _corrupt(self._end - 1, "no driver's take stands before it")
+            raise _corrupt(self._end - 1, "no driver's take comes before it")
         return history
 
     def known(self) -> History:
-        """Return the history as read last, own entries included: for what needs no newer one."""
+        """Return the history as read last, own entries included, without asking the store."""
         with self._lock:
             return self._seen.history.copy()
 
@@ -95,8 +95,8 @@ class Ledger:
     def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int, *, above: int = 0) -> Take:
         """Become the owner; return the take, its generation above the last one (or the clock's) and above ``above``.
 
-        ``above`` is the highest generation that the targets of joining sinks hold. A ledger that was lost has left
-        transactions there: if they were those of a newer driver, no sweep would end them.
+        ``above`` is the highest generation that the targets of joining sinks hold: a lost ledger may have left
+        transactions there, and a sweep does not end those of a newer generation.
 
         Raises `WentBack` if the ledger belongs to another query id, `ConfigurationError` if an operator has closed it.
         """
@@ -110,20 +110,20 @@ class Ledger:
                     hint="the file 'metadata' was deleted or the folder epochsink/ was copied from another "
                     "checkpoint: put the matching one back, or start with a new checkpoint folder",
                 )
-            # in the loop: whoever closes the ledger while this driver starts takes the number that this take wanted
+            # in the loop: a command that closes the ledger while this driver starts takes the number of this take
             if history.abandoned is not None and not self._even_abandoned:
                 raise _closed(history.abandoned)
             entry = Take(
                 generation=max(owner.generation if owner else _clock(), above) + 1,
                 driver=self._driver,
                 query_id=query_id,
-                # what an earlier take says wins: another driver may have come in between
+                # those of an earlier take win: another driver may have taken the ledger in between
                 origins={**origins, **(owner.origins if owner else {})},
                 joined=max(joined, owner.joined if owner else -1),
                 purpose=self._purpose,
                 summary=Summary(),
             )
-            if self._say(entry):
+            if self._create_take(entry):
                 return entry
 
     def append(self, entry: Entry) -> None:
@@ -132,19 +132,19 @@ class Ledger:
             self.verify()
 
     def trim(self) -> None:
-        """When many entries have gathered, say the take again with a summary of them, and remove what that replaces.
+        """After many entries, write the take again with a summary of them, and remove what that replaces.
 
-        What stands before the last take but one goes: whoever begins to read meanwhile still finds either. Never
-        removed is the take by which a driver began. The driver before it has read up to that number and looks there
-        next, however long it slept: one look tells it whether the ledger is still its own, and no number that it may
-        append at is ever free again.
+        Entries before the last take but one are removed, so a driver that is reading finds one of the two. The take by
+        which a driver began is never removed. The driver before it has read up to that number and looks there next,
+        however long it paused: one read shows whether the ledger is still its own, and no number at which it may
+        append is ever free again.
         """
         with self._lock:
             owner = self._seen.history.owner
             due = self._end - self._seen.summaries[1] > self._summarised_after
         if owner is None or not due:
             return
-        while not self._say(owner):
+        while not self._create_take(owner):
             self.verify()
         with self._lock:
             gone = self._seen.replaced()
@@ -152,8 +152,8 @@ class Ledger:
         with self._lock:
             self._seen.present.difference_update(gone)
 
-    def _say(self, take: Take) -> bool:
-        """Create a take with what is known before its very number: an entry in between would be missing in it."""
+    def _create_take(self, take: Take) -> bool:
+        """Create a take with a summary of all before its number: it must not miss an entry appended meanwhile."""
         with self._lock:
             number, history = self._end, self._seen.history
             begins = history.owner is None or history.owner.driver != take.driver
@@ -167,13 +167,13 @@ class Ledger:
         try:
             made = self._files.create(_name(number), encode(entry))
         except OSError:
-            # it may stand there all the same: the next look reads everything, not the next number alone
+            # the entry may exist all the same: the next look lists the folder, and does not rely on the next number
             self._uncertain = True
             raise
         if not made:
             return False
-        if not owned and self._stands_beyond(number):
-            # the number was free because its entry is long gone, or others have appended already: a take goes on top
+        if not owned and self._exists_beyond(number):
+            # the number was free because its entry was removed, or other drivers have appended: take it at the end
             self._read_all()
             return False
         self._remember(number, entry)
@@ -183,11 +183,11 @@ class Ledger:
         with self._lock:
             return self._seen.history.owner is not None and self._seen.history.owner.driver == self._driver
 
-    def _next_number_tells(self) -> bool:
-        """Whether a look at the next number shows all that is new: a successor's first take stays there for good."""
+    def _next_number_suffices(self) -> bool:
+        """Whether reading the next number finds everything new: a successor's first take is never removed from it."""
         return self._owns() and not self._uncertain
 
-    def _stands_beyond(self, number: int) -> bool:
+    def _exists_beyond(self, number: int) -> bool:
         return any(int(name) > number for name in self._files.names(FOLDER) if name.isdigit())
 
     @property
@@ -210,7 +210,7 @@ class Ledger:
         for _ in range(_LISTINGS):
             listed = {int(name) for name in self._files.names(FOLDER) if name.isdigit()}
             found = self._read_back_from(max(listed, default=-1))
-            # else the owner has summed up and removed meanwhile what was listed
+            # otherwise the owner has summed up meanwhile, and removed what was listed
             if not listed or any(isinstance(entry, Take) for entry in found.values()):
                 break
         seen = _Seen(self._retained_epochs, end=min(found, default=0))
@@ -222,10 +222,10 @@ class Ledger:
         self._read_on()
 
     def _read_back_from(self, newest: int) -> dict[int, Entry]:
-        """Read entries from the newest one back to a take that sums up all before it, or to the first one.
+        """Read entries from the newest one back to a take, which sums up all before it.
 
-        Whether or not they are listed: a listing made while entries are added may leave some out. What stands below a
-        gap counts for nothing.
+        By number, not by the listing: a listing made while entries are added may lack some. Entries below a gap are
+        void.
         """
         found: dict[int, Entry] = {}
         while newest >= 0:
@@ -278,10 +278,10 @@ class _Seen:
 
 
 def _clock() -> int:
-    """Return the generation that a ledger begins above, in milliseconds since 1970.
+    """Return the generation that a new ledger begins above, in milliseconds since 1970.
 
-    What the targets hold comes first, as a clock may go back. This is for a driver of a lost ledger that holds nothing
-    in them now and prepares later. Not in seconds: each start adds one, and there may be several within a second.
+    It protects against a driver of a lost ledger that holds nothing in the targets now and prepares later; ``above``
+    protects against a clock that went back. Not in seconds: each start adds one, and several may come in a second.
     """
     return int(time.time() * 1000)
 

@@ -1,7 +1,7 @@
-"""What a ledger's entries say, taken together: who owns it, which epochs are pending, which are done.
+"""The ledger's entries, taken together: its owner, the pending epochs, the done ones.
 
-A done epoch is kept as a summary: which attempt it was, and of what input. What its sinks had prepared is known of the
-newest few alone, as evidence of a target that was set back.
+A done epoch is kept as a summary: its attempt, and a digest of its input. Only of the newest few are the committables
+kept, as evidence of a target that was set back.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DONE_IN_FULL: Final = 8
 
 @dataclass(slots=True)
 class History:
-    """What the ledger says: the newest take, every retained epoch as last replayed, and which are done.
+    """What the ledger records: the newest take, every retained epoch as last replayed, and which are done.
 
     ``applied`` has, for each sink, the newest done epoch in which it had rows: what its target must hold.
     """
@@ -63,12 +63,12 @@ class History:
     def done_parts(self, sink: str) -> list[Committable]:
         """Return a sink's parts of the done epochs that are known in full."""
         full = [part for number in self.done if number in self.epochs for part in self.epochs[number].parts_of(sink)]
-        # of the epochs before the take that it began with, a driver knows the newest one of each sink
+        # of the epochs before the take where it began to read, a driver knows each sink's newest one
         newest = self.applied[sink].parts if sink in self.applied else ()
         return [*full, *(part for part in newest if part not in full)]
 
     def copy(self) -> History:
-        """Return a history that grows on its own; entries never change, so they are shared."""
+        """Return a history that grows independently; entries never change, so both share them."""
         return replace(
             self,
             epochs=dict(self.epochs),
@@ -78,7 +78,7 @@ class History:
         )
 
     def summary(self, retained: int) -> Summary:
-        """Return what a driver has to know of all that is older than the entry which holds this."""
+        """Return what a start has to know of all entries before the take that holds this."""
         done = sorted(self.done & self.epochs.keys())[-retained:]
         return Summary(
             pending=tuple(self.pending),
@@ -98,7 +98,7 @@ class History:
     def add(self, entry: Entry) -> None:
         """Take the next entry into account.
 
-        Entries before the first take are remains of a prefix that is being removed, and count for nothing.
+        Entries before the first take are remains of a prefix that is being removed, and are void.
         """
         match entry:
             case Take():
@@ -121,7 +121,7 @@ class History:
                 self._add_exception(entry)
 
     def _add_exception(self, entry: Entry) -> None:
-        """Take into account what is not a step of an epoch: a mistake of the query's user, an operator's word."""
+        """Take into account what is not a step of an epoch: a user's mistake, an operator's decision."""
         match entry:
             case Skipped():
                 self.skipped = max(self.skipped, entry.epoch)
@@ -157,7 +157,7 @@ class History:
 
     def _apply(self, sink: str, last: LastDone) -> None:
         known = self.applied.get(sink)
-        # at the same epoch an operator's word, which names no parts, is the newer one and stands
+        # at the same epoch an operator's ruling, which names no parts, is the newer one and wins
         if known is None or known.epoch < last.epoch or (known.epoch == last.epoch and known.parts):
             self.applied[sink] = last
 
@@ -169,7 +169,7 @@ class History:
         self.epochs[replay.epoch] = replace(old, shares={**old.shares, **again})
 
     def _close(self, resolved: Resolved) -> None:
-        # from here on the operator's word counts, not what the target's marker says up to this epoch
+        # from here on the operator's ruling counts, not what the target's marker says up to this epoch
         self._apply(resolved.sink, LastDone(resolved.epoch, "", ()))
         old = self.epochs.get(resolved.epoch)
         if old is not None:

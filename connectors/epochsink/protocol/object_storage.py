@@ -61,7 +61,7 @@ def open_store(url: str, options: str = "{}") -> ObjectStore:
 
 
 def _client(settings: dict[str, Any]) -> dict[str, Any]:
-    # an endpoint without TLS was written down by somebody who means it
+    # an endpoint without TLS was given on purpose
     return {"allow_http": True} if str(settings.get("endpoint", "")).startswith("http://") else {}
 
 
@@ -72,12 +72,12 @@ class ObjectStorage:
         self._store = store
 
     def create(self, name: str, data: bytes) -> bool:
-        """Put an object unless the name exists: the store decides who was first."""
+        """Put an object unless the name exists; the store decides which of two requests was first."""
         with _as_oserror():
             try:
                 obstore.put(self._store, name, data, mode="create")
             except AlreadyExistsError:
-                # a request that was sent again because its answer was lost finds what it has made itself
+                # a request that the client repeats because an answer was lost finds its own object
                 return self.read(name) == data
         return True
 
@@ -107,7 +107,7 @@ class ObjectStorage:
             try:
                 obstore.delete(self._store, list(names))
             except FileNotFoundError:
-                # some stores say so for one of many, and leave open what became of the others
+                # some stores raise this for one of many, and do not tell whether the others are deleted
                 for name in names:
                     with suppress(FileNotFoundError):
                         obstore.delete(self._store, name)
@@ -129,7 +129,7 @@ class ObjectStorage:
             return pa.PythonFile(ObjectInput(obstore.open_reader(self._store, name)), mode="r")
 
     def make_folder(self, name: str) -> None:
-        """Do nothing: there are no folders. So nothing refuses a late task's file; the next sweep finds it."""
+        """Do nothing: there are no folders. So a late task's file is not refused; the next sweep removes it."""
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
         """Delete all objects below a prefix, or those known there, as many by one request as the store takes."""
@@ -160,7 +160,7 @@ class ObjectInput:
             return self._reader.read(size).to_bytes()
 
     def close(self) -> None:
-        """Request no more."""
+        """End the requests."""
         self.closed = True
 
 
@@ -173,7 +173,7 @@ class ObjectOutput:
     def write(self, data: Any) -> None:
         """Append bytes."""
         with _as_oserror():
-            # Arrow's buffers call their bytes signed, which obstore does not take
+            # Arrow's buffers have signed bytes, which obstore refuses
             self._writer.write(memoryview(data).cast("B"))
 
     def close(self) -> None:

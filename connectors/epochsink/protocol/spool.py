@@ -4,12 +4,12 @@ One file for each sink and task attempt, in a folder for each attempt at an epoc
 
     <root>/<query id>/<epoch>-<attempt>/<sink key>-<task>.arrow
 
-The driver makes that folder before the write job and removes it when the epoch is done; tasks never make one, so
-a late task of a finished epoch fails instead of leaving rows behind (on an object store, which has no folders, the
-next sweep takes them away). See `epochsink.protocol.storage` for where it can be.
+The driver makes that folder before the write job and removes it when the epoch is done. Tasks never make one, so a
+late task of a finished epoch fails and leaves no rows behind (an object store has no folders: there the next sweep
+removes them). `epochsink.protocol.storage` has the places where the spool can be.
 
-A small file need not be one: the ledger's entry carries it, so that the epoch waits for one file of the store, not for
-two, and on HDFS not for the 400 ms that a DataNode may sleep before its file is complete.
+The ledger's entry carries what would be a small file, so that the epoch waits for one file of the store, not for two,
+and on HDFS not for the 400 ms that a DataNode may sleep before a file is complete.
 
 The schema's metadata names the version of the format and the version of epochsink that wrote it.
 """
@@ -69,13 +69,13 @@ def open_spool(root: str, options: str) -> SpoolStorage:
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """Where spooled rows live. Picklable: it crosses to the executors. Every method may raise OSError."""
+    """A place for spooled rows. Picklable: it is sent to the executors. Every method may raise OSError."""
 
     root: str
     options: str = field(default="{}", repr=False)
-    """What the place needs to be reached, secrets among it, as JSON."""
+    """The settings of the place's client as JSON, secrets included."""
     beside_ledger: bool = False
-    """Whether the ledger, in the same folder, may carry small files: rows stay in the place that the user chose."""
+    """Whether the ledger is in the same folder, and so may carry small files: rows stay where the user wants them."""
 
     @classmethod
     def beside(cls, checkpoint: str, options: str = "{}") -> Spool:
@@ -95,7 +95,7 @@ class Spool:
             ) from failure
 
     def writer(self, task: Task, schema: pa.Schema) -> SpoolWriter:
-        """Return a writer of the file of one sink and task attempt, which is none up to ``task.carried`` bytes."""
+        """Return a writer of one sink's rows in one task attempt; up to ``task.carried`` bytes need no file."""
 
         def create() -> Output:
             return self._open().write(_name(task.identity, task.epoch, task.uuid))
@@ -123,8 +123,8 @@ class Spool:
     def drop(self, query_id: str, epoch: Epoch, known: Sequence[tuple[Identity, str]] | None = None) -> None:
         """Remove all that an attempt at an epoch has spooled.
 
-        ``known`` are the files of accepted tasks: an object store, which has no folders, need not be asked for them,
-        and what losing tasks have left there stays for a sweep.
+        ``known`` are the files of accepted tasks. An object store, which has no folders, deletes them without a
+        listing, and what losing tasks have left there stays for a sweep.
         """
         names = None if known is None else [_file(identity, task) for identity, task in known]
         self._open().remove_folder(_folder(query_id, epoch), names)
@@ -194,12 +194,10 @@ class SpoolWriter:
 
 
 class _Checksummed:
-    """Passes on what is written, and sums it up: what the file has to hold, whatever the disk makes of it.
+    """Writes a file, and computes size and checksum of what it has to hold, whatever the disk stores.
 
-    Keeps it while it is no more than may be carried, and makes the file for the rest.
-
-    A stream for Arrow, which closes it when it is dropped: that finishes nothing, so that a task which fails leaves no
-    file that looks whole.
+    The file is made only when the bytes exceed what may be carried. Arrow closes this stream when it is dropped; that
+    does not finish the file, so a failed task leaves none that looks complete.
     """
 
     closed = False
@@ -226,13 +224,13 @@ class _Checksummed:
         self._output.write(data)
 
     def flush(self) -> None:
-        """Hold nothing back."""
+        """Do nothing: no bytes are held back."""
 
     def close(self) -> None:
         """Leave the file as it is."""
 
     def finish(self) -> bytes:
-        """Make the file durable; return what there is no file for."""
+        """Make the file durable; return the bytes if there is no file."""
         if self._output is not None:
             self._output.close()
         return bytes(self._kept)
@@ -273,7 +271,7 @@ class SpooledRows:
             self._verified(task).close()
 
     def _verified(self, task: str) -> pa.NativeFile:
-        """Open a task's file, whose bytes are those that its writer wrote: nothing reads rows out of others.
+        """Open a task's file after comparing its bytes with what its writer wrote: damaged rows are never read.
 
         A small file is read once, into memory; a large one is read to its end, and then again.
         """
@@ -343,7 +341,7 @@ class SpooledRows:
 
 
 def _packed() -> pa.ipc.IpcWriteOptions:
-    """Return how rows are written: with zstd at its least effort, which halves even hex and costs little more."""
+    """Return how rows are written: with zstd at its lowest level, which halves even hex and costs little."""
     return pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 
 

@@ -1,9 +1,9 @@
-"""Where the ledger's and the spool's files lie: a mounted folder, an object store, or HDFS.
+"""The stores of the ledger's and the spool's files: a mounted folder, an object store, or HDFS.
 
 Both keep files below one root, named by relative paths with ``/``. `LocalStorage` and
 `epochsink.protocol.object_storage.ObjectStorage` serve both. On HDFS the ledger is written by Hadoop's own client in
 the driver's JVM (`epochsink.spark.hadoop_storage.HadoopStorage`), and the spool over WebHDFS
-(`epochsink.protocol.webhdfs.WebHdfs`), since executors have no JVM to ask.
+(`epochsink.protocol.webhdfs.WebHdfs`), since executors cannot call a JVM.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Storage(Protocol):
         """Return a file's bytes, or None if it does not exist."""
 
     def read_many(self, names: Sequence[str]) -> list[bytes | None]:
-        """Return what `read` would for each name, in their order, some at a time where the store is far away."""
+        """Return what `read` returns for each name, in their order; some at a time if the store is remote."""
 
     def names(self, folder: str) -> list[str]:
         """Return the plain names of what is in a folder, in any order; none if it does not exist."""
 
     def remove_many(self, names: Sequence[str]) -> None:
-        """Delete files, by one request where the store has one for that; no error if one does not exist."""
+        """Delete files, by one request if the store has one for that; no error if one does not exist."""
 
     def make_durable(self, name: str) -> None:
-        """Make a file that somebody else wrote outlive a power cut, as far as the store does not do so by itself."""
+        """Make a file that Spark wrote survive a power cut, if the store does not do so by itself."""
 
 
 class Output(Protocol):
@@ -81,7 +81,7 @@ class SpoolStorage(Protocol):
         """Return the plain names of what is in a folder; none if it does not exist."""
 
     def make_folder(self, name: str) -> None:
-        """Make a folder, and the root; nobody but this user may enter the root."""
+        """Make a folder, and the root; only this user may enter the root."""
 
     def remove_folder(self, name: str, files: Sequence[str] | None = None) -> None:
         """Remove a folder with all that is in it; no error if it does not exist.
@@ -99,10 +99,10 @@ def is_object_store(place: str) -> bool:
 
 
 def refuse_unconditional_create(files: Storage, location: str) -> None:
-    """Let two creates of one name race, and believe only what is seen.
+    """Raise `ConfigurationError` unless the store creates conditionally, which is tried.
 
-    Raises `ConfigurationError` unless one of them is told that it made the file, the other that it did not, and the
-    file holds what the first one wrote: without that two drivers can both append the same entry to the ledger.
+    Two creates of one name race. Exactly one of them must succeed, and the file must hold what that one wrote.
+    Otherwise two drivers could both append the same entry to the ledger.
     """
     with ThreadPoolExecutor(2) as pool:
         for _ in range(_RACES):
@@ -129,7 +129,7 @@ def refuse_unconditional_create(files: Storage, location: str) -> None:
 
 
 def beside(call: Callable[[str], _Answer], names: Sequence[str]) -> list[_Answer]:
-    """Call for several files of a store that is far away, so that their round trips are waited for together."""
+    """Call for several files of a remote store, so that their round trips overlap."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="epochsink-store") as pool:
         return list(pool.map(call, names))
 
@@ -210,7 +210,7 @@ class LocalStorage:
         return pa.OSFile(str(self.root / name), "rb")
 
     def make_folder(self, name: str) -> None:
-        """Make a folder; rows are the user's data: nobody else on this machine may read them."""
+        """Make a folder that only this user may read: rows are the user's data."""
         folder = self.root / name
         _make_folder(folder.parent)
         # not durable by itself: the first file in it makes it so
@@ -229,13 +229,13 @@ class LocalStorage:
 
 
 class LocalOutput:
-    """A file that is brought to the disk beside the writing of it, so that the last fsync finds little left to do."""
+    """A file that is synced to the disk while it is written, so that the last fsync has little left to do."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = pa.OSFile(str(path), "wb")
         self._descriptor = os.open(path, os.O_RDONLY)
-        # a task that fails closes nothing
+        # a task that fails does not call close()
         self._release = weakref.finalize(self, os.close, self._descriptor)
         self._thread = ThreadPoolExecutor(1)
         self._syncing: Future[None] | None = None
@@ -265,7 +265,7 @@ class LocalOutput:
             sync_path(folder)
 
     def _check(self) -> None:
-        # the system tells a descriptor of an error once: what the thread was told counts for the file
+        # the system reports an error once for each descriptor: what the thread got is the file's error
         if self._syncing is not None:
             self._syncing.result()
 

@@ -32,9 +32,9 @@ class Sweep:
     def tidy(self) -> None:
         """Abort what losing tasks have left since the last sweep; does nothing unless the stream is idle.
 
-        For the commit thread, now and then while nothing is pending: an open transaction of a task that lost late holds
-        readers back until it ends, and without input no `settle` would end it. An attempt that begins meanwhile
-        waits. A target that cannot be reached now is no failure: the next sweep finds what is left.
+        For the commit thread, while nothing is pending: an open transaction of a task that lost late holds readers back
+        until it ends, and without input no `settle` would end it. An attempt that begins meanwhile waits. A target that
+        cannot be reached now is not a failure: the next sweep finds what is left.
         """
         try:
             with self._run.queue.alone_if_idle() as idle:
@@ -74,8 +74,8 @@ class Sweep:
             for participant in self._run.participants:
                 try:
                     if history.abandoned is not None:
-                        # the command has shut this driver out, too, and is not followed by another: what is prepared
-                        # since nobody else would end
+                        # the command has fenced this driver too, and no other run follows: nothing else would end
+                        # what was prepared since
                         participant.fence()
                     abort_orphans(participant, history)
                 except (EpochsinkError, OSError) as failure:

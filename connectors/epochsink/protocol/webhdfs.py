@@ -31,8 +31,8 @@ _QUOTED: Final = "/%:@!$&'()*+,;=~"
 class WebHdfs:
     """Files below a folder of one HDFS (see `epochsink.protocol.storage.SpoolStorage`).
 
-    ``addresses`` are the HTTP addresses of its NameNodes, of which one is active; ``user`` is who asks, where HDFS
-    takes a client's word for it.
+    ``addresses`` are the HTTP addresses of its NameNodes, of which one is active; ``user`` is the user name sent to an
+    HDFS that does not authenticate its clients.
     """
 
     def __init__(self, addresses: Sequence[str], user: str, root: str = "") -> None:
@@ -42,7 +42,7 @@ class WebHdfs:
 
     def write(self, name: str) -> HdfsOutput:
         """Begin a file; FileNotFoundError if its folder does not exist."""
-        # the name node says which data node takes the bytes
+        # the NameNode names the DataNode that takes the bytes
         answer = self._ask("PUT", name, op="CREATE", overwrite="false", createparent="false", noredirect="true")
         return HdfsOutput(str(answer["Location"]))
 
@@ -99,7 +99,7 @@ class WebHdfs:
 
 
 class HdfsInput:
-    """A file that a data node sends. If it breaks off, the rest is asked for again, perhaps of another data node."""
+    """A file that a DataNode sends. If the connection breaks, the rest is requested again, perhaps from another one."""
 
     closed = False
 
@@ -110,14 +110,14 @@ class HdfsInput:
         self._response: http.client.HTTPResponse | None = self._again(open_at, 0)
 
     def read(self, size: int) -> bytes:
-        """Return the next bytes: as many as asked for, except at the end. OSError if the rest cannot be had."""
+        """Return the next bytes: exactly ``size``, except at the end. Raises OSError if the rest cannot be read."""
         read = bytearray()
         while len(read) < size and (piece := self._again(self._piece, size - len(read))):
             read += piece
         return bytes(read)
 
     def _piece(self, size: int) -> bytes:
-        """Return some bytes, none at the end of the file. A short body is no end: the answer says how long it is."""
+        """Return some bytes, none at the end of the file. A body shorter than its announced length is not the end."""
         if self._response is None:
             self._response = self._open_at(self._position)
         response = self._response
@@ -137,14 +137,14 @@ class HdfsInput:
         return piece
 
     def close(self) -> None:
-        """Request no more."""
+        """End the requests."""
         if self._response is not None:
             self._response.close()
         self._response = None
 
 
 class HdfsOutput:
-    """A file that is being sent to a data node, which passes it on to the others."""
+    """A file that is being sent to a DataNode, which passes it on to the others."""
 
     def __init__(self, location: str) -> None:
         self._location = location
@@ -164,7 +164,7 @@ class HdfsOutput:
 
     def close(self) -> None:
         """Finish the file; OSError unless HDFS has it."""
-        # a data node that refuses answers and closes: the answer says more than the broken connection does
+        # a DataNode that refuses answers and closes: the answer tells more than the broken connection
         with suppress(BrokenPipeError, ConnectionResetError):
             if self._waiting:
                 self._send()
@@ -184,7 +184,7 @@ def _breaks_off(failure: BaseException) -> bool:
 
 
 class _Refused(OSError):
-    """HDFS's answer that it does not do what was asked."""
+    """HDFS has refused a request."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(f"{kind}: {message}")
@@ -202,11 +202,11 @@ _kept = _Kept()
 
 
 def _asked(method: str, url: str) -> bytes:
-    """Return the body of an answer. All that we ask may be asked again, if a connection that was closed swallows it."""
+    """Return the body of an answer. Every request may be repeated, if a closed connection has lost it."""
     target = urlparse(url)
     connection, used = _kept.connections.pop((target.scheme, target.netloc), (None, 0.0))
     if connection is not None:
-        # one that was idle for long may be dead without a sign, and its request would be waited for in vain
+        # a long idle connection may be dead without a sign, and the request would wait until its time-out
         if time.monotonic() - used < _IDLE_SECONDS:
             with suppress(ConnectionError):
                 return _answered(connection, method, url)
@@ -236,13 +236,13 @@ def _request(method: str, url: str) -> http.client.HTTPResponse:
 def _sent(connection: http.client.HTTPConnection, method: str, url: str) -> http.client.HTTPResponse:
     target = urlparse(url)
     try:
-        # the body's length is said: a NameNode waits for a body otherwise
+        # with a length of 0: otherwise a NameNode waits for a body
         connection.request(method, _target(target), headers={"Content-Length": "0"})
         return connection.getresponse()
     except http.client.RemoteDisconnected:
         raise
     except http.client.HTTPException as broken:
-        raise ConnectionError(f"{target.netloc} does not speak WebHDFS: {broken!r}") from broken
+        raise ConnectionError(f"{target.netloc} does not answer as WebHDFS does: {broken!r}") from broken
 
 
 def _target(url: ParseResult) -> str:
