@@ -50,7 +50,7 @@ DRIVER: Final = (
     ("epochsink.elasticsearch.bulk_request", "Poster.post", "bulk request"),
     ("epochsink.elasticsearch.applied_epochs", "write", "write the marker"),
     ("epochsink.kafka.transactions", "Transactions.end", "end the transaction"),
-    ("epochsink.kafka.committer", "KafkaCommitter.await_visible", "wait until visible"),
+    ("epochsink.kafka.committer", "KafkaParticipant.await_visible", "wait until visible"),
     ("epochsink.protocol.commits", "Commits._clear", "clear"),
 )
 """Module, name and what the step is called."""

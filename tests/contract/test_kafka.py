@@ -17,9 +17,8 @@ from kafka_kit import admin, rows, sink_on_new_topic
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import KafkaCommittable, Place
-from epochsink.kafka.end_txn import State
 from epochsink.kafka.topic_log import TopicLog
-from epochsink.kafka.transactions import Transactions
+from epochsink.kafka.transactions import State, Transactions
 from epochsink.sink import Epoch, Identity, Keeping, Task
 from epochsink.testing.sink_contract import OTHER_QUERY, QUERY, SinkContract
 from epochsink.testing.sink_rig import SinkRig

@@ -36,7 +36,7 @@ from query_by_hand import Query
 from epochsink.errors import SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
-from epochsink.kafka.end_txn import State
+from epochsink.kafka.transactions import State
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from fix_services import FreshName
 
-    from epochsink.kafka.transactional_id import Transaction
+    from epochsink.kafka.committable import Transaction
     from epochsink.sink import Committable
     from epochsink.testing.sink_rig import OneSink
 

@@ -33,11 +33,10 @@ from kafka_kit import (
 
 from epochsink.errors import LogIncomplete, PrepareFailed
 from epochsink.kafka import Kafka
-from epochsink.kafka.committable import KafkaCommittable
+from epochsink.kafka.committable import KafkaCommittable, Transaction
 from epochsink.kafka.errors import Refused
 from epochsink.kafka.record_batch import split
 from epochsink.kafka.topic_log import TopicLog
-from epochsink.kafka.transactional_id import Transaction
 from epochsink.sink import COMMITTED, Keeping, Outcome
 
 if TYPE_CHECKING:

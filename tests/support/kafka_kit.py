@@ -24,7 +24,7 @@ from epochsink.testing.sink_rig import OneSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from epochsink.kafka.transactional_id import Transaction
+    from epochsink.kafka.committable import Transaction
     from epochsink.sink import Committable, Rows, Verdict
 
 DEADLINE_SECONDS = 30.0
@@ -166,7 +166,7 @@ def committed(committer: OneSink, at: Epoch, parts: Sequence[Committable]) -> se
 
 def abort(committer: OneSink, part: Committable) -> None:
     """End a part's transaction with "abort", as somebody else might."""
-    committer.participant._abort(KafkaCommittable.from_json(part).transaction)
+    committer.participant._sweep.abort(KafkaCommittable.from_json(part).transaction)
 
 
 def take_over(servers: str, *parts: Committable) -> None:

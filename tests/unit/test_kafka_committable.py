@@ -7,8 +7,7 @@ import json
 import pytest
 
 from epochsink.errors import LedgerCorrupt
-from epochsink.kafka.committable import VERSION, KafkaCommittable, Place
-from epochsink.kafka.transactional_id import Transaction
+from epochsink.kafka.committable import VERSION, KafkaCommittable, Place, Transaction
 
 PART = KafkaCommittable(
     transaction=Transaction("epochsink.a.g1.s3.p0.a7", 7, 3),

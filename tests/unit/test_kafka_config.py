@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from epochsink.errors import ConfigurationError
-from epochsink.kafka import Kafka, NewTopic, producer_config
+from epochsink.kafka import Kafka, NewTopic, client_options, producer
 from epochsink.kafka.client_options import for_kafka_python
 from epochsink.sink import Identity
 
@@ -217,8 +217,8 @@ def test_every_argument_is_described_where_users_look() -> None:
 
 
 def test_a_slow_broker_gets_no_more_than_it_takes_in_time() -> None:
-    whole = producer_config.BYTES_IN_FLIGHT
-    assert producer_config.window(0, 0.5, 60) == whole, "its pace is not known yet"
-    assert producer_config.window(100_000_000, 1, 60) == whole
-    assert producer_config.window(10_000_000, 10, 60) == 15_000_000
-    assert producer_config.window(1_000, 100, 60) == 1 << 20
+    whole = client_options.BYTES_IN_FLIGHT
+    assert producer.window(0, 0.5, 60) == whole, "its pace is not known yet"
+    assert producer.window(100_000_000, 1, 60) == whole
+    assert producer.window(10_000_000, 10, 60) == 15_000_000
+    assert producer.window(1_000, 100, 60) == 1 << 20

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
 from epochsink.errors import PrepareFailed
-from epochsink.kafka import Kafka, preflight
-from epochsink.kafka.committable import KafkaCommittable, Place
+from epochsink.kafka import Kafka
+from epochsink.kafka.cluster import Cluster
+from epochsink.kafka.committable import KafkaCommittable, Place, Transaction
 from epochsink.kafka.errors import Unreachable
-from epochsink.kafka.log_ends import LogEnds
+from epochsink.kafka.rows_in_log import LogEnds
 from epochsink.kafka.topic_log import TopicLog
-from epochsink.kafka.transactional_id import Transaction
 from epochsink.sink import Epoch
 
 ROWS = pa.schema([("value", pa.string())])
@@ -46,13 +44,12 @@ def topic(monkeypatch: pytest.MonkeyPatch) -> Topic:
         return told.ends
 
     monkeypatch.setattr(TopicLog, "ends", ends)
-    monkeypatch.setattr(preflight, "topic_settings", lambda *_: dict(told.settings))
+    monkeypatch.setattr(Cluster, "topic_settings", lambda *_: dict(told.settings))
     return told
 
 
 def made() -> LogEnds:
-    nobody: Any = None
-    return LogEnds(Kafka(bootstrap_servers="broker:9092", topic="orders"), nobody)
+    return LogEnds(Kafka(bootstrap_servers="broker:9092", topic="orders"), Cluster("broker:9092", {}, 1.0))
 
 
 def part(topic_id: str = "f" * 32) -> KafkaCommittable:

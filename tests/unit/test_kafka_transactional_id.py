@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 
 from epochsink.identity import TransactionalId
-from epochsink.kafka.transactional_id import ATTEMPTS, transactional_id
+from epochsink.kafka.committable import ATTEMPTS, transactional_id
 from epochsink.sink import Epoch, Identity, Task
 
 WHO = Identity("query", "sink", 3)

@@ -7,6 +7,7 @@ through its connection manager, which it does not call public; everything that d
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
@@ -14,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 from kafka import errors as kafka_errors
 from kafka.admin import ConfigResource, KafkaAdminClient
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
+from kafka.protocol.sasl import SaslAuthenticateRequest
 
-from epochsink.kafka import log_redaction
-from epochsink.kafka.client_options import for_kafka_python
+from epochsink.kafka.client_options import SECRETS, for_kafka_python
 from epochsink.kafka.errors import NOT_AUTHORIZED, Refused, Unreachable, is_passing, refused
 from epochsink.retry import retrying
 
@@ -51,8 +52,10 @@ class Cluster:
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str], timeout: float) -> None:
         self._servers = [server.strip() for server in bootstrap_servers.split(",")]
+        self.target = f"Kafka at {bootstrap_servers}"
+        """The cluster in words."""
         self._settings = for_kafka_python(options)
-        log_redaction.add(options)
+        _redact(options)
         self._admin: KafkaAdminClient | None = None
         self._connecting = threading.Lock()
         self._coordinators: dict[tuple[int, str], int] = {}
@@ -111,6 +114,11 @@ class Cluster:
             if answer.facts["code"] in NOT_AUTHORIZED:
                 return None
             raise
+
+    def topic_settings(self, topic: str) -> Mapping[str, str]:
+        """Return the settings of a topic, by their names; none if there is none or the brokers do not tell."""
+        told = self.describe_configs([ConfigResource("topic", topic)])
+        return {} if told is None else {name: entry["value"] for name, entry in told["topic"].get(topic, {}).items()}
 
     def topic_ids(self, names: Collection[str], deadline: float) -> dict[str, str]:
         """Return the id (32 hex) of each of these topics that exists. Raises `Unreachable`, `Refused`."""
@@ -176,11 +184,10 @@ class Cluster:
             known.request_update()
 
     def _translated(self, failure: Exception) -> Unreachable | Refused:
-        servers = ",".join(self._servers)
         if not is_passing(failure):
-            return refused(f"Kafka at {servers} refuses a request", failure)
+            return refused(f"{self.target} refuses a request", failure)
         return Unreachable(
-            f"Kafka at {servers} did not answer within {self.timeout:g} s: {type(failure).__name__}: {failure}",
+            f"{self.target} did not answer within {self.timeout:g} s: {type(failure).__name__}: {failure}",
             hint="see that the brokers run and can be reached from the driver; nothing is lost meanwhile",
         )
 
@@ -304,3 +311,35 @@ def raise_for(code: int, what: str) -> None:
     kind = kafka_errors.for_code(code)
     if kind is not kafka_errors.NoError:
         raise kind(what)
+
+
+# ---- passwords are kept out of kafka-python's debug log, which writes down every request as it is sent
+
+LOGGERS: Final = ("kafka.net.connection", "kafka.protocol.parser", "kafka.net.transport")
+
+
+class _Silence(logging.Filter):
+    """Drops records about a request that authenticates, and those with the bytes of a known secret."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.secrets: set[bytes] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        return not any(self._tells(argument) for argument in arguments)
+
+    def _tells(self, argument: object) -> bool:
+        if isinstance(argument, (bytes, bytearray)):
+            return any(secret in argument for secret in self.secrets)
+        return isinstance(argument, SaslAuthenticateRequest)
+
+
+_silence: Final = _Silence()
+
+
+def _redact(options: Mapping[str, str]) -> None:
+    """Keep the secrets among these options out of the log from now on."""
+    _silence.secrets |= {value.encode() for name, value in options.items() if name in SECRETS and value}
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(_silence)

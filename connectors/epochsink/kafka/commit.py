@@ -8,25 +8,23 @@ from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import OutcomeUnknown, WentBack
 from epochsink.failpoints import reach
-from epochsink.kafka import end_txn
 from epochsink.kafka.applied_epochs import committables, topics_of
-from epochsink.kafka.end_txn import Answer, State
+from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.transactions import ENDING, Answer, State, verdict_on
 from epochsink.kafka.witness import Witness
-from epochsink.sink import COMMITTED, Outcome, Verdict
+from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.kafka.applied_epochs import Markers
     from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.committable import KafkaCommittable
+    from epochsink.kafka.committable import Transaction
     from epochsink.kafka.config import KafkaConfig
-    from epochsink.kafka.end_txn import Description
     from epochsink.kafka.leaders import Partition
-    from epochsink.kafka.transactional_id import Transaction
-    from epochsink.kafka.transactions import Transactions
-    from epochsink.sink import Epoch, LastDone
+    from epochsink.kafka.transactions import Description, Transactions
+    from epochsink.sink import Ballot, Epoch
 
 log = logging.getLogger("epochsink.kafka")
 
@@ -66,7 +64,7 @@ class Commits:
         except (Unreachable, Refused) as failure:
             return [_unknown(part, failure) for part in parts]
         if after is not None:
-            refuse_other_topics(self._target, after, seen.topics)
+            refuse_other_topics(self._cluster.target, after, seen.topics)
         self._note(epoch, [parts[index].transaction for index in seen.whole], seen.ends)
         decided = self._side_by_side(epoch, [parts[index] for index in seen.whole], deadline)
         verdicts: list[Verdict] = []
@@ -90,7 +88,53 @@ class Commits:
             reach("kafka.commit.between")
         return self._unless_recreated(parts, verdicts, deadline)
 
-    def verify_whole(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> None:
+    def await_visible(self, epoch: Epoch, ballot: Ballot) -> None:
+        """See `epochsink.sink.Participant.await_visible`.
+
+        EndTxn takes no condition, so what came between is seen only now: the topics' partitions must hold the rows, and
+        each Spark partition must show the markers of this epoch and of the one before it.
+        """
+        deadline = self._cluster.deadline()
+        parts = [KafkaCommittable.from_json(part) for part in ballot.parts]
+        ending = [part.transaction.transactional_id for part in parts]
+        try:
+            while ending and time.monotonic() < deadline:
+                now = self._transactions.describe(ending, deadline)
+                ending = [name for name in ending if now[name].state in ENDING]
+                if ending:
+                    time.sleep(_LOOK_AGAIN_SECONDS)
+            if not ending:
+                self._verify_whole(epoch, parts, deadline)
+                self._expect_marked(LastDone(epoch.number, epoch.attempt, tuple(ballot.parts)), ballot.after, deadline)
+        except (Unreachable, Refused) as failure:
+            raise unseen(epoch, self._cluster, f"{failure.message}; {failure.hint}") from failure
+        if ending:
+            raise unseen(epoch, self._cluster, f"not written to the partitions yet: {', '.join(ending)}")
+
+    def _expect_marked(self, this: LastDone, after: LastDone | None, deadline: float) -> None:
+        """Raise `WentBack` unless there is the marker of each part, of those of the epoch before too."""
+        ours = self._markers.marks_of(this)
+        groups = ours | (self._markers.marks_of(after) if after else {})
+        while True:
+            found = self._markers.read(groups, deadline)
+            late = [name for name in ours if name not in found or found[name].epoch < this.epoch]
+            if not late or time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK_AGAIN_SECONDS)
+        # in the same group (no rows in between) this epoch's marker has replaced that of the one before
+        before = self._markers.marks_of(self._markers.unexpired(after, found)) if after else {}
+        wanted = before | ours
+        wrong = next((name for name, mark in wanted.items() if not mark.agrees(found.get(name))), None)
+        if wrong is not None:
+            raise WentBack(
+                f"epoch {this.epoch} was committed by attempt {this.attempt}, and group {wrong} of "
+                f"{self._cluster.target} shows {found.get(wrong)} in place of {wanted[wrong]}: the cluster "
+                "was set back, or a driver on another copy of this checkpoint writes for the same query",
+                hint="stop the other driver; look in the topic whether the rows of the last epochs are there, and once "
+                "only; start again: the message then says how to go on",
+            )
+
+    def _verify_whole(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> None:
         """Raise `OutcomeUnknown` if partitions have lost rows of committed parts, or have aborted them.
 
         What is lost between the look at the partitions and the commit is seen only now.
@@ -98,16 +142,12 @@ class Commits:
         lost = self._witness.lost(parts, self._ends if self._attempt == epoch.attempt else {}, deadline)
         if lost is not None:
             raise OutcomeUnknown(
-                f"epoch {epoch.number} was committed, and its rows are not all in {self._target}: {lost}. It is not "
-                "written again, because the rows of other partitions would be duplicated",
+                f"epoch {epoch.number} was committed, and its rows are not all in {self._cluster.target}: {lost}. It "
+                "is not written again, because the rows of other partitions would be duplicated",
                 hint="find the rows of this epoch that are missing from the topic, and load them from the source; then "
                 f"close the epoch: epochsink resolve CHECKPOINT {epoch.number} --sink {self._name} --as committed",
                 epoch=epoch.number,
             )
-
-    @property
-    def _target(self) -> str:
-        return f"Kafka at {self._config.bootstrap_servers}"
 
     def _note(self, epoch: Epoch, whole: Sequence[Transaction], ends: Mapping[Partition, int]) -> None:
         if self._attempt != epoch.attempt:
@@ -190,7 +230,7 @@ class Commits:
     def _judge(self, epoch: Epoch, part: KafkaCommittable, now: Description, deadline: float) -> Verdict | None:
         marker = self._markers.of_partition(part.partition, deadline)
         age = time.time() - part.prepared_at
-        return end_txn.verdict(
+        return verdict_on(
             part.transaction,
             now,
             epoch=epoch.number,
@@ -235,4 +275,15 @@ def _lost_with_topic(part: KafkaCommittable, recreated: Sequence[str]) -> Verdic
         f"topic(s) {', '.join(recreated)} were deleted, and perhaps created again, since {part.rows} row(s) of "
         f"Spark partition {part.partition} were written to them; {part.transaction.transactional_id} may have been "
         "committed before that or after it",
+    )
+
+
+def unseen(epoch: Epoch, cluster: Cluster, why: str) -> OutcomeUnknown:
+    """Return what to raise for a committed epoch that the cluster does not show in time."""
+    # not done without that: a marker that is missing later on would say that the cluster was set back
+    return OutcomeUnknown(
+        f"epoch {epoch.number} is committed, and {cluster.target} has not shown it to readers within "
+        f"{cluster.timeout:g} s: {why}",
+        hint="nothing is lost: the epoch stays in the ledger, and the next start looks again; see that all brokers run",
+        epoch=epoch.number,
     )

@@ -1,6 +1,6 @@
 """What a failed call of either client means for the epoch, in words: one table by Kafka's error code.
 
-What an answer to EndTxn decides about a transaction is in `epochsink.kafka.end_txn`.
+What an answer to EndTxn decides about a transaction is in `epochsink.kafka.transactions`.
 """
 
 from __future__ import annotations

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from epochsink.errors import Fenced, WentBack
 from epochsink.identity import FenceHolder, TransactionalId, fence_id, identity_key
-from epochsink.kafka.end_txn import State
 from epochsink.kafka.errors import Unreachable
+from epochsink.kafka.transactions import State
 
 if TYPE_CHECKING:
-    from epochsink.kafka.end_txn import Description
-    from epochsink.kafka.transactions import Transactions
+    from epochsink.kafka.transactions import Description, Transactions
     from epochsink.sink import Identity
 
 

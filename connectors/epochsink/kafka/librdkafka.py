@@ -10,6 +10,8 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import functools
+import time
+import uuid
 from ctypes import c_char_p, c_int, c_int32, c_int64, c_size_t, c_ssize_t, c_void_p
 from pathlib import Path
 from typing import Any, Final
@@ -34,7 +36,11 @@ DESCRIBE_TOPICS: Final = 19
 """`rd_kafka_admin_op_t`: the request whose answer tells a topic's id."""
 
 OK: Final = 0
+TIMED_OUT: Final = -185
 CONF_UNKNOWN: Final = -2
+
+_WORD: Final = (1 << 64) - 1
+_LONGEST_WAIT_MS: Final = 500
 
 MESSAGE: Final = np.dtype(
     {
@@ -267,6 +273,47 @@ class Library:
     def describe(self, code: int) -> str:
         """Return what an error code means, in librdkafka's words."""
         return f"{self.err2str(code).decode()} ({self.err2name(code).decode()})"
+
+
+def topic_id(rdkafka: Library, client: int, topic: str, seconds: float) -> str:
+    """Return a topic's id (32 hex) by any client of librdkafka. Raises `NativeError`."""
+    names = (ctypes.c_char_p * 1)(topic.encode())
+    wanted = rdkafka.TopicCollection_of_topic_names(names, 1)
+    options = rdkafka.AdminOptions_new(client, DESCRIBE_TOPICS)
+    queue = rdkafka.queue_new(client)
+    try:
+        reason = ctypes.create_string_buffer(512)
+        rdkafka.AdminOptions_set_request_timeout(options, max(1, int(1000 * seconds)), reason, len(reason))
+        rdkafka.DescribeTopics(client, wanted, options, queue)
+        return _topic_answer(rdkafka, queue, topic, time.monotonic() + seconds)
+    finally:
+        rdkafka.queue_destroy(queue)
+        rdkafka.AdminOptions_destroy(options)
+        rdkafka.TopicCollection_destroy(wanted)
+
+
+def _topic_answer(rdkafka: Library, queue: int, topic: str, deadline: float) -> str:
+    while not (event := rdkafka.queue_poll(queue, _LONGEST_WAIT_MS)):
+        if time.monotonic() > deadline:
+            raise NativeError(TIMED_OUT, f"topic '{topic}' could not be described")
+    try:
+        code = rdkafka.event_error(event)
+        if code != OK:
+            raise NativeError(code, f"topic '{topic}': {rdkafka.event_error_string(event).decode(errors='replace')}")
+        count = ctypes.c_size_t()
+        found = rdkafka.DescribeTopics_result_topics(rdkafka.event_DescribeTopics_result(event), ctypes.byref(count))
+        return _id_of(rdkafka, found[0], topic)
+    finally:
+        rdkafka.event_destroy(event)
+
+
+def _id_of(rdkafka: Library, described: Any, topic: str) -> str:
+    code = rdkafka.error_code(rdkafka.TopicDescription_error(described))
+    if code != OK:
+        raise NativeError(code, f"topic '{topic}': {rdkafka.describe(code)}")
+    found = rdkafka.TopicDescription_topic_id(described)
+    high, low = rdkafka.Uuid_most_significant_bits(found), rdkafka.Uuid_least_significant_bits(found)
+    return uuid.UUID(int=((high & _WORD) << 64) | (low & _WORD)).hex
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
-from kafka.admin import ConfigResource
 from kafka.errors import BrokerResponseError, IncompatibleBrokerVersion
 from kafka.protocol.admin.transactions import (
     DescribeProducersRequest,
@@ -64,16 +63,8 @@ def transaction_timeout_cap(cluster: Cluster) -> float | None:
 
 def largest_batch(cluster: Cluster, topic: str | None) -> int | None:
     """Return how many bytes a topic takes at once, or None if there is none or the brokers do not tell."""
-    found = None if topic is None else topic_settings(cluster, topic).get("max.message.bytes")
+    found = None if topic is None else cluster.topic_settings(topic).get("max.message.bytes")
     return None if found is None else int(found)
-
-
-def topic_settings(cluster: Cluster, topic: str) -> Mapping[str, str]:
-    """Return the settings of a topic, by their names; none if there is none or the brokers do not tell."""
-    told = cluster.describe_configs([ConfigResource("topic", topic)])
-    if told is None:
-        return {}
-    return {name: entry["value"] for name, entry in told["topic"].get(topic, {}).items()}
 
 
 def _columns(config: KafkaConfig, schema: pa.Schema) -> list[str]:
@@ -121,7 +112,7 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float 
     if told["error_code"] != 0:
         code = int(told["error_code"])
         return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
-    settings = topic_settings(cluster, topic)
+    settings = cluster.topic_settings(topic)
     log.info("topic %s: rows are kept %s", topic, rows_in_log.where(config, settings, schema))
     found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
     return (

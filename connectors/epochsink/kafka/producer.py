@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from epochsink.errors import ConfigurationError
-from epochsink.kafka import errors, librdkafka, producer_config
-from epochsink.kafka.librdkafka import OK, Argument, Kind, Library, NativeError, library
+from epochsink.kafka import client_options, errors, librdkafka
+from epochsink.kafka.client_options import BYTES_IN_FLIGHT
+from epochsink.kafka.librdkafka import OK, TIMED_OUT, Argument, Kind, Library, NativeError, library
 from epochsink.kafka.producer_events import Events
-from epochsink.kafka.topic_id import topic_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 ROWS_PER_CALL: Final = 10_000
 
 _QUEUE_FULL: Final = -184
-_TIMED_OUT: Final = -185
 _UNKNOWN_PARTITION: Final = -190
 _LEADER_NOT_AVAILABLE: Final = 5
 _TOO_LARGE: Final = 10
@@ -39,6 +38,12 @@ _ABORT_SECONDS: Final = 5.0
 _LONGEST_SLICE_MS: Final = 500
 _BELIEVED_SECONDS: Final = 3.0
 """How long a handshake has to fail before that is taken for a matter of settings."""
+
+
+_LEAST_BYTES_IN_FLIGHT: Final = 1 << 20
+_PART_OF_DELIVERY_TIME: Final = 0.25
+_PACE_SECONDS: Final = 1.0
+"""Before that, a broker's pace is not known."""
 
 
 class TransactionalProducer:
@@ -64,7 +69,7 @@ class TransactionalProducer:
         self._size_sum = self._count = 0
         self._made_at = time.monotonic()
         self._native = self._connectable(
-            producer_config.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
+            client_options.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
         )
         queue: int = self._rdkafka.queue_get_main(self._native)
         self._rdkafka.set_log_queue(self._native, None)
@@ -73,9 +78,9 @@ class TransactionalProducer:
         self._release = weakref.finalize(self, _destroy, self._rdkafka, self._native, queue, self._topics)
 
     def _connectable(self, wanted: Mapping[str, str]) -> int:
-        conf = producer_config.configure(self._rdkafka, wanted)
-        self.limit = int(producer_config.value(self._rdkafka, conf, "message.max.bytes"))
-        self._delivery_seconds = int(producer_config.value(self._rdkafka, conf, "message.timeout.ms")) / 1000
+        conf = client_options.configure(self._rdkafka, wanted)
+        self.limit = int(client_options.value(self._rdkafka, conf, "message.max.bytes"))
+        self._delivery_seconds = int(client_options.value(self._rdkafka, conf, "message.timeout.ms")) / 1000
         self._rdkafka.conf_set_events(conf, Events.ENABLED)
         reason = ctypes.create_string_buffer(512)
         client: int | None = self._rdkafka.new(librdkafka.PRODUCER, conf, reason, len(reason))
@@ -125,8 +130,8 @@ class TransactionalProducer:
                 if known["producer_id"] >= 0:
                     return int(known["producer_id"]), int(known["producer_epoch"])
                 self._events.statistics = b""
-            self._events.serve(producer_config.STATISTICS_MS)
-        raise NativeError(_TIMED_OUT, "librdkafka's statistics did not tell the producer id")
+            self._events.serve(client_options.STATISTICS_MS)
+        raise NativeError(TIMED_OUT, "librdkafka's statistics did not tell the producer id")
 
     def release(self) -> None:
         """End the producer's threads and connections and leave the transaction open. May be repeated."""
@@ -162,7 +167,7 @@ class TransactionalProducer:
     def topic_id(self, topic: str) -> str:
         """Return the id that a topic has now. Raises `NativeError` if there is no such topic."""
         self.partition_count(topic)  # waits for a topic that has just been created
-        return topic_id(self._rdkafka, self._client, topic, self._timeout)
+        return librdkafka.topic_id(self._rdkafka, self._client, topic, self._timeout)
 
     def produce(self, topic: str, messages: NDArray[Any]) -> None:
         """Hand over `MESSAGE` structs; their bytes are copied before this returns."""
@@ -293,7 +298,7 @@ class TransactionalProducer:
 
     def _window(self, held: int) -> int:
         elapsed = time.monotonic() - self._made_at
-        return producer_config.window(self._size_sum - held, elapsed, self._delivery_seconds)
+        return window(self._size_sum - held, elapsed, self._delivery_seconds)
 
     def _send_offset(self, group: str, topic: str, offset: int, wait_ms: int, metadata: str = "") -> int | None:
         rdkafka = self._rdkafka
@@ -351,6 +356,18 @@ class TransactionalProducer:
             # librdkafka gave the rows up because the transaction failed: any call on it tells why
             self._rdkafka.check(self._send_offset("epochsink", next(iter(self._topics)), 0, 1_000))
         raise self._events.undelivered
+
+
+def window(taken: int, seconds: float, delivery_seconds: float) -> int:
+    """Return how many bytes may wait for a broker that has taken ``taken`` bytes in so many seconds.
+
+    A slow one, or one that holds us to a quota, gets no more than it takes in a part of the time in which each row has
+    to be delivered: what waits longer is given up.
+    """
+    if seconds < _PACE_SECONDS:
+        return BYTES_IN_FLIGHT
+    in_time = taken / seconds * delivery_seconds * _PART_OF_DELIVERY_TIME
+    return min(BYTES_IN_FLIGHT, max(_LEAST_BYTES_IN_FLIGHT, int(in_time)))
 
 
 def _destroy(rdkafka: Library, client: int, events: int, topics: Mapping[str, int]) -> None:

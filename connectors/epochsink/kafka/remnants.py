@@ -8,9 +8,8 @@ from kafka.errors import TransactionalIdNotFoundError
 
 from epochsink.identity import PREFIX, Remnant, TransactionalId
 from epochsink.kafka.cluster import Cluster
-from epochsink.kafka.end_txn import State
-from epochsink.kafka.transactional_id import Transaction
-from epochsink.kafka.transactions import Transactions
+from epochsink.kafka.committable import Transaction
+from epochsink.kafka.transactions import State, Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

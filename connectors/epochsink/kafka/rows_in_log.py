@@ -6,16 +6,28 @@ but time removes them, and not too little of it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+import logging
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, NamedTuple
 
+from epochsink.errors import PrepareFailed
 from epochsink.kafka import row_mapping
+from epochsink.kafka.committable import Place
+from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.topic_log import TopicLog
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
+    from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.committable import KafkaCommittable
     from epochsink.kafka.config import KafkaConfig
+    from epochsink.sink import Epoch
+
+log = logging.getLogger("epochsink.kafka")
 
 LEAST_RETENTION_HOURS: Final = 72
 """A weekend, and some more: how long a job may be down, and its epoch still be prepared again out of the topic."""
@@ -79,3 +91,105 @@ def _retention_hours(settings: Mapping[str, str]) -> float | None:
 
 def _are_dated(config: KafkaConfig, schema: pa.Schema) -> bool:
     return any(column.endswith("AS `timestamp`") for column in row_mapping.columns(config, "row", schema))
+
+
+class _Noted(NamedTuple):
+    attempt: str
+    schema: pa.Schema
+    topic_id: str
+    places: tuple[Place, ...]
+
+
+class _Begun(NamedTuple):
+    number: int
+    at: float
+
+
+class LogEnds:
+    """Notes the ends for one attempt at a time, where the topic keeps the rows. Used by the stream's thread alone.
+
+    The topic's settings decide that; they are asked for in every attempt and in every vote, because they may change.
+
+
+    A task cannot go on in the topic when its transaction has ended under its hands, but with a copy it can. So once an
+    attempt at an epoch has failed that took longer than its transactions may, copies are kept for the rest of the run.
+    """
+
+    def __init__(self, config: KafkaConfig, cluster: Cluster) -> None:
+        self._config = config
+        self._cluster = cluster
+        self._log = TopicLog(cluster, config.topic or "")
+        self._noted: _Noted | None = None
+        self._said = ""
+        self._begun: _Begun | None = None
+        self._outlasted = False
+
+    def note(self, epoch: Epoch, schema: pa.Schema, transaction_seconds: float) -> bool:
+        """Note where the topic ends now; return whether the rows that follow are kept there and need no copy.
+
+        ``transaction_seconds`` is how long the brokers keep a task's transaction open.
+        """
+        self._noted = None
+        if self._has_outlasted(epoch, transaction_seconds):
+            return False
+        try:
+            if self._why_not(schema) is not None:
+                return False
+            ends = self._log.ends()
+        except (Unreachable, Refused) as failure:
+            log.info("epoch %d is spooled: topic %s could not be asked: %s", epoch.number, self._log.topic, failure)
+            return False
+        places = tuple(Place(self._log.topic, partition, end) for partition, end in sorted(ends.items()))
+        self._noted = _Noted(epoch.attempt, schema, self._log.topic_id, places)
+        return True
+
+    def added(self, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> list[KafkaCommittable]:
+        """Return the tasks' parts with what was noted for their attempt.
+
+        Raises `PrepareFailed` if the topic is another one, or keeps rows no more.
+        """
+        if self._noted is None or self._noted.attempt != epoch.attempt:
+            return list(parts)
+        if {known for part in parts for known in part.topics.values()} != {self._noted.topic_id}:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: topic '{self._log.topic}' was deleted and created again while the epoch was "
+                "written",
+                hint="nothing is recorded yet: Spark runs the epoch again",
+            )
+        try:
+            why = self._why_not(self._noted.schema)
+        except (Unreachable, Refused) as failure:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: the settings of topic '{self._log.topic}' could not be read: {failure}",
+                hint="nothing is recorded yet: Spark runs the epoch again",
+            ) from failure
+        if why is not None:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: topic '{self._log.topic}' may no longer keep the rows that were written: {why}",
+                hint="nothing is recorded yet: Spark runs the epoch again, with a copy of its rows in the spool",
+            )
+        return [replace(part, kept_in_topic=True, places=self._noted.places) for part in parts]
+
+    def _has_outlasted(self, epoch: Epoch, transaction_seconds: float) -> bool:
+        before, now = self._begun, time.monotonic()
+        self._begun = _Begun(epoch.number, now)
+        if before is not None and before.number == epoch.number and now - before.at > transaction_seconds:
+            self._outlasted = True
+            log.warning(
+                "epoch %d: an attempt has failed that took longer than a transaction may (%g s): from now on rows are "
+                "kept in the spool, with which tasks outlive their transactions. Where all epochs are so large, raise "
+                "transaction_timeout=, or make them smaller",
+                epoch.number,
+                transaction_seconds,
+            )
+        return self._outlasted
+
+    def _why_not(self, schema: pa.Schema) -> str | None:
+        settings: Mapping[str, str] = {}
+        if self._config.spool is None and self._config.topic is not None:
+            settings = self._cluster.topic_settings(self._config.topic)
+        why = why_not(self._config, settings, schema)
+        if (why or "") != self._said:
+            self._said = why or ""
+            log.info("topic %s: rows are kept %s", self._log.topic, where(self._config, settings, schema))
+        return why

@@ -96,12 +96,12 @@ class Kafka(KafkaConfig, Sink):
 
     def participant(self, members: Mapping[str, KafkaConfig]) -> Participant:
         """Return the driver's side. Does not connect."""
-        from epochsink.kafka.committer import KafkaCommitter  # noqa: PLC0415 - the clients are an extra
+        from epochsink.kafka.committer import KafkaParticipant  # noqa: PLC0415 - the clients are an extra
 
-        return KafkaCommitter(members)
+        return KafkaParticipant(members)
 
     def _let_librdkafka_check(self) -> None:
         """Refuse options that librdkafka does not know; it needs no connection for that."""
-        from epochsink.kafka.producer_config import check_options  # noqa: PLC0415 - the clients are an extra
+        from epochsink.kafka.client_options import check_options  # noqa: PLC0415 - the clients are an extra
 
         check_options(self.options)

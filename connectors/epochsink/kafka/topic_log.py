@@ -9,16 +9,16 @@ from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
 
 from epochsink.kafka.cluster import raise_for
+from epochsink.kafka.committable import NO_ID
 from epochsink.kafka.errors import Refused
 from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, Leaders, Records
-from epochsink.kafka.topic_id import NO_ID
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.committable import Transaction
     from epochsink.kafka.leaders import Question
-    from epochsink.kafka.transactional_id import Transaction
 
 _ALL_REPLICAS: Final = -1
 _UNKNOWN_TOPIC: Final = 3

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import ConfigurationError
 from epochsink.identity import PREFIX
-from epochsink.kafka import end_txn, errors
-from epochsink.kafka.end_txn import Answer
+from epochsink.kafka import errors
+from epochsink.kafka.committable import Transaction
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
-from epochsink.kafka.transactional_id import Transaction
-from epochsink.kafka.transactions import Transactions
+from epochsink.kafka.transactions import ENDING, Answer, Transactions
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ def _ended(transactions: Transactions, transaction: Transaction, deadline: float
     answer, told = transactions.end(transaction, deadline, commit=False)
     if answer is Answer.REFUSED:
         return [f"the coordinator refuses to end transaction {name}: {told}"]
-    while transactions.describe([name], deadline)[name].state in end_txn.ENDING:
+    while transactions.describe([name], deadline)[name].state in ENDING:
         if time.monotonic() >= deadline:
             finding = (
                 f"the coordinator has agreed to end transaction {name}, and does not do it: no reader would get past "

@@ -16,11 +16,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from epochsink.kafka import record_batch
-from epochsink.kafka.committable import Place
+from epochsink.kafka.committable import Place, Transaction
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, EpochEnds, Leaders, Partition, Producers, Records
 from epochsink.kafka.record_batch import SEQUENCES
-from epochsink.kafka.transactional_id import Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

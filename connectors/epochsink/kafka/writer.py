@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -13,14 +14,15 @@ from epochsink import arrow_buffers
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.failpoints import reach
 from epochsink.identity import identity_key, marker_group
-from epochsink.kafka import errors, message_batch, producer_config
-from epochsink.kafka.committable import KafkaCommittable
-from epochsink.kafka.librdkafka import NativeError
+from epochsink.kafka import client_options, errors
+from epochsink.kafka.committable import KafkaCommittable, Transaction, transactional_id
+from epochsink.kafka.librdkafka import MESSAGE, UNASSIGNED, NativeError
 from epochsink.kafka.producer import TransactionalProducer
-from epochsink.kafka.transactional_id import Transaction, transactional_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from numpy.typing import NDArray
 
     from epochsink.kafka.config import KafkaConfig
     from epochsink.sink import Committable, Task
@@ -29,6 +31,10 @@ log = logging.getLogger("epochsink.kafka")
 
 _NOBODY: Final = (-1, -1)
 """Producer id and epoch of a transaction that is not open."""
+
+
+# librdkafka takes NULL for "no value"; an empty value needs some address
+_EMPTY: Final = np.zeros(1, dtype="u1")
 
 
 class KafkaWriter:
@@ -55,7 +61,7 @@ class KafkaWriter:
         self.transactional_id = str(transactional_id(task, bounded=config.is_redone))
         try:
             self._producer = TransactionalProducer(
-                producer_config.fitting(config.options, task.identity.origin.get("largest_batch")),
+                client_options.fitting(config.options, task.identity.origin.get("largest_batch")),
                 self.transactional_id,
                 config.longest_transaction_timeout_ms(task.identity)
                 if again
@@ -71,7 +77,7 @@ class KafkaWriter:
         """Hand a batch over to the client. Raises `PrepareFailed`, `RowsRejected`."""
         if self._topic is not None:
             return self._produce(self._topic, batch)
-        for topic, rows in message_batch.by_topic(batch):
+        for topic, rows in by_topic(batch):
             if topic is None:
                 raise RowsRejected(
                     f"{rows.num_rows} row(s) of Spark partition {self._partition} have no topic",
@@ -130,7 +136,7 @@ class KafkaWriter:
             return
         _refuse_partitions(batch)
         headers, timestamps = _headers(batch), _timestamps(batch)
-        array = message_batch.fill(batch)
+        array = fill(batch)
         try:
             if topic not in self._topics:
                 # before the first row: whatever comes later, these rows are in the topic of this id or nowhere
@@ -207,3 +213,54 @@ def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
         )
     values: list[int] = arrow_buffers.to_numpy(pc.fill_null(milliseconds, arrow_buffers.number(0, "int64"))).tolist()
     return values
+
+
+# ---- Arrow columns to librdkafka's array of messages, without touching rows from Python
+
+
+def fill(batch: pa.RecordBatch) -> NDArray[Any]:
+    """Return `MESSAGE` structs that point into the buffers of ``batch``, which must outlive them.
+
+    Columns ``key`` and ``partition`` may be absent; ``key``, ``value`` are strings or binary.
+    """
+    messages = np.zeros(batch.num_rows, dtype=MESSAGE)
+    messages["payload"], messages["len"] = _pointers(batch.column("value"))
+    names = batch.schema.names
+    if "key" in names:
+        messages["key"], messages["key_len"] = _pointers(batch.column("key"))
+    messages["partition"] = partitions(batch) if "partition" in names else UNASSIGNED
+    return messages
+
+
+def partitions(batch: pa.RecordBatch) -> NDArray[Any]:
+    """Return the partition of each row, -1 where the partitioner shall choose."""
+    return arrow_buffers.to_numpy(pc.fill_null(batch.column("partition"), arrow_buffers.number(UNASSIGNED, "int32")))
+
+
+def by_topic(batch: pa.RecordBatch) -> list[tuple[str | None, pa.RecordBatch]]:
+    """Split a batch by its column ``topic``, in the order of first appearance; None where that is null."""
+    column = batch.column("topic")
+    parts = []
+    for topic in pc.unique(column):
+        mask = pc.equal(column, topic) if topic.is_valid else pc.is_null(column)
+        parts.append((topic.as_py(), batch.filter(mask)))
+    return parts
+
+
+def _pointers(column: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return (address, length) of each row's bytes; address 0 for null."""
+    if pa.types.is_null(column.type):
+        nothing = np.zeros(len(column), dtype="u8")
+        return nothing, nothing
+    wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
+    _, offset_buffer, data = column.buffers()
+    offsets = np.frombuffer(offset_buffer, dtype="i8" if wide else "i4")
+    offsets = offsets[column.offset : column.offset + len(column) + 1]
+    base = data.address if data is not None and data.address else _EMPTY.ctypes.data
+    addresses = offsets[:-1].astype("u8") + np.uint64(base)
+    lengths = np.diff(offsets).astype("u8")
+    if column.null_count:
+        nulls = arrow_buffers.to_numpy(pc.is_null(column))
+        addresses[nulls] = 0
+        lengths[nulls] = 0
+    return addresses, lengths

@@ -6,8 +6,8 @@ import pytest
 from kafka.admin import TransactionState
 from kafka.errors import for_code
 
-from epochsink.kafka.end_txn import END_TRANSACTION, ENDING, Answer, Description, State, answer_to, verdict
-from epochsink.kafka.transactional_id import Transaction
+from epochsink.kafka.committable import Transaction
+from epochsink.kafka.transactions import END_TRANSACTION, ENDING, Answer, Description, State, answer_to, verdict_on
 from epochsink.sink import COMMITTED, Outcome, Verdict
 
 MINE = Transaction("epochsink.0123456789abcdef0123.g1.s0.p0.a0", 7, 3)
@@ -17,7 +17,7 @@ def judged(
     state: State, *, producer: int = 7, epoch: int = 3, marker: int | None = None, gone: bool = False
 ) -> Verdict | None:
     now = Description(state, producer, epoch)
-    return verdict(MINE, now, epoch=10, marker=marker, marker_may_be_gone=gone)
+    return verdict_on(MINE, now, epoch=10, marker=marker, marker_may_be_gone=gone)
 
 
 def test_only_success_is_taken_for_a_decision() -> None:

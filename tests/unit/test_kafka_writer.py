@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochsink.kafka import message_batch
+from epochsink.kafka import writer
 from epochsink.kafka.librdkafka import MESSAGE, Message
 
 CELL = st.one_of(st.none(), st.binary(max_size=20))
@@ -44,7 +44,7 @@ def test_every_slice_is_read_back_as_it_was(
         }
     )
     batch = whole.slice(start)
-    filled = message_batch.fill(batch)
+    filled = writer.fill(batch)
     found = [(read(row["key"], row["key_len"]), read(row["payload"], row["len"])) for row in filled]
     assert found == cells[start:]
     assert (filled["partition"] == -1).all()
@@ -52,14 +52,14 @@ def test_every_slice_is_read_back_as_it_was(
 
 def test_partitions_are_taken_and_null_leaves_the_choice() -> None:
     batch = pa.record_batch({"value": ["a", "b"], "partition": pa.array([3, None], pa.int32())})
-    assert message_batch.fill(batch)["partition"].tolist() == [3, -1]
+    assert writer.fill(batch)["partition"].tolist() == [3, -1]
 
 
 @pytest.mark.parametrize("topics", [["a", "b", "a", None], ["a"], ["b", "a"]])
 def test_a_batch_is_split_by_topic_in_the_order_of_its_rows(topics: list[str | None]) -> None:
     values = [str(index) for index in range(len(topics))]
     batch = pa.record_batch({"value": values, "topic": pa.array(topics, pa.string())})
-    found = {topic: part.column("value").to_pylist() for topic, part in message_batch.by_topic(batch)}
+    found = {topic: part.column("value").to_pylist() for topic, part in writer.by_topic(batch)}
     expected = {
         topic: [value for value, its in zip(values, topics, strict=True) if its == topic]
         for topic in dict.fromkeys(topics)

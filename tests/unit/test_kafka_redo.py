@@ -8,10 +8,9 @@ import pytest
 from record_batches import CONTROL, batch
 
 from epochsink.errors import LogIncomplete
-from epochsink.kafka.committable import KafkaCommittable, Place
+from epochsink.kafka.committable import KafkaCommittable, Place, Transaction
 from epochsink.kafka.errors import Unreachable
-from epochsink.kafka.log_redo import lost_batches
-from epochsink.kafka.transactional_id import Transaction
+from epochsink.kafka.redo import lost_batches
 from epochsink.sink import Epoch, Identity, Task
 
 if TYPE_CHECKING:

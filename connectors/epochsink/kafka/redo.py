@@ -1,8 +1,8 @@
-"""Prepare a lost transaction's rows again out of the topic itself: an aborted record stays in the log until retention.
+"""Prepare the rows of a lost transaction again: out of the topic's log, or out of the spool.
 
-Batches are copied as they are, without a look at their records. Nothing is left open unless all of them were there: in
-each partition their sequence numbers, which their producer began at 0, follow one another without a gap, and together
-they are as many as the task has written.
+An aborted record stays in the log until retention. Its batches are copied as they are, without a look at their records.
+The copy is left open only if it has all rows: in each partition the sequence numbers, which the producer began at 0,
+have no gap, and the records are as many as the task wrote.
 """
 
 from __future__ import annotations
@@ -10,28 +10,31 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from epochsink.errors import LogIncomplete
+from epochsink.errors import LogIncomplete, SpoolMissing
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import errors, record_batch
+from epochsink.kafka.committable import KafkaCommittable, Transaction, transactional_id
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.producer import TransactionalProducer
 from epochsink.kafka.record_batch import SEQUENCES, Batch
 from epochsink.kafka.topic_log import TopicLog
-from epochsink.kafka.transactional_id import Transaction, transactional_id
 from epochsink.kafka.transactions import Transactions
+from epochsink.kafka.writer import KafkaWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from epochsink.kafka.cluster import Cluster
-    from epochsink.kafka.committable import KafkaCommittable
     from epochsink.kafka.config import KafkaConfig
-    from epochsink.sink import Task
+    from epochsink.sink import Rows, Task
 
 logger = logging.getLogger("epochsink.kafka")
+
+
+_RESOLVE: Final = "see 'epochsink status', then 'epochsink resolve'"
 
 
 class Log(Protocol):
@@ -50,11 +53,15 @@ class Found(NamedTuple):
     batch: Batch
 
 
-def produce_again(config: KafkaConfig, cluster: Cluster, task: Task, lost: KafkaCommittable) -> KafkaCommittable:
-    """Copy the batches of a lost transaction into a new one, which ``task`` names, and leave that one open.
+def prepare_again(
+    config: KafkaConfig, cluster: Cluster, task: Task, lost: KafkaCommittable, rows: Rows
+) -> KafkaCommittable:
+    """Write the rows of a lost transaction into a new one, which ``task`` names, and leave that one open.
 
-    Raises `LogIncomplete` if one of them is missing or not as it was, and `PrepareFailed`.
+    Raises `LogIncomplete` or `SpoolMissing` if rows are missing where they are kept, and `PrepareFailed`.
     """
+    if not lost.kept_in_topic:
+        return _write_again(config, task, lost, rows)
     log = TopicLog(cluster, next(iter(lost.topics)))
     try:
         return _produce_again(config, cluster, task, lost, log)
@@ -65,6 +72,32 @@ def produce_again(config: KafkaConfig, cluster: Cluster, task: Task, lost: Kafka
         if code not in errors.FENCED:
             raise
         raise errors.error(NativeError(code, failure.message), _doing(task, lost)) from failure
+
+
+def _write_again(config: KafkaConfig, task: Task, lost: KafkaCommittable, rows: Rows) -> KafkaCommittable:
+    batches = rows.read(lost.task)
+    first = next(batches, None)  # a spool that is gone says so before a transaction is begun
+    if first is None:
+        raise SpoolMissing(f"the spool of epoch {task.epoch.number}, task {lost.task} is empty", hint=_RESOLVE)
+    # as it was then, whatever topic= says now
+    topic = None if "topic" in first.schema.names else next(iter(lost.topics), config.topic)
+    writer = KafkaWriter(config, task, lost.task, topic)
+    written = first.num_rows
+    try:
+        writer.write(first)
+        for batch in batches:
+            written += batch.num_rows
+            writer.write(batch)
+        if written != lost.rows:
+            raise SpoolMissing(
+                f"epoch {task.epoch.number}: the spool of task {lost.task} holds {written} rows, and {lost.rows} were "
+                "prepared",
+                hint=_RESOLVE,
+            )
+        return KafkaCommittable.from_json(writer.prepare())
+    except BaseException:
+        writer.abort()
+        raise
 
 
 def _doing(task: Task, lost: KafkaCommittable) -> str:

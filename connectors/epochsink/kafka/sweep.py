@@ -1,0 +1,128 @@
+"""Abort open transactions that no recorded epoch names: they hold back the readers of their partitions."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Final
+
+from epochsink.errors import WentBack
+from epochsink.identity import TransactionalId, identity_key
+from epochsink.kafka.commit import unseen
+from epochsink.kafka.committable import KafkaCommittable, Transaction
+from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.transactions import ENDING, State
+from epochsink.kafka.witness import Witness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.fence import Fence
+    from epochsink.kafka.transactions import Transactions
+    from epochsink.sink import Committable, Committables, Epoch, Identity, Recorded
+
+log = logging.getLogger("epochsink.kafka")
+
+_LOOK_AGAIN_SECONDS: Final = 0.01
+
+
+class Sweep:
+    """The sweeps of one identity. ``busy`` are the transactional ids that a replay uses now: no sweep ends them."""
+
+    def __init__(self, cluster: Cluster, transactions: Transactions, fence: Fence, identity: Identity) -> None:
+        self._cluster = cluster
+        self._transactions = transactions
+        self._witness = Witness(cluster)
+        self._fence = fence
+        self._generation = identity.generation
+        self._prefix = TransactionalId.prefix(identity_key(identity))
+        self.busy: set[str] = set()
+
+    def abort_orphans(self, keep: Committables, done: Committables) -> list[str]:
+        """See `epochsink.sink.Participant.abort_orphans`."""
+        deadline = self._cluster.deadline()
+        kept = _transactions(keep)
+        ongoing = self._unended((State.ONGOING,), deadline)
+        return [self._abort_orphan(each, done, deadline) for each in ongoing if each not in kept]
+
+    def unblock(self, epoch: Epoch, parts: Sequence[KafkaCommittable], recorded: Callable[[], Recorded]) -> list[str]:
+        """See `epochsink.sink.Participant.unblock`: what the leaders show open before the parts' rows is aborted.
+
+        It holds the last stable offset back. An attempt of ours that is open there has lost: the one under way began to
+        write after the epoch was recorded, unless a replay has overtaken it.
+        """
+        deadline = self._cluster.deadline()
+        lines: dict[Transaction, str] = {}
+        try:
+            blocking = self._blocking(parts, deadline)
+            keep, done = recorded() if blocking else ((), ())
+            kept = _transactions(keep)
+            while blocking := {each: state for each, state in blocking.items() if each not in kept}:
+                if time.monotonic() >= deadline:
+                    names = ", ".join(each.transactional_id for each in blocking)
+                    raise unseen(epoch, self._cluster, f"transactions before its rows do not end: {names}")
+                for each, state in blocking.items():
+                    if state is State.ONGOING:
+                        lines[each] = self._abort_orphan(each, done, deadline)
+                time.sleep(_LOOK_AGAIN_SECONDS)
+                blocking = self._blocking(parts, deadline)
+        except (Unreachable, Refused) as failure:
+            raise unseen(epoch, self._cluster, f"{failure.message}; {failure.hint}") from failure
+        return list(lines.values())
+
+    def abort(self, transaction: Transaction) -> None:
+        """Abort a transaction of this driver's that will not be recorded; if that fails, a later sweep does it."""
+        self.busy.discard(transaction.transactional_id)
+        try:
+            self._transactions.end(transaction, self._cluster.deadline(), commit=False)
+        except (Unreachable, Refused) as failure:
+            log.warning("%s is left for the next sweep: %s", transaction.transactional_id, failure)
+
+    def _blocking(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, State]:
+        """Return our transactions that hold readers back from parts: those that go on, and those that are ending."""
+        producers = self._witness.open_before(parts, deadline)
+        if not producers:
+            return {}
+        ids = {producer_id for producer_id, _ in producers}
+        return {
+            each: state
+            for each, state in self._unended((State.ONGOING, *ENDING), deadline).items()
+            # exactly, unless it is ending: the same id may be used by now for rows that hold nobody back
+            if each[1:] in producers or (state in ENDING and each.producer_id in ids)
+        }
+
+    def _unended(self, states: Sequence[State], deadline: float) -> dict[Transaction, State]:
+        """Return the transactions of this identity in some states that this driver may end."""
+        names = [name for name in self._transactions.ids(self._prefix, states, deadline) if self._is_ours(name)]
+        if not names:
+            return {}
+        described = self._transactions.describe([*names, self._fence.name], deadline)
+        if self._fence.is_lost(described.pop(self._fence.name)):
+            # the newest driver sweeps: what is open may be recorded by it
+            return {}
+        return {
+            Transaction(name, now.producer_id, now.producer_epoch): now.state
+            for name, now in described.items()
+            # asked after the listing: a replay says that it is busy before it begins
+            if now.state in states and name not in self.busy
+        }
+
+    def _is_ours(self, name: str) -> bool:
+        return (parsed := TransactionalId.parse(name)) is not None and parsed.generation <= self._generation
+
+    def _abort_orphan(self, transaction: Transaction, done: Committables, deadline: float) -> str:
+        name, producer_id, producer_epoch = transaction
+        if transaction in _transactions(done):
+            raise WentBack(
+                f"transaction {name} (producer {producer_id}, epoch {producer_epoch}) is open, and the ledger says "
+                "that its epoch is done: the cluster has lost the commit, as after an unclean leader election; its "
+                "rows are not visible",
+                hint="put the newer state of the cluster back; the transaction is left as it is",
+            )
+        _, answer = self._transactions.end(transaction, deadline, commit=False)
+        return f"aborted transaction {name} (producer {producer_id}, epoch {producer_epoch}): {answer}"
+
+
+def _transactions(parts: Iterable[Committable]) -> set[Transaction]:
+    return {KafkaCommittable.from_json(part).transaction for part in parts}
