@@ -1,11 +1,284 @@
-"""Each disagreement names the epochs and sinks that it is about, and ends in what to do."""
+"""The world goes back, or Spark decides without us: the coordinator stops before a row is lost, and says what to do."""
 
 from __future__ import annotations
 
-import pytest
+import os
+import shutil
+import uuid
+from pathlib import Path
 
+import pyarrow as pa
+import pytest
+from checkpoint_kit import CheckpointKit
+from typer.testing import CliRunner
+
+from epochsink.cli.app import app
 from epochsink.errors import ConfigurationError, EpochsinkError, OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.protocol import consistency
+from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.coordinator import Coordinator, Plan
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.storage import LocalStorage
+from epochsink.sink import participants_of
+from epochsink.testing import LocalSink
+from epochsink.testing.local_sink import LocalParticipant
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> LocalSink:
+    return LocalSink(tmp_path / "target")
+
+
+@pytest.fixture
+def kit(tmp_path: Path, sink: LocalSink) -> CheckpointKit:
+    return CheckpointKit(tmp_path / "checkpoint", {"out": sink})
+
+
+def rows(number: int) -> dict[str, pa.RecordBatch]:
+    return {"out": pa.RecordBatch.from_pydict({"id": [number]})}
+
+
+def plan_offsets(kit: CheckpointKit, number: int) -> None:
+    (kit.root / "offsets" / str(number)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{{"orders":{{"0":{number}}}}}')
+
+
+def run(kit: CheckpointKit, *numbers: int) -> None:
+    for number in numbers:
+        plan_offsets(kit, number)
+        assert kit.coordinator.settle(number) is Plan.WRITE
+        kit.run(number, rows(number))
+
+
+def ids(sink: LocalSink) -> list[int]:
+    return sorted(row["id"] for row in sink.rows())
+
+
+def accept(kit: CheckpointKit, *arguments: str) -> None:
+    result = CliRunner().invoke(app, ["accept", str(kit.root), *arguments, "--yes"])
+    assert result.exit_code == 0, result.output
+
+
+def test_a_target_restored_from_a_backup_stops_the_next_start_until_that_is_accepted(
+    kit: CheckpointKit, sink: LocalSink
+) -> None:
+    run(kit, 0, 1, 2)
+    sink.set_back(0)
+    with pytest.raises(WentBack, match="epoch 2 is done: the target is the older copy") as stopped:
+        kit.start()
+    assert "epochsink accept CHECKPOINT 2 --sink out" in str(stopped.value)
+    accept(kit, "2", "--sink", "out")
+    kit.coordinator = kit.start()
+    run(kit, 3)
+    assert ids(sink) == [0, 3]
+
+
+def test_a_target_set_back_while_the_query_runs_stops_it_before_the_next_epoch_is_written(
+    kit: CheckpointKit, sink: LocalSink
+) -> None:
+    run(kit, 0, 1)
+    sink.set_back(0)
+    plan_offsets(kit, 2)
+    with pytest.raises(WentBack, match="older copy"):
+        kit.coordinator.settle(2)
+
+
+def test_a_target_set_back_before_a_commit_stops_the_commit(kit: CheckpointKit, sink: LocalSink) -> None:
+    run(kit, 0, 1)
+    kit.record(2, rows(2))
+    kit.decide(2)
+    sink.set_back(0)
+    with pytest.raises(WentBack, match="older copy"):
+        kit.coordinator.commit_decided()
+    assert ids(sink) == [0]
+
+
+@pytest.mark.parametrize(("may_pass", "kind"), [(False, PrepareFailed), (True, OutcomeUnknown)])
+def test_a_target_that_refuses_to_be_asked_before_a_commit_is_named_and_one_out_of_reach_leaves_it_unknown(
+    kit: CheckpointKit, sink: LocalSink, monkeypatch: pytest.MonkeyPatch, *, may_pass: bool, kind: type[Exception]
+) -> None:
+    """A right that was taken away is for somebody to grant; the next start commits the epoch."""
+    kit.record(0, rows(0))
+    kit.decide(0)
+
+    def refuse(*_: object) -> None:
+        raise PrepareFailed("reading the marker: no", hint="grant it", may_pass=may_pass)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalParticipant, "verify_applied", refuse)
+        with pytest.raises(kind, match=r"epoch 0 is decided, and .*sink 'out'.*reading the marker: no"):
+            kit.coordinator.commit_decided()
+    kit.start()
+    assert ids(sink) == [0]
+
+
+def test_a_target_without_any_marker_stops_the_next_start(kit: CheckpointKit, sink: LocalSink) -> None:
+    run(kit, 0)
+    sink.set_back(-1)
+    with pytest.raises(WentBack, match="no marker of this query"):
+        kit.start()
+
+
+def test_a_second_copy_of_the_checkpoint_is_noticed_by_whose_epoch_is_applied(
+    kit: CheckpointKit, sink: LocalSink, tmp_path: Path
+) -> None:
+    run(kit, 0)
+    shutil.copytree(kit.root, tmp_path / "copy")
+    run(kit, 1)
+    other = LocalStorage(tmp_path / "copy")
+    plan = CheckpointKit.__new__(CheckpointKit)
+    plan.__dict__ |= {**kit.__dict__, "root": tmp_path / "copy"}
+    with pytest.raises(WentBack, match="already holds epoch 1"):
+        plan.start()
+    # as if the copy had written its own epoch 1: same number, another attempt
+    ledger = Ledger(other, uuid.uuid4().hex)
+    ledger.take(kit.query_id, {}, -1)
+    for entry in (one for one in kit.history().epochs.values() if one.epoch == 1):
+        ledger.append(type(entry)(1, "f" * 32, entry.offsets, entry.shares))
+    with pytest.raises(WentBack, match="another copy of this checkpoint"):
+        plan.start()
+    assert ids(sink) == [0, 1]
+
+
+def test_an_epoch_decided_without_us_is_named_and_can_be_accepted(kit: CheckpointKit, sink: LocalSink) -> None:
+    run(kit, 0)
+    plan_offsets(kit, 1)
+    kit.decide(1)
+    plan_offsets(kit, 2)
+    with pytest.raises(WentBack, match="epoch 1 was decided without ExactlyOnce: the function"):
+        kit.coordinator.settle(2)
+    with pytest.raises(WentBack, match="epochsink accept CHECKPOINT 1"):
+        kit.start()
+    accept(kit, "1")
+    kit.coordinator = kit.start()
+    run(kit, 2)
+    assert ids(sink) == [0, 2]
+
+
+def test_a_ledger_that_has_lost_a_decided_epoch_is_not_taken_for_a_function_that_left_it_out(
+    kit: CheckpointKit, sink: LocalSink
+) -> None:
+    """What is prepared of that epoch would be swept by whoever believes that it had no rows."""
+    run(kit, 0)
+    kit.record(1, rows(1))
+    kit.decide(1)
+    lost = max((kit.root / "epochsink" / "ledger").iterdir())
+    kept = lost.read_bytes()
+    lost.unlink()
+    with pytest.raises(WentBack, match="but the spool has rows of epoch 1: the ledger is the older copy"):
+        kit.start()
+    for take in sorted((kit.root / "epochsink" / "ledger").iterdir())[-1:]:
+        take.unlink()
+    lost.write_bytes(kept)
+    kit.coordinator = kit.start()
+    assert ids(sink) == [0, 1]
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_an_error_that_the_users_function_swallowed_is_named(kit: CheckpointKit, *, begun: bool) -> None:
+    """By the commit thread, which ends the query: what the next epoch raises would be swallowed too."""
+    run(kit, 0)
+    plan_offsets(kit, 1)
+    assert kit.coordinator.settle(1) is Plan.WRITE
+    if begun:
+        kit.coordinator.abandon(kit.coordinator.begin(1))
+    assert kit.coordinator.commit_decided()
+    kit.decide(1)
+    with pytest.raises(WentBack, match="caught the error with which epoch 1 failed"):
+        kit.coordinator.commit_decided()
+    with pytest.raises(WentBack, match="caught the error with which epoch 1 failed"):
+        kit.coordinator.settle(2)
+
+
+def test_an_epoch_under_way_is_not_taken_for_one_that_was_swallowed(kit: CheckpointKit, sink: LocalSink) -> None:
+    """Nor is one that an attempt has failed at, and the next one has recorded."""
+    plan_offsets(kit, 0)
+    assert kit.coordinator.settle(0) is Plan.WRITE
+    kit.coordinator.abandon(kit.coordinator.begin(0))
+    assert kit.coordinator.settle(0) is Plan.WRITE
+    assert kit.coordinator.commit_decided()
+    kit.run(0, rows(0))
+    assert kit.coordinator.commit_decided()
+    assert ids(sink) == [0]
+
+
+def test_joining_is_refused_where_the_target_knows_the_query(kit: CheckpointKit, sink: LocalSink) -> None:
+    """``join_running=True`` left in the code, and the folder epochsink/ is lost."""
+    run(kit, 0)
+    shutil.rmtree(kit.root / "epochsink")
+    files = LocalStorage(kit.root)
+    joining = Coordinator(
+        query_id=kit.query_id,
+        ledger=Ledger(files, uuid.uuid4().hex),
+        checkpoint=Checkpoint(files),
+        spool=kit.spool,
+        participants=participants_of({"out": sink}),
+        join_running=True,
+    )
+    with pytest.raises(WentBack, match="holds epoch 0 of it: the folder epochsink/ of this checkpoint is lost"):
+        joining.recover()
+    assert files.names("epochsink/ledger") == []
+
+
+def test_an_epoch_decided_after_the_recovery_is_committed_while_the_stream_idles(
+    kit: CheckpointKit, sink: LocalSink
+) -> None:
+    """The old run writes commits/0 after the new one has recovered, and no batch comes."""
+    kit.record(0, rows(0))
+    later = kit.start()
+    assert not later.commit_decided()
+    kit.decide(0)
+    assert later.commit_decided()
+    assert ids(sink) == [0]
+
+
+def test_an_adopted_epoch_is_watched_once(kit: CheckpointKit, sink: LocalSink) -> None:
+    kit.record(0, rows(0))
+    kit.coordinator = kit.start()
+    assert kit.coordinator.settle(0) is Plan.RUN_FOR_STATE
+    assert list(kit.coordinator.queue.pending) == [0]
+    kit.decide(0)
+    assert kit.coordinator.commit_decided()
+    assert ids(sink) == [0]
+
+
+def test_the_decision_is_durable_before_it_becomes_visible(
+    kit: CheckpointKit, sink: LocalSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def note(descriptor: int) -> None:
+        if not ids(sink):
+            synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().relative_to(kit.root).as_posix())
+        real(descriptor)
+
+    kit.record(0, rows(0))
+    kit.decide(0)
+    monkeypatch.setattr(os, "fsync", note)
+    assert kit.coordinator.commit_decided()
+    assert [name for name in synced if not name.startswith("epochsink")] == [
+        "offsets/0",
+        "offsets",
+        "commits/0",
+        "commits",
+    ]
+
+
+def test_accept_takes_the_epoch_after_the_newest_done_one_only_where_it_is_decided(kit: CheckpointKit) -> None:
+    def said(*arguments: str) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["accept", str(kit.root), *arguments, "--sink", "out", "--yes"])
+        return result.exit_code, " ".join(result.output.split())
+
+    kit.record(0, rows(0))
+    code, text = said("0")
+    assert (code, "nothing has ever committed it" in text, "name none" in text) == (1, True, True)
+    kit.decide(0)
+    assert said("7")[0] == 1
+    assert "for this sink, name none or 0" in said("7")[1]
+    assert said("-x")[0] == 2
+    assert said("0")[0] == 0
+    assert "out" not in kit.history().epochs[0].shares
+
 
 CASES: list[tuple[EpochsinkError, type[EpochsinkError], list[str]]] = [
     (consistency.no_ledger(41), WentBack, ["41", "join_running=True"]),

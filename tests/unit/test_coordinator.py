@@ -123,3 +123,10 @@ def test_the_spool_is_looked_through_now_and_then(query: Query) -> None:
         query.decide(number)
         assert driver.commit_decided()
     assert query.spool.attempts("query-1") == []
+
+
+def test_decided_epochs_without_a_ledger_are_refused(query: Query) -> None:
+    query.plan(0)
+    query.decide(0)
+    with pytest.raises(WentBack, match="holds no record of them"):
+        query.driver()

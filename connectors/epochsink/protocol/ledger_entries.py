@@ -11,6 +11,7 @@ import socket
 import time
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from epochsink import __version__
@@ -222,9 +223,14 @@ def encode(entry: Entry) -> bytes:
 
 
 def _to_json(value: Any) -> dict[str, Any]:
-    # `asdict` would copy every committable deeply. Keyword-only fields last: a torn entry still names its epoch
-    names = sorted(fields(value), key=lambda each: each.kw_only is True)
-    return {each.name: getattr(value, each.name) for each in names}
+    # `asdict` would copy every committable deeply
+    return {name: getattr(value, name) for name in _names(type(value))}  # type: ignore[arg-type] # a class can be hashed
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...]:
+    # keyword-only ones last, so that an entry that was torn still names its epoch
+    return tuple(each.name for each in sorted(fields(kind), key=lambda each: each.kw_only is True))
 
 
 def decode(data: bytes) -> Entry:
@@ -245,8 +251,8 @@ def decode(data: bytes) -> Entry:
 
 def _read(kind: type[_Value], content: Mapping[str, Any]) -> _Value:
     """Return a value from its JSON, without what a newer epochsink has added: it may be ignored."""
-    known = {each.name for each in fields(kind)}  # type: ignore[arg-type] # a dataclass
-    given = {name: value for name, value in content.items() if name in known and value is not None}
+    names = _names(kind)  # type: ignore[arg-type] # a class can be hashed
+    given = {name: content[name] for name in names if content.get(name) is not None}
     return kind(**{name: _READ[name](value) if name in _READ else value for name, value in given.items()})
 
 
