@@ -68,6 +68,7 @@ class Checkpoint:
         data = self._files.read(f"offsets/{epoch}")
         try:
             version, header, *sources = (data or b"").decode().splitlines()
+            # part of the input: Spark drops rows that are later than it
             watermark = json.loads(header).get("batchWatermarkMs", 0)
         except ValueError as broken:
             raise EpochsinkError(
@@ -97,6 +98,7 @@ class Checkpoint:
             return []
         folder = f"sources/{source}"
         data = self._files.read(f"{folder}/{number}")
+        # Spark compacts every tenth entry with all before it, and deletes those later
         if data is None:
             data = self._files.read(f"{folder}/{self._compacted(folder, number)}.compact")
         entries = [json.loads(line) for line in (data or b"").decode().splitlines()[1:]]

@@ -112,6 +112,7 @@ class CommitThread(threading.Thread):
                 self._stream.stop()
 
     def _outlives_grace(self) -> bool:
+        # a batch that runs, or begins soon, raises the failure itself: Spark then reports it as the query's error
         deadline = time.monotonic() + GRACE_SECONDS
         while alive := self._stream.is_alive():
             if not self._stream.is_in_batch() and time.monotonic() > deadline:

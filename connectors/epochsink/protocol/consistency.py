@@ -36,6 +36,7 @@ class AppliedCheck:
         """Raise `WentBack` if Spark has decided an epoch that the ledger does not know."""
         decided = self._run.checkpoint.newest_decided()
         if decided > history.newest:
+            # before `conclude` verifies the ledger: so these attempts are not another driver's
             spooled = [attempt.number for attempt in self._run.spool.attempts(self._run.query_id)]
             raise self._run.conclude(self._why_undocumented(history.newest, decided, spooled))
 

@@ -71,6 +71,7 @@ class Ledger:
 
     def read(self) -> History:
         """Read on to the newest entry and return the history, whichever driver owns it."""
+        # a missing next number means "nothing new" only to the owner: for others its entry may have been removed
         if self._end == 0 or (
             not self._read_on() and not self._next_number_suffices() and self._exists_beyond(self._end - 1)
         ):
@@ -146,6 +147,7 @@ class Ledger:
             return
         while not self._create_take(owner):
             self.verify()
+        # only now that the new summary exists: a start in between finds either
         with self._lock:
             gone = self._seen.replaced()
         self._files.remove_many([_name(number) for number in gone])
@@ -216,6 +218,7 @@ class Ledger:
         seen = _Seen(self._retained_epochs, end=min(found, default=0))
         for number in sorted(found):
             seen.add(number, found[number])
+        # those that were not read, too: a later trim removes them
         seen.present |= listed
         with self._lock:
             self._seen, self._uncertain = seen, False

@@ -140,6 +140,7 @@ class CommitQueue:
     def alone_if_idle(self) -> Iterator[bool]:
         """Like `alone`, without waiting: give False if an epoch is pending, an attempt runs, or the run has failed."""
         with self._monitor:
+            # an attempt whose append had an unknown outcome never ends here, so that nothing sweeps it
             idle = not (self._pending or self._attempting or self._occupied or self.failed)
             self._occupied = self._occupied or idle
         try:
@@ -188,6 +189,7 @@ class RunState:
         return [
             (participant, [name for name in participant.members if name in wanted])
             for participant in self.participants
+            # by identity: a sink's author may have defined equality
             if any(participant is one for one in wanted.values())
         ]
 
@@ -214,6 +216,7 @@ class RunState:
         try:
             yield
         except Fenced:
+            # the participant has found it out itself
             raise
         except EpochsinkError as conclusion:
             conclusion.name_sink(", ".join(participant.members))

@@ -216,6 +216,7 @@ class _Checksummed:
         if self.size <= self._carried:
             self._kept += data
             return
+        # only now: on a remote store each file costs requests, and the driver has to remove it
         if self._output is None:
             self._output = self._create()
             if self._kept:
@@ -276,6 +277,7 @@ class SpooledRows:
         A small file is read once, into memory; a large one is read to its end, and then again.
         """
         recorded = self.files.get(task)
+        # nothing is recorded of rows that were not spooled: their file cannot be opened, which the error names
         if recorded is None:
             return self._open(task)
         size, crc32, small = 0, 0, b""

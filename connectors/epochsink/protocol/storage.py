@@ -234,6 +234,7 @@ class LocalOutput:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = pa.OSFile(str(path), "wb")
+        # Arrow does not give its own descriptor away; a sync through this one is of the same file
         self._descriptor = os.open(path, os.O_RDONLY)
         # a task that fails does not call close()
         self._release = weakref.finalize(self, os.close, self._descriptor)

@@ -69,6 +69,7 @@ class Sweep:
         Only the owner appends. So by now the ledger has every record of this generation and of those before, and a
         participant ends nothing of a later one.
         """
+        # not verify(): that raises Fenced, and this is what a fenced driver does
         history = self._run.ledger.read()
         with self._run.queue.alone():
             for participant in self._run.participants:

@@ -42,7 +42,8 @@ class WebHdfs:
 
     def write(self, name: str) -> HdfsOutput:
         """Begin a file; FileNotFoundError if its folder does not exist."""
-        # the NameNode names the DataNode that takes the bytes
+        # the NameNode names the DataNode that takes the bytes. Without createparent a late task cannot make the folder
+        # of a finished epoch again
         answer = self._ask("PUT", name, op="CREATE", overwrite="false", createparent="false", noredirect="true")
         return HdfsOutput(str(answer["Location"]))
 
