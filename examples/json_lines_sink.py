@@ -61,12 +61,11 @@ class JsonLinesParticipant(es.Participant):
         return {sink: ballot.parts for sink, ballot in ballots.items()}
 
     def commit_part(self, sink: str, epoch: es.Epoch, ballot: es.Ballot, part: es.Committable) -> es.Verdict:
+        visible = self._folder / part["staged"].partition("-")[2]
         with suppress(FileNotFoundError):
-            (self._folder / part["staged"]).rename(self._folder / part["staged"].partition("-")[2])
-        if not (self._folder / part["staged"].partition("-")[2]).exists():
-            return es.Verdict(es.Outcome.ABORTED, f"{part['staged']} is gone, and was never renamed")
-        os.sync()  # once the ledger says done, nothing would bring a lost rename back
-        return es.COMMITTED
+            (self._folder / part["staged"]).rename(visible)
+        os.sync()  # after the ledger says done, nothing repeats a rename that a power cut undid
+        return es.COMMITTED if visible.exists() else es.Verdict(es.Outcome.ABORTED, f"{part['staged']} is gone")
 
     def newest_generation(self, sink: str) -> int:
         return max((int(name[1:].partition("-")[0]) for name in self.leftovers()), default=0)

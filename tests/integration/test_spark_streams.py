@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
@@ -12,8 +12,11 @@ from folder_sink import FolderSink
 from streams import wait_until
 
 from epochsink.errors import ConfigurationError
+from epochsink.spark import exactly_once
+from epochsink.spark.hadoop_storage import open_checkpoint
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from streams import Stream
 
 
@@ -108,6 +111,28 @@ def test_a_foreach_batch_made_by_hand_is_the_same(stream: Stream) -> None:
     once.await_committed()
     assert stream.sink.values() == list(range(30))
     assert stream.committed() == stream.done() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_start_opens_the_checkpoint_once(stream: Stream, monkeypatch: pytest.MonkeyPatch, by_hand: bool) -> None:  # noqa: FBT001
+    """To open one in a store takes requests, and settings that are read twice may differ."""
+    opened: list[str] = []
+
+    def count(session: SparkSession, checkpoint: str, *options: Any) -> Any:
+        opened.append(checkpoint)
+        return open_checkpoint(session, checkpoint, *options)
+
+    monkeypatch.setattr(exactly_once, "open_checkpoint", count)
+    once = stream.exactly_once()
+    for run in range(2):
+        stream.put(range(run * 10, run * 10 + 10))
+        if by_hand:
+            stream.by_hand(once).awaitTermination()
+            once.await_committed()
+        else:
+            stream.run(once)
+    assert opened == [stream.url] * 2
+    assert stream.sink.values() == list(range(20))
 
 
 def test_an_endless_query_by_hand_is_committed_after_its_stop(stream: Stream) -> None:

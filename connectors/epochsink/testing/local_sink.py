@@ -5,8 +5,8 @@
     query.awaitTermination()
     assert sink.rows() == [...]
 
-Its rows have to cross from Spark's Python workers to the test, so its memory is a folder: on a RAM disk if you like.
-It keeps the whole contract of `epochsink.sink`: each epoch becomes visible by one rename, all of it or nothing.
+Its rows have to get from Spark's Python workers to the test, so its memory is a folder, which may be on a RAM disk.
+It keeps the whole contract of `epochsink.sink`: each epoch becomes visible as a whole, by one rename.
 
     <folder>/<identity>/written/<generation>-<epoch>-<attempt>/<task>.arrow      by the tasks
     <folder>/<identity>/prepared/<generation>-<epoch>-<attempt>/<task>.arrow     the accepted tasks', by the vote
@@ -92,7 +92,7 @@ class LocalSink(Sink):
         self._arm("vote", times)
 
     def lose_reply(self, times: int = 1) -> None:
-        """Let the next commits be carried out and then raise OSError, as if the reply was lost."""
+        """Let the next commits succeed and then raise OSError, as if the reply was lost."""
         self._arm("reply", times)
 
     def forget_outcome(self, times: int = 1) -> None:
@@ -100,7 +100,7 @@ class LocalSink(Sink):
         self._arm("outcome", times)
 
     def abort_prepared(self) -> list[str]:
-        """End everything prepared behind the query's back, as a broker's time-out or a DBA does; return the names."""
+        """Abort everything prepared, as a broker's time-out or an administrator does; return the names."""
         names = self.prepared()
         for path in Path(self.folder).glob("*/prepared/*"):
             if path.name in names:
@@ -120,7 +120,7 @@ class LocalSink(Sink):
         (path / uuid.uuid4().hex).write_text(json.dumps([column, value]))
 
     def accept_all(self) -> None:
-        """Refuse no rows any more."""
+        """Accept all rows from now on."""
         shutil.rmtree(Path(self.folder) / "rejected", ignore_errors=True)
 
     def _arm(self, point: str, times: int) -> None:
@@ -130,7 +130,7 @@ class LocalSink(Sink):
             (path / uuid.uuid4().hex).touch()
 
     def strikes(self, point: str) -> bool:
-        """Use up one armed failure, whichever process asks first; return whether there was one."""
+        """Use up one armed failure, for the process that asks first; return whether there was one."""
         for armed in (Path(self.folder) / "faults" / point).glob("*"):
             try:
                 armed.unlink()
@@ -171,7 +171,7 @@ class LocalWriter(SinkWriter):
         self._refused = sink.refused()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take a record batch; raises `RowsRejected` where a value is refused."""
+        """Take a record batch. Raises `RowsRejected` if a value is refused."""
         for column, value in self._refused:
             if column in batch.schema.names and value in batch.column(column).to_pylist():
                 raise RowsRejected(
@@ -206,7 +206,7 @@ class LocalParticipant(Participant):
         self._generation = 0
 
     def open(self, identity: Identity) -> None:
-        """Learn who this sink is."""
+        """Take the sink's identity."""
         self._home = Path(self._sink.folder) / identity_key(identity)
         self._generation = identity.generation
 
@@ -257,7 +257,7 @@ class LocalParticipant(Participant):
         unfinished.rename(self._home / "prepared" / name)
 
     def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
-        """Rename; where there is nothing to rename, the visible epoch tells."""
+        """Rename the epoch's folder; if it is not there, look at the visible epoch."""
         if self._sink.strikes("outcome"):
             return Verdict(Outcome.UNKNOWN, "as LocalSink.forget_outcome() was told")
         visible = self._home / "visible" / f"{epoch.number:012d}"

@@ -24,7 +24,7 @@ QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 OTHER_QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f002"
 
 MANY: Final = 9_000
-"""Rows of a task that no sink takes for a small one."""
+"""How many rows make a task large for every sink."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PreparedEpoch:
 
 
 class Driver:
-    """The driver's side of one sink in one generation: what the coordinator would do."""
+    """The driver's side of one sink in one generation, in place of the coordinator."""
 
     def __init__(self, rig: Rig, generation: int = 1, query: str = QUERY) -> None:
         self.rig = rig
@@ -98,7 +98,7 @@ class SinkContract:
         assert rig.visible() == [1, 2, 3]
 
     def test_no_row_of_a_large_task_is_lost(self, rig: Rig) -> None:
-        """It begins with few rows, which a sink may send in another way than many."""
+        """It begins with few rows, which a sink may send in another way."""
         driver = Driver(rig)
         assert committed(driver.commit(driver.prepare(0, list(range(MANY)), [MANY])))
         assert rig.visible() == list(range(MANY + 1))
@@ -116,7 +116,7 @@ class SinkContract:
         assert rig.visible() == [1, 2, 3]
 
     def test_both_processes_commit(self, rig: Rig) -> None:
-        """Committing what is decided and recorded is right for any driver, superseded or not."""
+        """Any driver may commit what is decided and recorded, a superseded one too."""
         first = Driver(rig)
         prepared = first.prepare(0, [1, 2], [3])
         second = Driver(rig, generation=2)
@@ -185,7 +185,7 @@ class SinkContract:
         assert rig.leftovers() == []
 
     def test_sweep_spares_newer_generations(self, rig: Rig) -> None:
-        """A superseded driver that sweeps late, by an old ledger, must not end what its successor has prepared."""
+        """A superseded driver that sweeps late, with an old ledger, must not abort what its successor has prepared."""
         superseded = Driver(rig)
         successor = Driver(rig, generation=2)
         prepared = successor.prepare(0, [1], [2])
@@ -194,7 +194,7 @@ class SinkContract:
         assert rig.visible() == [1, 2]
 
     def test_a_ledger_that_begins_ends_what_a_lost_one_left(self, rig: Rig) -> None:
-        """Its driver goes above what the target holds, whatever its clock says."""
+        """Its driver takes a higher generation than the target holds, whatever its clock says."""
         Driver(rig, generation=7).prepare(0, [1], [2])
         joining = rig.open(QUERY, 0)
         Driver(rig, generation=joining.newest_generation() + 1).committer.abort_orphans([])
@@ -256,7 +256,7 @@ class SinkContract:
         assert rig.visible() == [1, 2]
 
     def test_a_late_losing_attempt_doubles_nothing(self, rig: Rig) -> None:
-        """It may cost a replay where names are bounded, and hold readers back until the next sweep, but never a row."""
+        """If names are bounded, it may cause a replay, or delay readers until the next sweep; it never changes rows."""
         driver = Driver(rig)
         epoch = Epoch(0, uuid.uuid4().hex)
         prepared = driver.vote(epoch, [driver.write(epoch, 0, [1])])
@@ -281,7 +281,7 @@ class SinkContract:
         assert rig.visible() == sorted(row for tasks in epochs for rows in tasks for row in rows)
         for sequence in rig.in_order() if rig.keeps_order else ():
             later = [any(row in rows for rows in epochs[1]) for row in sequence]
-            assert later == sorted(later), "a row stands before one of an earlier epoch"
+            assert later == sorted(later), "a row comes before one of an earlier epoch"
             for rows in (rows for tasks in epochs for rows in tasks):
                 found = [row for row in sequence if row in rows]
                 assert found == [row for row in rows if row in found], "the rows of a task are in another order"
@@ -317,7 +317,7 @@ class SinkContract:
         assert rig.visible() == [1, 2, 3]
 
     def test_the_vote_notices_a_loss(self, rig: Rig) -> None:
-        """What a task has prepared is gone before the vote: refused, or prepared again from the spool."""
+        """What a task prepared is gone before the vote, which refuses the epoch or prepares it again from the spool."""
         driver = Driver(rig)
         epoch = Epoch(0, uuid.uuid4().hex)
         written = [driver.write(epoch, 0, [1])]

@@ -1,4 +1,4 @@
-"""What `SinkContract` has to know of a target: how rows get there, how a reader sees them, and how they are lost."""
+"""Tell `SinkContract` about a target: how rows get there, how a reader sees them, and how they are lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def damage(spool: Spool, query: str, epoch: Epoch, task: str) -> None:
-    """Change one byte of a task's file, just before the eight that end it: Arrow reads on as if nothing were."""
+    """Change one byte of a task's file, just before the last eight: a byte that Arrow does not check."""
     (path,) = Path(spool.root).glob(f"{query}/{epoch.number}-{epoch.attempt}/*-{task}.arrow")
     data = bytearray(path.read_bytes())
     data[-9] ^= 1
@@ -27,7 +27,7 @@ def damage(spool: Spool, query: str, epoch: Epoch, task: str) -> None:
 
 
 class _NoRows:
-    """The rows of nobody: for calls that read none."""
+    """No rows, for calls that read none."""
 
     def tasks(self) -> Sequence[str]:
         return ()
@@ -43,7 +43,7 @@ NO_ROWS: Final = _NoRows()
 
 
 class OneSink:
-    """The participant of one sink alone, asked with that sink's own values: what the engine does, by hand."""
+    """The participant of a single sink, for tests: its methods, without the names of sinks."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
@@ -56,7 +56,7 @@ class OneSink:
 
     @property
     def participant(self) -> Any:
-        """The participant, with what is its own."""
+        """The participant itself, with what its class adds."""
         return self._participant
 
     def check(self, schema: pa.Schema) -> list[str]:
@@ -64,15 +64,15 @@ class OneSink:
         return self._participant.check(self._name, schema)
 
     def initial_state(self) -> dict[str, Any]:
-        """Return what is fixed as the sink joins."""
+        """Return what `Participant.initial_state` returns."""
         return self._participant.initial_state(self._name)
 
     def open(self, identity: Identity) -> None:
-        """Say who the sink is."""
+        """Give the sink its identity."""
         self._participant.open(identity)
 
     def fence(self) -> None:
-        """Shut out other drivers."""
+        """Fence other drivers."""
         self._participant.fence()
 
     def newest(self) -> int | None:
@@ -92,13 +92,13 @@ class OneSink:
         self._participant.verify_applied(self._name, done, pending)
 
     def keeping(self, epoch: Epoch, schema: pa.Schema) -> Keeping:
-        """Return how tasks are to keep the rows of an attempt."""
+        """Return where tasks keep the rows of an attempt."""
         return self._participant.keeping(epoch, {self._name: schema})[self._name]
 
     def vote(
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
     ) -> list[Committable]:
-        """Return the parts that tasks' committables become."""
+        """Return the parts that the vote makes of tasks' committables."""
         return list(self._participant.vote(epoch, {self._name: Ballot(written, rows, after)})[self._name])
 
     def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: LastDone | None = None) -> Verdict:
@@ -133,7 +133,7 @@ class OneSink:
         self._participant.await_visible(epoch, {self._name: Ballot(parts, NO_ROWS, after)})
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
-        """Clear away what a committed epoch has left."""
+        """Remove what a committed epoch has left."""
         self._participant.finish(epoch, {self._name: Ballot(parts, NO_ROWS)})
 
     def close(self) -> None:
@@ -164,30 +164,30 @@ class Rig(Protocol):
         """Remove an attempt's spool, as the coordinator does for one that it abandons."""
 
     def damage_spool(self, query: str, epoch: Epoch, task: str) -> None:
-        """Change a byte of what a task has spooled, or lose it where there are no bytes."""
+        """Change a byte of what a task has spooled, or lose the rows if they are not in a file."""
 
     def visible(self) -> list[int]:
-        """Return what a reader sees, sorted, doubled rows twice."""
+        """Return the rows that a reader sees, sorted; a duplicated row is there twice."""
 
     def in_order(self) -> list[list[int]]:
         """Return what a reader sees in each sequence whose order the sink promises, such as the rows of one key."""
 
     def lose_prepared(self) -> None:
-        """Let the target abort everything that is prepared, as by a time-out or a DBA."""
+        """Abort everything that is prepared in the target, as a time-out or an administrator does."""
 
     def leftovers(self) -> list[str]:
-        """Return what of ours, prepared or staged, the target still holds."""
+        """Return what the target still holds prepared or staged by the sink."""
 
 
 class SinkRig:
-    """A real sink with a real spool. A subclass says how rows look, and how to see and lose them."""
+    """A real sink with a real spool. A subclass says what rows look like, how to see them and how to lose them."""
 
     loses = True
 
     def __init__(self, sink: Sink, folder: Path) -> None:
         self.sink = sink
         self.spool = Spool(str(folder))
-        # a name of its own for each test: markers outlive it
+        # each test has its own name: markers stay in the target
         self.name = f"sink-{uuid.uuid4().hex[:10]}"
         self.files: dict[str, SpoolFile] = {}
         self._origins: dict[str, dict[str, Any]] = {}
@@ -207,7 +207,7 @@ class SinkRig:
         return self.batch([0]).schema
 
     def identity(self, query: str, generation: int) -> Identity:
-        """Return who a query is to the target; the origin is fixed the first time."""
+        """Return the sink's identity in a query; its origin is made the first time."""
         if query not in self._origins:
             with contextlib.closing(OneSink.of(self.sink, self.name)) as joining:
                 assert joining.check(self.schema()) == []
@@ -230,7 +230,7 @@ class SinkRig:
     def write(
         self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
     ) -> tuple[str, Committable]:
-        """Run one task, whose record batches are small at first."""
+        """Run one task, whose first record batches are small."""
         task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex)
         batch = self.batch(rows)
         self.spool.make(query, epoch)
