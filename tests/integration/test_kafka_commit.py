@@ -33,13 +33,15 @@ from kafka_kit import (
 )
 from query_by_hand import Query
 
-from epochsink.errors import SpoolMissing, WentBack
+from epochsink.errors import OutcomeUnknown, SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
-from epochsink.kafka.transactions import State
+from epochsink.kafka.transactions import Description, State
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
@@ -161,6 +163,29 @@ def test_nothing_that_the_ledger_names_is_ended_for_the_sake_of_readers(config: 
         assert committer.leftovers() == [before["transactional_id"]]
         assert len(committer.unblock(at, [part], keep=[part])) == 1
         assert committer.leftovers() == []
+
+
+def test_an_epoch_is_not_done_before_the_coordinator_has_written_its_end_to_the_partitions(
+    kafka: KafkaService, topic: str
+) -> None:
+    impatient = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=2)
+    who, at = identity(), epoch(0)
+    part = prepare(impatient, task(who, at), rows("a"))
+    with committing(impatient, who) as committer:
+        [part] = vote(committer, at, part)
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        transactions = committer.participant._transactions
+        describe, held = transactions.describe, True
+
+        def still_ending(ids: Sequence[str], deadline: float) -> dict[str, Description]:
+            found: dict[str, Description] = describe(ids, deadline)
+            return {name: one._replace(state=State.PREPARE_COMMIT) if held else one for name, one in found.items()}
+
+        transactions.describe = still_ending
+        with pytest.raises(OutcomeUnknown, match="not written to the partitions yet"):
+            committer.await_visible(at, [part])
+        held = False
+        committer.await_visible(at, [part])
 
 
 def numbered(who: Identity, at: Epoch, number: int) -> Task:

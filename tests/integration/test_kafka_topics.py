@@ -87,6 +87,25 @@ def test_a_topic_deleted_while_its_transaction_is_committed_stops_the_query(conf
         assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN
 
 
+def test_a_topic_deleted_while_many_transactions_are_committed_stops_the_query(config: Kafka) -> None:
+    """All of them are decided before the first answer, and then the topic goes."""
+    who, at = identity(), epoch(0)
+    parts = [prepare(config, task(who, at, partition), rows("a", "b")) for partition in range(8)]
+    with committing(config, who) as committer:
+        transactions = committer.participant._transactions
+        commit_many = transactions.commit_many
+
+        def followed_by_the_end(*arguments: Any) -> Any:
+            decided = commit_many(*arguments)
+            assert len(decided) == len(parts)
+            recreate_topic(config.bootstrap_servers, str(config.topic))
+            return decided
+
+        transactions.commit_many = followed_by_the_end
+        verdicts = committer.commit_all(at, parts, NO_ROWS)
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.UNKNOWN}
+
+
 def test_without_a_spool_a_topic_that_was_recreated_stops_the_query(kafka: KafkaService, config: Kafka) -> None:
     who, at = identity(), epoch(0)
     unspooled = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=config.topic, spool=False)

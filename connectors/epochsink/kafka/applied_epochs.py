@@ -1,9 +1,9 @@
-"""The newest epochs applied, as each transaction itself has recorded it: two consumer groups for each Spark partition.
+"""Read the markers of applied epochs: offsets of two consumer groups for each Spark partition.
 
-The offset that a transaction commits into its partition's group is its epoch, its metadata the attempt. It becomes
-visible with the rows or not at all. Offsets may lie on any topic that the Spark partition has written to; the largest
-one counts. Even and odd epochs have groups of their own, so that an epoch's marker does not hide that the one before it
-is gone: a cluster that is set back just before EndTxn, which takes no condition, is seen before the epoch is done.
+Each transaction commits its epoch as the offset of its partition's group, and the attempt as the metadata. The marker
+becomes visible with the rows or not at all. It is kept under a topic that the Spark partition has written to; the
+largest offset counts. Even and odd epochs have groups of their own, because an epoch's marker must not hide that the
+one before it is gone: EndTxn takes no condition, so a cluster that is set back just before it is noticed only here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Markers:
         """Return the marks of some groups; none where no offset is kept."""
         if not groups:
             return {}
-        # the offsets of open transactions are left out, and do not block: the next epoch's is often open now
+        # not RequireStable: the next epoch's transaction is often open now, and the read must not wait for it
         found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups)))
         return found
 
@@ -67,10 +67,11 @@ class Markers:
         return self.read({group["group_id"] for group in groups if group["group_id"].startswith(prefix)}, deadline)
 
     def unexpired(self, done: LastDone, found: Mapping[str, Mark]) -> LastDone:
-        """Leave out parts whose marker the brokers have forgotten by age (offsets.retention.minutes)."""
+        """Return ``done`` without the parts whose marker may have expired (offsets.retention.minutes)."""
         known = list(zip(committables(done), done.parts, strict=True))
         if all(self._group(done.epoch, part) in found for part, _ in known):
             return done
+        # a part that was prepared within the retention must still have its marker
         oldest = time.time() - self.retention()
         kept = [raw for part, raw in known if self._group(done.epoch, part) in found or part.prepared_at > oldest]
         return LastDone(done.epoch, done.attempt, tuple(kept))
@@ -83,7 +84,7 @@ class Markers:
 
     def _ask_retention(self) -> float:
         found = self._cluster.broker_setting("offsets.retention.minutes")
-        # not allowed to ask: believe in no more than a day, so that "expired" is never taken for "absent"
+        # without the right to ask, assume a day: a marker that has expired must never count as absent
         return DAY_SECONDS if found is None else 60.0 * int(found)
 
     def _group(self, epoch: int, part: KafkaCommittable) -> str:
@@ -94,7 +95,7 @@ class Markers:
         told = [group for answer in answers for group in answer.groups]
         for group in told:
             if group.error_code:
-                # the coordinator may have moved to another broker
+                # because the coordinator may have moved to another broker
                 self._cluster.forget(CoordinatorType.GROUP, [group.group_id])
             raise_for(group.error_code, f"the offsets of group {group.group_id}")
         found = {group.group_id: _newest_mark(group) for group in told}

@@ -30,17 +30,17 @@ ALIASES: Final = {
 
 SECRETS: Final = frozenset({"sasl.password", "ssl.key.password"})
 
-_COMMITS_ELSEWHERE: Final = "its value is epochsink's business: names and fencing of transactions depend on it"
+_COMMITS_ELSEWHERE: Final = "epochsink sets it, because the names and the fencing of transactions depend on it"
 FORBIDDEN: Final = {
     "transactional.id": _COMMITS_ELSEWHERE,
     "transaction.timeout.ms": "set transaction_timeout= of Kafka(...) instead, which is compared with the broker's cap",
     "bootstrap.servers": "set bootstrap_servers= of Kafka(...) instead",
     "statistics.interval.ms": "epochsink reads the producer's id from the statistics",
-    "delivery.report.only.error": "epochsink counts on hearing of each row that was not delivered",
+    "delivery.report.only.error": "epochsink needs a report of each row that was not delivered",
     "log.queue": "librdkafka's log goes to Python's logging as 'epochsink.kafka'",
     "enable.metrics.push": "a producer lives for one transaction, too short for telemetry",
-    "enable.ssl.certificate.verification": "a broker that is not verified gets the rows and the password: name its "
-    "authority with ssl.ca.location",
+    "enable.ssl.certificate.verification": "without verification another server could get the rows and the "
+    "password: name the authority with ssl.ca.location",
     "group.id": "it belongs to consumers",
 }
 REQUIRED: Final = {
@@ -77,6 +77,7 @@ def normalise(options: Mapping[str, Any], bootstrap_servers: str, *, allow_insec
         name = ALIASES.get(given, given)
         text = str(value).lower() if isinstance(value, bool) else str(value)
         known[name] = Secret(text) if name in SECRETS else text
+    # under their main names, so that an alias does not pass
     for name, value in known.items():
         _refuse(name, value)
     _refuse_combination(known)
@@ -106,8 +107,8 @@ def _refuse(name: str, value: str) -> None:
         )
     if name.startswith(_CONNECTION_PREFIXES) and name not in TRANSLATION:
         raise ConfigurationError(
-            f"options: '{name}' is understood by the tasks' client and cannot be passed on to the driver's",
-            hint=f"use those that reach both: {', '.join(sorted(TRANSLATION))}",
+            f"options: '{name}' is known to the tasks' client only, and the driver's client needs it too",
+            hint=f"use the options that both know: {', '.join(sorted(TRANSLATION))}",
         )
 
 
@@ -139,7 +140,7 @@ def _refuse_readable_password(options: Mapping[str, str], bootstrap_servers: str
         host = server.strip().rpartition(":")[0].strip("[]")
         if not is_loopback(host):
             raise ConfigurationError(
-                f"options: SASL_PLAINTEXT with PLAIN would send the password readably to {host}",
+                f"options: SASL_PLAINTEXT with PLAIN would send the password unencrypted to {host}",
                 hint="use SASL_SSL or SCRAM, or allow_insecure=True if nobody can read the network",
             )
 
@@ -153,7 +154,7 @@ BATCH_BYTES: Final = 1 << 20
 """How much librdkafka sends to a partition at once, if the topic takes it."""
 
 STATISTICS_MS: Final = 50
-"""The producer's id and epoch are told only by librdkafka's statistics; this is the longest wait for them."""
+"""How often librdkafka makes statistics. Only they hold the producer's id and epoch."""
 
 _FORCED: Final = {
     "enable.idempotence": "true",
@@ -179,7 +180,7 @@ def merged(
     """Return all settings of one transaction's producer."""
     return (
         _DEFAULTS
-        # a broker that is slow, or holds us to a quota, may take all the time that there is
+        # a slow broker, or one with a quota, may take as long as the transaction may
         | {"delivery.timeout.ms": str(transaction_timeout_ms)}
         | dict(options)
         | _FORCED

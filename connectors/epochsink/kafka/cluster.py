@@ -1,7 +1,7 @@
-"""The driver's connection to the cluster: kafka-python, reached in one place.
+"""Connect the driver to the cluster, by kafka-python.
 
-It is the client whose protocol classes can end a transaction that another process has begun. Requests are sent
-through its connection manager, which it does not call public; everything that depends on that is in this file.
+Only kafka-python has protocol classes that can end a transaction which another process began. Requests are sent by its
+connection manager, which is not public; everything that depends on private parts of kafka-python is in this file.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Cluster:
             self._admin = None
 
     def broker_setting(self, name: str) -> str | None:
-        """Return a setting of the brokers as one of them has it; None if we may not ask or it does not tell.
+        """Return a setting of the brokers as one of them has it; None without the right to ask.
 
         Raises `Unreachable`, `Refused`.
         """
@@ -107,7 +107,7 @@ class Cluster:
         return found
 
     def describe_configs(self, asked: Sequence[ConfigResource]) -> Any:
-        """Return all settings of brokers or topics as kafka-python does; None if we may not ask."""
+        """Return all settings of brokers or topics as kafka-python does; None without the right to ask."""
         try:
             return self.until(self.deadline(), lambda: self.admin().describe_configs(asked, config_filter="all"))
         except Refused as answer:
@@ -116,7 +116,7 @@ class Cluster:
             raise
 
     def topic_settings(self, topic: str) -> Mapping[str, str]:
-        """Return the settings of a topic, by their names; none if there is none or the brokers do not tell."""
+        """Return the settings of a topic, by their names; none if it does not exist, or without the right to ask."""
         told = self.describe_configs([ConfigResource("topic", topic)])
         return {} if told is None else {name: entry["value"] for name, entry in told["topic"].get(topic, {}).items()}
 
@@ -149,7 +149,7 @@ class Cluster:
         return ".".join(map(str, self.admin()._manager.broker_version))  # noqa: SLF001 - not told in public
 
     def until(self, deadline: float, attempt: Callable[[], Any]) -> Any:
-        """Repeat ``attempt`` while it fails in passing, until the deadline (monotonic seconds).
+        """Repeat ``attempt`` while its failures may pass, until the deadline (monotonic seconds).
 
         Raises `Unreachable` or `Refused`, and nothing of kafka-python's.
         """
@@ -175,9 +175,9 @@ class Cluster:
             raise self._translated(failure) from failure
 
     def _look_again(self) -> None:
-        """Look up again next time which brokers there are, and which coordinates a group."""
-        # kafka-python never does: it would first ask the broker that led a group, also when that has moved or died;
-        # and for five minutes it would not know a broker that was away when it last asked which there are
+        """Forget which brokers there are and which coordinates a group, so that the next request asks for them."""
+        # kafka-python does not do this itself: it would go on asking a coordinator that has moved or died, and for five
+        # minutes it would not know a broker that was unreachable when it last asked for the brokers
         if self._admin is not None:
             known = self._admin._manager.cluster  # noqa: SLF001 - there is no public way
             known._coordinators.clear()  # noqa: SLF001 - likewise
@@ -188,7 +188,7 @@ class Cluster:
             return refused(f"{self.target} refuses a request", failure)
         return Unreachable(
             f"{self.target} did not answer within {self.timeout:g} s: {type(failure).__name__}: {failure}",
-            hint="see that the brokers run and can be reached from the driver; nothing is lost meanwhile",
+            hint="check that the brokers run and that the driver can reach them; nothing is lost meanwhile",
         )
 
     def deadline(self) -> float:
@@ -207,13 +207,14 @@ class Cluster:
         try:
             return [self.ask(request(mine), node) for node, mine in self._by_coordinator(kind, wanted).items()]
         except (kafka_errors.KafkaError, OSError):
+            # they may have moved to other brokers
             self.forget(kind, wanted)
             raise
 
     def ask_each(self, kind: CoordinatorType, requests: Mapping[str, Any]) -> dict[str, Any]:
         """Send each transactional id's (or group's) request to its coordinator, many before the first answer.
 
-        Return the answers that came; of the others nothing is known. Raises what kafka-python raises where the
+        Return the answers that came; the outcome of the others is unknown. Raises what kafka-python raises if the
         coordinators cannot be found.
         """
         nodes = self._by_coordinator(kind, list(requests))
@@ -246,9 +247,10 @@ class Cluster:
 
     def _by_coordinator(self, kind: CoordinatorType, keys: Sequence[str]) -> dict[int, list[str]]:
         if len(self._coordinators) > _COORDINATORS_KEPT:
-            self._coordinators.clear()  # without a spool, no transactional id is used twice
+            self._coordinators.clear()  # with spool=False each id is used once, so the memory would grow for ever
         unknown = [key for key in keys if (kind.value, key) not in self._coordinators]
         if unknown:
+            # version 4 is the first that asks for several keys
             answer = self.ask(
                 FindCoordinatorRequest(key_type=kind.value, coordinator_keys=unknown, min_version=4), None
             )
@@ -262,7 +264,7 @@ class Cluster:
 
     def ask(self, request: Any, node: int | None) -> Any:
         """Send one request to a broker, any if ``node`` is None; raises what kafka-python raises."""
-        manager = self.admin()._manager  # noqa: SLF001 - there is no public way to send a request
+        manager = self.admin()._manager  # noqa: SLF001 - no public method sends a request
         return manager.run(manager.send, request, node)
 
     def ask_all(self, requests: Sequence[tuple[int, Any]]) -> list[Any]:

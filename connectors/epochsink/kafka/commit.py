@@ -1,4 +1,7 @@
-"""Commit the transactions of a decided epoch: look whether they are whole, end them, say what became of each."""
+"""Commit the transactions of a decided epoch, and wait until readers see them.
+
+The partitions' leaders are asked for the rows before and after EndTxn, which takes no condition.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +55,14 @@ class Commits:
     def commit(self, epoch: Epoch, parts: Sequence[KafkaCommittable], after: LastDone | None) -> list[Verdict]:
         """Decide that parts become visible; return a verdict for each. May be repeated.
 
-        Each part gets one look at its partitions before it is ended, all parts in one request a broker. The first
-        unknown outcome is that of the parts after it, too. Raises `WentBack` if ``after`` was written to other topics.
+        The leaders are asked for all parts at once before the first is ended. After the first unknown outcome the
+        outcomes of the later parts are unknown too. Raises `WentBack` if ``after`` was written to other topics.
         """
         deadline = self._cluster.deadline()
         before = topics_of(committables(after)) if after else {}
         try:
             seen = self._witness.look(parts, before, deadline)
-            # after the look: whoever commits a transaction tells the coordinator before the partitions
+            # after the look: a commit reaches the coordinator before the partitions, so the other order could miss it
             now = self._describe([parts[index] for index in seen.missing], deadline)
         except (Unreachable, Refused) as failure:
             return [_unknown(part, failure) for part in parts]
@@ -113,6 +116,7 @@ class Commits:
 
     def _expect_marked(self, this: LastDone, after: LastDone | None, deadline: float) -> None:
         """Raise `WentBack` unless there is the marker of each part, of those of the epoch before too."""
+        # those of the epoch before, too: EndTxn may have come to a cluster that was set back behind them
         ours = self._markers.marks_of(this)
         groups = ours | (self._markers.marks_of(after) if after else {})
         while True:
@@ -130,14 +134,14 @@ class Commits:
                 f"epoch {this.epoch} was committed by attempt {this.attempt}, and group {wrong} of "
                 f"{self._cluster.target} shows {found.get(wrong)} in place of {wanted[wrong]}: the cluster "
                 "was set back, or a driver on another copy of this checkpoint writes for the same query",
-                hint="stop the other driver; look in the topic whether the rows of the last epochs are there, and once "
-                "only; start again: the message then says how to go on",
+                hint="stop the other driver; check in the topic that the rows of the last epochs are there, and not "
+                "duplicated; then start again: the message says how to go on",
             )
 
     def _verify_whole(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> None:
         """Raise `OutcomeUnknown` if partitions have lost rows of committed parts, or have aborted them.
 
-        What is lost between the look at the partitions and the commit is seen only now.
+        This finds losses between the look before the commit and the commit.
         """
         lost = self._witness.lost(parts, self._ends if self._attempt == epoch.attempt else {}, deadline)
         if lost is not None:
@@ -153,14 +157,15 @@ class Commits:
         if self._attempt != epoch.attempt:
             self._attempt, self._ends = epoch.attempt, {}
         for transaction in whole:
-            # the first look: an abort that came after it counts
+            # the first look counts: an abort that came after it has to be found
             self._ends.setdefault(transaction, ends)
 
     def _side_by_side(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> set[Transaction]:
         """Send "commit" for many transactions without waiting for one before the next; return which are decided.
 
-        Nothing is said of the others: whatever went wrong is met again, and named, when they are ended one by one.
+        The others are ended one by one afterwards, which names what is wrong.
         """
+        # one by one, an unknown outcome stops before the next transaction is ended
         if len(parts) < _MANY:
             return set()
         try:
@@ -172,6 +177,7 @@ class Commits:
     def _end(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict:
         while True:
             answer, name = self._transactions.end(part.transaction, deadline, commit=True)
+            # the coordinator keeps what it has decided: the markers in the partitions follow
             if answer is Answer.DECIDED:
                 return COMMITTED
             if answer is Answer.REFUSED:
@@ -184,7 +190,7 @@ class Commits:
     def _without_rows(
         self, epoch: Epoch, part: KafkaCommittable, now: Description, missing: str, deadline: float
     ) -> Verdict:
-        """Say what became of a transaction that the partitions do not hold whole: lost, unless it was ended before."""
+        """Return the verdict on a transaction that partitions do not hold whole: lost, unless it was ended before."""
         while True:
             if now.is_of(part.transaction) and now.state is State.ONGOING:
                 return Verdict(Outcome.ABORTED, missing)
@@ -199,7 +205,7 @@ class Commits:
     def _without_topic(
         self, epoch: Epoch, part: KafkaCommittable, recreated: Sequence[str], deadline: float
     ) -> Verdict:
-        """Say what became of a transaction whose topic is another one now: if not committed, it is written again."""
+        """Return the verdict on a transaction whose topic was deleted, and perhaps created again."""
         now = self._describe([part], deadline)[part.transaction]
         spooled = self._config.is_redone and not part.kept_in_topic  # what the topic kept has gone with it
         if now.is_of(part.transaction) and now.state is State.ONGOING and spooled:
@@ -216,7 +222,7 @@ class Commits:
     def _unless_recreated(
         self, parts: Sequence[KafkaCommittable], verdicts: list[Verdict], deadline: float
     ) -> list[Verdict]:
-        """Ask for the topics again: one that was deleted since the look has taken its rows along."""
+        """Compare the topics' ids again: a topic that was deleted since the look took its rows with it."""
         committed = [index for index, verdict in enumerate(verdicts) if verdict is COMMITTED]
         try:
             topics = self._cluster.topic_ids(topics_of(parts[index] for index in committed), deadline)
@@ -246,8 +252,8 @@ class Commits:
     def _wait(self, part: KafkaCommittable, state: str, deadline: float) -> None:
         if time.monotonic() >= deadline:
             raise Unreachable(
-                f"{part.transaction.transactional_id}: {state}, and no more after {self._config.timeout:g} s",
-                hint="see that all brokers run; nothing is lost meanwhile",
+                f"{part.transaction.transactional_id} is still {state} after {self._config.timeout:g} s",
+                hint="check that all brokers run; nothing is lost meanwhile",
             )
         time.sleep(_LOOK_AGAIN_SECONDS)
 
@@ -280,10 +286,11 @@ def _lost_with_topic(part: KafkaCommittable, recreated: Sequence[str]) -> Verdic
 
 def unseen(epoch: Epoch, cluster: Cluster, why: str) -> OutcomeUnknown:
     """Return what to raise for a committed epoch that the cluster does not show in time."""
-    # not done without that: a marker that is missing later on would say that the cluster was set back
+    # the epoch must not be done before: a marker that is missing later would mean that the cluster was set back
     return OutcomeUnknown(
         f"epoch {epoch.number} is committed, and {cluster.target} has not shown it to readers within "
         f"{cluster.timeout:g} s: {why}",
-        hint="nothing is lost: the epoch stays in the ledger, and the next start looks again; see that all brokers run",
+        hint="nothing is lost: the epoch stays in the ledger, and the next start looks again; check that all "
+        "brokers run",
         epoch=epoch.number,
     )

@@ -1,4 +1,7 @@
-"""What names a prepared transaction in the ledger: written by a task, read by any later driver."""
+"""Name transactions: the id that a task attempt uses, and the committable that the ledger keeps.
+
+A task writes the committable, and any later driver can end the transaction with it.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,23 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 
 NO_ID: Final = uuid.UUID(int=0).hex
-"""The topic id that brokers answer with if they know none yet; it says nothing about the topic."""
+"""The topic id that brokers answer with if they know none yet; it does not identify the topic."""
 
 ATTEMPTS: Final = 16
 """How many ids the attempts of one Spark partition and parity share.
 
-Two attempts of one task that live at the same time (a retry or a speculative copy) should differ, or the later one
-aborts what the earlier one prepared. With this number they collide one time in sixteen. A collision costs time and
-never rows: before the vote it is seen there and the epoch runs again; after it, the marker in the Spark partition's
-group proves that the transaction was not applied, and its rows are prepared again, out of the topic or the spool.
+Two attempts of one task that run at the same time (a retry or a speculative copy) should use different ids, or the
+later one aborts what the earlier one prepared. With this number they collide one time in sixteen. A collision costs
+time and never rows: the vote notices one that came before it, and the rows are written again; after the vote, the
+marker of the Spark partition proves that the transaction was not applied, and its rows are prepared again.
 """
 
 
 def transactional_id(task: Task, *, bounded: bool) -> TransactionalId:
     """Return the id that one attempt at one Spark partition of an epoch uses.
 
-    Epoch N may be prepared and uncommitted while N+1 is written: hence the parity. Where nobody keeps the rows, nothing
-    repairs a collision, so the id is not ``bounded`` then: it bears the whole uuid and is never used again.
+    It contains the epoch's parity, because epoch N may be uncommitted while N+1 is written. If no copy of the rows is
+    kept, nothing can repair a collision; the id is not ``bounded`` then: it contains the whole uuid and is used once.
     """
     return TransactionalId(
         key=identity_key(task.identity),
@@ -47,7 +50,7 @@ def transactional_id(task: Task, *, bounded: bool) -> TransactionalId:
 
 
 class Transaction(NamedTuple):
-    """What names one transaction for good: an id that is used again has another producer epoch then."""
+    """The permanent name of one transaction: each use of an id has another producer epoch."""
 
     transactional_id: str
     producer_id: int
@@ -55,7 +58,7 @@ class Transaction(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a transaction has rows: a partition of a topic, as the vote has found it.
+    """A partition in which a transaction has rows, as the vote found it.
 
     ``start`` is the offset of the first row. At ``end``, after the last one, the log ended in the epoch of the leader
     that said so: a log whose ``leader_epoch`` ends before that has lost rows since. Both are -1 before the vote.
@@ -118,7 +121,7 @@ class KafkaCommittable:
         if version != VERSION:
             raise LedgerCorrupt(
                 f"a Kafka committable of version {version!r} is recorded, and this epochsink reads version {VERSION}",
-                hint="finish the epoch with the epochsink that wrote it",
+                hint="finish the epoch with the version of epochsink that wrote it",
             )
         try:
             return cls(

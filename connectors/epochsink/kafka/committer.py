@@ -76,7 +76,7 @@ class KafkaParticipant(Participant):
         return {name: value for name, value in found.items() if value is not None}
 
     def open(self, identity: Identity) -> None:
-        """Learn who this sink is."""
+        """Take the identity of this sink."""
         self._identity = identity
         self._key = identity_key(identity)
         self._markers = Markers(self._cluster, self._key)
@@ -86,7 +86,7 @@ class KafkaParticipant(Participant):
         self._seen_all = False
 
     def fence(self) -> None:
-        """Shut out drivers on other copies of the checkpoint; see `epochsink.kafka.fence`."""
+        """Fence drivers on other copies of the checkpoint; see `epochsink.kafka.fence`."""
         self._fence.take(self._cluster.deadline())
         self._seen_all = False
 
@@ -105,17 +105,18 @@ class KafkaParticipant(Participant):
     def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the markers of the Spark partitions that the newest epochs had with the ledger: in one request.
 
-        At a start, those of all others too: where the checkpoint is the older copy, the ledger does not know in which
+        At a start, the markers of all partitions: if the checkpoint is an older copy, its ledger does not know in which
         partitions the later epochs had rows.
         """
         deadline = self._cluster.deadline()
         if not self._seen_all:
+            # a driver on another copy may be committing: its markers have to be compared too
             self._fence.await_others(deadline)
         found = self._markers.read_around(done, pending, deadline=deadline)
         if not self._seen_all:
             found |= self._markers.read_all(deadline)
         if done is not None and not (self._seen_all and self._markers.marks_of(done).keys() <= found.keys()):
-            # before the markers are judged: offsets go with their topic, and this says what has become of it
+            # before the markers are compared: they are deleted with their topic, and this error names the topic
             refuse_other_topics(
                 self._cluster.target, done, self._cluster.topic_ids(topics_of(committables(done)), deadline)
             )
@@ -124,7 +125,7 @@ class KafkaParticipant(Participant):
         self._seen_all = True
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
-        """Let the topic's log keep the rows where it will; see `epochsink.kafka.rows_in_log`."""
+        """Let the topic's log keep the rows if it does; see `epochsink.kafka.rows_in_log`."""
         seconds = self._config.transaction_timeout_ms(self._identity) / 1000
         ((name, schema),) = schemas.items()
         if self._config.spool is None and self._log_ends.note(epoch, schema, seconds):
@@ -147,13 +148,14 @@ class KafkaParticipant(Participant):
         try:
             return {name: [part.to_json() for part in self._voted(epoch, parts, ballot.rows)]}
         except Fenced:
+            # nothing of it will be recorded, and readers would wait until it expires
             for part in parts:
                 self._sweep.abort(part.transaction)
             raise
 
     def _voted(self, epoch: Epoch, parts: list[KafkaCommittable], rows: Rows) -> list[KafkaCommittable]:
         for turn in range(_TURNS + 1):
-            # all of them in every turn: one may have expired while another was written again
+            # all parts in every turn, because one may expire while another is written again
             lost, whole = self._asked(epoch, parts)
             if not lost:
                 return [whole[index] for index in range(len(parts))]
@@ -179,11 +181,11 @@ class KafkaParticipant(Participant):
         """Return why parts cannot be committed, and the others with their places, by their index."""
         deadline = self._cluster.deadline()
         try:
-            # together: that costs no request, and the fence has to be seen after the last part was prepared
+            # in one request; the look at the fence has to come after the last part was prepared
             wanted = [*(part.transaction.transactional_id for part in parts), self._fence.name]
             now = self._transactions.describe(wanted, deadline)
             self._fence.verify(now[self._fence.name], deadline)
-            # after the transactions: what is created anew after this is found by the commit
+            # after the transactions: the commit finds a topic that is created again after this
             seen = self._witness.look(parts, (), deadline)
         except (Unreachable, Refused) as failure:
             raise PrepareFailed(
@@ -213,26 +215,29 @@ class KafkaParticipant(Participant):
         known = [KafkaCommittable.from_json(part) for part in ballot.parts]
         verdicts = self._commits.commit(epoch, known, ballot.after)
         for part, verdict in zip(known, verdicts, strict=True):
+            # an unknown outcome leaves the id busy: the same replay may be committed again
             if verdict.outcome is not Outcome.UNKNOWN:
                 self._sweep.busy.discard(part.transaction.transactional_id)
         return {name: verdicts}
 
     def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
-        """Wait until the coordinators have written their decisions to the partitions, and look what is there."""
+        """Wait until the decisions are written to the partitions, and check rows and markers."""
         (ballot,) = ballots.values()
         self._commits.await_visible(epoch, ballot)
 
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Write a part's rows into a new transaction: out of the topic's log, or out of the spool as the task did."""
         lost = KafkaCommittable.from_json(part)
+        # first: a late commit of what is left would show rows beside their copy
         self._end_lost(epoch, lost.transaction)
         (ballot,) = ballots.values()
         task = Task(self._identity, epoch, lost.partition, attempt)
-        # before it begins: a sweep beside it must not take it for an orphan
+        # before it begins, because a sweep in the other thread would take it for an orphan
         self._sweep.busy.add(str(transactional_id(task, bounded=lost.kept_in_topic or self._config.is_redone)))
         again = prepare_again(self._config, self._cluster, task, lost, ballot.rows)
         deadline = self._cluster.deadline()
         try:
+            # after the rows are prepared: a driver that takes the fence later finds them in its sweep
             self._fence.look(deadline)
             return self._seen_whole(epoch, again, deadline).to_json()
         except (Fenced, PrepareFailed):
@@ -240,7 +245,7 @@ class KafkaParticipant(Participant):
             raise
 
     def _end_lost(self, epoch: Epoch, transaction: Transaction) -> None:
-        """Abort what is left of a lost transaction, so that it holds no reader back, and nobody can commit it.
+        """Abort what is left of a lost transaction, so that it holds no reader back and can never be committed.
 
         Raises `OutcomeUnknown` if it was committed meanwhile.
         """

@@ -1,4 +1,4 @@
-"""What the user says about a Kafka sink, checked as far as that needs no client."""
+"""The arguments of a Kafka sink, and their checks that need no client."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from epochsink.sink import Identity
 
 DEFAULT_TRANSACTION_TIMEOUT: Final = 60.0
-"""Seconds: how long readers wait for a transaction that was left behind, where the spool makes up for longer epochs."""
+"""Seconds that readers wait for the transaction of a dead job, if rows are kept for epochs that take longer."""
 
 DEFAULT_CAP: Final = 900.0
-"""Seconds: the longest that brokers allow, unless somebody has changed it."""
+"""Seconds: the brokers' default of transaction.max.timeout.ms."""
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -98,8 +98,8 @@ class KafkaConfig:
     def transaction_timeout_ms(self, identity: Identity) -> int:
         """Return how long brokers keep the transactions of tasks open.
 
-        By default a short time if the rows are kept somewhere, so that readers do not wait long for what a dead job
-        has left; or else the longest that was allowed when this sink joined.
+        By default a short time if a copy of the rows is kept, because readers wait for the transactions of a dead job;
+        without a copy, the longest time that the brokers allowed when this sink joined.
         """
         known = identity.origin.get("transaction_timeout")
         cap = known or DEFAULT_CAP
@@ -111,9 +111,9 @@ class KafkaConfig:
     def longest_transaction_timeout_ms(self, identity: Identity) -> int:
         """Return how long brokers keep transactions open into which the driver writes lost rows again.
 
-        Those would be lost a second time if it were as short as the first: rewriting a large epoch takes a while.
+        With a timeout as short as the first they could expire again: writing a large epoch again takes a while.
         """
-        cap = identity.origin.get("transaction_timeout")  # None if the brokers do not tell
+        cap = identity.origin.get("transaction_timeout")  # None without the right to ask
         return max(self.transaction_timeout_ms(identity), round(1000 * (cap or 0)))
 
     def __repr__(self) -> str:
@@ -153,11 +153,11 @@ class KafkaConfig:
 
 
 def _single(name: str, value: str | Sequence[str] | None) -> str | None:
-    """Return the one expression of an argument that takes no more than one."""
+    """Return the expression of an argument that takes at most one."""
     found = arguments.expressions(name, value)
     if len(found) > 1:
         raise ConfigurationError(
             f"invalid {name}={list(found)!r}: a Kafka message has one {name}",
-            hint=f'make one of them, for example {name}="to_json(struct({", ".join(found)}))"',
+            hint=f'combine them, for example {name}="to_json(struct({", ".join(found)}))"',
         )
     return found[0] if found else None

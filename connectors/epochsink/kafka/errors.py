@@ -1,6 +1,6 @@
-"""What a failed call of either client means for the epoch, in words: one table by Kafka's error code.
+"""Say what a failed call of either client means for the epoch: one table by Kafka's error code.
 
-What an answer to EndTxn decides about a transaction is in `epochsink.kafka.transactions`.
+The answers to EndTxn are in `epochsink.kafka.transactions`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Nature(enum.Enum):
     """Whether trying again can help."""
 
     PASSING = "trying again may help"
-    SETTING = "somebody has to change a setting or a right"
+    SETTING = "an operator has to change a setting or a right"
     ROWS = "the rows themselves are refused"
 
 
@@ -54,29 +54,29 @@ class KnownError(NamedTuple):
 
 
 _FENCED: Final = (
-    "nothing is lost, and Spark runs the task or the epoch again: either another attempt at this task has taken over "
-    "its transactional id, or writing took longer than transaction_timeout= and the broker gave the transaction up: "
-    "then raise it, make epochs smaller, or set spool=True, with which a task outlives its transaction"
+    "nothing is lost, and Spark runs the task or the epoch again. Either another attempt at this task uses its "
+    "transactional id, or the write took longer than transaction_timeout= and the broker aborted the transaction: "
+    "raise transaction_timeout=, make epochs smaller, or set spool=True"
 )
 
 KNOWN_ERRORS: Final[dict[int, KnownError]] = {
     -193: KnownError(Nature.PASSING, "a host name of bootstrap_servers or of the brokers' advertised.listeners cannot "
                   "be resolved from this machine: correct the name or the name service"),
-    -192: KnownError(Nature.PASSING, "the broker did not take the rows within delivery.timeout.ms: see whether the "
+    -192: KnownError(Nature.PASSING, "the broker did not take the rows within delivery.timeout.ms: check that the "
                   "partition has a leader and enough in-sync replicas; Spark runs the epoch again"),
     -190: KnownError(Nature.ROWS, "write a partition that the topic has, or leave it null for the partitioner"),
     -188: KnownError(Nature.ROWS, "create the topic, or correct its name"),
-    -187: KnownError(Nature.PASSING, "see that bootstrap_servers can be reached from every executor"),
-    -185: KnownError(Nature.PASSING, "see that bootstrap_servers and the advertised.listeners of the brokers can be "
-                  "reached from every executor; Spark runs the epoch again"),
-    -181: KnownError(Nature.SETTING, "see that security.protocol, ssl.ca.location and the host name in the "
+    -187: KnownError(Nature.PASSING, "check that every executor can reach bootstrap_servers"),
+    -185: KnownError(Nature.PASSING, "check that every executor can reach bootstrap_servers and the brokers' "
+                  "advertised.listeners; Spark runs the epoch again"),
+    -181: KnownError(Nature.SETTING, "check that security.protocol, ssl.ca.location and the host name in the "
                   "broker's certificate fit"),
     -169: KnownError(Nature.SETTING, "correct sasl.username, sasl.password and sasl.mechanism in options"),
     -150: KnownError(Nature.PASSING, _FENCED),
     -144: KnownError(Nature.PASSING, _FENCED),
     3: KnownError(Nature.ROWS, "create the topic, or correct its name"),
     10: KnownError(Nature.ROWS, "raise the topic's max.message.bytes (then also message.max.bytes in options), or keep "
-                "such rows out with where=; where each row is smaller than that, lower batch.size in options"),
+                "such rows out with where=; if each row is smaller than that, lower batch.size in options"),
     17: KnownError(Nature.ROWS, "topic names have 1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'"),
     19: KnownError(Nature.PASSING, "bring the missing replicas back, or lower min.insync.replicas"),
     29: KnownError(Nature.SETTING, "allow the user WRITE, READ and DESCRIBE on the topic"),
@@ -97,7 +97,7 @@ KNOWN_ERRORS: Final[dict[int, KnownError]] = {
 }  # fmt: skip
 """Keys below zero are librdkafka's own codes, those above zero come from the broker."""
 
-_OTHERWISE: Final = KnownError(Nature.PASSING, "Spark runs the epoch again; if this stays, see the broker's log")
+_OTHERWISE: Final = KnownError(Nature.PASSING, "Spark runs the epoch again; if this goes on, read the broker's log")
 
 
 def error(failure: NativeError, doing: str, **facts: Any) -> PrepareFailed:
@@ -109,19 +109,19 @@ def error(failure: NativeError, doing: str, **facts: Any) -> PrepareFailed:
 
 
 def may_flap(code: int) -> bool:
-    """Whether a refusal may be a broker's that is just starting or ending: believed when it has lasted a while."""
+    """Whether a refusal may come from a broker that is starting or stopping: it counts only if it lasts."""
     return code in _FLAPPING
 
 
 def stands(code: int) -> bool:
-    """Whether waiting cannot help: credentials, certificates, rights or rows are refused."""
+    """Whether waiting does not help: credentials, certificates, rights or rows are refused."""
     return code in KNOWN_ERRORS and KNOWN_ERRORS[code].nature is not Nature.PASSING
 
 
 def is_passing(failure: BaseException) -> bool:
-    """Whether the same request of the driver's client may succeed later; that it was not carried out is not said.
+    """Whether the same request of the driver's client may succeed later; the broker may have carried it out.
 
-    Known by its attributes, so that a task, which never uses that client, need not import it.
+    Recognised by attributes, so that tasks, which do not use that client, need not import it.
     """
     if isinstance(failure, (Unreachable, Refused)):
         return False  # has been retried already
@@ -133,10 +133,10 @@ def is_passing(failure: BaseException) -> bool:
 
 
 def refused(doing: str, failure: Exception) -> Refused:
-    """Return what to raise for a failure of the driver's client that no waiting mends."""
+    """Return what to raise for a failure of the driver's client that does not pass."""
     code = getattr(failure, "errno", None)
     known = KNOWN_ERRORS.get(code) if isinstance(code, int) else None
-    hint = known.hint if known else "see the broker's log; nothing is lost meanwhile"
+    hint = known.hint if known else "read the broker's log; nothing is lost meanwhile"
     return Refused(f"{doing}: {type(failure).__name__}: {failure}", hint=hint, code=code, may_pass=False)
 
 

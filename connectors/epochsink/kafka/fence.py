@@ -1,13 +1,13 @@
-"""Which driver may prepare for a sink: the newest that has said so, on whatever copy of the checkpoint it runs.
+"""Fence drivers on other copies of the checkpoint: only the newest driver may prepare.
 
-The ledger fences drivers of one checkpoint; a copy of that has a ledger of its own, and EndTxn takes no condition. So
-each driver, as it starts, takes one and the same transactional id, which no transaction is ever begun under: brokers
-then give it a new producer epoch. A later look at the id says whether another driver has done so since.
+The ledger fences drivers of one checkpoint. A copy of the checkpoint has a ledger of its own, and EndTxn takes no
+condition. So each driver initialises the same transactional id at its start, and the brokers give that id a new
+producer epoch. No transaction is begun under it. A later look at the id shows whether another driver has started since.
 
-Two copies cannot commit the same epoch, at whatever moment. A driver looks after it has prepared, and before it records
-(the vote, and each replay). The other one takes the fence first, then ends every open transaction and waits for those
-that are being committed, and only then reads the markers. Either the look came before the fence was taken: then the
-sweep finds the transaction, and ends it or sees its marker. Or it came after: then the driver that looks stops.
+Two copies cannot commit the same epoch. A driver looks at the fence after it has prepared and before it records (in the
+vote, and in each replay). The other driver takes the fence first, then ends every open transaction and waits for those
+that are being committed, and only then reads the markers. If the look came before the fence was taken, the sweep finds
+the transaction, and ends it or sees its marker. If it came after, the driver that looks stops.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ class Fence:
         self._taken: Taken | None = None
 
     def take(self, deadline: float) -> None:
-        """Shut out whoever has taken it before. Raises `WentBack` where that would not do."""
-        # before: a driver that this one cannot shut out goes on undisturbed
+        """Fence the drivers that have taken it before. Raises `WentBack` if one of them has a later generation."""
+        # first: a driver that this one cannot fence must go on undisturbed
         self._refuse_newer(deadline)
         self._taken = Taken(*self._transactions.initialise(self.name, deadline))
-        # for people alone: who looks and finds another one wants to know where that runs
+        # for people: the error of the fenced driver says where the other one runs
         ours = FenceHolder(self._key, *self._taken, int(time.time()), os.getpid(), socket.gethostname())
         self._transactions.initialise(str(ours), deadline)
 
     def await_others(self, deadline: float) -> None:
-        """Wait until what others have decided to commit shows its markers: after the first sweep under the fence.
+        """Wait until the commits of other drivers show their markers. Called after the first sweep under the fence.
 
-        Does nothing for who has not taken it.
+        Does nothing if this driver has not taken the fence.
         """
         if self._taken is None:
             return
@@ -72,15 +72,15 @@ class Fence:
             if time.monotonic() >= deadline:
                 raise Unreachable(
                     f"{self._target} has not ended transactions of this query in time",
-                    hint="see that all brokers run; nothing is lost meanwhile",
+                    hint="check that all brokers run; nothing is lost meanwhile",
                 )
             time.sleep(_LOOK_AGAIN_SECONDS)
         self._refuse_newer(deadline)
 
     def _refuse_newer(self, deadline: float) -> None:
-        """Raise `WentBack` if a driver that was started more often has something open, which no sweep of ours may end.
+        """Raise `WentBack` if a transaction of a later generation is open: this driver may not abort it.
 
-        On one checkpoint that driver has superseded this one, and the ledger says so.
+        On one checkpoint the ledger would say that this driver is superseded.
         """
         for name in self._transactions.open_ids(TransactionalId.prefix(self._key), deadline):
             parsed = TransactionalId.parse(name)
@@ -97,9 +97,9 @@ class Fence:
     def is_lost(self, now: Description) -> bool:
         """Whether another driver has taken it since; ``now`` is what the coordinator says about ``name``."""
         if self._taken is None or now.state is State.NOT_FOUND:
-            # brokers forget ids that are not used for days: then nobody has taken it meanwhile
+            # brokers forget ids that are not used for days: then no other driver has taken it
             return False
-        # an older epoch is that of a cluster which was set back: the markers tell
+        # an older epoch means that the cluster was set back, which the markers show
         return now.producer_id != self._taken.producer_id or now.producer_epoch > self._taken.producer_epoch
 
     def look(self, deadline: float) -> None:
@@ -116,7 +116,7 @@ class Fence:
         who = next((_described(one) for one in holders if (one.producer_id, one.producer_epoch) == at), "just now")
         raise Fenced(
             f"another driver writes for this query to {self._target} ({who}), and the ledger of this checkpoint does "
-            "not know it: it runs on another copy of the checkpoint; this query stops and writes nothing more",
+            "not name it, so it runs on another copy of the checkpoint; this query stops and writes nothing more",
             hint="keep one copy of the checkpoint, and run one driver on it: stop the other one, or remove this copy. "
             "Nothing is lost: a driver that is started on the older copy says so",
         )

@@ -1,4 +1,4 @@
-"""What the brokers that lead partitions say of them: one request a broker, for all of its partitions."""
+"""Ask the leaders of partitions: one request to each broker, for all partitions that it leads."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class Producers:
 
 
 class EpochEnds:
-    """Where the records of a leader epoch, of each partition its own, end in the leader's log."""
+    """Where the records of a leader epoch end in the leader's log; each partition is asked for an epoch of its own."""
 
     def __init__(self, leader_epochs: Mapping[Partition, int]) -> None:
         self._leader_epochs = leader_epochs
@@ -214,6 +214,7 @@ class Records:
             min_bytes=1,
             max_bytes=self._bytes_in_all,
             isolation_level=_READ_UNCOMMITTED,
+            # without a fetch session: positions change with every request
             session_id=0,
             session_epoch=-1,
             topics=[
@@ -244,6 +245,7 @@ class Records:
         for topic in answer.responses:
             for told in topic.partitions:
                 partition = (topic.topic, told.partition_index)
+                # retention has deleted the position, or the log was cut off before it
                 if told.error_code == _OFFSET_OUT_OF_RANGE:
                     yield partition, Fetched(None, told.high_watermark)
                     continue

@@ -1,4 +1,4 @@
-"""Does the cluster fit the configuration? Asked before the first row moves.
+"""Compare the configuration with the cluster, before the first row moves.
 
 Each finding is a sentence that names the value, the rule and the hint.
 """
@@ -43,7 +43,7 @@ def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[s
     """Return what does not fit; creates the topic if the configuration says how."""
     found = _columns(config, schema)
     try:
-        # the producing client says at once what is wrong with credentials or rights
+        # first: the producing client shows at once what is wrong with credentials or rights
         found += trial_transaction.beginning(config) or _version(cluster)
         if not found:
             cap = transaction_timeout_cap(cluster)
@@ -56,13 +56,13 @@ def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[s
 
 
 def transaction_timeout_cap(cluster: Cluster) -> float | None:
-    """Return the longest transaction timeout (seconds) that the brokers allow, or None if they do not tell."""
+    """Return the longest transaction timeout (seconds) that the brokers allow, or None without the right to ask."""
     found = cluster.broker_setting("transaction.max.timeout.ms")
     return None if found is None else int(found) / 1000
 
 
 def largest_batch(cluster: Cluster, topic: str | None) -> int | None:
-    """Return how many bytes a topic takes at once, or None if there is none or the brokers do not tell."""
+    """Return how many bytes a topic takes at once, or None if it does not exist, or without the right to ask."""
     found = None if topic is None else cluster.topic_settings(topic).get("max.message.bytes")
     return None if found is None else int(found)
 
@@ -112,6 +112,7 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float 
     if told["error_code"] != 0:
         code = int(told["error_code"])
         return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
+    # after the topic may have been created
     settings = cluster.topic_settings(topic)
     log.info("topic %s: rows are kept %s", topic, rows_in_log.where(config, settings, schema))
     found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
@@ -124,7 +125,7 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float 
 
 
 def _witness(cluster: Cluster, topic: str) -> list[str]:
-    """Try to ask the partitions' leaders for their producers: not every broker tells the rights on a topic."""
+    """Try to ask the leaders for their producers: some brokers do not list the user's rights on a topic."""
     leaders = Leaders(cluster)
 
     def attempt() -> None:

@@ -37,7 +37,7 @@ _PURGED: Final = (-152, -151)
 _ABORT_SECONDS: Final = 5.0
 _LONGEST_SLICE_MS: Final = 500
 _BELIEVED_SECONDS: Final = 3.0
-"""How long a handshake has to fail before that is taken for a matter of settings."""
+"""How long handshakes have to fail before the settings are taken to be wrong."""
 
 
 _LEAST_BYTES_IN_FLIGHT: Final = 1 << 20
@@ -72,6 +72,7 @@ class TransactionalProducer:
             client_options.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
         )
         queue: int = self._rdkafka.queue_get_main(self._native)
+        # None: to the main queue, so that nothing is written to stderr
         self._rdkafka.set_log_queue(self._native, None)
         self._events = Events(self._rdkafka, queue)
         # its threads must not outlive this object; destroying it leaves the transaction open
@@ -100,7 +101,7 @@ class TransactionalProducer:
 
     def begin(self) -> None:
         """Fence earlier users of the id, abort what they left open, and begin."""
-        # asked again and again, because librdkafka's own next look for the coordinator may be half a second away
+        # in short slices, because librdkafka's own next look for the coordinator may be half a second away
         self._until_done(lambda ms: self._rdkafka.init_transactions(self._client, ms), slice_ms=20)
         self._rdkafka.check(self._rdkafka.begin_transaction(self._client))
 
@@ -138,9 +139,10 @@ class TransactionalProducer:
         self._release()
 
     def abort(self) -> None:
-        """Throw away what is queued, abort the transaction and release. Does nothing once released."""
+        """Discard queued rows, abort the transaction and release. Does nothing once released."""
         if not self._release.alive:
             return
+        # short, because the task has failed already and the driver can abort too
         self._timeout = min(self._timeout, _ABORT_SECONDS)
         try:
             self._rdkafka.purge(self._client, _PURGE_ALL)
@@ -171,6 +173,7 @@ class TransactionalProducer:
 
     def produce(self, topic: str, messages: NDArray[Any]) -> None:
         """Hand over `MESSAGE` structs; their bytes are copied before this returns."""
+        # librdkafka would take the whole array and fail such rows one by one, later
         self._refuse_partitions(topic, messages["partition"])
         handle = self._topic(topic)
         self._count += len(messages)
@@ -314,12 +317,12 @@ class TransactionalProducer:
         return error
 
     def _until_done(self, call: Callable[[int], int | None], slice_ms: int = 500) -> None:
-        """Repeat a call while it times out, watching for errors that no waiting mends.
+        """Repeat a call while it times out, and stop at errors that do not pass.
 
         ``call`` gets the time that it may take: ``slice_ms`` at first, then more and more.
         """
         if self._events.trouble is not None and errors.may_flap(self._events.trouble.code):
-            self._events.trouble = None  # of an earlier wait, which has ended well
+            self._events.trouble = None  # of an earlier wait, which succeeded
         deadline = time.monotonic() + self._timeout
         while True:
             wait_ms = max(1, min(slice_ms, int((deadline - time.monotonic()) * 1000)))
@@ -359,10 +362,10 @@ class TransactionalProducer:
 
 
 def window(taken: int, seconds: float, delivery_seconds: float) -> int:
-    """Return how many bytes may wait for a broker that has taken ``taken`` bytes in so many seconds.
+    """Return how many bytes may wait for a broker that has taken ``taken`` bytes in ``seconds``.
 
-    A slow one, or one that holds us to a quota, gets no more than it takes in a part of the time in which each row has
-    to be delivered: what waits longer is given up.
+    A slow broker, or one with a quota, gets at most what it takes in a part of the time in which a row has to be
+    delivered (``delivery_seconds``): librdkafka gives up rows that wait longer.
     """
     if seconds < _PACE_SECONDS:
         return BYTES_IN_FLIGHT
@@ -371,6 +374,7 @@ def window(taken: int, seconds: float, delivery_seconds: float) -> int:
 
 
 def _destroy(rdkafka: Library, client: int, events: int, topics: Mapping[str, int]) -> None:
+    # first, because destroy would wait until queued rows are delivered
     rdkafka.purge(client, _PURGE_ALL)
     for handle in topics.values():
         rdkafka.topic_destroy(handle)

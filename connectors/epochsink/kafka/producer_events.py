@@ -1,4 +1,4 @@
-"""What librdkafka tells between calls: undelivered rows, errors, statistics, its log."""
+"""Take in librdkafka's events: undelivered rows, errors, statistics, its log."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class DeliveryFailed(NativeError):
 class Events:
     """Takes in the events of one producer's main queue, a ``rd_kafka_queue_t *``.
 
-    ``undelivered`` is the first row that did not arrive, ``trouble`` the last error of the connections (one that no
-    waiting mends stays), ``statistics`` the newest statistics, as JSON.
+    ``undelivered`` is the first row that did not arrive, ``trouble`` the last error of the connections (one that
+    does not pass stays), ``statistics`` the newest statistics, as JSON.
     """
 
     ENABLED = librdkafka.EVENT_DELIVERY | librdkafka.EVENT_ERROR | librdkafka.EVENT_STATISTICS | librdkafka.EVENT_LOG

@@ -1,8 +1,7 @@
-"""Record batches as brokers keep them: read by their headers alone, and put under another producer.
+"""Read the headers of record batches, and put a batch under another producer.
 
-What is in a batch, and how it is compressed, stays as it is. So does the evidence that it is whole: the new header's
-checksum is computed from the stored one and from what changes, so that a batch which was damaged in the log is
-refused by the broker, and by every reader, as it was before.
+The records stay as they are, and compressed. The new header's checksum is computed from the stored checksum and the
+changed bytes, so that the broker and every reader still refuse a batch which was damaged in the log.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SEQUENCES: Final = 1 << 31
-"""Sequence numbers begin again at 0 after so many."""
+"""How many sequence numbers there are; then they begin again at 0."""
 
 _PREFIX: Final = struct.Struct(">qi")
 """Base offset, and the number of bytes that follow: the same in every format that there was."""

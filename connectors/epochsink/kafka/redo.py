@@ -79,7 +79,7 @@ def _write_again(config: KafkaConfig, task: Task, lost: KafkaCommittable, rows: 
     first = next(batches, None)  # a spool that is gone says so before a transaction is begun
     if first is None:
         raise SpoolMissing(f"the spool of epoch {task.epoch.number}, task {lost.task} is empty", hint=_RESOLVE)
-    # as it was then, whatever topic= says now
+    # the topic of the lost transaction, because topic= may have changed since
     topic = None if "topic" in first.schema.names else next(iter(lost.topics), config.topic)
     writer = KafkaWriter(config, task, lost.task, topic)
     written = first.num_rows
@@ -122,7 +122,7 @@ def _produce_again(
     try:
         producer.begin()
         transaction = Transaction(name, *producer.identity())
-        # before the first copy: from here on they are in the log once more
+        # before the first copy, which would be found too
         ends = log.ends()
         joined: set[int] = set()
         for partition, batch in lost_batches(log, lost, ends, cluster.timeout, task):
@@ -143,7 +143,7 @@ def _produce_again(
 
 
 def _abort(cluster: Cluster, transaction: Transaction) -> None:
-    """End what was begun, as far as the cluster lets us; the client knows nothing of the partitions in it."""
+    """Abort what was begun, by EndTxn: the producing client does not know of its partitions and would not."""
     try:
         Transactions(cluster).end(transaction, cluster.deadline(), commit=False)
     except (Unreachable, Refused) as failure:
@@ -155,7 +155,7 @@ def lost_batches(
 ) -> Iterator[Found]:
     """Yield the batches of a transaction, those of one partition in their order, and prove that they are all.
 
-    ``ends`` are those of the partitions now, ``timeout`` the seconds for which brokers may show none of what is there.
+    ``ends`` are those of the partitions now, ``timeout`` is how many seconds brokers may take to show records.
     Raises `LogIncomplete`.
     """
     return _Search(log, lost, ends, timeout, task).batches()
@@ -187,8 +187,8 @@ class _Search:
                 shown = time.monotonic()
             elif time.monotonic() - shown > self._timeout:
                 raise Unreachable(
-                    f"topic '{self._log.topic}' shows no records from {ahead} on, and has some",
-                    hint="see that all brokers run; nothing is lost meanwhile",
+                    f"topic '{self._log.topic}' does not show its records from {ahead} on",
+                    hint="check that all brokers run; nothing is lost meanwhile",
                 )
         if self._found != self._lost.rows:
             raise self._incomplete(f"{self._found} of {self._lost.rows} records of the transaction are left")
@@ -197,7 +197,7 @@ class _Search:
         return {partition: at for partition, at in self._positions.items() if at < self._ends[partition]}
 
     def _again_from_start(self, partition: int) -> None:
-        """Go on behind what retention has deleted since the last look: if rows were there, their number tells."""
+        """Go on behind what retention has deleted since the last look; the count of rows shows what is missing."""
         self._starts = self._log.starts()
         at = self._positions[partition]
         self._positions[partition] = self._starts[partition] if at < self._starts[partition] else self._ends[partition]
@@ -212,9 +212,11 @@ class _Search:
             if batch is None or batch.producer_id != producer_id:
                 continue
             if batch.is_control:
+                # the end of the transaction: what follows in this partition is not part of it
                 if batch.producer_epoch >= producer_epoch:
                     self._positions[partition] = self._ends[partition]
                     return
+            # other epochs of this producer are earlier attempts under the same id
             elif batch.producer_epoch == producer_epoch:
                 self._prove(partition, batch)
                 yield batch

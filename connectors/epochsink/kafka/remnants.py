@@ -1,4 +1,4 @@
-"""What sinks have left open in a cluster, whoever they belong to: found without a checkpoint, for an operator."""
+"""Find the open transactions of all sinks in a cluster, without a checkpoint, for an operator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS: Final = 30.0
 
 
 class Brokers:
-    """One cluster, for an operator. Raises `EpochsinkError` where it cannot be reached or refuses."""
+    """One cluster, for an operator. Raises `EpochsinkError` if it cannot be reached or refuses."""
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str]) -> None:
         self._cluster = Cluster(bootstrap_servers, options, _SECONDS)
@@ -38,6 +38,7 @@ class Brokers:
         """Abort a transaction: its rows are gone then."""
         deadline = self._cluster.deadline()
         now = self._transactions.describe([remnant.name], deadline)[remnant.name]
+        # asked again: the operator may have taken a while to answer, and the id may be in use again
         if now.state is State.ONGOING:
             transaction = Transaction(remnant.name, now.producer_id, now.producer_epoch)
             self._transactions.end(transaction, deadline, commit=False)
@@ -63,7 +64,7 @@ class Brokers:
         )
 
     def _described(self, text: str) -> Any:
-        """Return what the coordinator says of a transactional id, None if it knows it no more."""
+        """Return the coordinator's description of a transactional id, None if it has forgotten the id."""
 
         def attempt() -> Any:
             try:

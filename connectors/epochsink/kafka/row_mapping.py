@@ -1,4 +1,4 @@
-"""From the user's columns and SQL expressions to the columns that the writer takes.
+"""Make SQL expressions of the writer's columns from the user's columns and expressions.
 
 The writer takes, in any order: ``value`` and ``key`` (binary or string), ``topic`` (string), ``partition`` (int),
 ``headers`` (array of struct of key and value) and ``timestamp``. Rows that have such columns already, as those of
@@ -8,7 +8,6 @@ Spark's own Kafka source and sink do, pass through; any other row is rendered by
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -55,47 +54,20 @@ RULES: Final[dict[str, tuple[Callable[[pa.DataType], bool], str]]] = {
 """Column of Spark's Kafka sink -> (test of its type, the type in words)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expressions:
-    """What the user says about a message, as SQL; None where nothing is said."""
-
-    key: str | None = None
-    value: str | None = None
-    headers: str | None = None
-    topic: str | None = None
-    partition: str | None = None
-    timestamp: str | None = None
-
-
 def columns(config: KafkaConfig, row: str, schema: pa.Schema) -> Sequence[str]:
-    """Return the SQL expressions of a configured sink, each with its ``AS`` name. Raises ConfigurationError."""
-    said = Expressions(
-        key=config.key,
-        value=config.value,
-        headers=config.headers,
-        topic=config.topic_column,
-        partition=config.partition,
-        timestamp=config.timestamp,
-    )
-    return render(row, schema, said, config.topic, config.delete_when)
-
-
-def render(
-    row: str, schema: pa.Schema, said: Expressions, fixed_topic: str | None, delete_when: str | None
-) -> Sequence[str]:
     """Return the SQL expressions, each with its ``AS`` name. Raises ConfigurationError.
 
     ``row`` names the struct with the fields of ``schema``.
     """
-    passing = _passing(schema, said)
+    passing = frozenset() if config.value is not None else _passing(schema)
     rendered: dict[str, str] = {}
     for name in RULES:
-        expression = getattr(said, name)
+        expression = config.topic_column if name == "topic" else getattr(config, name)
         if expression is not None:
             rendered[name] = _cast(name, _resolve(expression, row, schema))
         elif name in passing:
             rendered[name] = f"{row}.`{name}`"
-    if fixed_topic is not None:
+    if config.topic is not None:
         rendered.pop("topic", None)  # as in Spark, the option goes before the column
     elif "topic" not in rendered:
         raise ConfigurationError(
@@ -103,30 +75,25 @@ def render(
             hint="set topic= for all rows, or topic_column= to an SQL expression, or select a column 'topic'",
         )
     rendered.setdefault("value", f"CAST({json_text(row)} AS BINARY)")
-    if delete_when is not None:
+    if config.delete_when is not None:
         if "key" not in rendered:
             raise ConfigurationError(
                 "delete_when= writes tombstones, and a tombstone without a key deletes nothing",
                 hint="set key= to what identifies a row",
             )
-        rendered["value"] = f"CASE WHEN {operand(delete_when)} THEN NULL ELSE {rendered['value']} END"
+        rendered["value"] = f"CASE WHEN {operand(config.delete_when)} THEN NULL ELSE {rendered['value']} END"
     return [f"{expression} AS `{name}`" for name, expression in rendered.items()]
 
 
-def findings(schema: pa.Schema) -> list[str]:
-    """Return what is wrong with the types of columns that already bear the writer's names."""
-    return [
+def _passing(schema: pa.Schema) -> frozenset[str]:
+    """Return the columns that pass through: those of Spark's Kafka sink, if the row is meant for it."""
+    if "value" not in schema.names:
+        return frozenset()
+    wrong = [
         f"column '{field.name}' is of type {field.type}, and Kafka takes {RULES[field.name][1]}: cast it"
         for field in schema
         if field.name in RULES and not RULES[field.name][0](field.type)
     ]
-
-
-def _passing(schema: pa.Schema, said: Expressions) -> frozenset[str]:
-    """Return the columns that pass through: those of Spark's Kafka sink, if the row is meant for it."""
-    if said.value is not None or "value" not in schema.names:
-        return frozenset()
-    wrong = findings(schema)
     others = [name for name in schema.names if name not in RULES and name not in _IGNORED]
     if wrong or others:
         reason = wrong[0] if wrong else f"there are other columns too ({', '.join(others)})"

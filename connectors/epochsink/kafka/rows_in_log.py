@@ -1,7 +1,7 @@
-"""Whether a topic itself keeps the rows of an epoch for as long as they may be needed, so that no copy has to.
+"""Decide whether the topic itself keeps an epoch's rows until the epoch is done, and note where they begin.
 
-Records of an aborted transaction stay in the log as long as those of a committed one. That is long enough where nothing
-but time removes them, and not too little of it.
+Records of an aborted transaction stay in the log as long as those of a committed one. So no copy is needed if only time
+removes them, and not too soon.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("epochsink.kafka")
 
 LEAST_RETENTION_HOURS: Final = 72
-"""A weekend, and some more: how long a job may be down, and its epoch still be prepared again out of the topic."""
+"""How long a job may be down so that its epoch can still be prepared again from the topic: more than a weekend."""
 
 _HOUR_MS: Final = 3_600_000
 _LEAST_MS: Final = LEAST_RETENTION_HOURS * _HOUR_MS
@@ -43,7 +43,7 @@ _NO_LIMIT: Final = "-1"
 def why_not(config: KafkaConfig, settings: Mapping[str, str], schema: pa.Schema) -> str | None:
     """Return why a copy of the rows is kept; None if the topic is enough. ``settings`` are the topic's, by their names.
 
-    Whatever is not known speaks for the copy.
+    A copy is kept if a setting is not known.
     """
     if config.spool is not None:
         return f"spool={config.spool}"
@@ -106,13 +106,12 @@ class _Begun(NamedTuple):
 
 
 class LogEnds:
-    """Notes the ends for one attempt at a time, where the topic keeps the rows. Used by the stream's thread alone.
+    """Notes where the topic's partitions end before an attempt, if the topic keeps the rows. For one thread.
 
-    The topic's settings decide that; they are asked for in every attempt and in every vote, because they may change.
+    The topic's settings decide that. They may change, so each attempt and each vote asks for them.
 
-
-    A task cannot go on in the topic when its transaction has ended under its hands, but with a copy it can. So once an
-    attempt at an epoch has failed that took longer than its transactions may, copies are kept for the rest of the run.
+    If the broker aborts a transaction while its task writes, the task can go on only with a copy. So once an attempt
+    has failed that took longer than its transactions may, copies are kept for the rest of the run.
     """
 
     def __init__(self, config: KafkaConfig, cluster: Cluster) -> None:
@@ -146,10 +145,11 @@ class LogEnds:
     def added(self, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> list[KafkaCommittable]:
         """Return the tasks' parts with what was noted for their attempt.
 
-        Raises `PrepareFailed` if the topic is another one, or keeps rows no more.
+        Raises `PrepareFailed` if the topic was created again, or does not keep rows any more.
         """
         if self._noted is None or self._noted.attempt != epoch.attempt:
             return list(parts)
+        # before the settings: those of another topic of this name say nothing
         if {known for part in parts for known in part.topics.values()} != {self._noted.topic_id}:
             raise PrepareFailed(
                 f"epoch {epoch.number}: topic '{self._log.topic}' was deleted and created again while the epoch was "
@@ -177,7 +177,7 @@ class LogEnds:
             self._outlasted = True
             log.warning(
                 "epoch %d: an attempt has failed that took longer than a transaction may (%g s): from now on rows are "
-                "kept in the spool, with which tasks outlive their transactions. Where all epochs are so large, raise "
+                "kept in the spool, with which tasks outlive their transactions. If all epochs are as large, raise "
                 "transaction_timeout=, or make them smaller",
                 epoch.number,
                 transaction_seconds,

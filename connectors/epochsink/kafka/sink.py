@@ -30,7 +30,7 @@ _RENAMED: Final = {
     "create_topic": "create=",
     "allow_plaintext_credentials": "allow_insecure=",
 }
-"""What people write who come from other tools, or from an earlier version -> what it is called here."""
+"""Names from other tools -> the argument here."""
 
 
 @arguments.named_mistakes(renamed=_RENAMED)
@@ -43,7 +43,7 @@ class Kafka(KafkaConfig, Sink):
 
     Args:
         bootstrap_servers: 'host:port', several with commas between.
-        topic: the topic of all rows; without it ``topic_column`` or the column 'topic' says it for each row.
+        topic: the topic of all rows; None if ``topic_column`` or the column 'topic' names that of each row.
         key: SQL expression of the message's key; None for no key, or for the column 'key'.
         value: SQL expression of the message's value; None for the row as JSON, or for the column 'value'.
         headers: SQL expression, an array of structs of key and value; None for none, or for the column 'headers'.
@@ -53,18 +53,18 @@ class Kafka(KafkaConfig, Sink):
         select: SQL expressions that make the row, one as a string or several as a list; all columns by default.
         where: SQL predicate: which rows go to this topic; None for all.
         delete_when: SQL predicate: which rows become tombstones (a key without a value); None for none.
-        spool: how rows are kept until their epoch is done, in case that the brokers abort its transaction because the
-            job was down for longer than ``transaction_timeout``. None: in the topic itself, whose log keeps aborted
-            records too, where its retention is long enough (see `epochsink.kafka.rows_in_log`), and else in a durable
-            copy beside the checkpoint. True: always in the copy. False: nowhere, and such an epoch stops the query.
-        transaction_timeout: seconds after which the brokers give up a transaction, and its rows are written again from
-            where they are kept; None for 60, and for the longest that the brokers allow with ``spool=False``.
+        spool: where rows are kept until their epoch is done, in case the brokers abort its transaction because the job
+            is down for longer than ``transaction_timeout``. None: in the topic, whose log keeps aborted records too, if
+            its retention is long enough (see `epochsink.kafka.rows_in_log`), else in a durable copy beside the
+            checkpoint. True: always in the copy. False: nowhere, and such an epoch stops the query.
+        transaction_timeout: seconds after which the brokers abort an open transaction; its rows are then written again
+            from where they are kept. None for 60, or with ``spool=False`` for the longest that the brokers allow.
         timeout: seconds that a task or the driver waits for a cluster that does not answer.
         create: create ``topic`` if it does not exist: True, or NewTopic(...) to say how.
         options: settings of the client in librdkafka's names, e.g. {"security.protocol": "SSL"}.
-        allow_insecure: let a password cross a network readably.
+        allow_insecure: allow a password to be sent unencrypted.
 
-    Raises ConfigurationError for everything that is wrong without asking the cluster.
+    Raises ConfigurationError for everything that is wrong and can be seen without the cluster.
     """
 
     __slots__ = ()

@@ -56,6 +56,7 @@ class Sweep:
         lines: dict[Transaction, str] = {}
         try:
             blocking = self._blocking(parts, deadline)
+            # after the leaders' answer: what was recorded until then must not be ended
             keep, done = recorded() if blocking else ((), ())
             kept = _transactions(keep)
             while blocking := {each: state for each, state in blocking.items() if each not in kept}:
@@ -65,6 +66,7 @@ class Sweep:
                 for each, state in blocking.items():
                     if state is State.ONGOING:
                         lines[each] = self._abort_orphan(each, done, deadline)
+                # the coordinator writes the ends to the partitions after its answer
                 time.sleep(_LOOK_AGAIN_SECONDS)
                 blocking = self._blocking(parts, deadline)
         except (Unreachable, Refused) as failure:
@@ -88,7 +90,7 @@ class Sweep:
         return {
             each: state
             for each, state in self._unended((State.ONGOING, *ENDING), deadline).items()
-            # exactly, unless it is ending: the same id may be used by now for rows that hold nobody back
+            # exactly, unless it is ending: the id may already be used again, for rows after the epoch's
             if each[1:] in producers or (state in ENDING and each.producer_id in ids)
         }
 
@@ -99,12 +101,12 @@ class Sweep:
             return {}
         described = self._transactions.describe([*names, self._fence.name], deadline)
         if self._fence.is_lost(described.pop(self._fence.name)):
-            # the newest driver sweeps: what is open may be recorded by it
+            # another driver has taken over and sweeps: it may have recorded what is open
             return {}
         return {
             Transaction(name, now.producer_id, now.producer_epoch): now.state
             for name, now in described.items()
-            # asked after the listing: a replay says that it is busy before it begins
+            # read after the listing, because a replay adds its id before it begins
             if now.state in states and name not in self.busy
         }
 

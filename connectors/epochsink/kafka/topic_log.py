@@ -1,4 +1,4 @@
-"""The partitions of one topic as the brokers keep them: where they begin and end, what is in them, committed or not."""
+"""Read and append to the log of one topic: where its partitions begin and end, and their records, committed or not."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TopicLog:
     def fetch(self, positions: Mapping[int, int]) -> dict[int, bytes | None]:
         """Return what is in some partitions from these offsets on: a part, of at least one batch, or none in time.
 
-        None stands for a partition that does not hold the offset.
+        None means that the partition does not hold the offset.
         """
         asked = {(self.topic, number): offset for number, offset in positions.items()}
         records = Records(asked, wait_ms=_WAIT_MS, bytes_each=_PARTITION_BYTES, bytes_in_all=_FETCHED_BYTES)
@@ -119,13 +119,13 @@ class TopicLog:
                 raise_for(told.error_code, f"appending to {self.topic}-{partition}: {told.error_message or ''}")
             return int(told.base_offset)
 
-        # a batch that was sent twice is answered with the place of the first one
+        # the answer to a batch that was sent twice has the offset of the first one
         if 0 <= (at := self._retried(attempt)) < after:
             raise Refused(
                 f"a batch for {self.topic}-{partition} was not appended: the broker takes it for one of the same "
                 f"producer ({transaction.producer_id}, epoch {transaction.producer_epoch}) at offset {at}, so the "
                 "cluster has given this producer epoch twice",
-                hint="the topic __transaction_state has lost acknowledged records: see its replicas; nothing of the "
+                hint="the topic __transaction_state has lost acknowledged records: check its replicas; nothing of this "
                 "transaction is committed, and the next attempt has another producer epoch",
             )
 
@@ -148,12 +148,12 @@ class TopicLog:
     def _retried(self, attempt: Callable[[], Any], *, anew: bool = False) -> Any:
         def once() -> Any:
             try:
-                # partitions may have been added since
+                # because partitions may have been added since
                 if anew or not self._leaders.topics:
                     self._learn()
                 return attempt()
             except (KafkaError, OSError):
-                # another broker may lead the partition by now, and this one be gone from the cluster
+                # because another broker may lead the partition by now
                 self._leaders.topics = {}
                 raise
 

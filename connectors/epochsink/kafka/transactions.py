@@ -39,16 +39,16 @@ until the broker restarts (docs/explanation/decisions.md).
 _NEWEST_INIT_PRODUCER_ID = 4
 """Later versions are for the protocol of level 2."""
 _NO_TRANSACTION_MS = 1000
-"""The timeout of transactions that are never begun: less than any broker's limit."""
+"""The timeout of ids under which no transaction is begun: less than any broker's limit."""
 
 
 class Answer(enum.Enum):
     """What to do after an answer to EndTxn."""
 
-    DECIDED = "the coordinator has written the decision down"
-    AGAIN = "not carried out, or still going on: send the same request again"
-    ASK = "the transaction is not open under this epoch: its description and the marker tell why"
-    REFUSED = "somebody has to change a right or a setting first"
+    DECIDED = "the coordinator has stored the decision"
+    AGAIN = "not carried out, or not finished: send the same request again"
+    ASK = "the transaction is not open under this producer epoch: its description and the marker say why"
+    REFUSED = "an operator has to change a right or a setting first"
 
 
 END_TRANSACTION: Final[dict[int, tuple[Answer, str]]] = {
@@ -93,7 +93,7 @@ class State(enum.Enum):
 
 
 ENDING: Final = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT, State.PREPARE_EPOCH_FENCE})
-"""Decided; the markers of the decision are still being written to the partitions."""
+"""States after the decision, while its markers are still being written to the partitions."""
 
 
 class Description(NamedTuple):
@@ -111,24 +111,26 @@ class Description(NamedTuple):
 def verdict_on(
     transaction: Transaction, now: Description, *, epoch: int, marker: int | None, marker_may_be_gone: bool
 ) -> Verdict | None:
-    """Say what became of a transaction that EndTxn could not commit; None: not yet known, look again.
+    """Return the verdict on a transaction that EndTxn could not commit; None if it is not known yet.
 
-    ``marker`` is the newest epoch that the Spark partition's group says is applied, read after ``now`` was; it became
-    visible together with the transaction, so it is proof where the id alone, which others use again, is none.
+    ``marker`` is the newest epoch that the Spark partition's group says is applied, read after ``now``. It became
+    visible together with the transaction, so it is proof; the id is not, because other attempts use it again.
     """
     mine = now.is_of(transaction)
+    # open, or decided and not written to the partitions yet: the marker could still be missing
     if now.state in ENDING or (mine and now.state is State.ONGOING):
         return None
     if marker is not None and marker >= epoch:
         return COMMITTED
     if now.state is State.COMPLETE_COMMIT:
-        # the marker of a commit follows it; if it never does, somebody has deleted it
+        # the marker becomes visible just after the commit; if it never does, it was deleted
         return COMMITTED if mine else None
     evidence = (
         f"transactional id {transaction.transactional_id} is {now.state.value} (producer {now.producer_id}, epoch "
         f"{now.producer_epoch}; prepared as producer {transaction.producer_id}, epoch {transaction.producer_epoch}), "
         f"and the newest epoch applied in its Spark partition is {marker}"
     )
+    # without a marker nothing tells "never committed" from "committed long ago": never conclude "aborted" then
     if marker is None and (marker_may_be_gone or now.state is State.NOT_FOUND):
         return Verdict(
             Outcome.UNKNOWN,
@@ -138,7 +140,7 @@ def verdict_on(
 
 
 class Transactions:
-    """The transactions of one cluster. Every method retries passing failures; raises `Unreachable`, `Refused`.
+    """The transactions of one cluster. Every method retries failures that may pass; raises `Unreachable`, `Refused`.
 
     Deadlines are monotonic seconds.
     """
@@ -153,6 +155,7 @@ class Transactions:
             code = self._end_once(transaction, commit=commit)
             answer, name = answer_to(code)
             if answer is Answer.AGAIN:
+                # another broker may coordinate the id by now
                 self._cluster.forget(CoordinatorType.TRANSACTION, [transaction.transactional_id])
                 raise RetriableError(f"EndTxn for {transaction.transactional_id}: {name}")
             return answer, f"{name}; {errors.hint(code)}" if answer is Answer.REFUSED else name
@@ -163,7 +166,7 @@ class Transactions:
     def commit_many(self, transactions: Sequence[Transaction], deadline: float) -> set[Transaction]:
         """Commit transactions without waiting for one before the next; return those whose coordinator has decided so.
 
-        Of the others nothing is known: `end` asks again, and says what is wrong.
+        The outcome of the others is unknown: `end` asks again, and says what is wrong.
         """
         requests = {each.transactional_id: _end_txn(each, commit=True) for each in transactions}
         answers = self._cluster.until(deadline, lambda: self._cluster.ask_each(CoordinatorType.TRANSACTION, requests))
@@ -200,6 +203,7 @@ class Transactions:
         """Return the transactional ids with this prefix that are in one of these states, on any broker."""
 
         def attempt() -> list[str]:
+            # from every broker, because each coordinates some of the ids
             listings = self._cluster.admin().list_transactions(state_filters=[state.value for state in states])
             ids = [listing.transactional_id for listed in listings.values() for listing in listed]
             return sorted(found for found in ids if found.startswith(prefix))

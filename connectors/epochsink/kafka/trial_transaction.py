@@ -1,4 +1,4 @@
-"""A transaction that changes nothing, begun as a task does and ended as the driver does: before the first row moves."""
+"""Try a transaction before the first row moves: begin it as a task does, and end it as the driver does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _NAME: Final = f"{PREFIX}.check"
 _IDS: Final = 16
-"""Few, so that brokers do not collect them; more than one, for checks that run at the same time."""
+"""Few, because brokers remember each id for days; several, for checks that run at the same time."""
 
 _ATTEMPTS: Final = 3
 _SHORTEST_MS: Final = 1_000
@@ -57,7 +57,7 @@ def settings(config: KafkaConfig, transaction_timeout_ms: int) -> list[str]:
 def ending(config: KafkaConfig, cluster: Cluster, topic: str, cap: float | None) -> list[str]:
     """Try what comes last: put an offset into a transaction, leave it open, and end it with the driver's client.
 
-    ``cap`` is the longest timeout of transactions that the brokers allow, in seconds; None if they do not tell.
+    ``cap`` is the longest timeout of transactions that the brokers allow, in seconds; None if it is not known.
     """
     policy = retrying(_is_fenced, attempts=_ATTEMPTS)
     timeout_ms = _TIMEOUT_MS if cap is None else min(_TIMEOUT_MS, round(1000 * cap))
@@ -76,6 +76,7 @@ def _finding(wrong: ConfigurationError) -> str:
 def _left_open(config: KafkaConfig, topic: str, timeout_ms: int) -> Transaction:
     trial = _begun(config, timeout_ms)
     try:
+        # an offset, because EndTxn refuses a transaction that is empty
         trial.mark(_NAME, topic, 0)
         return Transaction(trial.transactional_id, *trial.identity())
     finally:
@@ -90,7 +91,7 @@ def _ended(transactions: Transactions, transaction: Transaction, deadline: float
     while transactions.describe([name], deadline)[name].state in ENDING:
         if time.monotonic() >= deadline:
             finding = (
-                f"the coordinator has agreed to end transaction {name}, and does not do it: no reader would get past "
+                f"the coordinator has agreed to end transaction {name} and does not end it: no reader would get past "
                 "an epoch; see the broker's log and the feature transaction.version of the cluster"
             )
             return [finding]

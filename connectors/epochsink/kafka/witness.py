@@ -1,11 +1,11 @@
-"""Ask those who hold an epoch's rows whether they have them: the leaders of the partitions.
+"""Ask the leaders of the partitions whether they hold an epoch's rows.
 
-The transaction coordinator is no witness. It ends a transaction with "commit", and says so, though an operator has
-aborted it at the partitions, or a disk or an unclean election has taken its rows along.
+The transaction coordinator does not know: it answers a commit well even if an operator has aborted the transaction at
+the partitions, or if a lost disk or an unclean election has removed its rows.
 
-Before a transaction is committed, each partition must have it open, and all of its rows: a producer numbers the rows of
-a transaction from 0 in each partition, so the last numbers say how many there are. After that, no partition may have
-lost records that it had at the vote, and none may have seen the transaction aborted.
+Before the commit, each partition must have the transaction open with all of its rows: a producer numbers a
+transaction's rows from 0 in each partition, so the last numbers give the count. After the commit, no partition may have
+lost records that it had at the vote, and none may have aborted the transaction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from epochsink.kafka.record_batch import Batch
 
 Ends = Mapping[Transaction, Mapping[Partition, int]]
-"""Where partitions ended when a transaction was seen whole."""
+"""Where partitions ended when a transaction was complete."""
 
 Producer = tuple[int, int]
 """A producer's id and epoch."""
@@ -43,10 +43,10 @@ _BYTES_IN_ALL: Final = 16 << 20
 
 
 class Seen(NamedTuple):
-    """What the leaders have said before a commit.
+    """The leaders' answers before a commit.
 
-    ``topics`` are the ids of the topics, by name. ``whole`` has the parts of which every row is there, with their
-    places, by index; ``missing`` says of the others what is not. ``ends`` is where the partitions ended.
+    ``topics`` are the ids of the topics, by name. ``whole`` holds the complete parts, with their places, by index;
+    ``missing`` says what the others lack. ``ends`` is where the partitions ended.
     """
 
     topics: Mapping[str, str]
@@ -70,12 +70,13 @@ class Witness:
 
         def attempt() -> Seen:
             leaders = Leaders(self._cluster)
+            # in each attempt: leaders may have changed
             leaders.learn(names)
             topics = {name: topic.id for name, topic in leaders.topics.items()}
             here = {index: part for index, part in enumerate(parts) if not part.recreated(topics)}
             written_to = {topic for part in here.values() for topic in part.topics}
             partitions = [partition for partition in leaders.partitions() if partition[0] in written_to]
-            # in this order: an abort that the producers do not show yet comes after the end
+            # in this order: an abort that the producers do not show yet is then behind the end, where `lost` looks
             ends, starts, producers = leaders.ask(partitions, END_OFFSETS, FIRST_OFFSETS, Producers())
             opened = _open_places(here.values(), producers, ends)
             whole, missing = {}, {}
@@ -126,7 +127,7 @@ class Witness:
             leaders = Leaders(self._cluster)
             leaders.learn({topic for part in parts for topic in part.topics})
             topics = {name: topic.id for name, topic in leaders.topics.items()}
-            # a topic that was deleted says nothing: the markers went with it
+            # not a topic that was deleted: its markers are gone too, which is found elsewhere
             here = [part for part in parts if not part.recreated(topics)]
             return _cut_off(leaders, here) or _Endings(here, ends).aborted(leaders, deadline)
 
@@ -157,6 +158,7 @@ def _why_missing(
     rows = sum(count for _, count in found)
     if gone := [_named(at) for at, start in voted.items() if opened.get(at) != start]:
         why = f"it is not open any more in {', '.join(gone)}"
+    # modulo, because sequence numbers begin again at 0
     elif not found or (rows - part.rows) % SEQUENCES:
         why = f"they hold {rows} of its {part.rows} row(s)"
     elif cut := [_named(at) for at, start in opened.items() if start < starts[at].offset]:
@@ -170,7 +172,7 @@ def _cut_off(leaders: Leaders, parts: Sequence[KafkaCommittable]) -> str | None:
     """Say which partition has lost records that it had at the vote."""
     left = {place for part in parts for place in part.places}
     while left:
-        # one for each partition: there are more where a part was prepared again
+        # one place for each partition in a request; a part that was prepared again has more
         now = {(place.topic, place.partition): place for place in left}
         [ends] = leaders.ask(now, EpochEnds({at: place.leader_epoch for at, place in now.items()}))
         for at, end in ends.items():
@@ -183,7 +185,7 @@ def _cut_off(leaders: Leaders, parts: Sequence[KafkaCommittable]) -> str | None:
 class _Endings:
     """The ends of parts' transactions in the partitions' logs, from where the partitions ended when these were whole.
 
-    A partition that does not show an end is no evidence: retention and compaction delete ends, too.
+    A partition without the end of a transaction proves nothing: retention and compaction delete ends too.
     """
 
     def __init__(self, parts: Sequence[KafkaCommittable], ends: Ends) -> None:
@@ -202,7 +204,7 @@ class _Endings:
             if time.monotonic() > deadline:
                 raise Unreachable(
                     f"{_named(next(iter(self._waiting)))} does not show the end of a transaction in time",
-                    hint="see that all brokers run; nothing is lost meanwhile",
+                    hint="check that all brokers run; nothing is lost meanwhile",
                 )
             here = {at: self._positions[at] for at in self._waiting}
             records = Records(here, wait_ms=_WAIT_MS, bytes_each=_BYTES_EACH, bytes_in_all=_BYTES_IN_ALL)
@@ -239,8 +241,8 @@ class _Ending:
     def is_over(self, end: Batch) -> bool:
         """Take in an end of this producer; return whether nothing that follows is about the transaction.
 
-        An abort is over with the "commit" of the same transaction. One without is the coordinator's own: somebody else
-        has found the transaction lost, and prepared its rows again.
+        An operator's abort is followed by the "commit" of the same transaction. An abort without one is the
+        coordinator's: another driver has found the transaction lost, and prepared its rows again.
         """
         if end.producer_epoch == self.transaction.producer_epoch and end.is_abort:
             self.was_aborted = True

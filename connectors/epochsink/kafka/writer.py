@@ -1,4 +1,4 @@
-"""Phase 1: a task's rows into one open transaction."""
+"""Write a task's rows into one transaction, and leave it open for the driver."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class KafkaWriter:
     """Produces one attempt at one Spark partition of an epoch.
 
     ``spooled_as`` is the uuid under which the rows are spooled: the task's own, unless the driver writes the rows of
-    an earlier task again. ``topic`` is that of all rows, None if each has its own. A task whose transaction the broker
-    gives up under its hands, because it takes longer than the timeout, goes on without one if there is a spool: its
-    committable names no transaction that is open, so the vote has the rows written again.
+    an earlier task again. ``topic`` is that of all rows, None if each has its own. If the broker aborts
+    the transaction while the task writes, because it takes longer than the timeout, a task with a spool goes on: its
+    committable names no open transaction, so the vote writes the rows again.
     """
 
     def __init__(self, config: KafkaConfig, task: Task, spooled_as: str, topic: str | None) -> None:
@@ -55,6 +55,7 @@ class KafkaWriter:
         self._key = identity_key(task.identity)
         self._rows = 0
         self._topics: dict[str, str] = {}
+        # the driver writes again in the vote or in a replay: what it loses then, nothing would write once more
         again = spooled_as != task.uuid
         self._can_be_lost = task.keeping.is_spooled and config.is_redone and not again
         self._lost: NativeError | None = None
@@ -96,9 +97,10 @@ class KafkaWriter:
                 f"Spark partition {self._partition} has no rows, and an empty transaction cannot be ended"
             )
         try:
+            # before the marker, which must not be committed with a part of the rows
             self._producer.flush()
             group = marker_group(self._key, self._partition, self._epoch.number % 2)
-            # the attempt, too: a driver on another copy of the checkpoint writes the same epochs
+            # with the attempt, because a driver on another copy of the checkpoint writes the same epochs
             self._producer.mark(group, marker_topic, self._epoch.number, self._epoch.attempt)
             producer_id, producer_epoch = self._producer.identity()
         except NativeError as failure:
@@ -106,6 +108,7 @@ class KafkaWriter:
                 return self.prepare()
             raise self._error(failure, "its rows could not be prepared") from failure
         reach("kafka.produced")
+        # ends the client and leaves the transaction open
         self._producer.release()
         return self._committable(Transaction(self.transactional_id, producer_id, producer_epoch))
 
@@ -121,9 +124,9 @@ class KafkaWriter:
         return prepared.to_json()
 
     def abort(self) -> None:
-        """Abort the transaction if the cluster lets us; else the driver's sweep or the broker's time-out does.
+        """Abort the transaction; if that fails, the driver's sweep or the broker's time-out does.
 
-        What is prepared already stays: only the driver knows whether it is recorded.
+        What is prepared stays, because only the driver knows whether it is recorded.
         """
         try:
             self._producer.abort()
@@ -139,7 +142,7 @@ class KafkaWriter:
         array = fill(batch)
         try:
             if topic not in self._topics:
-                # before the first row: whatever comes later, these rows are in the topic of this id or nowhere
+                # before the first row: a topic that is created again later has another id
                 self._topics[topic] = self._producer.topic_id(topic)
             if headers is None and timestamps is None:
                 self._producer.produce(topic, array)
@@ -170,14 +173,14 @@ class KafkaWriter:
 
 
 def _refuse_partitions(batch: pa.RecordBatch) -> None:
-    """Refuse negative partitions; the client takes -1 for "choose one", which is what null is for."""
+    """Refuse negative partitions: the client would take -1 for "choose one", which null says."""
     if "partition" not in batch.schema.names:
         return
     lowest = pc.min(batch.column("partition")).as_py()
     if lowest is not None and lowest < 0:
         raise RowsRejected(
             "a row names a negative partition; partitions are numbered from 0",
-            hint="write null where the key's hash shall choose, for example partition='nullif(p, -1)'",
+            hint="write null to let the key's hash choose, for example partition='nullif(p, -1)'",
             values=f"partition {lowest}",
         )
 
@@ -197,7 +200,7 @@ def _headers(batch: pa.RecordBatch) -> Sequence[Any] | None:
 
 
 def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
-    """Milliseconds since 1970, 0 where there is none: the client then takes the present."""
+    """Return milliseconds since 1970, 0 for null: the client then takes the time of writing."""
     if "timestamp" not in batch.schema.names:
         return None
     column = batch.column("timestamp")
@@ -233,7 +236,7 @@ def fill(batch: pa.RecordBatch) -> NDArray[Any]:
 
 
 def partitions(batch: pa.RecordBatch) -> NDArray[Any]:
-    """Return the partition of each row, -1 where the partitioner shall choose."""
+    """Return the partition of each row, -1 for null: the partitioner then chooses."""
     return arrow_buffers.to_numpy(pc.fill_null(batch.column("partition"), arrow_buffers.number(UNASSIGNED, "int32")))
 
 
@@ -252,6 +255,7 @@ def _pointers(column: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
     if pa.types.is_null(column.type):
         nothing = np.zeros(len(column), dtype="u8")
         return nothing, nothing
+    # 64-bit offsets in the large types
     wide = pa.types.is_large_string(column.type) or pa.types.is_large_binary(column.type)
     _, offset_buffer, data = column.buffers()
     offsets = np.frombuffer(offset_buffer, dtype="i8" if wide else "i4")
