@@ -36,12 +36,12 @@ class Stamp:
     host: str
     pid: int
     application: str = ""
-    epochsink: str = __version__
+    epochsink: str = ""
 
     @classmethod
     def now(cls, application: str) -> Stamp:
         """Return this process' stamp."""
-        return cls(round(time.time(), 3), socket.gethostname(), os.getpid(), application)
+        return cls(round(time.time(), 3), socket.gethostname(), os.getpid(), application, __version__)
 
     def __str__(self) -> str:
         since = datetime.fromtimestamp(self.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -178,7 +178,7 @@ class SpoolWriter:
         self._output = _Checksummed(create, carried)
         told = {**(schema.metadata or {}), _FORMAT: FORMAT, _WRITTEN_BY: __version__}
         file = pa.PythonFile(self._output, mode="w")
-        self._stream = pa.ipc.new_stream(file, schema.with_metadata(told), options=_packed())
+        self._stream = pa.ipc.new_stream(file, schema.with_metadata(told), options=_PACKED)
         self._rows = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -342,15 +342,12 @@ class SpooledRows:
         )
 
 
-def _packed() -> pa.ipc.IpcWriteOptions:
-    """Return how rows are written: with zstd at its lowest level, which halves even hex and costs little."""
-    return pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
-
-
 FORMAT: Final = "1"
 """The version of the spool files' format: the one that is written, and the only one that is read."""
 _FORMAT, _WRITTEN_BY = b"epochsink.format", b"epochsink.version"
 _READ_BYTES: Final = 32 << 20
+_PACKED: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
+"""With zstd at its lowest level, which halves even hex and costs little."""
 _ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"
 
 
