@@ -276,7 +276,9 @@ def _make_folder(folder: Path, mode: int = 0o777) -> None:
     if not folder.is_dir():
         _make_folder(folder.parent)
         folder.mkdir(mode, exist_ok=True)
-        sync_path(folder.parent)
+        # a folder that may be written and not read cannot be synced: the user keeps it so
+        with suppress(PermissionError):
+            sync_path(folder.parent)
 
 
 def sync_path(path: Path) -> None:
