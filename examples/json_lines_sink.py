@@ -8,7 +8,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from epochsink import sink as es
-from epochsink.errors import PrepareFailed
 from epochsink.identity import identity_key
 
 
@@ -55,10 +54,8 @@ class JsonLinesParticipant(es.Participant):
     def marks_of(self, sink: str, last: es.LastDone) -> es.Marks:
         return {part["staged"].rpartition("-")[2]: es.Mark(last.epoch, last.attempt) for part in last.parts}
 
-    def vote(self, epoch: es.Epoch, ballots: es.Ballots) -> es.Parts:
-        if not all((self._folder / part["staged"]).exists() for ballot in ballots.values() for part in ballot.parts):
-            raise PrepareFailed(f"files of epoch {epoch.number} are gone")
-        return {sink: ballot.parts for sink, ballot in ballots.items()}
+    def holds(self, sink: str, part: es.Committable) -> bool:
+        return Path(self._folder, part["staged"]).exists()
 
     def commit_part(self, sink: str, epoch: es.Epoch, ballot: es.Ballot, part: es.Committable) -> es.Verdict:
         visible = self._folder / part["staged"].partition("-")[2]
@@ -73,9 +70,7 @@ class JsonLinesParticipant(es.Participant):
     def replay(self, epoch: es.Epoch, part: es.Committable, ballots: es.Ballots, attempt: str) -> es.Committable:
         (ballot,), visible = ballots.values(), part["staged"].partition("-")[2]
         writer = JsonLinesWriter(self._folder / f".{self._generation}-{visible}")  # the same final name: never twice
-        for batch in ballot.rows.read(visible.rpartition("-")[2]):
-            writer.write(batch)
-        return writer.prepare()
+        return es.write_all(writer, ballot.rows.read(visible.rpartition("-")[2]))
 
     def abort_orphans(self, keep: es.Committables, done: es.Committables = ()) -> list[str]:
         ended = {name for name in self.leftovers() if int(name[1:].partition("-")[0]) <= self._generation}

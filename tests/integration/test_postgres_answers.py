@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from fix_postgres import ListedRows, Written, write_task
+from fix_postgres import ListedRows, Written
 
 from epochsink.errors import PrepareFailed
 from epochsink.postgres import Postgres, answers, answers_vote, vote
-from epochsink.sink import Epoch, Keeping, Outcome, falling_limit
+from epochsink.sink import Epoch, Keeping, Outcome, falling_limit, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_tasks_of_a_small_epoch_connect_to_nothing_and_no_table_is_made(
         nobody.bind(("127.0.0.1", 0))
         lost = Postgres(f"host=127.0.0.1 port={nobody.getsockname()[1]}", table=table, answer_bytes=LIMIT)
         epoch = Epoch(0, uuid.uuid4().hex)
-        written = [write_task(lost.writer(driver.task(epoch, part)), [orders(part, 10 + part)]) for part in (0, 1)]
+        written = [write_all(lost.writer(driver.task(epoch, part)), [orders(part, 10 + part)]) for part in (0, 1)]
     small = Written(epoch, written, ListedRows({}))
     (part,) = driver.vote(small)
     assert pg_truth.rows(table) == []
@@ -179,7 +179,7 @@ def test_rows_ride_in_an_answer_once(carried: int, table: str, pg_driver: MakeDr
     driver = pg_driver(table, orders(1), answer_bytes=LIMIT)
     epoch = Epoch(0, uuid.uuid4().hex)
     task = replace(driver.task(epoch), keeping=Keeping.IN_SPOOL_ALONE, carried=carried)
-    answer = write_task(driver.sink.writer(task), [orders(1, 2, note="once")])
+    answer = write_all(driver.sink.writer(task), [orders(1, 2, note="once")])
     assert (b"once" in base64.b64decode(answer[answers.STREAM])) is (carried == 0)
     written = Written(epoch, [answer], ListedRows({task.uuid: [orders(1, 2)]} if carried else {}))
     driver.commit(written, driver.vote(written))

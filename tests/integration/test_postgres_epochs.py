@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from fix_postgres import ListedRows, Written, ranked, write_task
+from fix_postgres import ListedRows, Written, ranked
 from psycopg import sql
 
 from epochsink.errors import WentBack
-from epochsink.sink import Epoch, LastDone, Outcome
+from epochsink.sink import Epoch, LastDone, Outcome, write_all
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
@@ -343,7 +343,7 @@ def test_many_tasks_may_begin_at_the_same_moment(
     epoch = Epoch(0, uuid.uuid4().hex)
     tasks = [driver.task(epoch, partition) for partition in range(8)]
     with ThreadPoolExecutor(len(tasks)) as pool:
-        made = list(pool.map(lambda task: write_task(driver.sink.writer(task), [orders(task.partition)]), tasks))
+        made = list(pool.map(lambda task: write_all(driver.sink.writer(task), [orders(task.partition)]), tasks))
     written = Written(epoch, made, ListedRows({}))
     driver.commit(written, driver.vote(written))
     assert pg_truth.rows(table) == [(n, f"x{n}") for n in range(8)]

@@ -135,6 +135,22 @@ def test_a_start_opens_the_checkpoint_once(stream: Stream, monkeypatch: pytest.M
     assert stream.sink.values() == list(range(20))
 
 
+def test_a_query_by_hand_waits_for_the_last_commits_of_the_one_before(stream: Stream) -> None:
+    """Else its take of the ledger would fence a run of the same object, in the middle of a commit."""
+    once = stream.exactly_once()
+    stream.sink.faults.arm("commit")
+    stream.put(range(10))
+    stream.by_hand(once).awaitTermination()
+    stream.put(range(10, 20))
+    query = stream.by_hand(once)
+    assert not query.awaitTermination(3)
+    assert [entry["entry"] for entry in stream.ledger()].count("take") == 1
+    stream.sink.faults.disarm("commit")
+    query.awaitTermination()
+    once.await_committed()
+    assert stream.sink.values() == list(range(20))
+
+
 def test_an_endless_query_by_hand_is_committed_after_its_stop(stream: Stream) -> None:
     once = stream.exactly_once()
     stream.put(range(10))

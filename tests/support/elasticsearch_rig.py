@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from epochsink.errors import SpoolMissing
-from epochsink.sink import Epoch, Identity, Task, Verdict
+from epochsink.sink import Epoch, Identity, Task, Verdict, write_all
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -109,9 +109,7 @@ class Rig:
         written = []
         for partition, task in enumerate(rows.tasks()):
             writer = self.sink.writer(Task(self.identity, epoch, partition, task))
-            for batch in rows.read(task):
-                writer.write(batch)
-            written.append(writer.prepare())
+            written.append(write_all(writer, rows.read(task)))
         (part,) = self.committer.vote(epoch, written, rows, after)
         return Prepared(epoch, json.loads(json.dumps(part)), rows)
 

@@ -15,14 +15,14 @@ from epochsink.errors import SpoolMissing
 from epochsink.postgres import Postgres
 from epochsink.postgres.row_mapping import writer_schema
 from epochsink.postgres.staging import is_rank, is_reserved, rank_column
-from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task
+from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task, write_all
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from epochsink.devkit.services import PostgresService
-    from epochsink.sink import Committable, SinkWriter, Verdict
+    from epochsink.sink import Committable, Verdict
 
 
 class ListedRows:
@@ -86,7 +86,7 @@ class Driver:
             batches = given if isinstance(given, list) else [given]
             keeping = Keeping.IN_SPOOL_ALONE if from_spool else Keeping.IN_SPOOL
             task = replace(self.task(epoch, partition), keeping=keeping)
-            committables.append(write_task(self.sink.writer(task), batches))
+            committables.append(write_all(self.sink.writer(task), batches))
             kept[task.uuid] = batches
         return Written(epoch, committables, ListedRows(kept))
 
@@ -120,17 +120,6 @@ class Driver:
         written, parts = self.prepare(number, *tasks)
         assert [verdict.outcome for verdict in self.commit(written, parts)] == [Outcome.COMMITTED] * len(parts)
         self.committer.finish(written.epoch, parts)
-
-
-def write_task(writer: SinkWriter, batches: list[pa.RecordBatch]) -> Committable:
-    """Do what a Spark task does with a writer."""
-    try:
-        for batch in batches:
-            writer.write(batch)
-        return writer.prepare()
-    except BaseException:
-        writer.abort()
-        raise
 
 
 class Truth:

@@ -18,7 +18,7 @@ from kafka.admin import KafkaAdminClient
 from epochsink.errors import SpoolMissing
 from epochsink.kafka import Kafka
 from epochsink.kafka.committable import KafkaCommittable
-from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task
+from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task, write_all
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -74,10 +74,7 @@ def rows(*values: str | bytes | None, keys: Sequence[str | None] | None = None, 
 
 
 def prepare(config: Kafka, of: Task, *batches: pa.RecordBatch) -> Committable:
-    writer = config.writer(of)
-    for batch in batches:
-        writer.write(batch)
-    return writer.prepare()
+    return write_all(config.writer(of), batches)
 
 
 def prepare_kept(committer: OneSink, config: Kafka, at: Epoch, *batches: pa.RecordBatch) -> Committable:

@@ -36,7 +36,7 @@ from epochsink.postgres.vote import StagedRows, Voter, vote_as_one, vote_by_task
 from epochsink.postgres.wide_commit import commit_side_by_side
 from epochsink.postgres.writer import make_writer
 from epochsink.retry import retrying
-from epochsink.sink import Ballot, Epoch, LastDone, Task, Verdict
+from epochsink.sink import Ballot, Epoch, LastDone, Task, Verdict, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -339,13 +339,7 @@ class PostgresCommitter:
 
     def _rewrite(self, uuid: str, epoch: Epoch, rows: Rows, config: PostgresConfig, *, atomic: bool) -> Committable:
         writer = make_writer(config, Task(self._identity, epoch, 0, uuid), atomic=atomic)
-        try:
-            for batch in rows.read(uuid):
-                writer.write(batch)
-            return writer.prepare()
-        except BaseException:
-            writer.abort()
-            raise
+        return write_all(writer, rows.read(uuid))
 
     # ---- clearing away
 

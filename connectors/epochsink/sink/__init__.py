@@ -25,6 +25,7 @@ from epochsink.sink.contract import (
     SinkWriter,
     one_by_one,
     participants_of,
+    write_all,
 )
 from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.sql import json_text
@@ -77,4 +78,5 @@ __all__ = [
     "one_by_one",
     "participants_of",
     "verify_marks",
+    "write_all",
 ]

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from epochsink.errors import PrepareFailed
 from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.values import COMMITTED, Committables, Keeping, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -199,14 +200,24 @@ class Participant(ABC):
         """
         return {name: Keeping.NOT if self.members[name].spool is False else Keeping.IN_SPOOL for name in self.members}
 
-    @abstractmethod
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Make one prepared epoch of what the accepted tasks prepared, and verify that the target holds it.
 
-        Return the parts of each sink. Nothing becomes visible. What the target has lost since a task prepared it may be
-        prepared again from the rows. If preparing is a transaction, it includes the check that ``after`` is applied.
-        Raises `PrepareFailed` or `WentBack`.
+        Return the parts of each sink: by default what the tasks prepared. Nothing becomes visible. What the target has
+        lost since a task prepared it may be prepared again from the rows. If preparing is a transaction, it includes
+        the check that ``after`` is applied. Raises `PrepareFailed` or `WentBack`.
         """
+        lost = [part for sink, ballot in ballots.items() for part in ballot.parts if not self.holds(sink, part)]
+        if lost:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: the target has lost what {len(lost)} task(s) prepared, for example "
+                f"{self.describe(lost[0])}"
+            )
+        return {sink: ballot.parts for sink, ballot in ballots.items()}
+
+    def holds(self, sink: str, part: Committable) -> bool:
+        """Return whether the target still holds what a task prepared. Not called if `vote` is overridden."""
+        raise NotImplementedError
 
     def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
         """Make parts visible; may be repeated at any time. By default one part after another.
@@ -343,6 +354,17 @@ def participants_of(sinks: Mapping[str, Sink]) -> list[Participant]:
         together = (name,) if sink.commits_with is None else (type(sink), sink.commits_with)
         groups.setdefault(together, {})[name] = sink
     return [next(iter(members.values())).participant(members) for members in groups.values()]
+
+
+def write_all(writer: SinkWriter, batches: Iterable[pa.RecordBatch]) -> Committable:
+    """Write and prepare the rows of one task, for example in `Participant.replay`; abort if that fails."""
+    try:
+        for batch in batches:
+            writer.write(batch)
+        return writer.prepare()
+    except BaseException:
+        writer.abort()
+        raise
 
 
 def one_by_one(
