@@ -131,8 +131,9 @@ class Run:
 
     def join(self) -> None:
         """Wait for the last commits. Raises what stopped them."""
-        if self._query is not None:
-            self._query.join()
+        failure = self._query.join() if self._query is not None else None
+        if failure is not None:
+            raise failure
 
     def settled(self) -> None:
         """Wait until no epoch is pending."""

@@ -82,16 +82,13 @@ class RunningQuery:
             self._commit_thread.join()
         return not self._commit_thread.is_alive()
 
-    def join(self) -> None:
-        """Wait for the last commits. Raises what stopped them."""
+    def join(self) -> BaseException | None:
+        """Wait for the last commits; return what stopped them. The caller raises it, so that users see fewer frames."""
         self._commit_thread.join()
         self.release()
         failure = self._commit_thread.failure
-        if isinstance(failure, EpochsinkError):
-            # its frames and causes, which may quote rows, are those of another thread
-            raise failure.fresh()
-        if failure is not None:
-            raise failure
+        # its frames and causes, which may quote rows, are those of another thread
+        return failure.fresh() if isinstance(failure, EpochsinkError) else failure
 
 
 def _warn_of_chance(execution: StreamExecution) -> None:
