@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from epochsink.kafka.config import KafkaConfig
     from epochsink.kafka.leaders import Partition
     from epochsink.kafka.transactions import Description, Transactions
+    from epochsink.kafka.witness import Seen
     from epochsink.sink import Ballot, Epoch
 
 log = logging.getLogger("epochsink.kafka")
@@ -51,6 +52,7 @@ class Commits:
         self._attempt = ""
         # where partitions ended when a transaction was seen whole, for the attempt that is committed now
         self._ends: dict[Transaction, Mapping[Partition, int]] = {}
+        self._blocked = False
 
     def commit(self, epoch: Epoch, parts: Sequence[KafkaCommittable], after: LastDone | None) -> list[Verdict]:
         """Decide that parts become visible; return a verdict for each. May be repeated.
@@ -68,7 +70,7 @@ class Commits:
             return [_unknown(part, failure) for part in parts]
         if after is not None:
             refuse_other_topics(self._cluster.target, after, seen.topics)
-        self._note(epoch, [parts[index].transaction for index in seen.whole], seen.ends)
+        self._note(epoch, [parts[index].transaction for index in seen.whole], seen)
         decided = self._side_by_side(epoch, [parts[index] for index in seen.whole], deadline)
         verdicts: list[Verdict] = []
         for index, part in enumerate(parts):
@@ -153,12 +155,17 @@ class Commits:
                 epoch=epoch.number,
             )
 
-    def _note(self, epoch: Epoch, whole: Sequence[Transaction], ends: Mapping[Partition, int]) -> None:
+    def may_be_blocked(self, epoch: Epoch) -> bool:
+        """Whether other transactions were open before an epoch's rows when its commit began; True if nobody looked."""
+        return self._attempt != epoch.attempt or self._blocked
+
+    def _note(self, epoch: Epoch, whole: Sequence[Transaction], seen: Seen) -> None:
         if self._attempt != epoch.attempt:
-            self._attempt, self._ends = epoch.attempt, {}
+            self._attempt, self._ends, self._blocked = epoch.attempt, {}, False
+        self._blocked |= bool(seen.before)
         for transaction in whole:
             # the first look counts: an abort that came after it has to be found
-            self._ends.setdefault(transaction, ends)
+            self._ends.setdefault(transaction, seen.ends)
 
     def _side_by_side(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> set[Transaction]:
         """Send "commit" for many transactions without waiting for one before the next; return which are decided.

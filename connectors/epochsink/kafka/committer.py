@@ -280,6 +280,9 @@ class KafkaParticipant(Participant):
 
     def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
         """Abort transactions of attempts that lost, if they are open before this epoch's rows."""
+        # the look before the commit has shown it, at no request of its own
+        if not self._commits.may_be_blocked(epoch):
+            return []
         (ballot,) = ballots.values()
         return self._sweep.unblock(epoch, [KafkaCommittable.from_json(part) for part in ballot.parts], recorded)
 

@@ -46,13 +46,14 @@ class Seen(NamedTuple):
     """The leaders' answers before a commit.
 
     ``topics`` are the ids of the topics, by name. ``whole`` holds the complete parts, with their places, by index;
-    ``missing`` says what the others lack. ``ends`` is where the partitions ended.
+    ``missing`` says what the others lack. ``ends`` is where the partitions ended, ``before`` as `Witness.open_before`.
     """
 
     topics: Mapping[str, str]
     whole: Mapping[int, KafkaCommittable]
     missing: Mapping[int, str]
     ends: Mapping[Partition, int]
+    before: frozenset[Producer]
 
 
 class Witness:
@@ -86,35 +87,28 @@ class Witness:
                     missing[index] = why
                 else:
                     whole[index] = replace(part, places=tuple(place for place, _ in found))
-            return Seen(topics, whole, missing, {at: end.offset for at, end in ends.items()})
+            before = _open_before(here.values(), producers)
+            return Seen(topics, whole, missing, {at: end.offset for at, end in ends.items()}, before)
 
         seen: Seen = self._cluster.until(deadline, attempt)
         return seen
 
-    def open_before(self, parts: Sequence[KafkaCommittable], deadline: float) -> set[Producer]:
+    def open_before(self, parts: Sequence[KafkaCommittable], deadline: float) -> frozenset[Producer]:
         """Return the producers, other than the parts', with a transaction open that began before the parts' rows ended.
 
-        Readers get to these rows when those have ended. What begins later, as the next epoch does, is behind them.
+        Readers get to these rows when those transactions have ended. There are no new ones: what begins after the vote,
+        as the next epoch does, is behind the rows.
         """
 
-        def attempt() -> set[Producer]:
+        def attempt() -> frozenset[Producer]:
             leaders = Leaders(self._cluster)
             leaders.learn({topic for part in parts for topic in part.topics})
             topics = {name: topic.id for name, topic in leaders.topics.items()}
-            ends: dict[Partition, int] = {}
-            for place in (place for part in parts if not part.recreated(topics) for place in part.places):
-                at = (place.topic, place.partition)
-                ends[at] = max(place.end, ends.get(at, place.end))
-            [producers] = leaders.ask(ends, Producers())
-            opened = (
-                (state.producer_id, state.producer_epoch)
-                for at, states in producers.items()
-                for state in states
-                if _NOT_OPEN < state.current_txn_start_offset < ends[at]
-            )
-            return {*opened} - {part.transaction[1:] for part in parts}
+            here = [part for part in parts if not part.recreated(topics)]
+            [producers] = leaders.ask({(at.topic, at.partition) for part in here for at in part.places}, Producers())
+            return _open_before(here, producers)
 
-        found: set[Producer] = self._cluster.until(deadline, attempt)
+        found: frozenset[Producer] = self._cluster.until(deadline, attempt)
         return found
 
     def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float) -> str | None:
@@ -148,6 +142,25 @@ def _open_places(
                 place = Place(topic, number, start, *ends[topic, number])
                 found[state.producer_id].append((place, state.last_sequence + 1))
     return found
+
+
+def _open_before(
+    parts: Iterable[KafkaCommittable], producers: Mapping[Partition, Iterable[Any]]
+) -> frozenset[Producer]:
+    ends: dict[Partition, int] = {}
+    own = set()
+    for part in parts:
+        own.add(part.transaction[1:])
+        for place in part.places:
+            at = (place.topic, place.partition)
+            ends[at] = max(place.end, ends.get(at, place.end))
+    opened = {
+        (state.producer_id, state.producer_epoch)
+        for at, end in ends.items()
+        for state in producers[at]
+        if _NOT_OPEN < state.current_txn_start_offset < end
+    }
+    return frozenset(opened - own)
 
 
 def _why_missing(
