@@ -5,15 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 import pytest
 from pyspark import TaskContext
 
+from epochsink.errors import EpochsinkError, RowsRejected
 from epochsink.protocol.spool import NO_SPOOL
 from epochsink.sink import Epoch, Identity, Keeping, SpoolFile
-from epochsink.spark.write_task import ORDER, WriteJob, WriteOrder
+from epochsink.spark.write_task import ORDER, TaskFailed, WriteJob, WriteOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,9 +90,9 @@ class Target:
     def abort(self) -> None:
         self.aborted += 1
 
-    def run(self) -> list[pa.RecordBatch]:
+    def run(self, *, show_values: bool = False) -> list[pa.RecordBatch]:
         given = cast("Any", self)
-        job = WriteJob({"x": given}, {"x": Identity("query", "x", 1)}, given)
+        job = WriteJob({"x": given}, {"x": Identity("query", "x", 1)}, given, show_values)
         rows = pa.record_batch({"x": pa.array([{"id": 1}])})
         return list(job.write(WriteOrder(Epoch(0, "a" * 32), {"x": Keeping.IN_SPOOL}), [rows]))
 
@@ -117,3 +119,23 @@ def test_a_task_whose_spool_is_not_durable_answers_nothing_though_its_target_has
     with pytest.raises(OSError, match="no space left"):
         target.run()
     assert target.aborted == 1
+
+
+@pytest.mark.usefixtures("no_context")
+@pytest.mark.parametrize("show_values", [False, True])
+def test_what_a_task_sends_of_an_error_has_values_of_rows_only_if_they_may_be_shown(show_values: bool) -> None:  # noqa: FBT001
+    """Executors log it, and so does Spark's driver, before the package sees it. The causes quote rows too."""
+
+    def refuse() -> None:
+        try:
+            raise ValueError("Ada Lovelace")
+        except ValueError as quoted:
+            raise RowsRejected("a value is too long", values="name: Ada Lovelace") from quoted
+
+    with pytest.raises(TaskFailed) as failed:
+        Target(refuse, lambda: None).run(show_values=show_values)
+    sent = "".join(traceback.format_exception(failed.value))
+    assert ("Ada Lovelace" in sent) is show_values
+    told = EpochsinkError.from_text(str(failed.value))
+    assert isinstance(told, RowsRejected)
+    assert told.message == "sink 'x': a value is too long"

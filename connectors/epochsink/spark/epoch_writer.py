@@ -78,6 +78,7 @@ class EpochWriter:
 
     def plan(self, frame: DataFrame) -> WritePlan:
         """Return the plan of the write job for a frame."""
+        # the schema of a stream's frames can change between epochs, if the user's function changes them
         key = schema_text(frame)
         if key not in self._passes:
             self._passes[key] = one_pass(self._sinks, row_schemas(frame, self._sinks))
@@ -93,6 +94,7 @@ class EpochWriter:
         try:
             answers = self._run(plan, epoch)
         except BaseException:
+            # the answers may have been too much for the driver
             self._carry_limit.forget()
             raise
         written: dict[str, list[tuple[str, Committable]]] = {}

@@ -76,9 +76,11 @@ class ExactlyOnce:
         self.join_running = arguments.flag("join_running", join_running)
         self.show_values = arguments.flag("show_values", show_values)
         self._failed = FailedEpoch(self._notes_on, show_values=self.show_values)
+        # start() and the first batch, in the stream thread, both may make the run
         self._lock = threading.RLock()
         self._run: Run | None = None
         self._checked = False
+        # these have our foreachBatch, and may be started again
         self._writers: weakref.WeakSet[DataStreamWriter] = weakref.WeakSet()
 
     def start(self, writer: DataStreamWriter) -> ExactlyOnceQuery:
@@ -92,6 +94,7 @@ class ExactlyOnce:
         argument_checks.refuse_bad_writer(writer, self.checkpoint, self.sinks, again=writer in self._writers)
         frame = frame_of(writer)
         opened = self._check(frame)
+        # before the query starts: its first batch may be an hour away, and readers wait for what is decided
         self._recover(frame.sparkSession, opened)
         self._writers.add(writer)
         try:
@@ -104,6 +107,7 @@ class ExactlyOnce:
         try:
             self._adopt(frame.sparkSession, StreamExecution.of_query(query), opened)
         except BaseException:
+            # the caller gets no handle by which to stop it
             query.stop()
             raise
         return ExactlyOnceQuery(query, self)
@@ -125,6 +129,7 @@ class ExactlyOnce:
                 for name in participant.members:
                     findings += [f"sink '{name}': {finding}" for finding in participant.check(name, schemas[name])]
             finally:
+                # the run opens participants of its own, for a query id that may not be known yet
                 participant.close()
         if findings:
             raise CheckFailed.of(findings)

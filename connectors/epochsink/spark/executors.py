@@ -37,6 +37,7 @@ LOOK_SECONDS: Final = 1.0
 _SLICES_PER_CORE: Final = 4
 _FOUND: Final = "<found>"
 
+# applications and their Pythons: the check is a Spark job, too slow for each start
 _checked: set[tuple[str, str]] = set()
 
 

@@ -123,6 +123,7 @@ def _unusable(checkpoint: str) -> Iterator[None]:
 def _open_object_store(session: SparkSession, location: str, storage_options: Mapping[str, Any]) -> ObjectStorage:
     files = ObjectStorage(open_store(location, store_options(session, location, storage_options)))
     try:
+        # a store is opened without a request: wrong credentials show in the first one
         files.read("metadata")
     except OSError as unusable:
         raise ConfigurationError(

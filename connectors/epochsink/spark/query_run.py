@@ -163,9 +163,11 @@ class Run:
         with self._call:
             if number == self._called:
                 self.refuse_call(number, _called_twice(number))
+            # meanwhile the commit thread does not end the query: the batch itself raises what stopped the commits
             self._query.in_batch = True
             try:
                 self._attempts.prepare(frame, number, self._query)
+                # only now: after a failure the function may call again in the same batch
                 self._called = number
             finally:
                 self._query.in_batch = False

@@ -123,6 +123,7 @@ class StreamExecution:
             time.sleep(0.005)
 
     def _keep_interrupting(self) -> None:
+        # an interrupt before the error is given would become the error
         while self.is_active():
             time.sleep(0.005)
         while self.is_alive():

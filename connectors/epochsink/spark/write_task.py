@@ -204,6 +204,7 @@ class _Attempt:
         self._job = job
         self._order = order
         self._partition = context.partitionId() if context is not None else 0
+        # not Spark's numbers: two processes may run the same attempt of a task
         self._uuid = uuid.uuid4().hex
         self._shares: dict[str, _Share] = {}
         self._row_bytes = 0.0
@@ -221,6 +222,7 @@ class _Attempt:
 
     def _write_one(self, name: str, rows: pa.RecordBatch) -> None:
         with _named(name):
+            # not before the first row: a task without rows for a sink connects to nothing
             share = self._shares.get(name) or self._begin(name, rows.schema)
             if share.spool is not None:
                 share.spool.write(rows)
