@@ -17,7 +17,6 @@ from kafka_kit import (
     prepare,
     read_all,
     rows,
-    sink_on_new_topic,
     task,
 )
 
@@ -30,14 +29,7 @@ from epochsink.sink import COMMITTED, LastDone
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from fix_services import FreshName
-
     from epochsink.devkit.services import KafkaService
-
-
-@pytest.fixture
-def config(kafka: KafkaService, fresh_topic: FreshName) -> Kafka:
-    return sink_on_new_topic(kafka.bootstrap_servers, fresh_topic())
 
 
 def test_a_cluster_that_is_set_back_between_check_and_commit_is_noticed_before_the_epoch_is_done(
@@ -46,16 +38,16 @@ def test_a_cluster_that_is_set_back_between_check_and_commit_is_noticed_before_t
     """And what it holds open again of the done epoch is evidence: nothing aborts it, and it can be finished."""
     with LocalKafka(short_lived=True) as broker:
         topic = create_topic(broker.bootstrap_servers, "orders")
-        config = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=600, timeout=20)
+        topic_sink = Kafka(bootstrap_servers=broker.bootstrap_servers, topic=topic, transaction_timeout=600, timeout=20)
         who, first, second = identity(), epoch(0), epoch(1)
-        parts = [prepare(config, task(who, at), rows(str(at.number))) for at in (first, second)]
+        parts = [prepare(topic_sink, task(who, at), rows(str(at.number))) for at in (first, second)]
         broker.stop()
         shutil.copytree(broker.data, tmp_path / "older")
         broker.start()
         done, pending = (
             LastDone(at.number, at.attempt, (part,)) for at, part in zip((first, second), parts, strict=True)
         )
-        with committing(config, who) as committer:
+        with committing(topic_sink, who) as committer:
             assert commit(committer, first, parts[0]) == COMMITTED
             committer.verify_applied(done, pending)
 
@@ -63,7 +55,7 @@ def test_a_cluster_that_is_set_back_between_check_and_commit_is_noticed_before_t
         shutil.rmtree(broker.data)
         shutil.copytree(tmp_path / "older", broker.data)
         broker.start()
-        with committing(config, who) as committer:
+        with committing(topic_sink, who) as committer:
             assert committer.commit(second, parts[1], NO_ROWS, done) == COMMITTED, "EndTxn takes no condition"
             with pytest.raises(WentBack, match=r"shows None in place of Mark\(epoch=0"):
                 committer.await_visible(second, [parts[1]], done)
@@ -77,11 +69,13 @@ def test_a_cluster_that_is_set_back_between_check_and_commit_is_noticed_before_t
         assert read_all(broker.bootstrap_servers, topic, 2) == ["0", "1"]
 
 
-def test_each_epochs_marker_shows_its_loss_though_the_next_epoch_is_there(kafka: KafkaService, config: Kafka) -> None:
+def test_each_epochs_marker_shows_its_loss_though_the_next_epoch_is_there(
+    kafka: KafkaService, topic_sink: Kafka
+) -> None:
     who, first, second = identity(), epoch(0), epoch(1)
-    parts = [prepare(config, task(who, at), rows("a")) for at in (first, second)]
+    parts = [prepare(topic_sink, task(who, at), rows("a")) for at in (first, second)]
     done = LastDone(0, first.attempt, (parts[0],))
-    with committing(config, who) as committer:
+    with committing(topic_sink, who) as committer:
         assert commit(committer, first, parts[0]) == COMMITTED
         assert committer.commit(second, parts[1], NO_ROWS, done) == COMMITTED
         committer.await_visible(second, [parts[1]], done)
@@ -93,15 +87,15 @@ def test_each_epochs_marker_shows_its_loss_though_the_next_epoch_is_there(kafka:
             committer.verify_applied(done, LastDone(1, second.attempt, (parts[1],)))
 
 
-def test_a_start_sees_newer_epochs_in_partitions_that_the_ledger_does_not_know(config: Kafka) -> None:
+def test_a_start_sees_newer_epochs_in_partitions_that_the_ledger_does_not_know(topic_sink: Kafka) -> None:
     """The checkpoint is the older copy, and the epochs since then had rows in other Spark partitions."""
     who, at, later = identity(), epoch(0), epoch(1)
-    part = prepare(config, task(who, at), rows("a"))
+    part = prepare(topic_sink, task(who, at), rows("a"))
     done = LastDone(0, at.attempt, (part,))
-    with committing(config, who) as committer:
+    with committing(topic_sink, who) as committer:
         assert commit(committer, at, part) == COMMITTED
         committer.verify_applied(done, None)
-        assert commit(committer, later, prepare(config, task(who, later, partition=7), rows("b"))) == COMMITTED
+        assert commit(committer, later, prepare(topic_sink, task(who, later, partition=7), rows("b"))) == COMMITTED
     for last in (done, None):
-        with committing(config, who) as restored, pytest.raises(WentBack, match=r"already holds epoch [01]"):
+        with committing(topic_sink, who) as restored, pytest.raises(WentBack, match=r"already holds epoch [01]"):
             restored.verify_applied(last, None)

@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 from kafka.admin import UpdateFeatureType
-from kafka_kit import admin
+from kafka_kit import admin, sink_on_new_topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from fix_services import FreshName
+
     from epochsink.devkit.services import KafkaService
+    from epochsink.kafka import Kafka
 
 KEY_PASSWORD: Final = "canary-key-s3cr3t"
 """Of the client's key."""
@@ -36,6 +39,12 @@ def kafka(request: pytest.FixtureRequest, make_kafka: Callable[..., KafkaService
     with make_kafka() as service:
         lower(service.bootstrap_servers, getattr(request, "param", NEWEST_LEVEL))
         yield service
+
+
+@pytest.fixture
+def topic_sink(kafka: KafkaService, fresh_topic: FreshName) -> Kafka:
+    """Return a sink that writes to a new topic of the session's broker."""
+    return sink_on_new_topic(kafka.bootstrap_servers, fresh_topic())
 
 
 def lower(servers: str, level: int) -> None:

@@ -18,7 +18,15 @@ from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, Met
 from kafka.protocol.sasl import SaslAuthenticateRequest
 
 from epochsink.kafka.client_options import SECRETS, for_kafka_python
-from epochsink.kafka.errors import NOT_AUTHORIZED, Refused, Unreachable, is_passing, refused
+from epochsink.kafka.errors import (
+    LEADER_NOT_AVAILABLE,
+    NOT_AUTHORIZED,
+    UNKNOWN_TOPIC,
+    Refused,
+    Unreachable,
+    is_passing,
+    refused,
+)
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:
@@ -31,8 +39,6 @@ _IN_FLIGHT: Final = 64
 """Requests of one commit that are sent to a broker before the first of them is answered."""
 _MOST_IN_FLIGHT: Final = 2 * _IN_FLIGHT
 """Of all threads: kafka-python refuses what would go beyond that."""
-_UNKNOWN_TOPIC: Final = 3
-_LEADER_NOT_AVAILABLE: Final = 5
 
 
 class Topic(NamedTuple):
@@ -132,9 +138,9 @@ class Cluster:
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         found = {}
         for told in self.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), None).topics:
-            if told.error_code not in (0, _LEADER_NOT_AVAILABLE, _UNKNOWN_TOPIC):
+            if told.error_code not in (0, LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC):
                 raise_for(told.error_code, f"topic '{told.name}'")
-            if told.error_code != _UNKNOWN_TOPIC:
+            if told.error_code != UNKNOWN_TOPIC:
                 found[told.name] = Topic(
                     told.topic_id.hex, {each.partition_index: each.leader_id for each in told.partitions}
                 )

@@ -13,18 +13,17 @@ from epochsink.errors import PrepareFailed, RowsRejected
 if TYPE_CHECKING:
     from epochsink.kafka.librdkafka import NativeError
 
+UNKNOWN_TOPIC: Final = 3
+LEADER_NOT_AVAILABLE: Final = 5
 
 NOT_AUTHORIZED: Final = frozenset({29, 30, 31})
 """Kafka's codes for a missing right on a topic, a group or the cluster."""
 
-
 FENCED: Final = frozenset({-150, -144, 47, 90})
 """Codes by which a producer learns that its transactional id has another user, or that its transaction was ended."""
 
-
 GIVEN_UP: Final = FENCED | {-192}
 """Codes after which a transaction cannot be finished, though the same rows in another one could be."""
-
 
 _FLAPPING: Final = frozenset({-181, -169})
 """Codes for a failed handshake: of TLS, and of SASL."""

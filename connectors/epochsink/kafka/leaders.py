@@ -8,6 +8,7 @@ from kafka.protocol.admin.transactions import DescribeProducersRequest
 from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetForLeaderEpochRequest
 
 from epochsink.kafka.cluster import raise_for
+from epochsink.kafka.errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,8 +19,6 @@ Partition = tuple[str, int]
 """A topic's name, and the number of one of its partitions."""
 
 _OFFSET_OUT_OF_RANGE: Final = 1
-_UNKNOWN_TOPIC: Final = 3
-_LEADER_NOT_AVAILABLE: Final = 5
 _READ_UNCOMMITTED: Final = 0
 _CONSUMER: Final = -1
 _EARLIEST: Final = -2
@@ -80,10 +79,10 @@ class Leaders:
         """Return the broker that leads a partition."""
         name, number = partition
         if name not in self.topics:
-            raise_for(_UNKNOWN_TOPIC, f"topic '{name}'")
+            raise_for(UNKNOWN_TOPIC, f"topic '{name}'")
         node = self.topics[name].leaders.get(number, -1)
         if node < 0:
-            raise_for(_LEADER_NOT_AVAILABLE, f"partition {number} of topic '{name}'")
+            raise_for(LEADER_NOT_AVAILABLE, f"partition {number} of topic '{name}'")
         return node
 
     def _by_leader(self, partitions: Iterable[Partition]) -> list[tuple[int, list[Partition]]]:

@@ -17,7 +17,7 @@ from kafka.protocol.admin.transactions import (
 
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import errors, row_mapping, rows_in_log, trial_transaction
-from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.errors import UNKNOWN_TOPIC, Refused, Unreachable
 from epochsink.kafka.leaders import Leaders, Producers
 from epochsink.sink import Identity
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("epochsink.kafka")
 
-_UNKNOWN_TOPIC: Final = 3
 _TOPIC_RIGHTS: Final = {
     "WRITE": "the rows cannot be written",
     "READ": "the marker of the newest epoch cannot be put into the transaction, and the brokers do not say whether "
@@ -103,11 +102,11 @@ def _transaction_timeout(config: KafkaConfig, cap: float | None) -> list[str]:
 def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float | None) -> list[str]:
     topic = str(config.topic)
     told = _describe(cluster, topic)
-    if told["error_code"] == _UNKNOWN_TOPIC and config.new_topic is not None:
+    if told["error_code"] == UNKNOWN_TOPIC and config.new_topic is not None:
         if failure := _create(config, cluster, topic):
             return [failure]
         told = _describe(cluster, topic)
-    if told["error_code"] == _UNKNOWN_TOPIC:
+    if told["error_code"] == UNKNOWN_TOPIC:
         return [f"topic '{topic}' does not exist; create it, correct topic=, or set create=True or NewTopic(...)"]
     if told["error_code"] != 0:
         code = int(told["error_code"])

@@ -18,6 +18,7 @@ import numpy as np
 from epochsink.errors import ConfigurationError
 from epochsink.kafka import client_options, errors, librdkafka
 from epochsink.kafka.client_options import BYTES_IN_FLIGHT
+from epochsink.kafka.errors import LEADER_NOT_AVAILABLE
 from epochsink.kafka.librdkafka import OK, TIMED_OUT, Argument, Kind, Library, NativeError, library
 from epochsink.kafka.producer_events import Events
 
@@ -30,7 +31,6 @@ ROWS_PER_CALL: Final = 10_000
 
 _QUEUE_FULL: Final = -184
 _UNKNOWN_PARTITION: Final = -190
-_LEADER_NOT_AVAILABLE: Final = 5
 _TOO_LARGE: Final = 10
 _PURGE_ALL: Final = 0x3
 _PURGED: Final = (-152, -151)
@@ -161,7 +161,7 @@ class TransactionalProducer:
             deadline = time.monotonic() + self._timeout
             while not (count := self._ask_partition_count(topic)):
                 if time.monotonic() > deadline:
-                    raise NativeError(_LEADER_NOT_AVAILABLE, f"topic '{topic}' has no leader")
+                    raise NativeError(LEADER_NOT_AVAILABLE, f"topic '{topic}' has no leader")
                 self._events.serve(50)
             self._partitions[topic] = count
         return self._partitions[topic]
@@ -285,7 +285,7 @@ class TransactionalProducer:
             raise NativeError(code, self._with_trouble(self._rdkafka.describe(code)))
         try:
             found = answer.contents.topics[0]
-            if found.err not in (OK, _LEADER_NOT_AVAILABLE):
+            if found.err not in (OK, LEADER_NOT_AVAILABLE):
                 raise NativeError(found.err, f"topic '{topic}': {self._rdkafka.describe(found.err)}")
             return 0 if found.err else int(found.partition_cnt)
         finally:

@@ -10,7 +10,7 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
 
 from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.committable import NO_ID
-from epochsink.kafka.errors import Refused
+from epochsink.kafka.errors import UNKNOWN_TOPIC, Refused
 from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, Leaders, Records
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from epochsink.kafka.leaders import Question
 
 _ALL_REPLICAS: Final = -1
-_UNKNOWN_TOPIC: Final = 3
 _DUPLICATE_SEQUENCE: Final = 46
 
 # the newest versions that belong to the protocol by which our transactions are begun (see
@@ -142,7 +141,7 @@ class TopicLog:
     def _learn(self) -> None:
         self._leaders.learn([self.topic])
         if self.topic not in self._leaders.topics:
-            raise_for(_UNKNOWN_TOPIC, f"topic '{self.topic}'")
+            raise_for(UNKNOWN_TOPIC, f"topic '{self.topic}'")
         self.topic_id = self._leaders.topics[self.topic].id
 
     def _retried(self, attempt: Callable[[], Any], *, anew: bool = False) -> Any:
