@@ -66,7 +66,7 @@ class TestPostgres(SinkContract):
     ) -> Iterator[PostgresRig]:
         pg_truth.execute(f'CREATE TABLE "{pg_schema}".target (id bigint)')
         table = (pg_schema, "target")
-        sink = Postgres(postgres.dsn, table=table, schema_for_markers=pg_schema, **MODES[request.param])
+        sink = Postgres(postgres.dsn, table=table, marker_schema=pg_schema, **MODES[request.param])
         rig = PostgresRig(sink, tmp_path, pg_truth, pg_schema)
         yield rig
         rig.close()

@@ -41,11 +41,11 @@ class Desk:
         self.schema = schema
         self.truth = truth
         truth.execute(f"CREATE TABLE {self.table} (id bigint)")
-        options = f"{dsn!r}, table={self.table!r}, schema_for_markers={schema!r}"
+        options = f"{dsn!r}, table={self.table!r}, marker_schema={schema!r}"
         (folder / f"{MODULE}.py").write_text(
             f"from epochsink import Postgres\nSINKS = {{'table': Postgres({options})}}\n"
         )
-        sink = Postgres(dsn, table=self.table, schema_for_markers=schema, answer_bytes=0)
+        sink = Postgres(dsn, table=self.table, marker_schema=schema, answer_bytes=0)
         self._prepare_target(sink)
         self.kit = CheckpointKit(folder / "checkpoint", {"table": sink})
         self.key = identity_key(Identity(self.kit.query_id, "table"))
@@ -189,7 +189,7 @@ def test_a_database_that_is_gone_leaves_everything_as_it_was(
 ) -> None:
     desk.decided(0, 1)
     gone = postgres.dsn.removesuffix("postgres") + "gone"
-    name_sinks(tmp_path, "operators_gone", f"{gone!r}, table={desk.table!r}, schema_for_markers={desk.schema!r}")
+    name_sinks(tmp_path, "operators_gone", f"{gone!r}, table={desk.table!r}, marker_schema={desk.schema!r}")
     arguments = ["recover", str(desk.kit.root), "--sinks", "operators_gone:SINKS", "--yes"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1

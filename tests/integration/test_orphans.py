@@ -54,7 +54,7 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
 ) -> None:
     table = f"{pg_schema}.orders"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint)")
-    sink = Postgres(postgres.dsn, table=table, schema_for_markers=pg_schema, answer_bytes=0)
+    sink = Postgres(postgres.dsn, table=table, marker_schema=pg_schema, answer_bytes=0)
     row = pa.record_batch({"id": pa.array([1], pa.int64())})
     checker = OneSink.of(sink)
     assert checker.check(row.schema) == []
@@ -119,7 +119,7 @@ def test_what_a_lost_ledger_has_left_is_ended_by_the_next_start(
     pg_truth.execute(f"CREATE TABLE {pg_schema}.orders (id bigint)")
     sinks: dict[str, Sink] = {
         "topic": Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic),
-        "table": Postgres(pg_truth.dsn, table=f"{pg_schema}.orders", schema_for_markers=pg_schema, commit="prepared"),
+        "table": Postgres(pg_truth.dsn, table=f"{pg_schema}.orders", marker_schema=pg_schema, commit="prepared"),
     }
     kit = CheckpointKit(tmp_path / "orders", sinks)
     kit.coordinator = kit.start()

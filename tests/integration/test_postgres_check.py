@@ -55,7 +55,7 @@ def test_nothing_is_wrong_with_a_table_that_fits(
     table: str, pg_schema: str, pg_truth: Truth, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "epochsink")
-    committer = OneSink.of(Postgres(pg_truth.dsn, table=table, key="id", schema_for_markers=pg_schema))
+    committer = OneSink.of(Postgres(pg_truth.dsn, table=table, key="id", marker_schema=pg_schema))
     assert committer.check(ROW) == committer.check(ROW) == []
     assert "commit='auto', epochs are prepared" in caplog.text
     committer.close()
@@ -74,7 +74,7 @@ def test_nothing_is_wrong_with_a_table_that_fits(
 def test_an_unknown_table_is_named_with_those_that_are_near(
     name: str, says: str, table: str, pg_schema: str, pg_truth: Truth
 ) -> None:
-    found = only(findings(pg_truth.dsn, name.format(schema=pg_schema), schema_for_markers=pg_schema))
+    found = only(findings(pg_truth.dsn, name.format(schema=pg_schema), marker_schema=pg_schema))
     assert says.format(schema=pg_schema) in found
     assert "search_path" in found
     assert pg_truth.count(table) == 0
@@ -110,7 +110,7 @@ def test_a_table_that_does_not_fit_is_described(
     ddl: str, row: pa.Schema, options: dict[str, Any], says: str | None, pg_schema: str, *, pg_truth: Truth
 ) -> None:
     pg_truth.execute(f"CREATE TABLE {pg_schema}.t ({ddl})")
-    found = findings(pg_truth.dsn, f"{pg_schema}.t", row, schema_for_markers=pg_schema, **options)
+    found = findings(pg_truth.dsn, f"{pg_schema}.t", row, marker_schema=pg_schema, **options)
     if says is None:
         assert found == []
     else:
@@ -130,14 +130,14 @@ def test_a_missing_table_is_created_from_the_row(pg_schema: str, pg_truth: Truth
         ]
     )
     table = f"{pg_schema}.made"
-    said = only(findings(pg_truth.dsn, table, row, schema_for_markers=pg_schema, key="id"))
+    said = only(findings(pg_truth.dsn, table, row, marker_schema=pg_schema, key="id"))
     assert "or set create=True" in said
     ddl = said.partition("create it: ")[2].partition(";")[0]
     pg_truth.execute(ddl)
-    assert findings(pg_truth.dsn, table, row, schema_for_markers=pg_schema, key="id") == []
+    assert findings(pg_truth.dsn, table, row, marker_schema=pg_schema, key="id") == []
     pg_truth.execute(f"DROP TABLE {table}")
     for _ in range(2):
-        assert findings(pg_truth.dsn, table, row, schema_for_markers=pg_schema, key="id", create=True) == []
+        assert findings(pg_truth.dsn, table, row, marker_schema=pg_schema, key="id", create=True) == []
     columns = pg_truth.execute(
         "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
         "WHERE attrelid = %s::regclass AND attnum > 0 ORDER BY attnum",
@@ -157,8 +157,8 @@ def test_a_missing_table_is_created_from_the_row(pg_schema: str, pg_truth: Truth
         ({"row": pa.schema([("for", pa.time64("us"))])}, "CAST(for AS STRING)"),
     ):
         given = {"table": f"{pg_schema}.other", "row": row, **options}
-        assert says in only(findings(pg_truth.dsn, **given, schema_for_markers=pg_schema, create=True))
-    unmatched = only(findings(pg_truth.dsn, f"{pg_schema}.other", given["row"], schema_for_markers=pg_schema))
+        assert says in only(findings(pg_truth.dsn, **given, marker_schema=pg_schema, create=True))
+    unmatched = only(findings(pg_truth.dsn, f"{pg_schema}.other", given["row"], marker_schema=pg_schema))
     assert "column 'for' has type time64[us]" in unmatched
 
 
@@ -175,7 +175,7 @@ def test_what_cannot_hold_an_epoch_safely_is_refused(
 ) -> None:
     assert table
     pg_truth.execute(ddl.format(schema=pg_schema))
-    assert says in only(findings(pg_truth.dsn, f"{pg_schema}.t", schema_for_markers=pg_schema))
+    assert says in only(findings(pg_truth.dsn, f"{pg_schema}.t", marker_schema=pg_schema))
 
 
 def test_unlogged_partitions_of_a_logged_table_are_refused(pg_schema: str, pg_truth: Truth) -> None:
@@ -183,10 +183,10 @@ def test_unlogged_partitions_of_a_logged_table_are_refused(pg_schema: str, pg_tr
     pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text) PARTITION BY RANGE (id)")
     pg_truth.execute(f"CREATE TABLE {table}_0 PARTITION OF {table} FOR VALUES FROM (0) TO (1) PARTITION BY RANGE (id)")
     pg_truth.execute(f"CREATE UNLOGGED TABLE {table}_low PARTITION OF {table}_0 FOR VALUES FROM (0) TO (1)")
-    said = only(findings(pg_truth.dsn, table, schema_for_markers=pg_schema))
+    said = only(findings(pg_truth.dsn, table, marker_schema=pg_schema))
     assert f"ALTER TABLE {table}_low SET LOGGED" in said
     pg_truth.execute(f"ALTER TABLE {table}_low SET LOGGED")
-    assert findings(pg_truth.dsn, table, schema_for_markers=pg_schema) == []
+    assert findings(pg_truth.dsn, table, marker_schema=pg_schema) == []
 
 
 def test_staging_tables_are_not_published_to_others(private_postgres: PrivatePostgres) -> None:
@@ -213,7 +213,7 @@ def test_staging_tables_are_not_published_to_others(private_postgres: PrivatePos
         truth.execute("CREATE SCHEMA other")
         truth.execute("CREATE PUBLICATION few FOR TABLES IN SCHEMA epochsink")
     assert "few is FOR TABLES IN SCHEMA" in only(findings(server.dsn, "t", commit="staged"))
-    assert findings(server.dsn, "t", commit="staged", schema_for_markers="other") == []
+    assert findings(server.dsn, "t", commit="staged", marker_schema="other") == []
 
 
 @pytest.mark.parametrize(
@@ -227,16 +227,16 @@ def test_staging_tables_are_not_published_to_others(private_postgres: PrivatePos
 def test_a_marker_table_that_proves_nothing_is_refused(
     damage: str, says: str, table: str, pg_schema: str, pg_truth: Truth
 ) -> None:
-    assert findings(pg_truth.dsn, table, schema_for_markers=pg_schema) == []
+    assert findings(pg_truth.dsn, table, marker_schema=pg_schema) == []
     pg_truth.execute(f"ALTER TABLE {pg_schema}.marker {damage}")
-    assert says in only(findings(pg_truth.dsn, table, schema_for_markers=pg_schema))
+    assert says in only(findings(pg_truth.dsn, table, marker_schema=pg_schema))
 
 
 def test_row_security_that_may_hide_rows_is_refused(table: str, pg_schema: str, poor: str, pg_truth: Truth) -> None:
     """A delete of a hidden row deletes nothing, and the server says nothing; so does a hidden marker."""
     markers = f"{pg_schema}_markers"
     dsn = as_user(pg_truth.dsn, poor, PASSWORD)
-    options: dict[str, Any] = {"key": "id", "schema_for_markers": markers}
+    options: dict[str, Any] = {"key": "id", "marker_schema": markers}
     pg_truth.execute(f"CREATE SCHEMA {markers} AUTHORIZATION {poor}")
     pg_truth.execute(f"GRANT USAGE ON SCHEMA {pg_schema} TO {poor}")
     pg_truth.execute(f"GRANT ALL ON {table} TO {poor}")
@@ -265,7 +265,7 @@ def test_every_privilege_is_asked_for_and_suffices(table: str, pg_schema: str, p
     """Each finding's GRANT brings the next one to light, until an epoch goes through with no more than these."""
     dsn = as_user(pg_truth.dsn, poor, PASSWORD)
     markers = f"{pg_schema}_markers"
-    options = {"key": "id", "order_by": "note", "delete_when": "false", "schema_for_markers": markers}
+    options = {"key": "id", "order_by": "note", "delete_when": "false", "marker_schema": markers}
 
     found = findings(dsn, table, **options)
     assert any(f'CREATE SCHEMA IF NOT EXISTS "{markers}"; GRANT USAGE, CREATE ON' in finding for finding in found)
@@ -289,23 +289,23 @@ def test_a_sequence_that_a_default_takes_its_values_from_needs_a_right(
     pg_truth.execute(f"CREATE TABLE {table} (id bigint, note text, n serial, k int GENERATED BY DEFAULT AS IDENTITY)")
     pg_truth.execute(f"GRANT USAGE, CREATE ON SCHEMA {pg_schema} TO {poor}; GRANT INSERT ON {table} TO {poor}")
     dsn = as_user(pg_truth.dsn, poor, PASSWORD)
-    said = only(findings(dsn, table, schema_for_markers=pg_schema))
+    said = only(findings(dsn, table, marker_schema=pg_schema))
     sequence = f"{pg_schema}.numbered_n_seq"
     assert f"let its owner run: GRANT USAGE ON SEQUENCE {sequence} TO" in said
     filled = pa.schema([*ROW, ("n", pa.int32())])
-    assert findings(dsn, table, filled, schema_for_markers=pg_schema) == []
+    assert findings(dsn, table, filled, marker_schema=pg_schema) == []
     pg_truth.execute(said.rpartition("let its owner run: ")[2])
-    assert findings(dsn, table, schema_for_markers=pg_schema) == []
-    with closing(Driver(Postgres(dsn, table=table, schema_for_markers=pg_schema))) as driver:
+    assert findings(dsn, table, marker_schema=pg_schema) == []
+    with closing(Driver(Postgres(dsn, table=table, marker_schema=pg_schema))) as driver:
         driver.run(0, pa.record_batch({"id": pa.array([7], pa.int64()), "note": ["x"]}))
     assert pg_truth.rows(table) == [(7, "x", 1, 1)]
 
 
 def test_a_marker_table_of_another_user_needs_a_grant(table: str, pg_schema: str, poor: str, pg_truth: Truth) -> None:
-    assert findings(pg_truth.dsn, table, schema_for_markers=pg_schema) == []
+    assert findings(pg_truth.dsn, table, marker_schema=pg_schema) == []
     pg_truth.execute(f"GRANT USAGE ON SCHEMA {pg_schema} TO {poor}")
     pg_truth.execute(f"GRANT INSERT ON {table} TO {poor}")
-    found = findings(as_user(pg_truth.dsn, poor, PASSWORD), table, schema_for_markers=pg_schema)
+    found = findings(as_user(pg_truth.dsn, poor, PASSWORD), table, marker_schema=pg_schema)
     assert any(f'GRANT SELECT, INSERT, DELETE ON "{pg_schema}"."marker"' in finding for finding in found)
     assert any("may not create staging tables" in finding for finding in found)
 
@@ -462,7 +462,7 @@ def test_a_session_is_given_back_to_its_pooler_with_the_settings_that_it_had(
     monkeypatch.setattr(server, "is_lent_to_both", lend)
     close = psycopg.Connection.close
     monkeypatch.setattr(psycopg.Connection, "close", give_back)
-    driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", answer_bytes=0, schema_for_markers=pg_schema))
+    driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", answer_bytes=0, marker_schema=pg_schema))
     assert driver.committer.check(ROW) == []
     driver.run(0, pa.RecordBatch.from_pylist([{"id": 1, "note": "x"}], ROW))
     driver.committer.abort_orphans([])

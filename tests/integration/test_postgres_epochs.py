@@ -197,7 +197,7 @@ def test_hostile_names_stay_names(
         relation = f"{quoted[0]}.{quoted[1]}"
         pg_truth.execute(f"CREATE TABLE {relation} ({quoted[2]} text PRIMARY KEY, {quoted[3]} text, {quoted[4]} text)")
         rows = pa.record_batch([pa.array(["1"]), pa.array(["a"]), pa.array(["b"])], [key_column, value, long])
-        options = {"key": key_column, "order_by": value, "schema_for_markers": schema} if key else {}
+        options = {"key": key_column, "order_by": value, "marker_schema": schema} if key else {}
         pg_driver((schema, name), rows, **options, **mode).run(0, rows)
         assert pg_truth.rows(relation) == [("1", "a", "b")]
         assert pg_truth.count(f"{quoted[0]}.y") == 0

@@ -74,7 +74,7 @@ def test_a_replay_keeps_the_options_that_the_epoch_was_written_with(
     written, parts = driver.prepare(0, rows)
     for gid in pg_truth.prepared():
         pg_truth.execute(f"ROLLBACK PREPARED '{gid}'")
-    later = driver.restart(Postgres(pg_truth.dsn, table=other, schema_for_markers=pg_schema, **mode))
+    later = driver.restart(Postgres(pg_truth.dsn, table=other, marker_schema=pg_schema, **mode))
     assert outcomes(later, written, parts) == {Outcome.ABORTED}
     replayed = [later.committer.replay(written.epoch, part, written.rows, uuid.uuid4().hex) for part in parts]
     assert outcomes(later, written, replayed) == {Outcome.COMMITTED}
@@ -427,7 +427,7 @@ def test_markers_are_not_looked_for_in_another_schema(table: str, pg_driver: Mak
     """There an applied epoch would seem lost, and be applied again."""
     driver = pg_driver(table, orders(1))
     assert driver.committer.initial_state()["schema"] == pg_schema
-    moved = Postgres("host=127.0.0.1", table=table, schema_for_markers="other")
+    moved = Postgres("host=127.0.0.1", table=table, marker_schema="other")
     with pytest.raises(ConfigurationError, match="markers are in"):
         PostgresCommitter(moved).open(replace(driver.identity, origin=driver.committer.initial_state()))
 
@@ -454,7 +454,7 @@ def test_a_staged_epoch_is_merged_as_it_was_recorded(table: str, pg_driver: Make
     driver = pg_driver(table, orders(1), commit="staged", key="id", order_by="note")
     rows = [orders(1, note=note) for note in "ab"]
     written, parts = driver.prepare(0, *(ranked(one, one["note"]) for one in rows))
-    changed = Postgres(pg_truth.dsn, table=f"{table}_new", schema_for_markers=driver.sink.schema_for_markers)
+    changed = Postgres(pg_truth.dsn, table=f"{table}_new", marker_schema=driver.sink.marker_schema)
     assert outcomes(driver.restart(changed), written, parts) == {Outcome.COMMITTED}
     assert pg_truth.rows(table) == [(1, "b1")]
 
@@ -545,7 +545,7 @@ def test_a_right_that_is_taken_away_after_the_decision_is_named_and_the_query_go
 ) -> None:
     """Whether it is one on the table or on the markers: the server has answered, so nothing is unknown."""
     user = psycopg.conninfo.conninfo_to_dict(poor)["user"]
-    sink = {"dsn": poor, "table": table, "schema_for_markers": pg_schema, "commit": commit}
+    sink = {"dsn": poor, "table": table, "marker_schema": pg_schema, "commit": commit}
     query = FamilyTables(str(tmp_path / "checkpoint"), {"table": sink}, {"table": {"id": "int64", "note": "string"}})
     driver = query.driver()
     query.run(driver, 0, {"table": [{"id": 0, "note": "x"}]})

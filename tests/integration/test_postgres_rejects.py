@@ -226,7 +226,7 @@ def test_types_that_cut_their_own_input_are_refused_before_the_first_row(
     pg_truth.execute(f"CREATE DOMAIN {pg_schema}.short AS char(2)")
     pg_truth.execute(f"CREATE TABLE {pg_schema}.t (v {column.format(schema=pg_schema)})")
     text = pa.list_(pa.string()) if column.endswith("[]") else pa.string()
-    sink = Postgres(pg_truth.dsn, table=f"{pg_schema}.t", schema_for_markers=pg_schema)
+    sink = Postgres(pg_truth.dsn, table=f"{pg_schema}.t", marker_schema=pg_schema)
     with closing(OneSink.of(sink)) as committer:
         (finding,) = committer.check(pa.schema([("v", text)]))
     assert "without an error" in finding

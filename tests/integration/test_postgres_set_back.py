@@ -166,7 +166,7 @@ def make_query(postgres: PostgresService, pg_schema: str, pg_truth: Truth, tmp_p
     made = []
 
     def make(table: str, **options: Any) -> Query:
-        sink = Postgres(options.pop("dsn", postgres.dsn), table=table, schema_for_markers=pg_schema, **options)
+        sink = Postgres(options.pop("dsn", postgres.dsn), table=table, marker_schema=pg_schema, **options)
         made.append(Query(tmp_path / "checkpoint", sink, pg_truth, table))
         return made[-1]
 

@@ -44,7 +44,7 @@ def family(tmp_path: Path, pg_schema: str, pg_truth: Truth) -> Iterator[FamilyTa
     pg_truth.execute(
         f"CREATE TABLE {pg_schema}.children (id bigint, parent bigint NOT NULL REFERENCES {pg_schema}.parents)"
     )
-    common = {"dsn": pg_truth.dsn, "schema_for_markers": pg_schema}
+    common = {"dsn": pg_truth.dsn, "marker_schema": pg_schema}
     sinks: dict[str, dict[str, Any]] = {
         "parents": {"table": f"{pg_schema}.parents", "key": "id", **common},
         "children": {"table": f"{pg_schema}.children", **common},
@@ -112,7 +112,7 @@ def test_no_reader_sees_a_child_without_its_parent_or_a_table_ahead_of_the_other
     assert {children - 2 * parents for parents, children in seen} == {0}, seen
     assert len(seen) > 2, "the reader was not looking"
     assert rows(family, pg_truth) == expected(*map(epoch, range(12)))
-    assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["schema_for_markers"]) == []
+    assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["marker_schema"]) == []
 
 
 BEFORE_THE_RECORD = (
@@ -149,12 +149,12 @@ def test_killed_between_vote_and_commit_both_tables_are_exact(
         assert len(children) == 2 * len(parents), point
     family.play(epochs)
     assert rows(family, pg_truth) == expected(*epochs)
-    assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["schema_for_markers"]) == []
+    assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["marker_schema"]) == []
 
 
 def lose(family: FamilyTables, truth: Truth) -> None:
     """Roll back what is prepared, or drop the staging tables, as an administrator might."""
-    schema = family.sinks["parents"]["schema_for_markers"]
+    schema = family.sinks["parents"]["marker_schema"]
     for gid in truth.prepared():
         truth.execute(f"ROLLBACK PREPARED '{gid}'")
     for table in truth.staging(schema):
@@ -177,7 +177,7 @@ def test_what_is_lost_is_prepared_again_for_both_tables_at_once(
     assert parents == children != ()
     family.play(epochs)
     assert rows(family, pg_truth) == expected(*epochs)
-    assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["schema_for_markers"]) == []
+    assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["marker_schema"]) == []
 
 
 @pytest.mark.parametrize("commit", WAYS)
@@ -262,7 +262,7 @@ def test_leftovers_of_the_group_are_ended_whatever_the_order_of_the_sinks(
     assert pg_truth.prepared() == []
     family.sinks = dict(reversed(family.sinks.items()))
     driver = family.driver()
-    assert pg_truth.staging(family.sinks["parents"]["schema_for_markers"]) == []
+    assert pg_truth.staging(family.sinks["parents"]["marker_schema"]) == []
     family.run(driver, 0, epoch(0))
     assert rows(family, pg_truth) == expected(epoch(0))
 

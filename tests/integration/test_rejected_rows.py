@@ -68,7 +68,7 @@ def test_postgresql(
     pg_truth.execute(f"CREATE TABLE {pg_schema}.people (id bigint PRIMARY KEY, name text, {rule})")
     number = "CAST(id * 1000000000000 AS DECIMAL(20, 0)) AS age"
     select = ["id", "name", "age"] if "text" in rule or "varchar" in rule else ["id", "name", number]
-    sink = Postgres(pg_truth.dsn, table=f"{pg_schema}.people", key=key, select=select, schema_for_markers=pg_schema)
+    sink = Postgres(pg_truth.dsn, table=f"{pg_schema}.people", key=key, select=select, marker_schema=pg_schema)
     caplog.set_level(logging.DEBUG, "epochsink")
     error = run(spark, tmp_path, sink, show_values=False)
     verify(error, caplog, tmp_path / "checkpoint-False")

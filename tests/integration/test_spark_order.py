@@ -43,7 +43,7 @@ def test_a_topic_keeps_the_order_of_a_keys_rows_whatever_sink_is_beside_it(
             key="id",
             select=["id", customer],
             atomic=atomic,
-            schema_for_markers=pg_schema,
+            marker_schema=pg_schema,
         )
         return {"topic": written, "table": merged}
 

@@ -101,7 +101,7 @@ def test_a_task_into_postgres(tmp_path: Path, postgres: PostgresService, pg_trut
         table=(pg_schema, "target"),
         key=["id"],
         commit="staged",
-        schema_for_markers=pg_schema,
+        marker_schema=pg_schema,
         answer_bytes=0,
     )
     rig = Rig(

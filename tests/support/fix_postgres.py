@@ -201,7 +201,7 @@ def pg_driver(postgres: PostgresService, pg_schema: str) -> Iterator[MakeDriver]
 
     def make(table: str | tuple[str, ...], like: pa.RecordBatch, **options: Any) -> Driver:
         # tasks stage their rows, as those with many do, unless a test says otherwise
-        given = {"schema_for_markers": pg_schema, "answer_bytes": 0, **options}
+        given = {"marker_schema": pg_schema, "answer_bytes": 0, **options}
         sink = Postgres(given.pop("dsn", postgres.dsn), table=table, **given)
         driver = Driver(sink)
         assert driver.committer.check(row_schema(like)) == []

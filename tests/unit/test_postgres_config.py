@@ -37,7 +37,7 @@ ROW = pa.schema(
         ({"table": ("s", "x\x00y")}, "not a valid name"),
         ({"table": "t" * 64}, "64 bytes"),
         ({"table": "t", "key": "é" * 32}, "64 bytes"),
-        ({"table": "t", "schema_for_markers": ""}, "schema_for_markers="),
+        ({"table": "t", "marker_schema": ""}, "marker_schema="),
         ({"table": "t", "commit": "later"}, "commit='later'"),
         ({"table": "t", "atomic": False, "commit": "staged"}, "atomic=False with commit='staged'"),
         ({"table": "t", "order_by": "v"}, "order_by= is given without key="),

@@ -94,25 +94,25 @@ class PostgresCommitter:
         base = uuid.uuid4().hex
         with translated(f"joining {self._relation}"):
             connection = self._voting.connection(self._retry_seconds)
-            marker_table.create(connection, self._config.schema_for_markers)
+            marker_table.create(connection, self._config.marker_schema)
             # before the ledger names it, so that a mark which the ledger names and nobody finds was removed
             self._marker.join(connection, self._identity, base)
             place = Place.of(connection).to_json()
-        return {"schema": self._config.schema_for_markers, "base": base, "place": place}
+        return {"schema": self._config.marker_schema, "base": base, "place": place}
 
     def open(self, identity: Identity) -> None:
         """Learn who this sink is. Raises `ConfigurationError` if its markers are in another schema."""
-        configured = self._config.schema_for_markers
+        configured = self._config.marker_schema
         schema = identity.origin.get("schema", configured)
         if schema != configured:
             raise ConfigurationError(
-                f"schema_for_markers={configured!r}, and this checkpoint's markers are in {schema!r}",
-                hint=f"keep schema_for_markers={schema!r}; another schema needs a new checkpoint",
+                f"marker_schema={configured!r}, and this checkpoint's markers are in {schema!r}",
+                hint=f"keep marker_schema={schema!r}; another schema needs a new checkpoint",
             )
         self.close()
         self._identity = identity
         self._key = identity_key(identity)
-        self._marker = Marker.of(self._config.schema_for_markers, identity)
+        self._marker = Marker.of(self._config.marker_schema, identity)
         name = str(SessionName(self._key, identity.generation))
         self._voting = Session(self._server, name)
         self._settling = Session(self._server, name)
@@ -155,7 +155,7 @@ class PostgresCommitter:
                     raise
                 self._marker.verify(connection, self._relation, done, pending)
             with deadline(connection, self._retry_seconds):
-                schema = self._config.schema_for_markers
+                schema = self._config.marker_schema
                 require_same_table(connection, schema, self._identity, self._relation, done=done, pending=pending)
 
     def _require_place(self, connection: Connection, done: LastDone | None) -> None:
@@ -374,7 +374,7 @@ class PostgresCommitter:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", epoch.number, describe(error))
 
     def _sweeper(self, connection: Connection) -> orphans.Orphans:
-        return orphans.Orphans(connection, self._config.schema_for_markers, self._key, self._identity.generation)
+        return orphans.Orphans(connection, self._config.marker_schema, self._key, self._identity.generation)
 
 
 def _is_worth_voting_again(error: BaseException) -> bool:

@@ -33,7 +33,7 @@ class PostgresConfig:
     delete_when: str | None = None
     atomic: bool = True
     commit: Commit = "auto"
-    schema_for_markers: str = "epochsink"
+    marker_schema: str = "epochsink"
     validate: bool = False
     spool: bool = True
     create: bool = False
@@ -51,7 +51,7 @@ class PostgresConfig:
         arguments.seconds("timeout", self.timeout)
         arguments.count("answer_bytes", self.answer_bytes, lowest=0)
         arguments.mapping("options", self.options)
-        identifier(self.schema_for_markers, "schema_for_markers=")
+        identifier(self.marker_schema, "marker_schema=")
         self._refuse_contradictions()
 
     def mode(self, max_prepared_transactions: int) -> Mode:

@@ -129,23 +129,23 @@ def _check_server(connection: Connection) -> Iterator[str]:
 
 
 def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[str]:
-    user, schema = _user(connection), sql.Identifier(config.schema_for_markers).as_string(connection)
+    user, schema = _user(connection), sql.Identifier(config.marker_schema).as_string(connection)
     ddl = f"CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {user};"
-    table = sql.Identifier(config.schema_for_markers, applied_epochs.TABLE).as_string(connection)
+    table = sql.Identifier(config.marker_schema, applied_epochs.TABLE).as_string(connection)
     published = list(_check_marker_publication(config, connection, table))
     if published:
         # before it is created: from then on it is published
         yield from published
         return
     try:
-        applied_epochs.create(connection, config.schema_for_markers)
+        applied_epochs.create(connection, config.marker_schema)
     except errors.InsufficientPrivilege as refused:
         yield f"markers and staging need the schema {schema}: {describe(refused)}; let the DBA run: {ddl}"
         return
     may_stage, may_mark = connection.execute(
         "SELECT has_schema_privilege(%s, 'CREATE'), has_table_privilege(%s, 'SELECT') AND "
         "has_table_privilege(%s, 'INSERT') AND has_table_privilege(%s, 'DELETE')",
-        [config.schema_for_markers, table, table, table],
+        [config.marker_schema, table, table, table],
     ).fetchone() or (False, False)
     if not may_stage:
         yield f"user {user} may not create staging tables in schema {schema}; let the DBA run: {ddl}"
@@ -301,8 +301,8 @@ def _check_marker_publication(config: PostgresConfig, connection: Connection, ta
     ddl = "; ".join(
         " ".join(statement.as_string(connection).split())
         for statement in (
-            applied_epochs.schema_ddl(config.schema_for_markers),
-            applied_epochs.table_ddl(config.schema_for_markers),
+            applied_epochs.schema_ddl(config.marker_schema),
+            applied_epochs.table_ddl(config.marker_schema),
         )
     )
     for name, kind in _publications(config, connection):
@@ -317,7 +317,7 @@ def _publications(config: PostgresConfig, connection: Connection) -> list[tuple[
     """Return the publications that publish what we create in the schema of the markers, with their kind."""
     found = connection.execute(_PUBLICATIONS).fetchall()
     if connection.info.server_version >= _SCHEMA_PUBLICATIONS_SINCE:
-        found += connection.execute(_SCHEMA_PUBLICATIONS, [config.schema_for_markers]).fetchall()
+        found += connection.execute(_SCHEMA_PUBLICATIONS, [config.marker_schema]).fetchall()
     return [(str(name), str(kind)) for name, kind in found]
 
 

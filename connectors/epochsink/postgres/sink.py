@@ -42,7 +42,7 @@ class Postgres(PostgresConfig, Sink):
         commit: "prepared": PREPARE TRANSACTION checks all constraints before the checkpoint decides (needs
             max_prepared_transactions > 0). "staged": rows wait in a logged table and are merged after the decision.
             "auto": prepared if the server can. atomic=False is always prepared.
-        schema_for_markers: schema of the marker table and the staging tables; created if the user may.
+        marker_schema: schema of the marker table and the staging tables; created if the user may.
         validate: merge staged rows on trial before the decision and roll that back, so that constraints and triggers
             refuse rows in time; costs the merge twice. Prepared epochs are checked anyway.
         spool: keep a durable copy of the rows until the epoch is done, from which it can be prepared again.
@@ -69,7 +69,7 @@ class Postgres(PostgresConfig, Sink):
         delete_when: str | None = None,
         atomic: bool = True,
         commit: Commit = "auto",
-        schema_for_markers: str = "epochsink",
+        marker_schema: str = "epochsink",
         validate: bool = False,
         spool: bool = True,
         create: bool = False,
@@ -92,7 +92,7 @@ class Postgres(PostgresConfig, Sink):
             delete_when=delete_when,
             atomic=atomic,
             commit=commit,
-            schema_for_markers=schema_for_markers,
+            marker_schema=marker_schema,
             validate=validate,
             spool=spool,
             create=create,
@@ -189,7 +189,6 @@ _RENAMED = {
     "lock_timeout": "timeout=",
     "columns": "select=",
     "filter": "where=",
-    "marker_schema": "schema_for_markers=",
     "url": "dsn=",
 }
 

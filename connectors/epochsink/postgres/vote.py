@@ -64,7 +64,7 @@ class Voter:
 
     @property
     def _marker(self) -> Marker:
-        return Marker.of(self.config.schema_for_markers, self.identity)
+        return Marker.of(self.config.marker_schema, self.identity)
 
     def _went_back(self, epoch: Epoch, evidence: str) -> WentBack:
         table = Relation.of(self.config.table)
@@ -93,7 +93,7 @@ class StagedRows:
                     hint="the table or the server changed meanwhile; Spark runs the epoch again",
                 )
         tasks, rows = tuple(part.task for part in written), sum(part.rows for part in written)
-        member = Member(voter.key, voter.config.schema_for_markers, first.table, tasks, rows, first.merge)
+        member = Member(voter.key, voter.config.marker_schema, first.table, tasks, rows, first.merge)
         return cls(voter, member, first.logged)
 
     def verify(self, connection: Connection, epoch: Epoch) -> None:

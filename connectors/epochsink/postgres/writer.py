@@ -134,7 +134,7 @@ class CopyWriter:
         return PreparedPart(str(self._gid()), attempt, tasks, rows, merge, table).to_json()
 
     def _mark(self) -> None:
-        marker = Marker(self._config.schema_for_markers, self._key)
+        marker = Marker(self._config.marker_schema, self._key)
         epoch = self._task.epoch
         marker.insert(self._connection, self._task.identity, epoch.number, self._task.uuid, epoch.attempt)
 
@@ -147,7 +147,7 @@ class StagingWriter(CopyWriter):
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
         target, encodings = fitted(self._connection, self._config, schema, direct=False)
-        table = Relation(self._config.schema_for_markers, staging_table(self._key, self._task.epoch.attempt))
+        table = Relation(self._config.marker_schema, staging_table(self._key, self._task.epoch.attempt))
         self._staging = Staging(table, self._config.mode(target.max_prepared_transactions) == "staged")
         self._merge = merge_of(self._config, target, encodings)
         who, label = self._task.identity, identity_label(self._task.identity)
@@ -190,7 +190,7 @@ class MergingWriter(StagingWriter):
         super()._prepare(rows)
         with transaction(self._connection):
             self._mark()
-            schema, table = self._config.schema_for_markers, self._staging.relation.name
+            schema, table = self._config.marker_schema, self._staging.relation.name
             merge(self._connection, [Member(self._key, schema, table, (self._task.uuid,), rows, self._merge)])
             reach("postgres.merged")
             prepare(self._connection, self._gid())
