@@ -100,7 +100,9 @@ class KafkaPort(PortBase):
 
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
         """See this epoch and the one before it in every partition: EndTxn could not be made conditional."""
-        names = map(TransactionalId.parse, (name for name, _ in self.blocking(parts)))
+        # a transaction that a set-back has opened again after its abort is the next sweep's
+        blocking = [one for one in self.blocking(parts) if one not in self._world.reopened]
+        names = map(TransactionalId.parse, (name for name, _ in blocking))
         losers = [name for name in names if name and name.parity == epoch.number % 2]
         if losers and not self.lost_fence(self.now_fenced_at()):
             self._world.kafka.readers.flag("LATE K")

@@ -44,6 +44,8 @@ class World:
         self.keeps_copies = False
         self.readers.before_commit = self._note_commit
         self.copies: dict[str, list[Copy]] = {name: [] for name in sinks if home(name) == name}
+        self.reopened: set[tuple[str, int]] = set()
+        """Kafka's transactions, as (id, producer epoch), that a restore or a failover has opened again."""
         self.options = 0
         """The number of the options with which a driver that starts now is configured."""
         self._written_with: dict[str, int] = {}
@@ -124,6 +126,7 @@ class World:
         state: dict[str, Any] = self.copies[sink][place].state
         del self.copies[sink][place:]
         target, visible = self.target(sink), state.pop("visible")
+        open_before = self._open_in_kafka()
         incarnation = getattr(target, "incarnation", 0)
         for name, value in state.items():
             setattr(target, name, value)
@@ -131,7 +134,11 @@ class World:
             target.incarnation = incarnation + 1
         for name in [name for name in self.readers.visible if home(name) == sink]:
             self.readers.visible[name] = visible.get(name, {})
+        self.reopened |= self._open_in_kafka() - open_before
         return True
+
+    def _open_in_kafka(self) -> set[tuple[str, int]]:
+        return {(name, one.epoch) for name, one in self.kafka.transactions.items() if one.state == "Ongoing"}
 
     # ---- what others do to a target
 
