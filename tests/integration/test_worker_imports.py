@@ -57,7 +57,7 @@ def imported_by(rig: Rig, tmp_path: Path) -> set[str]:
     job = WriteJob({"out": rig.sink}, {"out": identity}, spool)
     batch = rig.batch([0, 1, 2])
     order = tmp_path / "order"
-    order.write_bytes(pickle.dumps((job, WriteOrder(epoch, {"out": Keeping.IN_SPOOL}), [batch])))
+    order.write_bytes(pickle.dumps((job, WriteOrder(epoch, {identity.sink: Keeping.IN_SPOOL}), [batch])))
     done = subprocess.run(
         [sys.executable, one_partition.__file__, str(order)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -69,7 +69,7 @@ def imported_by(rig: Rig, tmp_path: Path) -> set[str]:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     (answer,) = told["answers"]
-    assert (answer["sink"], answer["partition"], json.loads(answer["committable"])["rows"]) == ("out", 0, 3)
+    assert (answer["sink"], answer["partition"], answer["committable"]["rows"]) == ("out", 0, 3)
     return set(told["imported"])
 
 

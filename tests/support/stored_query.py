@@ -11,8 +11,8 @@ import pyarrow as pa
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import SUMMARISED_AFTER, Ledger
-from epochsink.sink import Keeping, SpoolFile, participants_of
-from epochsink.spark.write_task import WriteJob, WriteOrder, is_one_for_all
+from epochsink.sink import Keeping, participants_of
+from epochsink.spark.write_task import Answer, WriteJob, WriteOrder, is_one_for_all
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.spool import Spool
     from epochsink.protocol.storage import Storage
-    from epochsink.sink import Epoch
+    from epochsink.sink import Epoch, SpoolFile
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 
@@ -70,11 +70,12 @@ class StoredQuery:
         written: dict[str, list[Any]] = {name: [] for name in self.sinks}
         spooled: dict[str, dict[str, SpoolFile]] = {name: {} for name in self.sinks}
         for answer in self._task(driver, epoch, ids):
-            written[answer["sink"]].append((answer["task"], json.loads(answer["committable"])))
-            spooled[answer["sink"]][answer["task"]] = SpoolFile(**json.loads(answer["spooled"]))
+            assert answer.spooled is not None
+            written[answer.sink].append((answer.task, answer.committable))
+            spooled[answer.sink][answer.task] = answer.spooled
         driver.record(epoch, written, spooled)
 
-    def _task(self, driver: Coordinator, epoch: Epoch, ids: tuple[int, ...]) -> list[dict[str, Any]]:
+    def _task(self, driver: Coordinator, epoch: Epoch, ids: tuple[int, ...]) -> list[Answer]:
         """Be Spark's one task: what executors run, on the same rows for each sink."""
         identities = {name: driver.identity(name) for name in self.sinks}
         rows = pa.StructArray.from_arrays([pa.array(ids, pa.int64())], ["id"])
@@ -84,7 +85,7 @@ class StoredQuery:
         # by turns, the record carries what is spooled, and files do
         order = WriteOrder(epoch, dict.fromkeys(self.sinks, Keeping.IN_SPOOL), epoch.number % 2 * 1_000_000)
         job = WriteJob(self.sinks, identities, self.spool)
-        return [answer for answers in job.write(order, [batch]) for answer in answers.to_pylist()]
+        return [Answer.from_json(row["answer"]) for rows in job.write(order, [batch]) for row in rows.to_pylist()]
 
     def decide(self, number: int) -> None:
         """Write commits/N, as Spark does last."""
