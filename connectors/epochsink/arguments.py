@@ -104,54 +104,40 @@ def mapping(name: str, value: Mapping[str, Any]) -> dict[str, Any]:
     return dict(value)
 
 
-def refuse_unknown(owner: str, given: Mapping[str, Any], known: Collection[str], *, renamed: Mapping[str, str]) -> None:
-    """Raise `ConfigurationError` for keyword arguments that do not exist, with the one that was probably meant.
+def checked_names(owner: type[_Owner]) -> type[_Owner]:
+    """Decorate a class: a call of its constructor with unknown or missing names raises `ConfigurationError`.
 
-    Args:
-        owner: the class's name, for the message.
-        given: what was passed besides the known arguments.
-        known: the names of all arguments.
-        renamed: names that people use from other tools -> what to write instead, e.g. {"keys": "key="}.
+    Type checkers and `inspect` still see the constructor's own signature.
     """
-    for name in given:
-        near = difflib.get_close_matches(name, known, 1)
-        meant = renamed.get(name) or (f"{near[0]}=" if near else "")
-        raise ConfigurationError(
-            f"{owner}({name}=...): there is no such argument",
-            hint=f"did you mean {meant}?" if meant else f"the arguments are: {', '.join(sorted(known))}",
-        )
+    construct: Callable[..., None] = vars(owner).get("__init__") or owner.__init__
+    signature = inspect.signature(construct)
+    known = tuple(signature.parameters)[1:]
+
+    @functools.wraps(construct)
+    def checked(self: _Owner, *positional: Any, **given: Any) -> None:
+        for name in given:
+            if name not in known:
+                raise _unknown(owner.__name__, name, known)
+        try:
+            signature.bind(self, *positional, **given)
+        except TypeError as wrong:
+            raise ConfigurationError(f"{owner.__name__}(...): {wrong}", hint=_listed(known)) from None
+        construct(self, *positional, **given)
+
+    owner.__init__ = checked  # type: ignore[method-assign, assignment] # the same signature, checked first
+    return owner
 
 
-def named_mistakes(*, renamed: Mapping[str, str]) -> Callable[[type[_Owner]], type[_Owner]]:
-    """Return a class decorator: a call of the constructor with wrong names raises `ConfigurationError`.
+def _unknown(owner: str, name: str, known: Sequence[str]) -> ConfigurationError:
+    near = [f"{each}=" for each in difflib.get_close_matches(name, known, 2)]
+    hint = f"did you mean {' or '.join(near)}?" if near else _listed(known)
+    # people pass settings of the vendor's client beside the arguments: password=, api_key=, ...
+    setting = f"; settings of the client go into options={{'{name}': ...}}" if "options" in known else ""
+    return ConfigurationError(f"{owner}({name}=...): there is no such argument", hint=hint + setting)
 
-    Type checkers and `inspect` go on seeing the constructor's own signature.
 
-    Args:
-        renamed: names that people use from other tools -> what to write instead, e.g. {"keys": "key="}.
-    """
-
-    def decorate(owner: type[_Owner]) -> type[_Owner]:
-        construct: Callable[..., None] = vars(owner).get("__init__") or owner.__init__
-        signature = inspect.signature(construct)
-        known = tuple(signature.parameters)[1:]
-
-        @functools.wraps(construct)
-        def checked(self: _Owner, *positional: Any, **given: Any) -> None:
-            unknown = {name: value for name, value in given.items() if name not in known}
-            refuse_unknown(owner.__name__, unknown, known, renamed=renamed)
-            try:
-                signature.bind(self, *positional, **given)
-            except TypeError as wrong:
-                raise ConfigurationError(
-                    f"{owner.__name__}(...): {wrong}", hint=f"the arguments are: {', '.join(sorted(known))}"
-                ) from None
-            construct(self, *positional, **given)
-
-        owner.__init__ = checked  # type: ignore[method-assign, assignment] # the same signature, checked first
-        return owner
-
-    return decorate
+def _listed(known: Sequence[str]) -> str:
+    return f"the arguments are: {', '.join(sorted(known))}"
 
 
 def require_package(owner: str, extra: str, *packages: str) -> None:

@@ -53,7 +53,7 @@ def targets(stack: ExitStack, names: list[str]) -> dict[str, tuple[str, Callable
         url = stack.enter_context(LocalElasticsearch()).url
         with elasticsearch.Elasticsearch(url) as client:
             client.indices.create(index="bench", settings={"number_of_replicas": 0})
-        found["elasticsearch"] = ("Elasticsearch", lambda: {"hosts": url, "index": "bench", "id": "id"})
+        found["elasticsearch"] = ("Elasticsearch", lambda: {"hosts": url, "index": "bench", "key": "id"})
     return found
 
 

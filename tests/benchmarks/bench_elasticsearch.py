@@ -83,7 +83,7 @@ class Bench:
 
     def ours(self) -> float:
         index = self.index()
-        seconds = our_epoch(stream(self.spark, self.path), Elasticsearch(self.url, index=index, id="id"))
+        seconds = our_epoch(stream(self.spark, self.path), Elasticsearch(self.url, index=index, key="id"))
         self.check_and_delete(index, FIRST + self.rows)
         return seconds
 
@@ -91,7 +91,7 @@ class Bench:
         """Return the seconds of an epoch's phase 2, and print whose processor time the epoch took."""
         index = self.index()
         before = processor_by_kind()
-        sink = Elasticsearch(self.url, index=index, id="id", executors_above=executors_above)
+        sink = Elasticsearch(self.url, index=index, key="id", executors_above=executors_above)
         seconds = our_apply(stream(self.spark, self.path_at_once), sink)
         used = {kind: total - before.get(kind, 0.0) for kind, total in processor_by_kind().items()}
         self.check_and_delete(index, FIRST + self.rows_at_once)
@@ -158,20 +158,20 @@ class Bench:
 
     def latencies(self, epochs: int) -> None:
         """Print how long after ``commits/N`` documents are searchable."""
-        sink = Elasticsearch(self.url, index=self.index(), id="id", refresh=True)
+        sink = Elasticsearch(self.url, index=self.index(), key="id", refresh=True)
         trigger, delays = small_epochs(ticks(self.spark, 100), sink, epochs)
         console.print(f"an epoch of 100 documents: {trigger:.0f} ms a trigger (median)")
         console.print(f"from commits/N to searchable documents (refresh=True): {spread(delays)}")
 
     def windows(self, epochs: int) -> None:
-        """Print for how long searches saw a part of an epoch, with its visibility held back and without."""
+        """Print for how long searches saw a part of an epoch, with other refreshes held back and without."""
         frame = ticks(self.spark, WINDOW_DOCUMENTS)
         for shards, held in ((1, True), (2, True), (8, True), (2, False)):
             index = self.index(shards, refresh_interval="-1" if held else "1s")
-            sink = Elasticsearch(self.url, index=index, id="id", epoch_visibility=held)
+            sink = Elasticsearch(self.url, index=index, key="id", refresh=held)
             with Onlooker(self.url, index, WINDOW_DOCUMENTS) as onlooker:
                 small_epochs(frame, sink, epochs)
-            console.print(f"{shards} shard(s), epoch_visibility={held}: {onlooker.verdict()}", highlight=False)
+            console.print(f"{shards} shard(s), held back={held}: {onlooker.verdict()}", highlight=False)
             self.client.indices.delete(index=index)
 
 

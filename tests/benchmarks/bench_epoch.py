@@ -111,7 +111,7 @@ def search() -> Iterator[dict[str, Any]]:
     with LocalElasticsearch() as server, elasticsearch.Elasticsearch(server.url) as client:
         for name in TARGETS:
             client.indices.create(index=name)
-        yield {"hosts": server.url, "index": "bench", "id": "id"}
+        yield {"hosts": server.url, "index": "bench", "key": "id"}
 
 
 SINKS: dict[str, tuple[str, Callable[[], Any]]] = {

@@ -8,10 +8,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from elasticsearch_requests import SmallRequests
 from elasticsearch_rig import SCHEMA, Rig, rendered
 from http_proxy import Answer, Proxy, Seen
 
-from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import OutcomeUnknown
 from epochsink.sink import Outcome
 from epochsink.testing.sink_rig import OneSink
@@ -32,7 +32,7 @@ PASSING = [408, 429, 500, 502, 503, 504]
 def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
     """Arguments of a sink whose epoch has many requests."""
     settings = {"number_of_shards": 1, "number_of_replicas": 0}
-    common = {"id": "id", "bulk_bytes": 500, "timeout": 30.0, "refresh": True}
+    common = {"key": "id", "timeout": 30.0, "refresh": True}
     return {"hosts": elasticsearch.url, "index": fresh_index(), "create": settings, **common}
 
 
@@ -44,7 +44,7 @@ def check(options: dict[str, Any], behave: Callable[[Seen], Answer | None]) -> l
     """Return the sink's findings where something answers before the server."""
     with (
         Proxy(options["hosts"], behave) as proxy,
-        closing(OneSink.of(Elasticsearch(**{**options, "hosts": proxy.url}))) as committer,
+        closing(OneSink.of(SmallRequests(**{**options, "hosts": proxy.url}))) as committer,
     ):
         return committer.check(SCHEMA)
 
@@ -60,10 +60,10 @@ def test_every_request_of_a_commit_may_meet_an_overloaded_server(options: dict[s
         met.append(request)
         return Answer(PASSING[len(met) % len(PASSING)], b"<html>", {"content-type": "text/html"})
 
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         prepared = rig.prepare(0, [rendered(ROWS)])
         with Proxy(options["hosts"], behave) as proxy:
-            through = Elasticsearch(**{**options, "hosts": proxy.url})
+            through = SmallRequests(**{**options, "hosts": proxy.url})
             with closing(Rig(through, rig.identity)) as unlucky:
                 assert unlucky.commit(prepared).outcome is Outcome.COMMITTED
         assert len(met) > len(PASSING)
@@ -83,7 +83,7 @@ def test_a_refresh_that_reaches_no_shard_is_tried_again(options: dict[str, Any])
         return none if refresh and asked[index] == 1 else None
 
     with Proxy(options["hosts"], behave) as proxy:
-        sink = Elasticsearch(**{**options, **letters, "hosts": proxy.url, "bulk_bytes": 500})
+        sink = SmallRequests(**{**options, **letters, "hosts": proxy.url})
         with closing(Rig.joining(sink)) as rig:
             prepared = rig.prepare(0, [rendered(ROWS)])
             with closing(rig.another_driver()) as other:
@@ -108,10 +108,10 @@ def test_a_refusal_is_named_blames_no_row_and_leaves_the_epoch_pending(
     options: dict[str, Any], where: str, answer: Answer, hint: str
 ) -> None:
     dead: dict[str, Any] = {"on_rejected": "dead_letter", "dead_letter_index": f"{options['index']}_dead"}
-    with closing(Rig.joining(Elasticsearch(**options, **dead))) as rig:
+    with closing(Rig.joining(SmallRequests(**options, **dead))) as rig:
         prepared = rig.prepare(0, [rendered(ROWS)])
         with Proxy(options["hosts"], lambda seen: answer if where in seen.path else None) as proxy:
-            through = Elasticsearch(**{**options, **dead, "hosts": proxy.url})
+            through = SmallRequests(**{**options, **dead, "hosts": proxy.url})
             with closing(Rig(through, rig.identity)) as refused, pytest.raises(OutcomeUnknown) as caught:
                 refused.commit(prepared)
         assert str(answer.status) in str(caught.value)
@@ -127,7 +127,7 @@ def test_a_pipeline_that_needs_fields_is_accepted_and_a_missing_one_is_not(
     options: dict[str, Any], status: int, said: list[str]
 ) -> None:
     """The node refuses the empty document, for it has no pipelines; what stands for them says whether there is one."""
-    with closing(Elasticsearch(**options).connect()) as client:
+    with closing(SmallRequests(**options).connect()) as client:
         client.indices.create(index=options["index"], settings={"index.default_pipeline": "needs-fields"})
     findings = check(options, lambda seen: Answer(status) if "/_ingest/" in seen.path else None)
     assert len(findings) == len(said)
@@ -135,7 +135,7 @@ def test_a_pipeline_that_needs_fields_is_accepted_and_a_missing_one_is_not(
 
 
 def test_a_user_without_the_right_to_create_uses_what_is_there(options: dict[str, Any]) -> None:
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         may_not = error(403, "security_exception")
 
         def behave(seen: Seen) -> Answer | None:
@@ -145,7 +145,7 @@ def test_a_user_without_the_right_to_create_uses_what_is_there(options: dict[str
         assert check(options, behave) == []
         with (
             Proxy(options["hosts"], behave) as proxy,
-            closing(Rig(Elasticsearch(**{**options, "hosts": proxy.url}), rig.identity)) as limited,
+            closing(Rig(SmallRequests(**{**options, "hosts": proxy.url}), rig.identity)) as limited,
         ):
             limited.apply(0, [rendered(ROWS)])
         assert rig.stored() == dict(ROWS)
@@ -162,6 +162,6 @@ def test_serverless_takes_an_index_without_settings_of_its_own(options: dict[str
 
     options |= {"create": True, "delete_when": "gone", "gc_deletes": "60s"}
     assert check(options, behave) == []
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         rig.apply(0, [rendered(ROWS)])
         assert rig.stored() == dict(ROWS)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import elasticsearch_rig
 import pytest
+from elasticsearch_requests import OneByOne, SmallRequests
 from elasticsearch_rig import Rig, keyless, rendered
 from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
 
@@ -42,17 +43,16 @@ def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict
     return {
         "hosts": elasticsearch.url,
         "index": fresh_index(),
-        "id": "id",
+        "key": "id",
         "delete_when": "gone",
         "create": settings,
-        "bulk_bytes": 500,
         "timeout": 20.0,
     }
 
 
 @pytest.fixture
 def rig(options: dict[str, Any]) -> Iterator[Rig]:
-    made = Rig.joining(Elasticsearch(**options))
+    made = Rig.joining(SmallRequests(**options))
     yield made
     made.close()
 
@@ -61,11 +61,9 @@ def numbered(first: int, last: int, **more: Any) -> list[Document]:
     return [(f"d{number}", {"n": number, **more}) for number in range(first, last)]
 
 
-def behind(rig: Rig, proxy: Proxy, **changed: Any) -> Rig:
+def behind(rig: Rig, proxy: Proxy, kind: type[Elasticsearch] = SmallRequests, **changed: Any) -> Rig:
     """Return the same sink, reaching the server through a proxy."""
-    sink = Elasticsearch(
-        proxy.url, index=rig.sink.index, id="id", delete_when="gone", **{"bulk_bytes": 500, "timeout": 20, **changed}
-    )
+    sink = kind(proxy.url, index=rig.sink.index, key="id", delete_when="gone", **{"timeout": 20, **changed})
     return Rig(sink, rig.identity)
 
 
@@ -145,7 +143,7 @@ def test_a_driver_overtaken_in_the_middle_leaves_what_is_newer(rig: Rig) -> None
                 assert other.commit(first).outcome is Outcome.COMMITTED
                 assert other.commit(second).outcome is Outcome.COMMITTED
 
-    with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, proxy, threads=1)) as slow:
+    with Proxy(rig.sink.hosts[0], behave) as proxy, closing(behind(rig, proxy, OneByOne)) as slow:
         assert slow.commit(first).outcome is Outcome.COMMITTED
     assert overtaken
     assert {each["state"] for each in rig.stored().values()} == {"new"}
@@ -167,7 +165,7 @@ def test_a_driver_that_slept_long_looks_before_it_goes_on_writing(rig: Rig, monk
                 assert other.commit(second).outcome is Outcome.COMMITTED
             monkeypatch.setattr(overtaken, "LOOK_EVERY", 0.0)
 
-    with Proxy(rig.sink.hosts[0], lambda _: None) as proxy, closing(behind(rig, proxy, threads=1)) as slow:
+    with Proxy(rig.sink.hosts[0], lambda _: None) as proxy, closing(behind(rig, proxy, OneByOne)) as slow:
         monkeypatch.setattr(failpoints, "reach", sleep)
         assert slow.commit(first).outcome is Outcome.COMMITTED
     assert slept
@@ -287,8 +285,8 @@ def test_a_newer_version_of_somebody_else_stops_and_names_the_document(rig: Rig)
 
 
 def test_rows_without_a_key_are_not_duplicated_by_replays(options: dict[str, Any]) -> None:
-    del options["id"], options["delete_when"]
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    del options["key"], options["delete_when"]
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         batches = [[keyless([{"n": 10 * task + row} for row in range(10)])] for task in range(3)]
         prepared = rig.apply(0, *batches)
         _forget_marker(rig)
@@ -303,7 +301,7 @@ def test_rows_without_a_key_are_not_duplicated_by_replays(options: dict[str, Any
 
 def test_a_document_that_cannot_be_read_is_not_taken_for_an_absent_one(options: dict[str, Any]) -> None:
     """Its shard is not served for a moment: what somebody has changed in it since it was appended stays."""
-    del options["id"], options["delete_when"]
+    del options["key"], options["delete_when"]
     asked: list[Answer] = []
 
     def behave(seen: Seen) -> Answer | None:
@@ -318,7 +316,7 @@ def test_a_document_that_cannot_be_read_is_not_taken_for_an_absent_one(options: 
         docs = [{"_index": each["_index"], "_id": each["_id"], "error": error} for each in found]
         return Answer(200, json.dumps({"docs": docs}).encode())
 
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         prepared = rig.apply(0, [keyless([{"n": number} for number in range(10)])])
         _forget_marker(rig)
         with closing(rig.sink.connect()) as client:
@@ -326,7 +324,7 @@ def test_a_document_that_cannot_be_read_is_not_taken_for_an_absent_one(options: 
                 client.update(index=rig.sink.index, id=next(iter(rig.stored())), doc={"touched": touch})
         before = rig.stored()
         with Proxy(options["hosts"], behave) as proxy:
-            through = Elasticsearch(**{**options, "hosts": proxy.url})
+            through = SmallRequests(**{**options, "hosts": proxy.url})
             with closing(Rig(through, rig.identity)) as again:
                 assert again.commit(prepared).outcome is Outcome.COMMITTED
         assert len(asked) > 2
@@ -345,21 +343,21 @@ def test_an_id_in_two_tasks_is_refused_before_anything_is_visible(rig: Rig) -> N
 
 
 def test_order_by_decides_across_tasks(options: dict[str, Any]) -> None:
-    with closing(Rig.joining(Elasticsearch(**options, order_by="at"))) as rig:
+    with closing(Rig.joining(SmallRequests(**options, order_by="at"))) as rig:
         rig.apply(0, [rendered([("a", {"n": 1}), ("b", {"n": 2})], [9, 1])], [rendered([("a", {"n": 3})], [4])])
         assert rig.stored() == {"a": {"n": 1}, "b": {"n": 2}}
 
 
 def test_a_pending_epoch_is_applied_as_it_was_written(options: dict[str, Any], fresh_index: FreshName) -> None:
     """The start that commits it has another index=, no id= and no order_by=: the epoch's own count."""
-    with closing(Rig.joining(Elasticsearch(**options, order_by="at"))) as rig:
+    with closing(Rig.joining(SmallRequests(**options, order_by="at"))) as rig:
         ranked = (
             [rendered([("a", {"n": 1}), ("b", {"n": 2})], [9, 1])],
             [rendered([("a", {"n": 3}), ("c", None)], [4, 4])],
         )
         prepared = rig.prepare(0, *ranked)
-        keyless_options = {name: value for name, value in options.items() if name not in ("id", "delete_when")}
-        later = Elasticsearch(**{**keyless_options, "index": fresh_index()})
+        keyless_options = {name: value for name, value in options.items() if name not in ("key", "delete_when")}
+        later = SmallRequests(**{**keyless_options, "index": fresh_index()})
         with closing(Rig(later, rig.identity)) as changed:
             assert changed.commit(prepared).outcome is Outcome.COMMITTED
         assert rig.stored() == {"a": {"n": 1}, "b": {"n": 2}}
@@ -441,14 +439,14 @@ def test_through_a_storm_of_429_each_operation_is_applied_and_only_the_refused_a
 
 def test_a_lost_reply_is_no_lost_and_no_doubled_document(options: dict[str, Any]) -> None:
     """The server applies every second request and its answer never arrives."""
-    del options["id"], options["delete_when"]
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    del options["key"], options["delete_when"]
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
 
         def behave(seen: Seen) -> Lost | None:
             return Lost() if seen.is_bulk and len(proxy.bulks) % 2 else None
 
         with Proxy(options["hosts"], behave) as proxy:
-            sink = Elasticsearch(**{**options, "hosts": proxy.url})
+            sink = SmallRequests(**{**options, "hosts": proxy.url})
             with closing(Rig(sink, rig.identity)) as unlucky:
                 unlucky.apply(0, [keyless([{"n": number} for number in range(60)])])
         assert sorted(each["n"] for each in rig.stored().values()) == list(range(60))
@@ -487,7 +485,7 @@ def test_without_any_success_the_epoch_stays_pending_and_can_be_applied_later(ri
 
 def test_an_epoch_of_many_small_tasks_takes_few_requests(options: dict[str, Any]) -> None:
     with Proxy(options["hosts"], lambda _: None) as proxy:
-        rig = Rig.joining(Elasticsearch(**{**options, "hosts": proxy.url, "bulk_bytes": 10_000}))
+        rig = Rig.joining(Elasticsearch(**{**options, "hosts": proxy.url}))
         with closing(rig):
             asked = len(proxy.bulks)
             rig.apply(0, *([rendered(numbered(first, first + 3))] for first in range(0, 120, 3)))
@@ -496,7 +494,7 @@ def test_an_epoch_of_many_small_tasks_takes_few_requests(options: dict[str, Any]
 
 
 def test_compressed_requests_are_applied(options: dict[str, Any]) -> None:
-    with closing(Rig.joining(Elasticsearch(**options, options={"http_compress": True}))) as rig:
+    with closing(Rig.joining(SmallRequests(**options, options={"http_compress": True}))) as rig:
         rig.apply(0, [rendered(numbered(0, 30))])
         assert rig.stored() == dict(numbered(0, 30))
 

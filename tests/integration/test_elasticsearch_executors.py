@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from elasticsearch_requests import SmallRequests
 from elasticsearch_rig import Rig, keyless, rendered
 from http_proxy import Answer, Proxy, Seen
 
-from epochsink.elasticsearch import Elasticsearch, apply_on_executors, deduplicate, overtaken
+from epochsink.elasticsearch import apply_on_executors, deduplicate, overtaken
 from epochsink.elasticsearch.apply_on_executors import Part, PartJob
 from epochsink.elasticsearch.errors import GaveUp, UnfitIndex
 from epochsink.errors import OutcomeUnknown, RowsRejected, SpoolDamaged
@@ -57,10 +58,9 @@ def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict
     return {
         "hosts": elasticsearch.url,
         "index": fresh_index(),
-        "id": "id",
+        "key": "id",
         "order_by": "n",
         "create": {"number_of_shards": 2, "number_of_replicas": 0},
-        "bulk_bytes": 500,
         "timeout": 20.0,
         "executors_above": 0,
     }
@@ -68,7 +68,7 @@ def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict
 
 @pytest.fixture
 def rig(options: dict[str, Any]) -> Iterator[Rig]:
-    made = Rig.joining(Elasticsearch(**options))
+    made = Rig.joining(SmallRequests(**options))
     made.committer.participant.executors = Elsewhere()
     yield made
     made.close()
@@ -97,12 +97,12 @@ def test_a_large_epoch_is_verified_and_applied_by_executors(rig: Rig) -> None:
 
 def test_a_small_epoch_and_one_task_alone_are_the_drivers(rig: Rig, options: dict[str, Any]) -> None:
     rig.apply(0, [numbered(0, 50)])
-    small = Rig(Elasticsearch(**{**options, "executors_above": 100}), rig.identity)
+    small = Rig(SmallRequests(**{**options, "executors_above": 100}), rig.identity)
     small.committer.participant.executors = Elsewhere()
     with closing(small):
         small.apply(1, [numbered(0, 50, 1)], [numbered(50, 100, 1)])
         assert jobs(small) == jobs(rig) == []
-    never = Rig(Elasticsearch(**{**options, "executors_above": None}), rig.identity)
+    never = Rig(SmallRequests(**{**options, "executors_above": None}), rig.identity)
     never.committer.participant.executors = Elsewhere()
     with closing(never):
         never.apply(2, [numbered(0, 50, 2)], [numbered(50, 100, 2)])
@@ -124,7 +124,7 @@ def test_where_spark_brings_keys_together_each_task_finds_its_last_rows_and_the_
         raise AssertionError("the driver has read the ids of all tasks")
 
     monkeypatch.setattr(deduplicate, "count", read)
-    rig = Rig.joining(Elasticsearch(**{**options, "partition_by_key": True, "executors_above": above}))
+    rig = Rig.joining(SmallRequests(**{**options, "partition_by_key": True, "executors_above": above}))
     rig.committer.participant.executors = Elsewhere()
     with closing(rig):
         rig.apply(0, [numbered(0, 30, 5), numbered(0, 10, 7), numbered(5, 20, 6)], [numbered(30, 60, 1)])
@@ -135,7 +135,7 @@ def test_where_spark_brings_keys_together_each_task_finds_its_last_rows_and_the_
 
 def test_an_executor_sees_that_a_pipeline_takes_documents_elsewhere(options: dict[str, Any]) -> None:
     """The index has an empty pipeline; what stands for one that drops answers each request."""
-    rig = Rig.joining(Elasticsearch(**options))
+    rig = Rig.joining(SmallRequests(**options))
     with closing(rig), closing(rig.sink.connect()) as client:
         client.ingest.put_pipeline(id="epochsink-test-empty", processors=[])
         client.indices.put_settings(index=rig.sink.index, settings={"index.final_pipeline": "epochsink-test-empty"})
@@ -147,7 +147,7 @@ def test_an_executor_sees_that_a_pipeline_takes_documents_elsewhere(options: dic
             return Answer(200, json.dumps({"errors": False, "items": items}).encode()) if seen.is_bulk else None
 
         with Proxy(options["hosts"], drop) as proxy:
-            losing = Rig(Elasticsearch(**{**options, "hosts": proxy.url}), rig.identity)
+            losing = Rig(SmallRequests(**{**options, "hosts": proxy.url}), rig.identity)
             losing.committer.participant.executors = Elsewhere()
             with closing(losing), pytest.raises(OutcomeUnknown, match=r"has dropped \d+ of"):
                 losing.commit(prepared)
@@ -158,8 +158,8 @@ def test_an_executor_sees_that_a_pipeline_takes_documents_elsewhere(options: dic
 
 def test_rows_without_a_key_get_the_ids_that_the_driver_gives_them(options: dict[str, Any]) -> None:
     """So that a run of executors and one of the driver, at one epoch, make no document twice."""
-    plain = {name: value for name, value in options.items() if name not in ("id", "order_by")}
-    rig = Rig.joining(Elasticsearch(**plain))
+    plain = {name: value for name, value in options.items() if name not in ("key", "order_by")}
+    rig = Rig.joining(SmallRequests(**plain))
     with closing(rig):
         prepared = rig.prepare(0, [keyless([{"n": n} for n in range(50)])], [keyless([{"n": n} for n in range(9)])])
         for part in (Part(0, prepared.rows.tasks()[0]), Part(1, prepared.rows.tasks()[1])):
@@ -213,7 +213,7 @@ def test_refused_documents_become_dead_letters_each_once(
     """Also where a part has more of them than it may hand to the driver."""
     monkeypatch.setattr(apply_on_executors, "MOST_REFUSED", most)
     letters = fresh_index()
-    rig = Rig.joining(Elasticsearch(**options, on_rejected="dead_letter", dead_letter_index=letters))
+    rig = Rig.joining(SmallRequests(**options, on_rejected="dead_letter", dead_letter_index=letters))
     rig.committer.participant.executors = Elsewhere()
     with closing(rig):
         bad = rendered([(f"bad{number}", {"n": "no number"}) for number in range(8)], [0] * 8)
@@ -261,7 +261,7 @@ def test_what_an_executor_meets_is_told_to_the_driver(
     prepared = rig.prepare(0, [numbered(0, 10)], [numbered(10, 20)])
     body = b'{"error":{"type":"x","reason":"y"}}'
     with Proxy(None, lambda _: Answer(status, body)) as proxy:
-        sink = Elasticsearch(**{**options, "hosts": proxy.url, "timeout": 0.5})
+        sink = SmallRequests(**{**options, "hosts": proxy.url, "timeout": 0.5})
         job = PartJob(sink, rig.identity, prepared.epoch, sink.index, prepared.rows)
         answer = job.post(Part(0, prepared.rows.tasks()[0]))
     assert isinstance(crossed(answer).problem, problem)

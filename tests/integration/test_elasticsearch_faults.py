@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import elasticsearch as vendor
 import pytest
+from elasticsearch_requests import OneByOne, SmallRequests
 from elasticsearch_rig import Rig, rendered
 from http_proxy import Answer, Lost, Proxy, Seen
 from indices import RECOVERS_LATE
@@ -37,20 +38,22 @@ KEPT = {name: document for name, document in NEW if document is not None}
 def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
     """Arguments of a sink that upserts and deletes; small requests, so that each epoch has many."""
     settings = {"number_of_shards": 2, "number_of_replicas": 0}
-    common = {"id": "id", "delete_when": "gone", "bulk_bytes": 500, "timeout": 30.0}
+    common = {"key": "id", "delete_when": "gone", "timeout": 30.0}
     return {"hosts": elasticsearch.url, "index": fresh_index(), "create": settings, **common}
 
 
 @pytest.fixture
 def rig(options: dict[str, Any]) -> Iterator[Rig]:
-    made = Rig.joining(Elasticsearch(**options))
+    made = Rig.joining(SmallRequests(**options))
     yield made
     made.close()
 
 
-def behind(rig: Rig, options: dict[str, Any], proxy: Proxy, **changed: Any) -> Rig:
+def behind(
+    rig: Rig, options: dict[str, Any], proxy: Proxy, kind: type[Elasticsearch] = SmallRequests, **changed: Any
+) -> Rig:
     """Return the same sink, reaching the server through a proxy."""
-    return Rig(Elasticsearch(**{**options, "hosts": proxy.url, **changed}), rig.identity)
+    return Rig(kind(**{**options, "hosts": proxy.url, **changed}), rig.identity)
 
 
 def half_applied(proxy: Proxy, seen: Seen) -> Lost:
@@ -113,7 +116,7 @@ def test_a_server_that_restarts_while_an_epoch_is_made_searchable_is_waited_for(
     """Just started, it answers a refresh with 404 before it knows its indices."""
     server = private_elasticsearch(**RECOVERS_LATE)
     hidden = {"number_of_shards": 2, "number_of_replicas": 0, "refresh_interval": "-1"}
-    sink = Elasticsearch(**{**options, "hosts": server.url, "create": hidden})
+    sink = SmallRequests(**{**options, "hosts": server.url, "create": hidden})
     refused: list[Answer] = []
 
     def behave(seen: Seen) -> Answer | Lost | None:
@@ -163,11 +166,11 @@ def test_a_driver_that_slept_beyond_gc_deletes_brings_nothing_back(
         awake.wait(DEADLINE)
         return answer
 
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         first = rig.prepare(0, [rendered([*OLD, ("last", {"n": 0})])])
         with (
             Proxy(options["hosts"], behave) as proxy,
-            closing(behind(rig, options, proxy, threads=1)) as sleeper,
+            closing(behind(rig, options, proxy, OneByOne)) as sleeper,
             ThreadPoolExecutor(1) as thread,
         ):
             under_way = thread.submit(sleeper.commit, first)

@@ -8,14 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from checkpoint_kit import CheckpointKit
+from elasticsearch_requests import OneByOne, SmallRequests
 from elasticsearch_rig import SCHEMA, Rig, rendered
+from http_proxy import Proxy
+from typer.testing import CliRunner
 
+from epochsink.cli.app import app
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import OutcomeUnknown, RowsRejected, WentBack
+from epochsink.sink import LastDone, Outcome
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import elasticsearch as vendor
     from fix_services import FreshName
@@ -30,7 +37,7 @@ def name(fresh_index: FreshName) -> str:
 
 @pytest.fixture
 def sink(elasticsearch: ElasticsearchService, name: str) -> Elasticsearch:
-    return Elasticsearch(elasticsearch.url, index=name, id="id", create={"number_of_replicas": 0})
+    return Elasticsearch(elasticsearch.url, index=name, key="id", create={"number_of_replicas": 0})
 
 
 @pytest.fixture
@@ -39,8 +46,8 @@ def client(sink: Elasticsearch) -> Iterator[vendor.Elasticsearch]:
         yield connected
 
 
-def changed(sink: Elasticsearch, **options: Any) -> Elasticsearch:
-    return Elasticsearch(sink.hosts[0], **{"index": sink.index, "id": "id", **options})
+def changed(sink: Elasticsearch, kind: type[Elasticsearch] = Elasticsearch, **options: Any) -> Elasticsearch:
+    return kind(**{"hosts": sink.hosts[0], "index": sink.index, "key": "id", **options})
 
 
 def check(sink: Elasticsearch, schema: pa.Schema = SCHEMA) -> list[str]:
@@ -210,9 +217,10 @@ def test_an_alias_moved_between_epochs_stops_until_its_index_is_accepted(
         )
         with pytest.raises(WentBack, match=f"{alias}' stood for the index '{first}'") as caught:
             rig.prepare(1, [rendered([("b", {"n": 2})])])
-        accepted = caught.value.hint.partition("accept_index='")[2].partition("'")[0]
-        with closing(Rig(changed(sink, index=alias, accept_index=accepted), rig.identity)) as accepting:
-            accepting.apply(1, [rendered([("b", {"n": 2})])])
+        assert "epochsink accept CHECKPOINT 0 --sink NAME" in caught.value.hint
+        accepted = LastDone(0, "", ())
+        prepared = rig.prepare(1, [rendered([("b", {"n": 2})])], after=accepted)
+        assert rig.commit(prepared, accepted).outcome is Outcome.COMMITTED
         assert rig.stored(second) == {"b": {"n": 2}}
 
 
@@ -230,26 +238,38 @@ def test_an_alias_that_moves_during_a_commit_gets_the_whole_epoch(
             moves.clear()
 
     monkeypatch.setattr("epochsink.elasticsearch.apply.failpoints.reach", move)
-    with closing(Rig.joining(changed(sink, index=alias, bulk_bytes=200, threads=1))) as rig:
+    with closing(Rig.joining(changed(sink, OneByOne, index=alias))) as rig:
         documents = [(str(number), {"n": number}) for number in range(20)]
         rig.apply(0, [rendered(documents)])
         assert not moves
         assert rig.stored(second) == dict(documents)
 
 
-def test_an_index_made_anew_stops_until_it_is_accepted(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
-    with closing(Rig.joining(sink)) as rig:
-        rig.apply(0, [rendered([("a", {"n": 1})])])
-        client.indices.delete(index=sink.index)
-        assert check(sink) == []
+def test_an_index_made_anew_stops_until_an_operator_accepts_it(
+    sink: Elasticsearch, client: vendor.Elasticsearch, tmp_path: Path
+) -> None:
+    """At a start, in the vote and in the commit; accepted by the command line, over a real ledger."""
+    kit = CheckpointKit(tmp_path / "checkpoint", {"search": sink})
+    (participant,) = kit.participants
+    assert participant.check("search", SCHEMA) == []
+    kit.run(0, {"search": rendered([("a", {"n": 1})])})
+    kit.record(1, {"search": rendered([("b", {"n": 2})])})
+    client.indices.delete(index=sink.index)
+    assert check(sink) == []
+    kit.decide(1)
+    for stopped in (kit.coordinator.commit_decided, kit.start):
         with pytest.raises(WentBack, match="deleted and created again") as caught:
-            rig.prepare(1, [rendered([("b", {"n": 2})])])
-        uuid_now = client.indices.get(index=sink.index, flat_settings=True)[sink.index]["settings"]["index.uuid"]
-        assert f"accept_index='{uuid_now}'" in caught.value.hint
-        with closing(Rig(changed(sink, accept_index=uuid_now), rig.identity)) as accepting:
-            accepting.apply(1, [rendered([("b", {"n": 2})])])
-        rig.apply(2, [rendered([("c", {"n": 3})])])
-        assert set(rig.stored()) == {"b", "c"}
+            stopped()
+        assert "epochsink accept CHECKPOINT 0 --sink search" in caught.value.hint
+    told = CliRunner().invoke(app, ["accept", str(kit.root), "0", "--sink", "search", "--yes"])
+    assert told.exit_code == 0, told.output
+    kit.coordinator = kit.start()
+    kit.run(2, {"search": rendered([("c", {"n": 3})])})
+    kit.coordinator = kit.start()
+    client.indices.refresh(index=sink.index)
+    found = client.search(index=sink.index)["hits"]["hits"]
+    assert {hit["_id"] for hit in found} == {"b", "c"}
+    kit.close()
 
 
 def test_deletes_need_gc_deletes_and_created_indices_have_it(sink: Elasticsearch, client: vendor.Elasticsearch) -> None:
@@ -272,15 +292,7 @@ def test_asynchronous_translogs_are_found(sink: Elasticsearch, client: vendor.El
     assert "index.translog.durability=async" in finding
 
 
-def test_epoch_visibility_needs_an_index_that_is_not_refreshed_otherwise(
-    sink: Elasticsearch, client: vendor.Elasticsearch
-) -> None:
-    client.indices.create(index=sink.index)
-    (finding,) = check(changed(sink, epoch_visibility=True))
-    assert "index.refresh_interval=-1" in finding
-
-
-def test_with_epoch_visibility_searches_see_an_epoch_only_when_all_of_it_is_applied(
+def test_without_other_refreshes_searches_see_an_epoch_only_when_all_of_it_is_applied(
     sink: Elasticsearch, client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, int]] = []
@@ -288,8 +300,8 @@ def test_with_epoch_visibility_searches_see_an_epoch_only_when_all_of_it_is_appl
     def look(point: str) -> None:
         seen.append((point, client.count(index=sink.index)["count"]))
 
-    visible = changed(sink, epoch_visibility=True, bulk_bytes=200, threads=1)
-    with closing(Rig.joining(visible)) as rig:
+    held_back = {"index.refresh_interval": "-1"}
+    with closing(Rig.joining(changed(sink, OneByOne, refresh=True, create=held_back))) as rig:
         rig.apply(0, [rendered([("old", {"n": 0})])])
         monkeypatch.setattr("epochsink.elasticsearch.apply.failpoints.reach", look)
         rig.apply(1, [rendered([(str(number), {"n": number}) for number in range(20)])])
@@ -299,12 +311,29 @@ def test_with_epoch_visibility_searches_see_an_epoch_only_when_all_of_it_is_appl
     assert seen[-1] == ("elasticsearch.marker.before", 21)
 
 
-@pytest.mark.parametrize("bulk_bytes", [200, 1_000_000], ids=["several requests", "one request"])
-def test_refresh_makes_an_epoch_searchable_at_the_end_of_its_commit(
-    sink: Elasticsearch, client: vendor.Elasticsearch, bulk_bytes: int
+@pytest.mark.parametrize("interval", ["-1", "1h"])
+def test_only_an_index_without_refreshes_of_its_own_gets_one_request_for_all_shards(
+    sink: Elasticsearch, interval: str
 ) -> None:
-    hidden = {"index.refresh_interval": "-1"}
-    with closing(Rig.joining(changed(sink, refresh=True, create=hidden, bulk_bytes=bulk_bytes))) as rig:
+    """A refresh within the bulk request saves a request, and shows the epoch in one shard before the next."""
+    seen: list[tuple[bool, str]] = []
+    with Proxy(sink.hosts[0], lambda request: seen.append((request.is_bulk, request.path))) as proxy:
+        create = {"index.refresh_interval": interval}
+        with closing(Rig.joining(changed(sink, hosts=proxy.url, refresh=True, create=create))) as rig:
+            prepared = rig.prepare(0, [rendered([("a", {"n": 1})])])
+            seen.clear()
+            rig.commit(prepared)
+    (bulk,) = (path for is_bulk, path in seen if is_bulk)
+    own = [path for _, path in seen if path.startswith(f"/{sink.index}/_refresh")]
+    assert ("refresh=true" in bulk, len(own)) == ((False, 1) if interval == "-1" else (True, 0))
+
+
+@pytest.mark.parametrize("kind", [SmallRequests, Elasticsearch], ids=["several requests", "one request"])
+def test_refresh_makes_an_epoch_searchable_at_the_end_of_its_commit(
+    sink: Elasticsearch, client: vendor.Elasticsearch, kind: type[Elasticsearch]
+) -> None:
+    seldom = {"index.refresh_interval": "1h"}
+    with closing(Rig.joining(changed(sink, kind, refresh=True, create=seldom))) as rig:
         rig.apply(0, [rendered([(str(number), {"n": 0}) for number in range(9)])])
         assert client.count(index=sink.index)["count"] == 9
         rig.apply(1, [rendered([("0", None), ("1", {"n": 1})])])

@@ -11,10 +11,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from elasticsearch_requests import OneByOne
 from elasticsearch_rig import SCHEMA, Rig, keyless, rendered
 from http_proxy import Answer, Proxy, Seen
 
-from epochsink.elasticsearch import Elasticsearch
 from epochsink.errors import OutcomeUnknown, PrepareFailed
 from epochsink.sink import Outcome
 from epochsink.testing.sink_rig import OneSink
@@ -42,13 +42,13 @@ MOVED: dict[str, dict[str, Any]] = {
 @pytest.fixture
 def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
     """Arguments of a sink whose epoch has many requests."""
-    common = {"key": "id", "bulk_bytes": 500, "threads": 1, "timeout": 20.0}
+    common = {"key": "id", "timeout": 20.0}
     return {"hosts": elasticsearch.url, "index": fresh_index(), "create": {"number_of_replicas": 0}, **common}
 
 
 @pytest.fixture
 def client(options: dict[str, Any]) -> Iterator[vendor.Elasticsearch]:
-    with closing(Elasticsearch(**options).connect()) as connected:
+    with closing(OneByOne(**options).connect()) as connected:
         connected.ingest.put_pipeline(id=PIPELINE["index.default_pipeline"], processors=[])
         yield connected
 
@@ -86,11 +86,11 @@ def test_a_document_that_a_pipeline_takes_elsewhere_stops_the_query_and_is_writt
         del options["key"]
     batch = rendered(ROWS) if keyed else keyless([document or {} for _, document in ROWS])
     client.indices.create(index=options["index"], settings={**PIPELINE, "number_of_replicas": 0})
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(OneByOne(**options))) as rig:
         prepared = rig.prepare(0, [batch])
         with Proxy(options["hosts"], lambda _: None) as proxy:
             pipeline = proxy.behave = Pipeline(proxy, options["index"], MOVED[how])
-            through = Elasticsearch(**{**options, "hosts": proxy.url})
+            through = OneByOne(**{**options, "hosts": proxy.url})
             with closing(Rig(through, rig.identity)) as losing, pytest.raises(OutcomeUnknown) as caught:
                 losing.commit(prepared)
         assert "has dropped 1 of" in str(caught.value)
@@ -108,7 +108,7 @@ def test_an_index_with_a_pipeline_that_moves_nothing_is_written_to(
 ) -> None:
     """Updates, deletes and documents changed elsewhere included."""
     client.indices.create(index=options["index"], settings={**PIPELINE, "number_of_replicas": 0})
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(OneByOne(**options))) as rig:
         rig.apply(0, [rendered(ROWS)])
         for touch in range(2):
             client.update(index=options["index"], id="d7", doc={"touched": touch})
@@ -125,12 +125,12 @@ def test_a_pipeline_that_comes_while_an_epoch_is_applied_is_looked_at(
         if point == "elasticsearch.bulk.between":
             client.indices.put_settings(index=options["index"], settings=PIPELINE)
 
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(OneByOne(**options))) as rig:
         prepared = rig.prepare(0, [rendered(ROWS)])
         with Proxy(options["hosts"], lambda _: None) as proxy:
             proxy.behave = Pipeline(proxy, options["index"], MOVED["drop"])
             monkeypatch.setattr("epochsink.elasticsearch.apply.failpoints.reach", come)
-            through = Elasticsearch(**{**options, "hosts": proxy.url})
+            through = OneByOne(**{**options, "hosts": proxy.url})
             with closing(Rig(through, rig.identity)) as losing, pytest.raises(OutcomeUnknown, match="has dropped 1 of"):
                 losing.commit(prepared)
         assert rig.commit(prepared).outcome is Outcome.COMMITTED
@@ -186,14 +186,14 @@ def check(options: dict[str, Any], definitions: dict[str, list[dict[str, Any]]] 
 
     with (
         Proxy(options["hosts"], behave) as proxy,
-        closing(OneSink.of(Elasticsearch(**{**options, "hosts": proxy.url}))) as committer,
+        closing(OneSink.of(OneByOne(**{**options, "hosts": proxy.url}))) as committer,
     ):
         return committer.check(SCHEMA)
 
 
 def test_dead_letters_and_markers_pass_no_pipeline(options: dict[str, Any], client: vendor.Elasticsearch) -> None:
     dead = f"{options['index']}_dead"
-    sink = Elasticsearch(**options, on_rejected="dead_letter", dead_letter_index=dead)
+    sink = OneByOne(**options, on_rejected="dead_letter", dead_letter_index=dead)
     with closing(Rig.joining(sink)) as rig:
         prepared = rig.prepare(0, [rendered(ROWS)])
         client.indices.put_settings(index=dead, settings=PIPELINE)

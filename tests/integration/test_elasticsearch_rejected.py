@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from elasticsearch_requests import SmallRequests
 from elasticsearch_rig import SCHEMA, ListedRows, Rig, rendered
 from http_proxy import Answer, Proxy, Seen
 
@@ -42,8 +43,7 @@ def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict
     return {
         "hosts": elasticsearch.url,
         "index": name,
-        "id": "id",
-        "bulk_bytes": 300,
+        "key": "id",
         "timeout": 10,
     }
 
@@ -54,13 +54,13 @@ def client(options: dict[str, Any]) -> Iterator[vendor.Elasticsearch]:
         yield connected
 
 
-def dead_lettered(options: dict[str, Any], **changed: Any) -> Elasticsearch:
+def dead_lettered(options: dict[str, Any], kind: type[Elasticsearch] = SmallRequests, **changed: Any) -> Elasticsearch:
     dead = {"on_rejected": "dead_letter", "dead_letter_index": f"{options['index']}_dead"}
-    return Elasticsearch(**{**options, **dead, **changed})
+    return kind(**{**options, **dead, **changed})
 
 
 def test_a_malformed_date_and_number_stop_with_index_id_reason_and_way_out(options: dict[str, Any]) -> None:
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
         with pytest.raises(RowsRejected) as caught:
             rig.commit(prepared)
@@ -74,7 +74,7 @@ def test_a_malformed_date_and_number_stop_with_index_id_reason_and_way_out(optio
 
 
 def test_a_stopped_epoch_goes_on_with_dead_letters_and_loses_nothing(options: dict[str, Any]) -> None:
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         prepared = rig.prepare(0, [rendered([*GOOD, *BAD])])
         with pytest.raises(RowsRejected):
             rig.commit(prepared)
@@ -191,7 +191,7 @@ def test_a_superseding_driver_that_loses_the_race_clears_its_own_letters_away(
 def test_a_small_epoch_takes_six_requests_and_none_searches_for_dead_letters(options: dict[str, Any]) -> None:
     """The comparison before it included."""
     with Proxy(options["hosts"], lambda _: None) as proxy:
-        sink = dead_lettered(options, hosts=proxy.url, refresh=True, bulk_bytes=100_000)
+        sink = dead_lettered(options, Elasticsearch, hosts=proxy.url, refresh=True)
         with closing(Rig.joining(sink)) as rig:
             first = rig.apply(0, [rendered(GOOD)])
             done = LastDone(0, first.epoch.attempt, (first.part,))
@@ -215,7 +215,7 @@ def test_a_small_epoch_takes_six_requests_and_none_searches_for_dead_letters(opt
 def test_a_marker_that_was_compared_a_while_ago_is_read_again(
     options: dict[str, Any], client: vendor.Elasticsearch
 ) -> None:
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         first = rig.apply(0, [rendered(GOOD)])
         done = LastDone(0, first.epoch.attempt, (first.part,))
         prepared = rig.prepare(1, [rendered([("later", {"n": 1})])], after=done)
@@ -259,7 +259,7 @@ def test_a_fault_of_the_index_sets_no_document_aside(options: dict[str, Any], cl
 
 
 def test_a_document_larger_than_the_server_takes_is_refused_before_the_checkpoint(options: dict[str, Any]) -> None:
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         with pytest.raises(RowsRejected, match=r"http\.max_content_length") as caught:
             rig.prepare(0, [rendered([*GOOD, ("huge", {"text": "x" * 104_900_000})])])
         assert "where=" in caught.value.hint
@@ -290,22 +290,10 @@ def test_a_document_above_the_indexing_pressure_is_judged_at_the_vote(
     written = WrittenTask(uuid.uuid4().hex, len(GOOD), limit + 1)
     rows = ListedRows({written.task: [rendered(GOOD)]})
     with (
-        closing(Rig.joining(Elasticsearch(**options))) as rig,
+        closing(Rig.joining(SmallRequests(**options))) as rig,
         pytest.raises(RowsRejected, match=r"indexing_pressure\.memory\.limit"),
     ):
         rig.committer.vote(Epoch(0, uuid.uuid4().hex), [written.to_json()], rows)
-
-
-def test_requests_above_the_indexing_pressure_are_a_finding(
-    client: vendor.Elasticsearch, options: dict[str, Any]
-) -> None:
-    stats = client.nodes.stats(metric="indexing_pressure")["nodes"].values()
-    limit = min(each["indexing_pressure"]["memory"]["limit_in_bytes"] for each in stats)
-    with closing(OneSink.of(Elasticsearch(**{**options, "bulk_bytes": limit + 1}))) as committer:
-        [finding] = committer.check(SCHEMA)
-        assert "lower bulk_bytes=" in finding
-    with closing(OneSink.of(Elasticsearch(**{**options, "bulk_bytes": limit}))) as committer:
-        assert committer.check(SCHEMA) == []
 
 
 def test_a_term_too_long_for_a_keyword_is_set_aside_with_its_whole_source(options: dict[str, Any]) -> None:
@@ -316,7 +304,7 @@ def test_a_term_too_long_for_a_keyword_is_set_aside_with_its_whole_source(option
 
 
 def test_validation_finds_refused_documents_before_the_checkpoint_and_writes_nothing(options: dict[str, Any]) -> None:
-    with closing(Rig.joining(Elasticsearch(**options, validate=True))) as rig:
+    with closing(Rig.joining(SmallRequests(**options, validate=True))) as rig:
         rig.apply(0, [rendered([("good0", {"n": -1})])])
         with pytest.raises(RowsRejected, match="before the checkpoint") as caught:
             rig.prepare(1, [rendered(GOOD), rendered(BAD)])
@@ -335,7 +323,7 @@ def test_validation_that_cannot_be_had_fails_the_task(options: dict[str, Any]) -
 
     changed = {**options, "validate": True, "timeout": 0.4}
     with Proxy(options["hosts"], behave) as proxy:
-        sink = Elasticsearch(**{**changed, "hosts": proxy.url})
+        sink = SmallRequests(**{**changed, "hosts": proxy.url})
         with closing(Rig.joining(sink)) as rig, pytest.raises(PrepareFailed, match="could not validate"):
             rig.prepare(0, [rendered(GOOD)])
 
@@ -344,7 +332,7 @@ def test_validation_that_cannot_be_had_fails_the_task(options: dict[str, Any]) -
 def test_an_id_that_no_server_takes_is_refused_by_the_task(
     options: dict[str, Any], document_id: str, shown: str
 ) -> None:
-    with closing(Rig.joining(Elasticsearch(**options))) as rig:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
         with pytest.raises(RowsRejected, match="1 to 512 bytes") as caught:
             rig.prepare(0, [rendered([*GOOD, (document_id, {"n": 1})])])
         assert shown in str(caught.value)

@@ -6,6 +6,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from elasticsearch_requests import OneByOne
 from elasticsearch_rig import SCHEMA, Rig, rendered
 
 from epochsink.elasticsearch import Elasticsearch
@@ -32,15 +33,12 @@ HINT = 'PUT /{}/_settings {{"{}": "{}"}}, then start the query again'
 @pytest.fixture
 def sink(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> Elasticsearch:
     settings = {"number_of_shards": 1, "number_of_replicas": 0, "index.refresh_interval": "-1"}
-    return Elasticsearch(
+    return OneByOne(
         elasticsearch.url,
         index=fresh_index(),
         key="id",
         delete_when="gone",
-        epoch_visibility=True,
         create=settings,
-        bulk_bytes=2_000,
-        threads=1,
     )
 
 
@@ -78,7 +76,6 @@ def test_an_index_that_forgets_what_it_acknowledges_is_not_relied_on_and_its_nod
 CHANGES: list[tuple[str, dict[str, str], str]] = [
     ("index.translog.durability", {"index.translog.durability": "async"}, "request"),
     ("index.gc_deletes", {"index.gc_deletes": "2s"}, "1h"),
-    ("index.refresh_interval", {"index.refresh_interval": "1s"}, "-1"),
 ]
 
 

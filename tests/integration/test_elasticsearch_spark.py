@@ -59,7 +59,7 @@ def spark(spark: SparkSession) -> SparkSession:
 
 @pytest.fixture
 def sink(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> Elasticsearch:
-    return Elasticsearch(elasticsearch.url, index=fresh_index(), id="id", create={"number_of_replicas": 0})
+    return Elasticsearch(elasticsearch.url, index=fresh_index(), key="id", create={"number_of_replicas": 0})
 
 
 def changed(sink: Elasticsearch, **options: Any) -> Elasticsearch:
@@ -220,7 +220,7 @@ def test_maps_with_keys_that_no_index_takes_are_refused_by_the_task(spark: Spark
 
 def test_expressions_choose_rows_ids_deletes_and_the_newest(spark: SparkSession, sink: Elasticsearch) -> None:
     chosen = changed(
-        sink, id="concat('order-', n)", select=["n", "upper(id) AS name"], delete_when="NOT flag", order_by="at"
+        sink, key="concat('order-', n)", select=["n", "upper(id) AS name"], delete_when="NOT flag", order_by="at"
     )
     later = MOMENT.replace(hour=11)
     frame = rows(
@@ -246,7 +246,7 @@ def test_rows_without_a_key_are_rendered_without_one(spark: SparkSession, sink: 
 
 def test_all_rows_of_a_key_are_brought_into_one_task(spark: SparkSession, sink: Elasticsearch) -> None:
     together = changed(
-        sink, id="key", select=["concat('order-', n % 7) AS key", "n"], order_by="n", partition_by_key=True
+        sink, key="key", select=["concat('order-', n % 7) AS key", "n"], order_by="n", partition_by_key=True
     )
     frame = spark.range(0, 200, 1, 8).selectExpr("id AS n")
     schema = to_arrow_schema(frame.selectExpr(*together.select).schema)

@@ -30,7 +30,7 @@ def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def test_an_older_server_is_refused_and_others_take_an_epoch(server: ElasticsearchService) -> None:
-    sink = Elasticsearch(server.url, index="orders", id="id")
+    sink = Elasticsearch(server.url, index="orders", key="id")
     if int(server.version.partition(".")[0]) < CLIENT:
         with closing(OneSink.of(sink)) as committer:
             (finding,) = committer.check(SCHEMA)

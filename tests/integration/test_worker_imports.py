@@ -119,7 +119,7 @@ def test_a_task_into_postgres(tmp_path: Path, postgres: PostgresService, pg_trut
 
 
 def test_a_task_into_elasticsearch(tmp_path: Path, elasticsearch: ElasticsearchService, fresh_index: FreshName) -> None:
-    sink = Elasticsearch(elasticsearch.url, index=fresh_index(), id="id")
+    sink = Elasticsearch(elasticsearch.url, index=fresh_index(), key="id")
     rig = Rig(
         sink,
         tmp_path,

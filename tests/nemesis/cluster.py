@@ -210,7 +210,7 @@ class Cluster:
         if "postgres" in self.sinks:
             options["table"] = {"kind": "Postgres", "dsn": self.dsn, "table": OUT}
         if "elasticsearch" in self.sinks:
-            keys = {"id": "key", "order_by": "kver", "delete_when": "op = 'D'"}
+            keys = {"key": "key", "order_by": "kver", "delete_when": "op = 'D'"}
             options["log"] = {"kind": "Elasticsearch", "hosts": self.urls, "index": "log", "create": _INDEX}
             options["state"] = {**options["log"], "index": "state", **keys}
         return options

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import sys
 
-from epochsink.elasticsearch import Elasticsearch
+from elasticsearch_requests import SmallRequests
+
 from epochsink.protocol.spool import Spool
 from epochsink.sink import Epoch, Identity
 from epochsink.testing.sink_rig import OneSink
@@ -16,7 +17,7 @@ from epochsink.testing.sink_rig import OneSink
 
 def main() -> None:
     order = json.load(sys.stdin)
-    committer = OneSink.of(Elasticsearch(**order["sink"]))
+    committer = OneSink.of(SmallRequests(**order["sink"]))
     identity, epoch, part = Identity(**order["identity"]), Epoch(**order["epoch"]), order["part"]
     committer.open(identity)
     rows = Spool(order["spool"]).rows(identity, epoch, part["tasks"])

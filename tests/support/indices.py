@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import KafkaService
 
 BULK_BYTES: Final = 2_500
-"""So small that an epoch of 60 rows has six requests for the index without keys and four for the other."""
+"""So small that an epoch of 60 rows has six requests for the index without keys and four for the other. The pipeline
+sets it: it is no option of the sink."""
 
 SLEEP_SECONDS: Final = 240.0
 """More than a second driver needs, less than a test may take."""
@@ -34,7 +35,7 @@ SETTINGS: Final = {"number_of_shards": 2, "number_of_replicas": 0}
 
 def keyed(url: str, index: str, **more: Any) -> dict[str, Any]:
     """Return the sink of an index that upserts and deletes."""
-    options = {"id": "key", "order_by": "kver", "delete_when": "op = 'D'", "bulk_bytes": BULK_BYTES, **more}
+    options = {"key": "key", "order_by": "kver", "delete_when": "op = 'D'", "bulk_bytes": BULK_BYTES, **more}
     return {"kind": "Elasticsearch", "hosts": url, "index": index, "create": SETTINGS, **options}
 
 

@@ -97,7 +97,11 @@ def sinks(spec: Spec) -> Iterator[tuple[str, Sink]]:
     """Make the sinks."""
     for name, options in spec.sinks.items():
         kind = getattr(epochsink, options["kind"])
-        yield name, kind(**{key: value for key, value in options.items() if key != "kind"})
+        given = {key: value for key, value in options.items() if key not in ("kind", "bulk_bytes")}
+        if "bulk_bytes" in options:
+            # no option of the sink, and of its class in this process alone: the driver posts
+            kind.bulk_bytes = options["bulk_bytes"]
+        yield name, kind(**given)
 
 
 def import_less() -> None:

@@ -56,10 +56,38 @@ def test_a_wrong_choice_names_the_right_ones() -> None:
         arguments.choice("commit", "never", ("auto", "staged"))
 
 
-@pytest.mark.parametrize(("given", "meant"), [("keys", "key="), ("tabel", "table="), ("url", "dsn")])
-def test_an_unknown_argument_says_what_was_meant(given: str, meant: str) -> None:
-    with pytest.raises(ConfigurationError, match=meant):
-        arguments.refuse_unknown("Postgres", {given: 1}, ("key", "table"), renamed={"url": "dsn"})
+@arguments.checked_names
+class Plain:
+    def __init__(self, dsn: str, *, table: str = "", key: str = "") -> None: ...
+
+
+@arguments.checked_names
+class WithOptions:
+    def __init__(self, *, key: str = "", options: dict[str, str] | None = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("owner", "given", "hint"),
+    [
+        (Plain, {"keys": 1}, "did you mean key=?"),
+        (Plain, {"tabel": 1}, "did you mean table=?"),
+        (Plain, {"zzzz": 1}, "the arguments are: dsn, key, table"),
+        (WithOptions, {"api_key": 1}, "did you mean key=?; settings of the client go into options={'api_key': ...}"),
+    ],
+)
+def test_an_unknown_argument_says_what_was_meant(owner: type[Any], given: dict[str, Any], hint: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"{owner.__name__}\({next(iter(given))}=...\): there is no such"
+    ) as caught:
+        owner(**given)
+    assert caught.value.hint == hint
+
+
+def test_a_missing_argument_is_named_with_all_that_there_are() -> None:
+    untyped: Any = Plain
+    with pytest.raises(ConfigurationError, match=r"Plain\(...\): missing a required argument: 'dsn'") as caught:
+        untyped(table="t")
+    assert caught.value.hint == "the arguments are: dsn, key, table"
 
 
 def test_a_missing_package_names_the_extra() -> None:

@@ -21,11 +21,7 @@ PAGES = {
 
 
 def parameters(owner: Any) -> list[str]:
-    return [
-        name
-        for name, parameter in inspect.signature(owner).parameters.items()
-        if parameter.kind is not parameter.VAR_KEYWORD
-    ]
+    return list(inspect.signature(owner).parameters)
 
 
 def described(owner: Any) -> list[str]:

@@ -35,15 +35,12 @@ def sink(hosts: str | list[str] = "http://127.0.0.1:9200", **changed: Any) -> El
         ({"index": "x" * 256}, "255 bytes"),
         ({"key": []}, "key=[] is empty"),
         ({"key": 5}, "invalid key=5"),
-        ({"id": "a"}, "key= and id= are both given"),
         ({"keys": "a"}, "did you mean key=?"),
-        ({"idd": "a"}, "there is no such argument"),
-        ({"patience": 5}, "did you mean timeout=?"),
-        ({"create_index": False}, "did you mean create=?"),
+        ({"id": "a"}, "there is no such argument"),
+        ({"create_index": False}, "or create=?"),
         ({"api_key": CANARY}, "options={'api_key': ...}"),
         ({"create": "yes"}, "invalid create='yes'"),
         ({"create": {"number_of_shards": object()}}, "not JSON"),
-        ({"threads": "2"}, "invalid threads='2'"),
         ({"refresh": "no"}, "invalid refresh='no'"),
         ({"validate": 1}, "invalid validate=1"),
         ({"select": []}, "select=[] is empty"),
@@ -57,8 +54,6 @@ def sink(hosts: str | list[str] = "http://127.0.0.1:9200", **changed: Any) -> El
         ({"dead_letter_index": "dead"}, "do not go together"),
         ({"on_rejected": "dead_letter", "dead_letter_index": "orders"}, "index of their own"),
         ({"on_rejected": "dead_letter", "dead_letter_index": "dead", "validate": True}, "choose one"),
-        ({"bulk_bytes": 0}, "bulk_bytes=0"),
-        ({"threads": 0}, "threads=0"),
         ({"timeout": -1}, "invalid timeout=-1"),
         ({"gc_deletes": "soon"}, "gc_deletes='soon'"),
         ({"gc_deletes": 60}, "gc_deletes=60"),
@@ -151,12 +146,11 @@ def test_one_expression_may_be_a_string() -> None:
     assert sink(select="order_id").select == ("order_id",)
     assert sink(order_by=["a", "b"]).order_by == ("a", "b")
     assert sink().select == ("*",)
-    assert sink(key=None, id="order_id").key == ("order_id",)
 
 
 def test_every_argument_has_a_line_in_the_docstring_and_on_the_reference_page() -> None:
     page = (Path(__file__).parents[2] / "docs" / "reference" / "elasticsearch.md").read_text()
-    for name in set(inspect.signature(Elasticsearch).parameters) - {"unknown"}:
+    for name in set(inspect.signature(Elasticsearch).parameters):
         assert re.search(rf"^        {name}: ", Elasticsearch.__doc__ or "", re.MULTILINE), name
         assert f"| `{name}` |" in page, name
 
@@ -164,8 +158,8 @@ def test_every_argument_has_a_line_in_the_docstring_and_on_the_reference_page() 
 def test_the_hint_for_an_unknown_argument_lists_all() -> None:
     with pytest.raises(ConfigurationError) as caught:
         sink(zzzz=1)
-    listed = caught.value.hint.removeprefix("the arguments are: ").split(", ")
-    assert listed == sorted(set(inspect.signature(Elasticsearch).parameters) - {"unknown"})
+    listed = caught.value.hint.removeprefix("the arguments are: ").partition(";")[0].split(", ")
+    assert listed == sorted(set(inspect.signature(Elasticsearch).parameters))
 
 
 def test_spool_is_forced_and_rows_may_lie_anywhere() -> None:

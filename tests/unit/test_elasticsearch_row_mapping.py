@@ -24,16 +24,16 @@ TEXTS = pa.schema([("a", pa.string()), ("odd `name`", pa.string())])
 
 def test_columns_are_what_the_options_need() -> None:
     assert names(columns(TEXTS)) == ["source"]
-    assert names(columns(TEXTS, id="a")) == ["id", "source"]
-    assert names(columns(TEXTS, id="a", order_by="a")) == ["id", "source", "rank"]
+    assert names(columns(TEXTS, key="a")) == ["id", "source"]
+    assert names(columns(TEXTS, key="a", order_by="a")) == ["id", "source", "rank"]
 
 
 def test_a_selected_column_is_taken_from_the_row_with_its_name_quoted() -> None:
-    assert "row.`odd ``name```" in columns(TEXTS, id="odd `name`")[0]
+    assert "row.`odd ``name```" in columns(TEXTS, key="odd `name`")[0]
 
 
 def test_anything_else_is_an_expression_over_the_stream() -> None:
-    assert "(concat(x, y)\n)" in columns(TEXTS, id="concat(x, y)")[0]
+    assert "(concat(x, y)\n)" in columns(TEXTS, key="concat(x, y)")[0]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_anything_else_is_an_expression_over_the_stream() -> None:
 )
 def test_a_type_without_a_stable_text_makes_no_id(kind: pa.DataType, hint: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        columns(pa.schema([("k", kind)]), id="k")
+        columns(pa.schema([("k", kind)]), key="k")
     assert hint in caught.value.hint
 
 

@@ -31,13 +31,13 @@ def described_as(*, settings: dict[str, Any] | None = None, **more: Any) -> dict
 def test_an_index_is_found_with_its_uuid() -> None:
     found = find("orders", {"orders": described_as()})
     assert found is not None
-    assert (found.index, found.uuid, found.is_alias) == ("orders", "u1", False)
+    assert (found.index, found.uuid) == ("orders", "u1")
 
 
 def test_an_alias_is_found_with_its_index() -> None:
     found = find("orders", {"orders-v2": described_as(aliases=BY_ALIAS)})
     assert found is not None
-    assert (found.index, found.is_alias) == ("orders-v2", True)
+    assert found.index == "orders-v2"
 
 
 @pytest.mark.parametrize(

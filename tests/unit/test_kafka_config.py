@@ -170,7 +170,6 @@ def test_the_transaction_timeout_is_as_said_or_short_where_rows_are_kept_and_the
         ({"options": {"kafka.security.protocol": "SSL"}}, "drop the prefix: 'security.protocol'"),
         ({"keys": "a"}, "did you mean key=?"),
         ({"create_topic": True}, "did you mean create=?"),
-        ({"allow_plaintext_credentials": True}, "did you mean allow_insecure=?"),
         ({"tpoic": "a"}, "did you mean topic=?"),
     ],
 )

@@ -46,7 +46,7 @@ ROW = pa.schema(
         ({"table": "t", "options": {"sslmod": "require"}}, "did you mean 'sslmode'?"),
         ({"table": "t", "options": {"application_name": "me"}}, "epochsink sets it itself"),
         ({"table": "t", "options": "-c statement_timeout=0"}, "expected a dict"),
-        ({"table": "t", "password": SECRET}, "did you mean options={'password': ...}?"),
+        ({"table": "t", "password": SECRET}, "options={'password': ...}"),
         ({"table": "t", "lock_timeout": 3}, "did you mean timeout=?"),
         ({"table": "t", "keys": ["id"]}, "did you mean key=?"),
         ({"table": "t", "selct": "*"}, "did you mean select=?"),

@@ -38,7 +38,7 @@ SINKS: dict[str, Sink] = {
     "elasticsearch": Elasticsearch(
         "http://localhost:9200",
         index="orders",
-        id="order_id",
+        key="order_id",
         select=SELECT,
         where=CHANCES["where"],
         delete_when=CHANCES["delete_when"],

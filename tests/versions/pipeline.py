@@ -33,7 +33,7 @@ def main(spec: dict[str, str]) -> None:
         sinks={
             "topic": Kafka(bootstrap_servers=spec["kafka"], topic=spec["name"], key="id", select=SELECT),
             "table": Postgres(spec["postgres"], table=spec["name"], key=["id"], select=SELECT),
-            "search": Elasticsearch(spec["elasticsearch"], index=spec["name"], id="id", select=SELECT),
+            "search": Elasticsearch(spec["elasticsearch"], index=spec["name"], key="id", select=SELECT),
         },
     )
     exactly_once.start(rows.writeStream.trigger(availableNow=True)).awaitTermination()

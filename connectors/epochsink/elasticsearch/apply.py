@@ -196,8 +196,9 @@ class Application:
     def _apply_here(self, rows: Rows) -> None:
         requests = bulk_body.gathered(self._requests(rows), self._config.bulk_bytes)
         first = list(islice(requests, 2))
-        # held back, an epoch shall appear in all shards at once: only a refresh of its own comes close to that
-        if len(first) == 1 and self._config.refresh and not self._config.epoch_visibility:
+        # on an index that does not refresh itself, an epoch is to appear in all shards at once: a refresh of its own
+        # comes close to that, and one within a bulk request does not
+        if len(first) == 1 and self._config.refresh and self._found.refreshes_itself:
             self._apply_searchable(first[0])
         else:
             post_all(self._poster, chain(first, requests), self._config.threads, self._answered)

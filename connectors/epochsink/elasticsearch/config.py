@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 from urllib.parse import SplitResult, urlsplit
 
 from epochsink import arguments, credentials
@@ -32,24 +32,6 @@ OPTIONS: Final = SECRETS | {
 }
 """Options of the vendor's client that pass through: those that pickle and that versions 8 and 9 share."""
 
-_ARGUMENTS: Final = (
-    *("hosts", "index", "key", "id", "select", "where", "order_by", "delete_when", "on_rejected", "dead_letter_index"),
-    *("validate", "refresh", "epoch_visibility", "create", "accept_index", "gc_deletes", "bulk_bytes", "threads"),
-    *("executors_above", "partition_by_key", "timeout", "allow_insecure", "options"),
-)
-_RENAMED: Final = {
-    **{name: f"options={{'{name}': ...}}" for name in OPTIONS},
-    "cloud_id": "hosts= with the URL of the deployment's Elasticsearch endpoint",
-    "create_index": "create=",
-    "host": "hosts=",
-    "ids": "key=",
-    "keys": "key=",
-    "mapping_id": "key=",
-    "nodes": "hosts=",
-    "patience": "timeout=",
-    "settings": "create={'number_of_shards': 1, ...}",
-    "url": "hosts=",
-}
 _UNITS: Final = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LEAST_GC_DELETES: Final = 60.0
 """Seconds: what every index has by default, and some times what a driver may send before it looks whether it was
@@ -73,13 +55,9 @@ class ElasticsearchConfig:
     dead_letter_index: str | None
     validate: bool
     refresh: bool
-    epoch_visibility: bool
     create: bool
     settings: str
-    accept_index: str | None
     gc_deletes: str
-    bulk_bytes: int
-    threads: int
     executors_above: int | None
     partition_by_key: bool
     timeout: float
@@ -88,13 +66,17 @@ class ElasticsearchConfig:
     select: tuple[str, ...] = ("*",)
     where: str | None = None
 
+    bulk_bytes: ClassVar[int] = 2_500_000
+    """The size of a bulk request."""
+    threads: ClassVar[int] = 2
+    """Bulk requests at once, by the driver or by each task of a job."""
+
     def __init__(
         self,
         hosts: str | Sequence[str],
         *,
         index: str,
         key: str | Sequence[str] | None = None,
-        id: str | Sequence[str] | None = None,  # noqa: A002 - Elasticsearch's own name for the key
         select: str | Sequence[str] = "*",
         where: str | None = None,
         order_by: str | Sequence[str] | None = None,
@@ -103,26 +85,19 @@ class ElasticsearchConfig:
         dead_letter_index: str | None = None,
         validate: bool = False,
         refresh: bool = False,
-        epoch_visibility: bool = False,
         create: bool | Mapping[str, Any] = True,
-        accept_index: str | None = None,
         gc_deletes: str = "1h",
-        bulk_bytes: int = 2_500_000,
-        threads: int = 2,
         executors_above: int | None = 200_000,
         partition_by_key: bool = False,
         timeout: float = 120.0,
         allow_insecure: bool = False,
         options: Mapping[str, Any] | None = None,
-        **unknown: Any,
     ) -> None:
-        arguments.refuse_unknown("Elasticsearch", unknown, _ARGUMENTS, renamed=_RENAMED)
         arguments.require_package("Elasticsearch", "elasticsearch", "elasticsearch")
-        held_back = arguments.flag("epoch_visibility", epoch_visibility)
         values = {
             "hosts": arguments.expressions("hosts", hosts),
             "index": _index_name("index", index),
-            "key": _key(key, id),
+            "key": arguments.expressions("key", key),
             "select": arguments.expressions("select", select) or ("*",),
             "where": arguments.optional_text("where", where),
             "order_by": arguments.expressions("order_by", order_by),
@@ -131,14 +106,10 @@ class ElasticsearchConfig:
             if dead_letter_index is None
             else _index_name("dead_letter_index", dead_letter_index),
             "validate": arguments.flag("validate", validate),
-            "refresh": arguments.flag("refresh", refresh) or held_back,
-            "epoch_visibility": held_back,
+            "refresh": arguments.flag("refresh", refresh),
             "create": create is not False,
             "settings": _settings(create),
-            "accept_index": arguments.optional_text("accept_index", accept_index),
             "gc_deletes": _gc_deletes(gc_deletes),
-            "bulk_bytes": arguments.count("bulk_bytes", bulk_bytes),
-            "threads": arguments.count("threads", threads),
             "executors_above": None
             if executors_above is None
             else arguments.count("executors_above", executors_above, lowest=0),
@@ -265,14 +236,6 @@ def _gc_deletes(value: str) -> str:
             hint='give gc_deletes="60s" at least; the default, "1h", tolerates longer pauses of a driver',
         )
     return value
-
-
-def _key(key: str | Sequence[str] | None, own_name: str | Sequence[str] | None) -> tuple[str, ...]:
-    if key is not None and own_name is not None:
-        raise ConfigurationError(
-            "key= and id= are both given, and mean the same", hint="give key=, the name that all sinks share"
-        )
-    return arguments.expressions("key", key) or arguments.expressions("id", own_name)
 
 
 def _settings(create: bool | Mapping[str, Any]) -> str:  # noqa: FBT001 - as the user wrote it

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _SUPPORTED: Final = (8, 9)
 _ASK_ABOUT_SIZE: Final = 1_000_000
 _ACTION_LINE: Final = 1_000
-_ASK_ABOUT_REQUESTS: Final = 5_000_000
 _MEMORY: Final = "indexing_pressure.memory.limit"
 _NOT_TO_BE_KNOWN: Final = frozenset({400, 403, 404, 410})
 """Statuses of questions about nodes where the user has no such right, or the server (serverless) no such API."""
@@ -37,7 +36,7 @@ def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, s
         applied_epochs.ensure(client)
         if config.dead_letter_index is not None:
             dead_letter.ensure(client, config.dead_letter_index)
-        found = _requests(client, config) + _index(client, config, schema)
+        found = _index(client, config, schema)
         if config.dead_letter_index is not None:
             found += _writable(client, config.dead_letter_index)
     except CLIENT_ERRORS as error:
@@ -73,17 +72,6 @@ def _indexing_memory(client: elasticsearch.Elasticsearch) -> int | None:
 
 def _asking(client: elasticsearch.Elasticsearch) -> elasticsearch.Elasticsearch:
     return client.options(ignore_status=tuple(_NOT_TO_BE_KNOWN))
-
-
-def _requests(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig) -> list[str]:
-    limit = _indexing_memory(client) if config.bulk_bytes > _ASK_ABOUT_REQUESTS else None
-    if limit is None or config.bulk_bytes <= limit:
-        return []
-    finding = (
-        f"bulk_bytes={config.bulk_bytes} is more than the server's {_MEMORY} of {limit}: it would answer 429 to every "
-        "such request, however often asked; lower bulk_bytes="
-    )
-    return [finding]
 
 
 def _nodes(answer: Mapping[str, Any]) -> list[Any]:
@@ -148,8 +136,6 @@ def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
     ):
         # what every index has anyway is not set: serverless knows no such setting
         settings["index.gc_deletes"] = config.gc_deletes
-    if config.epoch_visibility:
-        settings["index.refresh_interval"] = "-1"
     return settings
 
 

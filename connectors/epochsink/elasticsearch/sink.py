@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from epochsink import arguments
 from epochsink.elasticsearch import row_mapping
 from epochsink.elasticsearch.config import ElasticsearchConfig
 from epochsink.elasticsearch.writer import ElasticsearchWriter
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Task
 
 
+@arguments.checked_names
 class Elasticsearch(ElasticsearchConfig, Sink):
     """Documents of one index, applied epoch by epoch from the spool after the checkpoint.
 
@@ -32,7 +34,6 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         key: the document's ``_id``: a column, an SQL expression, or several (then the ``_id`` is their JSON array). A
             row replaces the stored document of its key. Without a key documents are only added, with an ``_id`` made of
             query, sink, epoch and position.
-        id: Elasticsearch's own name for ``key``; give one of the two.
         select: the SQL expressions of the document's fields; all columns by default.
         where: an SQL predicate: which rows become documents.
         order_by: SQL expressions: of several rows of one key in one epoch the one with the largest value wins, in
@@ -44,17 +45,11 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         dead_letter_index: the index for such documents, with reason, epoch and source.
         validate: whether each task asks the server before the checkpoint if it would take the documents; the server
             then parses each document twice.
-        refresh: whether an epoch is searchable at the end of its commit.
-        epoch_visibility: whether other refreshes are held back too (``index.refresh_interval`` of -1), so that searches
-            see an epoch all at once, but for the moment between the refreshes of two shards. Reads by ``_id`` see each
-            document at once.
+        refresh: whether an epoch is searchable at the end of its commit. With ``index.refresh_interval`` of -1 nothing
+            of it is found before, see "What searches see" on the reference page.
         create: whether `check` creates a missing index from the row's schema; a dict gives its settings.
-        accept_index: the uuid of an index that was created anew or moved to by an alias, or ``uuid/history`` of one
-            that was restored, and that is nevertheless the right one to go on with: as the error names it.
         gc_deletes: for how long the index has to remember the versions of deleted documents, at least ``"60s"``; after
             a longer pause a driver's delayed write could bring one back.
-        bulk_bytes: the size of a bulk request.
-        threads: how many bulk requests are sent at once, by the driver or by each task of a job.
         executors_above: above so many rows an epoch is applied by a Spark job beside the stream, task by task, and not
             by the driver alone; None for never.
         partition_by_key: whether Spark brings all rows of a key into one task, by a shuffle in each epoch. Which of

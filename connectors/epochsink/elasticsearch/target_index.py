@@ -45,9 +45,9 @@ class Target:
         return self.settings.get("index.history.uuid", "")
 
     @property
-    def incarnation(self) -> str:
-        """What ``accept_index=`` names: this index with this history."""
-        return f"{self.uuid}/{self.history}" if self.history else self.uuid
+    def incarnation(self) -> tuple[str, str]:
+        """This index with this history: another one may lack what was applied before."""
+        return self.uuid, self.history
 
     @property
     def primaries(self) -> int:
@@ -60,9 +60,9 @@ class Target:
         return self.index if pipelines.named(self.settings) else None
 
     @property
-    def is_alias(self) -> bool:
-        """Whether the configured name is an alias of the index."""
-        return self.name != self.index
+    def refreshes_itself(self) -> bool:
+        """Whether searches see new documents without a request for it."""
+        return self.settings.get("index.refresh_interval", "1s") != "-1"
 
 
 def find(
@@ -147,16 +147,6 @@ def unfit_settings(found: Target, config: ElasticsearchConfig) -> list[UnfitInde
                 "pause of a driver to tolerate",
             )
         )
-    refreshed = found.settings.get("index.refresh_interval", "1s")
-    if config.epoch_visibility and refreshed != "-1":
-        unfit.append(
-            UnfitIndex(
-                f"index {found.index!r} has index.refresh_interval={refreshed}, so searches see parts of an epoch: "
-                "epoch_visibility=True needs index.refresh_interval=-1",
-                f"{_set_back(found.index, 'index.refresh_interval', '-1')}; searches then see new documents at the "
-                "end of each epoch only",
-            )
-        )
     return unfit
 
 
@@ -196,27 +186,17 @@ def require_same(
     found = find(client, config, name=name)
     if found is None:
         raise missing(name)
-    if kept is not None and not _is_same(found, kept) and not _is_accepted(found, kept, config.accept_index):
+    if kept is not None and found.incarnation != (kept.index_uuid, kept.history):
         raise WentBack(
             f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to "
             f"({_difference(found, kept)}), and may lack what was applied before: {_reason(found, kept)}",
-            hint="if it holds everything up to that epoch, or need not, say so: epochsink accept CHECKPOINT "
-            f"{kept.epoch} --sink NAME, or accept_index={found.incarnation!r} in the code; else fill it from the "
-            "source with a new checkpoint",
+            hint="if it holds everything up to that epoch, or need not, type: epochsink accept CHECKPOINT "
+            f"{kept.epoch} --sink NAME; else fill it from the source with a new checkpoint",
             index=found.index,
         )
     for unfit in unfit_settings(found, config):
         raise unfit
     return found
-
-
-def _is_same(found: Target, kept: Marker) -> bool:
-    return (found.uuid, found.history) == (kept.index_uuid, kept.history)
-
-
-def _is_accepted(found: Target, kept: Marker, accept_index: str | None) -> bool:
-    # the bare uuid of the index that is in use says nothing about a restore over it that came later
-    return accept_index == found.incarnation or (accept_index == found.uuid and found.uuid != kept.index_uuid)
 
 
 def _difference(found: Target, kept: Marker) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from epochsink import arguments
 from epochsink.kafka import row_mapping
@@ -17,23 +17,8 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Participant, SinkWriter, Task
 
-_RENAMED: Final = {
-    "keys": "key=",
-    "values": "value=",
-    "topics": "topic=",
-    "servers": "bootstrap_servers=",
-    "brokers": "bootstrap_servers=",
-    "filter": "where=",
-    "columns": "select=",
-    "config": "options=",
-    "conf": "options=",
-    "create_topic": "create=",
-    "allow_plaintext_credentials": "allow_insecure=",
-}
-"""Names from other tools -> the argument here."""
 
-
-@arguments.named_mistakes(renamed=_RENAMED)
+@arguments.checked_names
 class Kafka(KafkaConfig, Sink):
     """A Kafka topic (or several) as a sink: exactly once for consumers with ``isolation.level=read_committed``.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 from epochsink import arguments
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Participant, SinkWriter, Task
 
 
+@arguments.checked_names
 class Postgres(PostgresConfig, Sink):
     """A PostgreSQL table (14 or newer) that each epoch's rows are appended to, or upserted into, exactly once.
 
@@ -77,11 +77,8 @@ class Postgres(PostgresConfig, Sink):
         answer_bytes: int = 64 << 10,
         options: Mapping[str, Any] | None = None,
         allow_insecure: bool = False,
-        **unknown: object,
     ) -> None:
         arguments.require_package("Postgres", "postgres", "psycopg", "pgpq")
-        known = [name for name in inspect.signature(Postgres).parameters if name != "unknown"]
-        arguments.refuse_unknown("Postgres", unknown, known, renamed=_RENAMED | _libpq_options(unknown))
         super().__init__(
             dsn=connection_string(dsn),
             table=table_name(table),
@@ -181,24 +178,6 @@ class Postgres(PostgresConfig, Sink):
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, {self._server()!r})"
-
-
-_RENAMED = {
-    "keys": "key=",
-    "primary_key": "key=",
-    "lock_timeout": "timeout=",
-    "columns": "select=",
-    "filter": "where=",
-    "url": "dsn=",
-}
-
-
-def _libpq_options(names: Mapping[str, object]) -> dict[str, str]:
-    """Return where to write those of the names that are libpq's."""
-    from psycopg import pq  # noqa: PLC0415 - the client is an extra
-
-    known = {option.keyword.decode() for option in pq.Conninfo.get_defaults()}
-    return {name: f"options={{'{name}': ...}}" for name in names if name in known}
 
 
 def _rendered(row: str, column: str, *, as_json: bool) -> str:

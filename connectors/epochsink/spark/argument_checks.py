@@ -18,14 +18,6 @@ from epochsink.spark.hadoop_storage import location_of
 if TYPE_CHECKING:
     from epochsink.sink import Sink
 
-RENAMED: Final = {
-    "sink": "sinks=",
-    "checkpointLocation": "checkpoint=",
-    "checkpoint_location": "checkpoint=",
-    "checkpoint_dir": "checkpoint=",
-}
-"""Names from Spark that people write by habit -> what to write instead."""
-
 _EXAMPLE: Final = "sinks={'table': Postgres(...)}"
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Sink
 
 
-@arguments.named_mistakes(renamed=argument_checks.RENAMED)
+@arguments.checked_names
 class ExactlyOnce:
     """Writes each epoch of a streaming query to its sinks so that it becomes visible once, after the checkpoint.
 

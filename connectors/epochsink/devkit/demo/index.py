@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 10_000
 _KEEP_ALIVE: Final = "1m"
-_BULK_BYTES: Final = 250_000
-"""An epoch takes several requests, so that a kill can come between two of them."""
 _SETTINGS: Final = {"number_of_shards": 1, "number_of_replicas": 0}
 _MAPPING: Final = {
     "properties": {
@@ -33,6 +31,12 @@ _MAPPING: Final = {
         "source_offset": {"type": "long"},
     }
 }
+
+
+class _InSmallRequests(Elasticsearch):
+    """An epoch takes several requests, so that a kill can come between two of them."""
+
+    bulk_bytes = 250_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,7 @@ class ElasticsearchIndex:
 
     def sink(self) -> Elasticsearch:
         """Return the sink for `ExactlyOnce`."""
-        return Elasticsearch(self.url, index=self.index, bulk_bytes=_BULK_BYTES)
+        return _InSmallRequests(self.url, index=self.index)
 
     def eye(self) -> _PointsInTime:
         """Connect a reader that refreshes, and so sees more than others do."""
