@@ -29,8 +29,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from epochsink.devkit.demo.archive import jvm_options
-from epochsink.devkit.demo.session import session
+from epochsink.devkit.demo.session import jvm_options, session
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
 from epochsink.devkit.services.process import Launch, SupervisedProcess
 from epochsink.testing.readers.kafka import KafkaReader

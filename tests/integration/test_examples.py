@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from epochsink.devkit.demo.archive import jvm_options
+from epochsink.devkit.demo.session import jvm_options
 from epochsink.devkit.services import spark_packages
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from streams import Stream
 
-from epochsink.devkit.demo.archive import jvm_options
-from epochsink.devkit.demo.session import session
+from epochsink.devkit.demo.session import jvm_options, session
 from epochsink.spark.compat import gateway_of
 
 if TYPE_CHECKING:

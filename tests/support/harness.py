@@ -19,7 +19,7 @@ from confluent_kafka.cimpl import NewTopic
 from pipeline import Spec
 from processes import PipelineProcess
 
-from epochsink.devkit.demo.archive import jvm_options
+from epochsink.devkit.demo.session import jvm_options
 from epochsink.testing import HistoryLog, Report, Workload, check
 from epochsink.testing.checkpoint_watch import CheckpointWatch
 from epochsink.testing.sampling import Sampler

@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from epochsink.testing.attempts import NEVER, Writers, aborted_read, mixed_attempts, unknown_writer, zombie_write
-from epochsink.testing.evidence import Anomaly
 from epochsink.testing.timeline import UNKNOWN
-from epochsink.testing.views import Findings, attempts_in, identify
+from epochsink.testing.views import Anomaly, Findings, attempts_in, identify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import numpy.typing as npt
 
-    from epochsink.testing.evidence import Evidence
     from epochsink.testing.history import History, Target
-    from epochsink.testing.views import View
+    from epochsink.testing.views import Evidence, View
 
 
 def lost(evidence: Evidence) -> list[Anomaly]:

@@ -6,11 +6,11 @@ from bisect import bisect_right
 from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
-from epochsink.testing.evidence import Anomaly
+from epochsink.testing.views import Anomaly
 
 if TYPE_CHECKING:
-    from epochsink.testing.evidence import Evidence
     from epochsink.testing.history import EpochFacts, History
+    from epochsink.testing.views import Evidence
 
 NEVER: Final = float("inf")
 

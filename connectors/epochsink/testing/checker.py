@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from epochsink.testing.anomalies import ANOMALIES, find_all
-from epochsink.testing.evidence import Anomaly, Evidence
 from epochsink.testing.history import History
+from epochsink.testing.views import Anomaly, Evidence
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,20 +1,32 @@
-"""The Spark session of the demo's pipelines: small, quick to start, and warm before there is work."""
+"""The Spark session of the demo's pipelines: small, warm before there is work, and quick to start."""
 
 from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import pyspark
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
-from epochsink.devkit.services import spark_packages
-from epochsink.devkit.services.jvm import LIGHTLY
+from epochsink.devkit.services import LocalKafka, spark_packages
+from epochsink.devkit.services.cache import build_once, cache_folder
+from epochsink.devkit.services.java import LIGHTLY, fingerprint, from_archive, java
+from epochsink.errors import ServiceError
+from epochsink.spark.compat import gateway_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
 JVM_OPTIONS: Final = f"{LIGHTLY} -XX:+UseSerialGC"
 LOCAL: Final = "local[2]"
@@ -59,3 +71,77 @@ def _pass_on(batches: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
     import epochsink.devkit.demo.settings  # noqa: F401, PLC0415 - loaded here is loaded for all tasks of this worker
 
     return batches
+
+
+_FILE: Final = "spark.jsa"
+_SECONDS: Final = 240.0
+_TOPIC: Final = "classes"
+_MESSAGES: Final = 20
+
+
+def jvm_options() -> str:
+    """Return the options of a JVM that starts from the archive, which is made at the first call on a machine.
+
+    Raises `ServiceError` if it cannot be made.
+    """
+    archive = build_once(_folder(), _fill) / _FILE
+    return " ".join([JVM_OPTIONS, *from_archive(archive)])
+
+
+def is_made() -> bool:
+    """Return whether the archive is there."""
+    return _folder().is_dir()
+
+
+def _folder() -> Path:
+    jars = [*Path(pyspark.__file__).with_name("jars").glob("*.jar"), *spark_packages()]
+    made_so = Path(__file__).read_text()
+    return cache_folder() / "archives" / f"demo-{fingerprint(java(), jars, JVM_OPTIONS, made_so)}"
+
+
+def _fill(draft: Path) -> None:
+    command = [sys.executable, "-m", __name__, str(draft / _FILE)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, cwd=draft)
+    except subprocess.TimeoutExpired as late:
+        raise ServiceError(f"an archive of Spark's classes was not there after {_SECONDS:.0f} s") from late
+    if not (draft / _FILE).exists():
+        raise ServiceError(f"no archive of Spark's classes came about:\n{done.stdout}{done.stderr}")
+
+
+def _make(archive: str) -> None:
+    spark = session(f"{JVM_OPTIONS} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off -Xlog:cds+dynamic=off")
+    gateway = gateway_of(spark)
+    _load_classes(spark)
+    spark.stop()
+    gateway.shutdown()
+    # at the end of its input the JVM exits, and writes the archive
+    gateway.proc.stdin.close()
+    gateway.proc.wait(_SECONDS)
+
+
+def _load_classes(spark: SparkSession) -> None:
+    """Do what the pipelines do: a few messages of a topic, parsed and rendered, through Python, batch by batch."""
+    with LocalKafka(short_lived=True) as broker, tempfile.TemporaryDirectory() as checkpoint:
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
+        admin.create_topics([NewTopic(_TOPIC, 1, 1)])[_TOPIC].result(timeout=30)
+        producer = Producer({"bootstrap.servers": broker.bootstrap_servers})
+        for _ in range(_MESSAGES):
+            producer.produce(_TOPIC, b'{"a": 1}')
+        producer.flush(30)
+        options = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": _TOPIC}
+        # two batches: the second does what only follows a first
+        options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(_MESSAGES // 2)}
+        rows = spark.readStream.format("kafka").options(**options).load()
+        writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        writer.foreachBatch(_batch).start().awaitTermination()
+
+
+def _batch(frame: DataFrame, _epoch: int) -> None:
+    parsed = frame.selectExpr("from_json(CAST(value AS STRING), 'a long') AS parsed", "*").selectExpr("parsed.*", "*")
+    rendered = parsed.selectExpr("struct(to_json(struct(*)) AS value) AS row")
+    rendered.mapInArrow(lambda batches: batches, rendered.schema).collect()
+
+
+if __name__ == "__main__":
+    _make(sys.argv[1])

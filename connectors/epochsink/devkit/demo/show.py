@@ -11,12 +11,11 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Final
 
-from epochsink.devkit.demo import archive
 from epochsink.devkit.demo.display import save_svg
 from epochsink.devkit.demo.kill_plan import EXACTLY_ONCE, PLAIN, plan
 from epochsink.devkit.demo.scenario import Scenario, orders_per_epoch
 from epochsink.devkit.demo.servers import OwnServers, RunningServers
-from epochsink.devkit.demo.session import JVM_OPTIONS, LOCAL
+from epochsink.devkit.demo.session import JVM_OPTIONS, LOCAL, is_made, jvm_options
 from epochsink.devkit.demo.settings import PipelineSettings
 from epochsink.devkit.services import spark_packages
 from epochsink.errors import ServiceError
@@ -74,9 +73,9 @@ def _jvm_options(display: Display, options: DemoOptions) -> str:
         # the archive is made with a broker of the demo's own
         return JVM_OPTIONS
     try:
-        if not archive.is_made():
+        if not is_made():
             display.say("archiving Spark's classes, once for all runs: every start of it is then twice as fast")
-        return archive.jvm_options()
+        return jvm_options()
     except ServiceError as failure:
         display.say(f"Spark starts slowly: {failure}")
         return JVM_OPTIONS

@@ -21,8 +21,7 @@ import pyspark
 
 from epochsink.devkit.services import versions
 from epochsink.devkit.services.artifacts import fetch
-from epochsink.devkit.services.java import java
-from epochsink.devkit.services.jvm import JavaService
+from epochsink.devkit.services.java import JavaService, java
 from epochsink.devkit.services.ports import LOOPBACK, free_port
 from epochsink.devkit.services.service import ElasticsearchService
 from epochsink.errors import ServiceError

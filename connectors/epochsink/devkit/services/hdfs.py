@@ -12,8 +12,7 @@ import pyspark
 
 from epochsink.devkit.services import versions
 from epochsink.devkit.services.artifacts import fetch
-from epochsink.devkit.services.java import java
-from epochsink.devkit.services.jvm import LIGHTLY
+from epochsink.devkit.services.java import LIGHTLY, java
 from epochsink.devkit.services.local import LocalService
 from epochsink.devkit.services.ports import LOOPBACK, free_port
 from epochsink.errors import ServiceError

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from epochsink.devkit.services import versions
 from epochsink.devkit.services.artifacts import fetch
-from epochsink.devkit.services.jvm import LIGHTLY, JavaService
+from epochsink.devkit.services.java import LIGHTLY, JavaService
 from epochsink.devkit.services.ports import LOOPBACK, answers, free_port
 from epochsink.devkit.services.service import KafkaService
 from epochsink.errors import ServiceError
