@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import socket
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -149,6 +150,42 @@ def test_elasticsearch_shows_who_has_written(elasticsearch: ElasticsearchService
     found = said(orphans("--hosts", elasticsearch.url))
     assert "marker of /search, generation 0, epoch 7 age" in found
     assert "query 5d9b9a9e-orphan, index orders" in found
+
+
+@pytest.mark.parametrize(
+    ("option", "address"),
+    [
+        ("--dsn", "postgresql://user:secret@127.0.0.1:{port}/shop?connect_timeout=2"),
+        ("--bootstrap-servers", "127.0.0.1:{port}"),
+        ("--hosts", "http://127.0.0.1:{port}"),
+    ],
+)
+def test_a_server_that_is_unreachable_is_named_in_plain_lines(
+    option: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("epochsink.kafka.remnants._SECONDS", 2.0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    result = orphans(option, address.format(port=port))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"127.0.0.1:{port}" in result.stderr or f"port={port}" in result.stderr
+    assert "Hint: " in result.stderr
+    assert not any(text in result.stderr for text in ("Traceback", "secret"))
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--hosts", "localhost:9200"], ["--hosts", "http://localhost:1", "--options", "wrong"]]
+)
+def test_what_the_elasticsearch_client_refuses_is_told_in_plain_lines(
+    arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wrong").write_text("no_such_option = 1\n")
+    result = orphans(*arguments)
+    assert result.exit_code == 1
+    assert "error: --hosts" in result.stderr
+    assert "cannot be used" in result.stderr
 
 
 @pytest.mark.parametrize("arguments", [[], ["--dsn", "host=x", "--hosts", "http://localhost"]])

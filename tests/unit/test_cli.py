@@ -5,17 +5,23 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import obstore.store
+import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from checkpoint_kit import CheckpointKit
-from folder_sink import FolderSink
+from confluent_kafka.admin import AdminClient
+from elasticsearch import Elasticsearch
+from folder_sink import FolderParticipant, FolderSink
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
@@ -126,10 +132,43 @@ def test_status_says_that_an_epoch_has_begun_and_is_not_recorded(
     assert json.loads(run("status", "--json").output)["newest_begun"] == 1
 
 
-def test_the_commands_that_status_names_can_be_pasted(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+def commands(result: Result) -> list[str]:
+    """Return the commands that are on a line of their own, whole: as one copies them."""
+    return [line.strip() for line in result.output.splitlines() if line.startswith("    epochsink ")]
+
+
+def test_the_command_that_status_names_can_be_pasted(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the options that status was called with, and no terminal breaks its line."""
     kit.record(0, both(1))
     kit.decide(0)
-    assert f"epochsink recover {kit.root} --sinks MODULE:ATTRIBUTE" in said(run("status"))
+    monkeypatch.setenv("COLUMNS", "80")
+    [command] = commands(run("status", "--sinks", f"{MODULE}:sink", "--spool", kit.spool.root))
+    assert command == f"epochsink recover {kit.root} --sinks {MODULE}:sink --spool {kit.spool.root}"
+    pasted = CliRunner().invoke(app, [*shlex.split(command)[1:], "--yes"])
+    assert pasted.exit_code == 0, pasted.output
+    assert (sinks["table"].values(), kit.history().done) == ([1], {0})
+
+
+def test_a_command_whose_sinks_status_does_not_know_says_what_to_add(
+    kit: CheckpointKit, run: Callable[..., Result]
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    result = run("status")
+    assert commands(result) == [f"epochsink recover {kit.root} --sinks my_pipeline:sink"]
+    assert "instead of my_pipeline:sink, name the object that your pipeline starts" in said(result)
+
+
+def test_the_command_for_a_ledger_that_lacks_epochs_can_be_pasted(
+    kit: CheckpointKit, run: Callable[..., Result]
+) -> None:
+    kit.run(0, both(1))
+    kit.decide(1)
+    [command] = commands(run("status"))
+    pasted = CliRunner().invoke(app, [*shlex.split(command)[1:], "--yes"])
+    assert (pasted.exit_code, "accepted epochs up to 1" in pasted.output) == (0, True)
 
 
 def test_status_does_not_say_that_an_epoch_had_no_rows_once_its_parts_are_forgotten(
@@ -214,7 +253,7 @@ def test_a_torn_entry_is_shown_with_the_epoch_that_is_at_stake(kit: CheckpointKi
     assert f"generation {kit._first}" in said(result)
     assert "recorded up to epoch 0" in said(result)
     found = json.loads(run("status", "--json").output)
-    assert [(epoch["epoch"], epoch["state"]) for epoch in found["epochs"]] == [(0, "done")]
+    assert [(epoch["epoch"], epoch["state"]) for epoch in found["epochs"]] == [(0, "done"), (1, "unrecorded")]
     assert len(found["damage"]) == 1
     assert "ledger entry" in said(run("recover", "--sinks", f"{MODULE}:SINKS", "--yes"))
 
@@ -250,7 +289,7 @@ def newest_entry(kit: CheckpointKit) -> Path:
     [
         ("operators_sinks", "is not of the form module:attribute"),
         ("no_such_module:sink", "importing no_such_module failed: ModuleNotFoundError"),
-        (f"{MODULE}:absent", "there is no 'absent'"),
+        (f"{MODULE}:absent", "has no attribute 'absent'"),
         (f"{MODULE}:number", "names a int"),
         (f"{MODULE}:empty", "is empty"),
         (f"{MODULE}:wrong", "'table' is not the name of a sink"),
@@ -266,6 +305,61 @@ def test_a_wrong_reference_to_sinks_is_refused(
     assert result.exit_code == 1
     assert complaint in said(result)
     kit.run(0, both(1))  # its driver still owns the ledger
+
+
+def unreachable(port: int, folder: Path) -> dict[str, Callable[[], object]]:
+    """Return a call of each client, to a port where nobody listens, and one for a file that does not exist."""
+    store = obstore.store.S3Store(
+        "lake",
+        endpoint=f"http://127.0.0.1:{port}",
+        region="us-east-1",
+        skip_signature=True,
+        client_options={"allow_http": True},
+        retry_config={"max_retries": 0},
+    )
+    return {
+        "PostgreSQL": lambda: psycopg.connect(f"host=127.0.0.1 port={port}"),
+        "Kafka": lambda: AdminClient({"bootstrap.servers": f"127.0.0.1:{port}", "log_level": 0}).list_topics(
+            timeout=0.2
+        ),
+        "Elasticsearch": lambda: Elasticsearch(f"http://127.0.0.1:{port}", max_retries=0).info(),
+        "the object store": lambda: store.head("metadata"),
+        "the operating system": (folder / "absent").read_bytes,
+    }
+
+
+@pytest.mark.parametrize("system", ["PostgreSQL", "Kafka", "Elasticsearch", "the object store", "the operating system"])
+def test_an_error_of_a_client_is_told_in_plain_lines(
+    kit: CheckpointKit, tmp_path: Path, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, system: str
+) -> None:
+    """One that no sink has translated: the sink, the system and what to check; the running driver goes on."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        call = unreachable(free.getsockname()[1], tmp_path)[system]
+    monkeypatch.setattr(FolderParticipant, "newest", lambda *_: call())
+    result = run("recover", "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 1
+    error, hint = result.stderr.splitlines()
+    assert re.match(rf"error: sink '(table|search)': {system} says \w+: \S", error)
+    assert hint.startswith("  Hint: check that ")
+    kit.run(0, both(1))
+
+
+def test_a_defect_keeps_its_traceback(
+    kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FolderParticipant, "newest", lambda *_: dict[str, int]()["defect"])
+    assert isinstance(run("recover", "--sinks", f"{MODULE}:SINKS", "--yes").exception, KeyError)
+    kit.close()
+
+
+def test_a_checkpoint_that_needs_spark_where_there_is_no_java() -> None:
+    command = [sys.executable, "-m", "epochsink.cli.app", "status", "hdfs://127.0.0.1:1/checkpoint"]
+    environment = {**os.environ, "JAVA_HOME": "/nonexistent"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    assert "error: Spark says PySparkRuntimeError" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -447,7 +541,7 @@ def test_queries_may_start_again_after_the_command(run: Callable[..., Result], k
         (["0", "--sink", "table", "--as", "committed"], "epoch 0 is done: every sink has committed it"),
         (
             ["1", "--sink", "mail", "--as", "committed"],
-            "has nothing pending in sink 'mail'; it has in 'table', 'search'",
+            "has nothing pending in sink 'mail' Hint: it has in 'table', 'search'",
         ),
         (["1", "--sink", "table", "--as", "replay"], "--as replay needs --sinks"),
         (["1", "--sink", "search", "--as", "replay", "--sinks", f"{MODULE}:TABLE"], "--sinks has no sink 'search'"),

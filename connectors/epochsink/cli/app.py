@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
+import shlex
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version as installed
 from pathlib import Path
 from platform import python_version
@@ -13,25 +14,24 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from epochsink.cli import orphans, status_table
-from epochsink.cli import recover as operations
+from epochsink.cli import orphans as search
+from epochsink.cli import status as state
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance, accepted_epoch
 from epochsink.cli.checkpoint_folder import open_place
+from epochsink.cli.console import confirm, log_on_console, plain_errors
 from epochsink.cli.demo import demo
-from epochsink.cli.error_output import errors_in_one_block
+from epochsink.cli.operation import Operation, Recovery
 from epochsink.cli.resolve import Resolution, Ruling
-from epochsink.cli.sinks_option import load_sinks
-from epochsink.cli.status import read_status
-from epochsink.errors import ConfigurationError
+from epochsink.cli.sinks_option import Loaded, load_sinks
+from epochsink.errors import ConfigurationError, EpochsinkError
 from epochsink.spark.import_guard import no_queries
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.cli.recover import Account
-    from epochsink.cli.sinks_option import Loaded
+    from epochsink.sink import Sink
 
 app = typer.Typer(
     help="Exactly-once sinks for PySpark Structured Streaming.", no_args_is_help=True, pretty_exceptions_enable=False
@@ -57,13 +57,12 @@ def _options(
 
 Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint folder: a path or URI.")]
 SpoolPlace = Annotated[str | None, typer.Option("--spool", help="Where the spool is, if not in the checkpoint.")]
-SinksOption = typer.Option("--sinks", metavar="MODULE:ATTRIBUTE", help="An ExactlyOnce object or a dict of sinks.")
+SinksOption: Final = typer.Option(
+    "--sinks", metavar="MODULE:ATTRIBUTE", help="The object that your pipeline starts, or a dict of sinks."
+)
 Sinks = Annotated[str, SinksOption]
+AnySinks = Annotated[str | None, SinksOption]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-FENCES: Final = "This takes the checkpoint's ledger: a driver that runs on it now stops with Fenced."
-
-IMPORTS: Final = "imports the module for the sinks that --sinks names"
 
 
 @app.command()
@@ -71,7 +70,7 @@ def status(
     checkpoint: Checkpoint,
     *,
     spool: SpoolPlace = None,
-    sinks: Annotated[str | None, SinksOption] = None,
+    sinks: AnySinks = None,
     epochs: Annotated[int, typer.Option(help="How many epochs to list, newest first.", min=0)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
@@ -80,14 +79,13 @@ def status(
     Reads only: safe beside a running query. --sinks is needed only for an object store whose settings are in
     ExactlyOnce(storage_options=...).
     """
-    with errors_in_one_block(), no_queries(IMPORTS):
-        loaded = load_sinks(sinks) if sinks is not None else None
-        with _place_of(checkpoint, loaded, spool) as place:
-            found = read_status(place)
+    with _opened(checkpoint, sinks, spool) as (place, _):
+        typed = [*(["--sinks", sinks] if sinks else []), *(["--spool", spool] if spool else [])]
+        found = state.read_status(place, typed)
     if as_json:
-        typer.echo(json.dumps(found.to_json(), indent=2))
+        typer.echo(json.dumps(asdict(found), indent=2))
     else:
-        status_table.show(found, epochs, Console())
+        state.show(found, epochs, Console())
     if found.damage:
         raise typer.Exit(1)
 
@@ -98,19 +96,14 @@ def recover(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, y
 
     A recorded epoch is never aborted.
     """
-    with errors_in_one_block(), _log_on_console(), no_queries(IMPORTS):
-        loaded = load_sinks(sinks)
-        with _place_of(checkpoint, loaded, spool) as place:
-            typer.echo(FENCES)
-            _confirm(yes=yes)
-            _say(operations.recover(place, loaded.sinks))
+    _do(lambda place, given: Recovery(place, given or {}), checkpoint, sinks, spool, yes=yes)
 
 
 @app.command()
 def abandon(
     checkpoint: Checkpoint,
     *,
-    sinks: Annotated[str | None, SinksOption] = None,
+    sinks: AnySinks = None,
     gone: Annotated[
         list[str] | None, typer.Option("--gone", metavar="NAME", help="A sink whose target no longer exists.")
     ] = None,
@@ -121,13 +114,7 @@ def abandon(
 
     What Spark has decided is committed first. Epochs that are recorded and not decided are shown, and aborted.
     """
-    with errors_in_one_block(), _log_on_console(), no_queries(IMPORTS):
-        loaded = load_sinks(sinks) if sinks is not None else None
-        with _place_of(checkpoint, loaded, spool) as place:
-            abandonment = Abandonment(place, sinks=loaded.sinks if loaded else {}, gone=gone or [])
-            _plan(abandonment.plan())
-            _confirm(yes=yes)
-            abandonment.carry_out()
+    _do(lambda place, given: Abandonment(place, sinks=given or {}, gone=gone or []), checkpoint, sinks, spool, yes=yes)
 
 
 @app.command()
@@ -137,7 +124,7 @@ def resolve(
     *,
     sink: Annotated[str, typer.Option("--sink", metavar="NAME", help="The sink whose share of it is closed.")],
     ruling: Annotated[Ruling, typer.Option("--as", help="What you know of the rows in the target.")],
-    sinks: Annotated[str | None, SinksOption] = None,
+    sinks: AnySinks = None,
     spool: SpoolPlace = None,
     keep_in: Annotated[Path, typer.Option(help="Folder for the rows that are discarded, as Parquet.")] = Path(),
     yes: Yes = False,
@@ -147,22 +134,11 @@ def resolve(
     committed: the rows are in the target. replay: they are not, and are written again from the spool (needs --sinks).
     discard: they are not, and shall not be; what the spool holds of them is kept as a Parquet file.
     """
-    with errors_in_one_block(), _log_on_console(), no_queries(IMPORTS):
-        loaded = load_sinks(sinks) if sinks is not None else None
-        with _place_of(checkpoint, loaded, spool) as place:
-            resolution = Resolution(
-                place,
-                epoch=epoch,
-                sink=sink,
-                ruling=ruling,
-                sinks=loaded.sinks if loaded else None,
-                folder=keep_in.absolute(),
-            )
-            _plan(resolution.plan())
-            _confirm(yes=yes)
-            resolution.carry_out()
-            if loaded is not None:
-                _say(operations.recover(place, loaded.sinks))
+
+    def resolution(place: Place, given: Mapping[str, Sink] | None) -> Operation:
+        return Resolution(place, epoch=epoch, sink=sink, ruling=ruling, sinks=given, folder=keep_in.absolute())
+
+    _do(resolution, checkpoint, sinks, spool, yes=yes)
 
 
 @app.command()
@@ -176,23 +152,21 @@ def accept(
     sink: Annotated[
         str | None, typer.Option("--sink", metavar="NAME", help="The sink whose target it is about.")
     ] = None,
+    sinks: AnySinks = None,
+    spool: SpoolPlace = None,
     yes: Yes = False,
 ) -> None:
     """Confirm that the targets are right up to EPOCH: if the query stops with WentBack, and you have made them right.
 
     With --sink: the target holds what it should up to EPOCH, although its marker is gone or older, or it is another
     server (it was restored or moved, and what was missing has been loaded). Without: the epochs up to EPOCH that Spark
-    decided without ExactlyOnce were empty, or have been loaded by hand.
+    decided without ExactlyOnce were empty, or have been loaded by hand. --sinks is needed only as for 'status'.
     """
-    with errors_in_one_block(), _log_on_console(), _place_of(checkpoint, None, None) as place:
-        acceptance = Acceptance(place, epoch, sink)
-        _plan(acceptance.plan())
-        _confirm(yes=yes)
-        acceptance.carry_out()
+    _do(lambda place, _: Acceptance(place, epoch, sink), checkpoint, sinks, spool, yes=yes)
 
 
-@app.command("orphans")
-def find_orphans(
+@app.command()
+def orphans(
     *,
     dsn: Annotated[str | None, typer.Option(help="A PostgreSQL database.")] = None,
     bootstrap_servers: Annotated[str | None, typer.Option(help="A Kafka cluster.")] = None,
@@ -202,14 +176,14 @@ def find_orphans(
     yes: Yes = False,
 ) -> None:
     """Find what sinks have left in a server: if its checkpoint is lost, or not known."""
-    with errors_in_one_block(), orphans.Search(dsn, bootstrap_servers, hosts, options) as search:
+    with plain_errors(), search.target_of(dsn, bootstrap_servers, hosts, options) as target:
         if end is None:
-            orphans.show(search.find(), Console())
+            search.show(target.remnants(), Console())
             return
-        remnant = search.one(end)
-        _plan([f"end {remnant.kind} {remnant.name}: its rows are lost if its checkpoint still counts on it"])
-        _confirm(yes=yes)
-        search.end(remnant)
+        remnant = search.one(target, end)
+        lost = "its rows are lost if its checkpoint still counts on it"
+        confirm([f"end {remnant.kind} {remnant.name}: {lost}"], yes=yes)
+        target.end(remnant)
         typer.echo(f"ended {remnant.name}")
 
 
@@ -228,7 +202,7 @@ def _mount_services() -> None:
         @app.command("services")
         def refuse() -> None:
             """Start services for development: needs the extra 'services'."""
-            with errors_in_one_block():
+            with plain_errors():
                 raise ConfigurationError(
                     f"the services need the module {missing}", hint='pip install "epochsink[services]"'
                 )
@@ -239,58 +213,41 @@ def _mount_services() -> None:
 _mount_services()
 
 
-@contextmanager
-def _place_of(checkpoint: str, loaded: Loaded | None, spool: str | None) -> Iterator[Place]:
-    given = loaded.spool if loaded is not None and spool is None else spool
-    options = loaded.storage_options if loaded is not None else {}
-    with open_place(checkpoint, given, options) as place:
-        if loaded is not None and loaded.checkpoint is not None:
-            with open_place(loaded.checkpoint, None, options) as own:
-                if own.location != place.location:
-                    raise ConfigurationError(
-                        f"the sinks belong to checkpoint {own.location}, and this is {place.location}",
-                        hint="give the query's own checkpoint; if it was moved, let --sinks name a dict of sinks",
-                    )
-        yield place
-
-
-def _say(account: Account) -> None:
-    for number in account.committed:
-        typer.echo(f"committed epoch {number}")
-    for number in account.pending:
-        typer.echo(f"left epoch {number} as it is recorded")
-    if not account.committed and not account.pending:
-        typer.echo("no recorded epoch is pending")
-
-
-def _plan(lines: list[str]) -> None:
-    typer.echo("\n".join(("This will", *(f"  - {line}" for line in lines))))
-
-
-def _confirm(*, yes: bool) -> None:
-    if not yes and not typer.confirm("Go on?"):
-        typer.echo("nothing was changed")
-        raise typer.Exit(1)
-
-
-class _Echo(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        typer.echo(record.getMessage())
+def _do(
+    planned: Callable[[Place, Mapping[str, Sink] | None], Operation],
+    checkpoint: str,
+    sinks: str | None,
+    spool: str | None,
+    *,
+    yes: bool,
+) -> None:
+    """Say what an operation will do, ask, and do it."""
+    with _opened(checkpoint, sinks, spool) as (place, given), log_on_console():
+        operation = planned(place, given)
+        confirm(operation.plan(), yes=yes)
+        operation.carry_out()
 
 
 @contextmanager
-def _log_on_console() -> Iterator[None]:
-    """Print what the package logs: it says what was done to ledger and targets."""
-    log = logging.getLogger("epochsink")
-    handler = _Echo()
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
+def _opened(checkpoint: str, sinks: str | None, spool: str | None) -> Iterator[tuple[Place, Mapping[str, Sink] | None]]:
+    """Yield the checkpoint, and the sinks that ``--sinks`` names; an error's commands name both."""
+    with plain_errors(), no_queries("imports the module for the sinks that --sinks names"):
+        loaded = load_sinks(sinks) if sinks else Loaded({})
+        with open_place(checkpoint, spool or loaded.spool, loaded.storage_options) as place:
+            if loaded.checkpoint is not None:
+                with open_place(loaded.checkpoint, None, loaded.storage_options) as own:
+                    if own.location != place.location:
+                        raise ConfigurationError(
+                            f"the sinks belong to checkpoint {own.location}, and this is {place.location}",
+                            hint="give the query's own checkpoint; if it was moved, let --sinks name a dict of sinks",
+                        )
+            try:
+                yield place, loaded.sinks if sinks else None
+            except EpochsinkError as failure:
+                failure.address(place.location)
+                if sinks:
+                    failure.hint = failure.hint.replace("--sinks MODULE:ATTRIBUTE", f"--sinks {shlex.quote(sinks)}")
+                raise
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from epochsink.errors import ConfigurationError
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from epochsink.protocol.storage import Storage
-
-
-_NO_OPTIONS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +37,7 @@ class Place:
 
 @contextmanager
 def open_place(
-    checkpoint: str, spool: str | None = None, storage_options: Mapping[str, Any] = _NO_OPTIONS
+    checkpoint: str, spool: str | None = None, storage_options: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[Place]:
     """Open a checkpoint folder, given as a path or URI; ``spool`` and ``storage_options`` as in `ExactlyOnce`.
 

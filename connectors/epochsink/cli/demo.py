@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.console import Console
 
-from epochsink.cli.error_output import errors_in_one_block
+from epochsink.cli.console import plain_errors
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def demo(
     Starts its own Kafka, PostgreSQL and Elasticsearch, unless it is told of three that run. Ends with status 0 only if
     every order went through epochsink exactly once.
     """
-    with errors_in_one_block():
+    with plain_errors():
         where = (kafka, postgres, elasticsearch)
         if any(where) and not all(where):
             raise ConfigurationError(

@@ -9,7 +9,6 @@ not taken for committed. The word counts for what stays unknown.
 from __future__ import annotations
 
 import enum
-import logging
 import re
 import uuid
 from contextlib import suppress
@@ -17,22 +16,21 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from epochsink.cli.recover import open_for
+from epochsink.cli.operation import Operation, Recovery, log, names
 from epochsink.errors import ConfigurationError, SpoolMissing
-from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Done, Replay, Resolved
-from epochsink.sink import Ballot, Epoch, Identity, Outcome
+from epochsink.sink import Ballot, Identity, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
+
+    import pyarrow as pa
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger_entries import Prepared, Take
     from epochsink.protocol.ledger_history import History
     from epochsink.sink import Participant, Rows, Sink
-
-_log = logging.getLogger("epochsink")
 
 
 class Ruling(enum.StrEnum):
@@ -43,13 +41,15 @@ class Ruling(enum.StrEnum):
     DISCARD = "discard"
 
 
-class Resolution:
-    """One ruling on one sink's share of one epoch; `plan` says what `carry_out` will do.
+class Resolution(Operation):
+    """One ruling on one sink's share of one epoch.
 
     ``sinks`` are the query's, or None where the target cannot be asked; ``folder`` is where discarded rows are kept.
     Raises `ConfigurationError` unless the epoch is recorded and pending, with rows in that sink, and, but for a
     discard, decided.
     """
+
+    verb = "resolve"
 
     def __init__(
         self,
@@ -61,29 +61,29 @@ class Resolution:
         sinks: Mapping[str, Sink] | None,
         folder: Path,
     ) -> None:
+        super().__init__(place)
         if ruling is Ruling.REPLAY and sinks is None:
             raise ConfigurationError(
                 "--as replay needs --sinks: the rows are prepared again in the target",
-                hint="add --sinks module:attribute",
+                hint="add --sinks MODULE:ATTRIBUTE, the object that your pipeline starts",
             )
         if sinks is not None and sink not in sinks:
             raise ConfigurationError(
-                f"--sinks has no sink '{sink}'; it has {_names(sinks)}", hint="name the query's own sinks"
+                f"--sinks has no sink '{sink}'; it has {names(sinks)}", hint="name the query's own sinks"
             )
-        self._place = place
         self._number = epoch
         self._sink = sink
         self._ruling = ruling
         self._sinks = sinks
         self._folder = folder
-        self._ledger = Ledger(place.files, uuid.uuid4().hex, purpose="epochsink resolve")
-        self._prepared = self._find(self._ledger.read())
+        self._prepared = self._find(self.before)
         # what several sinks share becomes visible for all of them or for none
         self._together = sorted({*self._prepared.sharers(sink)} & self._prepared.shares.keys())
         if ruling is Ruling.REPLAY and len(self._together) > 1:
             raise ConfigurationError(
-                f"epoch {epoch} is one transaction for {_names(self._together)}, and would be prepared again for one",
-                hint="'epochsink recover' prepares what the target has lost again for all of them, and commits it",
+                f"epoch {epoch} is one transaction for {names(self._together)}, and would be prepared again for one",
+                hint="what the target has lost is prepared again for all of them, and committed, by: epochsink recover "
+                "CHECKPOINT --sinks MODULE:ATTRIBUTE",
             )
         for name in self._together if ruling is Ruling.DISCARD else ():
             if self._file(name).exists():
@@ -92,40 +92,44 @@ class Resolution:
                     hint="move it away, or name another folder with --keep-in",
                 )
 
-    def plan(self) -> list[str]:
-        """Return what will be done, a line each."""
+    def steps(self) -> list[str]:
+        """Return what will be done after the take, a line each."""
         share = self._prepared.shares[self._sink]
-        which = f"epoch {self._number}, sink {_names(self._together)}, {len(share.parts)} part(s)"
-        lines = ["take the ledger: a driver that runs on this checkpoint now stops with Fenced"]
+        which = f"epoch {self._number}, sink {names(self._together)}, {len(share.parts)} part(s)"
         if self._ruling is Ruling.DISCARD:
-            lines += [self._plan_to_keep(name) for name in self._together]
+            lines = [self._plan_to_keep(name) for name in self._together]
             lines.append(f"record {which} as discarded: these rows never reach the target")
-            if not self._is_decided():
+            if not self.decided(self._number):
                 lines.append("leave the epoch's other sinks as they are: Spark has not decided it yet")
             return [*lines, "abort what is prepared of them, " + ("now" if self._sinks else "at the next start")]
-        if self._sinks is not None:
-            lines.append("ask the target once more; what it says itself outweighs your word")
+        asked = ["ask the target once more; what it says itself outweighs your word"] if self._sinks else []
         if self._ruling is Ruling.REPLAY:
-            lines.append(f"prepare the unknown parts of {which} again from the spool, and record them as a replay")
-            return [*lines, "commit the epoch in every sink"]
-        lines.append(f"record {which} as committed: whatever of it the target lacks, it will never get")
-        return lines
+            again = f"prepare the unknown parts of {which} again from the spool, and record them as a replay"
+            return [*asked, again, "commit the epoch in every sink"]
+        return [*asked, f"record {which} as committed: whatever of it the target lacks, it will never get"]
 
     def carry_out(self) -> None:
-        """Do it; each thing done is logged, a line each.
-
-        Raises `Fenced` if another driver takes the ledger meanwhile, and what the sink raises.
-        """
+        """Do it; with sinks, the rest of the epoch is committed too, and nothing is taken if a target is down."""
         if self._ruling is Ruling.DISCARD:
             for name in self._together:
                 self._keep_rows(name)
-        take = self._ledger.take(self._place.query_id, {}, -1)
-        _log.info("took the ledger as generation %d", take.generation)
-        self._prepared = self._find(self._ledger.verify())
-        if self._sinks is not None and self._ruling is not Ruling.DISCARD:
-            self._ask(self._sinks[self._sink], take)
+            self._take()
+        elif self._sinks is None:
+            self._take()
+        else:
+            with self.reached({self._sink: self._sinks[self._sink]}) as [participant]:
+                self.open(participant, self._take())
+                self._ask(participant)
         if self._ruling is not Ruling.REPLAY:
             self._record_word()
+        if self._sinks is not None:
+            Recovery(self.place, self._sinks).carry_out()
+
+    def _take(self) -> Take:
+        taken = self.take()
+        # another command may have closed it meanwhile
+        self._prepared = self._find(self.ledger.verify())
+        return taken
 
     def _find(self, history: History) -> Prepared:
         """Return the epoch as recorded, or refuse."""
@@ -134,10 +138,9 @@ class Resolution:
         if prepared is None or self._number in history.done:
             state = "not in the ledger" if prepared is None else "done: every sink has committed it"
             raise ConfigurationError(
-                f"epoch {self._number} is {state}",
-                hint=f"pending are: {', '.join(map(str, pending)) or 'none'}; see 'epochsink status'",
+                f"epoch {self._number} is {state}", hint=f"pending are: {', '.join(map(str, pending)) or 'none'}"
             )
-        if self._ruling is not Ruling.DISCARD and not self._is_decided():
+        if self._ruling is not Ruling.DISCARD and not self.decided(prepared.epoch):
             raise ConfigurationError(
                 f"epoch {self._number} is recorded and not decided: its commit has not been tried yet",
                 hint="start the query: Spark runs the epoch again, and the recorded attempt stands; for a sink whose "
@@ -145,114 +148,89 @@ class Resolution:
             )
         if self._sink not in prepared.shares:
             raise ConfigurationError(
-                f"epoch {self._number} has nothing pending in sink '{self._sink}'; it has in "
-                f"{_names(prepared.shares) or 'none'}",
-                hint="see 'epochsink status'",
+                f"epoch {self._number} has nothing pending in sink '{self._sink}'",
+                hint=f"it has in {names(prepared.shares) or 'none'}",
             )
         return prepared
 
     # ---- with the target
 
-    def _ask(self, sink: Sink, take: Take) -> None:
-        participant = sink.participant({self._sink: sink})
-        try:
-            open_for(self._place, participant, take)
-            # first: what a superseded driver left may hold locks that a commit needs
-            done = self._ledger.verify().done_parts(self._sink)
-            for line in participant.abort_orphans(self._prepared.parts_of(self._sink), done):
-                _log.info("aborted what no recorded epoch names: %s", line)
-            for index in range(len(self._prepared.parts_of(self._sink))):
-                self._ask_part(participant, index)
-            parts = self._prepared.parts_of(self._sink)
-            participant.await_visible(self._epoch(), {self._sink: Ballot(parts, self._rows(self._sink))})
-        finally:
-            participant.close()
+    def _ask(self, participant: Participant) -> None:
+        # first: what a superseded driver left may hold locks that a commit needs
+        done = self.ledger.verify().done_parts(self._sink)
+        for line in participant.abort_orphans(self._prepared.parts_of(self._sink), done):
+            log.info("aborted what no recorded epoch names: %s", line)
+        for index in range(len(self._prepared.parts_of(self._sink))):
+            self._ask_part(participant, index)
+        ballot = Ballot(self._prepared.parts_of(self._sink), self._rows(self._sink))
+        participant.await_visible(self._prepared.at, {self._sink: ballot})
 
     def _ask_part(self, participant: Participant, index: int) -> None:
         parts = self._prepared.shares[self._sink].parts
+        part = f"part {index + 1} of {len(parts)}"
         ballots = {self._sink: Ballot([parts[index]], self._rows(self._sink))}
-        (verdict,) = participant.commit(self._epoch(), ballots)[self._sink]
-        _log.info(
-            "part %d of %d: the target says %s %s", index + 1, len(parts), verdict.outcome.value, verdict.evidence
-        )
+        (verdict,) = participant.commit(self._prepared.at, ballots)[self._sink]
+        log.info("%s: the target says %s %s", part, verdict.outcome.value, verdict.evidence)
         if verdict.outcome is Outcome.COMMITTED:
             return
         if self._ruling is Ruling.REPLAY:
-            self._replay(participant, ballots, index)
+            replayed = participant.replay(self._prepared.at, parts[index], ballots, uuid.uuid4().hex)
+            self.ledger.append(Replay(self._number, (self._sink,), (*parts[:index], replayed, *parts[index + 1 :])))
+            log.info("%s: prepared again from the spool, and recorded", part)
+            self._prepared = self.ledger.verify().epochs[self._number]
         elif verdict.outcome is Outcome.ABORTED:
             raise ConfigurationError(
-                f"epoch {self._number}, sink '{self._sink}': the target says that part {index + 1} is gone "
+                f"epoch {self._number}, sink '{self._sink}': the target says that {part} is gone "
                 f"({verdict.evidence}), so it is not committed",
-                hint="'epochsink recover' prepares it again from the spool and commits it",
+                hint="it is prepared again from the spool and committed by: epochsink recover CHECKPOINT "
+                "--sinks MODULE:ATTRIBUTE",
             )
-
-    def _replay(self, participant: Participant, ballots: Mapping[str, Ballot], index: int) -> None:
-        parts = self._prepared.shares[self._sink].parts
-        replayed = participant.replay(self._epoch(), parts[index], ballots, uuid.uuid4().hex)
-        self._ledger.append(Replay(self._number, (self._sink,), (*parts[:index], replayed, *parts[index + 1 :])))
-        _log.info("part %d of %d: prepared again from the spool, and recorded", index + 1, len(parts))
-        self._prepared = self._ledger.verify().epochs[self._number]
 
     # ---- by word alone
 
     def _record_word(self) -> None:
         for name in self._together:
-            self._ledger.append(Resolved(self._number, name, self._ruling.value))
-            _log.info("recorded epoch %d, sink '%s' as %s, by your word", self._number, name, self._ruling.value)
-        others = self._ledger.verify().epochs[self._number].shares
-        if not self._is_decided():
+            self.ledger.append(Resolved(self._number, name, self._ruling.value))
+            log.info("recorded epoch %d, sink '%s' as %s, by your word", self._number, name, self._ruling.value)
+        others = self.ledger.verify().epochs[self._number].shares
+        if not self.decided(self._number):
             # only what is decided may be done: the next start runs the epoch again, and finds it recorded
-            _log.info("the epoch is not decided: it goes on at the next start, without these rows")
-            return
-        if others:
-            _log.info("the epoch is still pending in %s", _names(others))
-            return
-        self._ledger.append(Done(self._number))
-        self._place.spool.drop(self._place.query_id, self._epoch())
-        _log.info("epoch %d is done; its spool is dropped", self._number)
+            log.info("the epoch is not decided: it goes on at the next start, without these rows")
+        elif others:
+            log.info("the epoch is still pending in %s", names(others))
+        else:
+            self.ledger.append(Done(self._number))
+            self.place.spool.drop(self.place.query_id, self._prepared.at)
+            log.info("epoch %d is done; its spool is dropped", self._number)
+
+    # ---- the rows
 
     def _file(self, sink: str) -> Path:
         return self._folder / f"epoch-{self._number}-{re.sub(r'[^A-Za-z0-9_.-]', '_', sink)}.parquet"
 
     def _plan_to_keep(self, sink: str) -> str:
         try:
-            return f"write its {self._count_rows(sink)} spooled rows to {self._file(sink)}"
+            count = sum(batch.num_rows for batch in self._batches(sink))
         except SpoolMissing as gone:
             spooled = self._prepared.shares[sink].files
             why = gone.message if spooled else "no copy is in the spool; what a topic has of them stays there, aborted"
             return f"THE ROWS CANNOT BE KEPT: {why}"
-
-    def _count_rows(self, sink: str) -> int:
-        rows = self._rows(sink)
-        return sum(batch.num_rows for task in rows.tasks() for batch in rows.read(task))
+        return f"write its {count} spooled rows to {self._file(sink)}"
 
     def _keep_rows(self, sink: str) -> None:
+        """Write a share's spooled rows, if they all can be read, as Parquet into a file that must not exist."""
         with suppress(SpoolMissing):
-            self._count_rows(sink)
-            self._write_rows(sink)
-            _log.info("wrote the rows to %s", self._file(sink))
+            schemas = [batch.schema for batch in self._batches(sink)]
+            with self._file(sink).open("xb") as target, pq.ParquetWriter(target, schemas[0]) as writer:
+                for batch in self._batches(sink):
+                    writer.write_batch(batch)
+            log.info("wrote the rows to %s", self._file(sink))
 
-    def _write_rows(self, sink: str) -> None:
-        """Write a share's spooled rows as Parquet, into a file that must not exist."""
+    def _batches(self, sink: str) -> Iterator[pa.RecordBatch]:
         rows = self._rows(sink)
-        batches = (batch for task in rows.tasks() for batch in rows.read(task))
-        first = next(batches)
-        with self._file(sink).open("xb") as target, pq.ParquetWriter(target, first.schema) as writer:
-            writer.write_batch(first)
-            for batch in batches:
-                writer.write_batch(batch)
-
-    def _is_decided(self) -> bool:
-        return self._place.checkpoint.is_decided(self._number)
-
-    def _epoch(self) -> Epoch:
-        return self._prepared.at
+        return (batch for task in rows.tasks() for batch in rows.read(task))
 
     def _rows(self, sink: str) -> Rows:
-        identity = Identity(self._place.query_id, sink)
         share = self._prepared.shares[sink]
-        return self._place.spool.rows(identity, self._epoch(), share.tasks, share.files)
-
-
-def _names(sinks: Collection[str]) -> str:
-    return ", ".join(f"'{name}'" for name in sinks)
+        who = Identity(self.place.query_id, sink)
+        return self.place.spool.rows(who, self._prepared.at, share.tasks, share.files)

@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from epochsink.cli.console import plain_errors
 from epochsink.devkit.services.artifacts import spark_packages
 from epochsink.devkit.services.cache import cache_folder
 from epochsink.devkit.services.kinds import SINKS, Kind, make, prefetch
@@ -23,7 +24,6 @@ from epochsink.devkit.services.state import ProcessId, ServiceRecord, State
 from epochsink.errors import ServiceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
     from types import FrameType
 
@@ -48,7 +48,7 @@ def up(
 ) -> None:
     """Start the services and keep them until Ctrl-C; data goes away with them."""
     chosen = list(dict.fromkeys(names or SINKS))
-    with _one_line_errors():
+    with plain_errors():
         if state := State.load():
             raise ServiceError(
                 f"services are up already, started by process {state.owner.pid}", hint="epochsink services down"
@@ -96,7 +96,7 @@ def down() -> None:
 @app.command("fetch")
 def fetch_all() -> None:
     """Fetch all that services and Spark need, so that later starts need no network."""
-    with _one_line_errors():
+    with plain_errors():
         prefetch(list(SINKS))
         spark_packages()
     _console.print(f"Fetched into {cache_folder()}", soft_wrap=True)
@@ -186,16 +186,6 @@ def _end_on_signals() -> threading.Event:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, end)
     return ended
-
-
-@contextlib.contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except ServiceError as error:
-        # Plain text: a log's brackets are no markup, and a terminal's width breaks no line.
-        Console(stderr=True).print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error
 
 
 if __name__ == "__main__":

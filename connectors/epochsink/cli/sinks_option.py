@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pkgutil import resolve_name
+from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from epochsink.sink import Sink
+
+_FORM: Final = "name an ExactlyOnce object or a dict of sinks, for example pipeline:sink for 'sink' in pipeline.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +33,14 @@ def load_sinks(reference: str) -> Loaded:
     `epochsink.spark.import_guard.no_queries`: a module may start its query when it is imported. Raises
     `ConfigurationError`.
     """
-    module, _, attribute = reference.partition(":")
-    if not module or not attribute:
-        raise ConfigurationError(f"--sinks {reference!r} is not of the form module:attribute", hint=_FORM)
-    value = _attribute(_module(module), reference, attribute)
+    value = _imported(reference)
     if isinstance(value, Mapping):
-        return Loaded(_only_sinks(value, reference))
+        for name, sink in value.items():
+            if not isinstance(name, str) or not callable(getattr(sink, "participant", None)):
+                raise ConfigurationError(f"--sinks {reference}: {name!r} is not the name of a sink", hint=_FORM)
+        if not value:
+            raise ConfigurationError(f"--sinks {reference} is empty", hint=_FORM)
+        return Loaded(value)
     from epochsink.spark.exactly_once import ExactlyOnce  # noqa: PLC0415 - imports Spark, which a mapping does not need
 
     if isinstance(value, ExactlyOnce):
@@ -44,38 +48,24 @@ def load_sinks(reference: str) -> Loaded:
     raise ConfigurationError(f"--sinks {reference} names a {type(value).__name__}", hint=_FORM)
 
 
-_FORM = "name an ExactlyOnce object or a dict of sinks, for example pipeline:sink for 'sink' in pipeline.py"
-
-
-def _module(name: str) -> object:
+def _imported(reference: str) -> Any:
+    module, _, attribute = reference.partition(":")
+    if not module or not attribute:
+        raise ConfigurationError(f"--sinks {reference!r} is not of the form module:attribute", hint=_FORM)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
-        return import_module(name)
+        resolve_name(f"{module}:")
     except ConfigurationError:
         # it names the mistake itself
         raise
     except (Exception, SystemExit) as failure:
         raise ConfigurationError(
-            f"--sinks: importing {name} failed: {type(failure).__name__}: {failure}",
+            f"--sinks: importing {module} failed: {type(failure).__name__}: {failure}",
             hint="run this in the folder that holds the module, or name that folder in PYTHONPATH; keep the sinks "
             "in a module that does nothing else when it is imported",
         ) from failure
-
-
-def _attribute(module: object, reference: str, attribute: str) -> Any:
-    value = module
-    for name in attribute.split("."):
-        if not hasattr(value, name):
-            raise ConfigurationError(f"--sinks {reference}: there is no {name!r}", hint=_FORM)
-        value = getattr(value, name)
-    return value
-
-
-def _only_sinks(mapping: Mapping[Any, Any], reference: str) -> Mapping[str, Sink]:
-    for name, sink in mapping.items():
-        if not isinstance(name, str) or not callable(getattr(sink, "participant", None)):
-            raise ConfigurationError(f"--sinks {reference}: {name!r} is not the name of a sink", hint=_FORM)
-    if not mapping:
-        raise ConfigurationError(f"--sinks {reference} is empty", hint=_FORM)
-    return mapping
+    try:
+        return resolve_name(reference)
+    except (AttributeError, ValueError) as absent:
+        raise ConfigurationError(f"--sinks {reference}: {absent}", hint=_FORM) from absent

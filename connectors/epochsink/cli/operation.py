@@ -1,0 +1,158 @@
+"""What an operator does to one checkpoint: take its ledger, so that a driver that runs there stops, and change it."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from abc import ABC, abstractmethod
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, ClassVar
+
+from epochsink.errors import ConfigurationError, EpochsinkError
+from epochsink.identity import pipeline_name
+from epochsink.protocol.coordinator import Coordinator
+from epochsink.protocol.ledger import Ledger
+from epochsink.sink import Identity, participants_of
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from epochsink.cli.checkpoint_folder import Place
+    from epochsink.protocol.ledger_entries import Take
+    from epochsink.sink import Participant, Sink
+
+log = logging.getLogger("epochsink")
+
+
+class Operation(ABC):
+    """One command on one checkpoint: `plan` says what `carry_out` will do.
+
+    Raises `ConfigurationError` if the checkpoint has no ledger: nothing says then what it holds.
+    """
+
+    verb: ClassVar[str]
+    even_abandoned: ClassVar[bool] = False
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.ledger = Ledger(
+            place.files, uuid.uuid4().hex, even_abandoned=self.even_abandoned, purpose=f"epochsink {self.verb}"
+        )
+        self.before = self.ledger.read()
+        if self.before.owner is None:
+            raise ConfigurationError(
+                f"{place.location} has no ledger: epochsink has recorded nothing there",
+                hint="if epochsink ran on this checkpoint, restore its folder epochsink/ from the copy that the rest "
+                "came from; 'epochsink orphans' finds what is left in a server without a checkpoint",
+            )
+        self.owner: Take = self.before.owner
+
+    def plan(self) -> list[str]:
+        """Return what will be done, a line each."""
+        return ["take the ledger: a driver that runs on this checkpoint now stops with Fenced", *self.steps()]
+
+    @abstractmethod
+    def steps(self) -> list[str]:
+        """Return what will be done after the take, a line each."""
+
+    @abstractmethod
+    def carry_out(self) -> None:
+        """Do it; each thing done is logged, a line each. It may be repeated if it was interrupted.
+
+        Raises `Fenced` if another driver takes the ledger meanwhile, and what the sinks raise.
+        """
+
+    def take(self) -> Take:
+        """Take the ledger: from here on no earlier driver can record anything."""
+        taken = self.ledger.take(self.place.query_id, {}, -1)
+        log.info("took the ledger as generation %d", taken.generation)
+        return taken
+
+    def decided(self, epoch: int) -> bool:
+        """Return whether Spark has decided an epoch."""
+        return self.place.checkpoint.is_decided(epoch)
+
+    @contextmanager
+    def reached(self, sinks: Mapping[str, Sink]) -> Iterator[Sequence[Participant]]:
+        """Yield the participants of the sinks, once each target has answered; close them in the end.
+
+        Asked before the take, which ends a driver that runs: a target that is down keeps that driver its ledger.
+        """
+        participants = participants_of(sinks)
+        try:
+            for participant in participants:
+                self.open(participant, self.owner)
+                for name in participant.members:
+                    with named(name):
+                        participant.newest(name)
+            yield participants
+        finally:
+            for participant in participants:
+                participant.close()
+
+    def open(self, participant: Participant, take: Take) -> None:
+        """Tell a participant who its sinks are in the generation of a take."""
+        for name in participant.members:
+            who = Identity(self.place.query_id, name, take.generation, take.origins[name], self._pipeline)
+            participant.open(who)
+
+    def coordinator(self, participants: Sequence[Participant]) -> Coordinator:
+        """Return what recovers the ledger by these participants."""
+        return Coordinator(
+            query_id=self.place.query_id,
+            ledger=self.ledger,
+            checkpoint=self.place.checkpoint,
+            spool=self.place.spool,
+            participants=participants,
+            pipeline=self._pipeline,
+            location=self.place.location,
+        )
+
+    @property
+    def _pipeline(self) -> str:
+        return pipeline_name(self.place.location)
+
+
+class Recovery(Operation):
+    """Commit what is decided and abort what is not recorded, without the query."""
+
+    verb = "recover"
+
+    def __init__(self, place: Place, sinks: Mapping[str, Sink]) -> None:
+        super().__init__(place)
+        self._sinks = {name: sink for name, sink in sinks.items() if name in self.owner.origins}
+        for name in sinks.keys() - self._sinks.keys():
+            log.info("sink '%s' has never been part of this query: nothing of it to look for", name)
+
+    def steps(self) -> list[str]:
+        """Return what will be done after the take, a line each."""
+        decided = [prepared.epoch for prepared in self.before.pending if self.decided(prepared.epoch)]
+        return ["abort what no recorded epoch names", *(f"commit epoch {number}" for number in decided)]
+
+    def carry_out(self) -> None:
+        """Do it; nothing is taken if a target is down."""
+        with self.reached(self._sinks) as participants:
+            self.coordinator(participants).recover()
+        after = self.ledger.read()
+        told = [f"committed epoch {one.epoch}" for one in self.before.pending if one.epoch in after.done]
+        told += [f"left epoch {one.epoch} as it is recorded: Spark has not decided it" for one in after.pending]
+        for line in told or ["no recorded epoch is pending"]:
+            log.info(line)
+
+
+@contextmanager
+def named(sink: str) -> Iterator[None]:
+    """Name the sink in an error, also in one of a client."""
+    try:
+        yield
+    except EpochsinkError as failure:
+        failure.name_sink(sink)
+        raise
+    except Exception as failure:
+        failure.add_note(f"sink '{sink}'")
+        raise
+
+
+def names(sinks: Collection[str]) -> str:
+    """Return names of sinks as text."""
+    return ", ".join(f"'{name}'" for name in sinks)
