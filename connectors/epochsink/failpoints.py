@@ -41,7 +41,7 @@ POINTS: Final[dict[str, str]] = {
     "task.prepared": "the sinks have prepared, before the task returns",
     "kafka.produced": "a task's rows are flushed into its open transaction",
     "kafka.commit.between": "one transaction of the epoch is ended, the next is not",
-    "postgres.copied": "a task has copied its rows, before it commits, prepares or answers with them",
+    "postgres.copied": "rows are copied, before that is committed or prepared",
     "postgres.merged": "the driver has merged, before PREPARE TRANSACTION",
     "postgres.prepared": "prepared, before the vote returns",
     "postgres.committed": "COMMIT PREPARED was answered",

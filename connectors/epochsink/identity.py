@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from epochsink.sink import Identity
+    from epochsink.sink import Epoch, Identity
 
 PREFIX = "epochsink"
 _LABEL = r"[A-Za-z0-9_-]{0,24}/[A-Za-z0-9_-]{1,24}"
@@ -54,6 +54,12 @@ class PreparedName:
     def __str__(self) -> str:
         end = f":{self.label}" if self.label else ""
         return f"{PREFIX}:{self.key}:{self.generation}:{self.epoch}:{self.attempt}:{self.part}{end}"
+
+    @classmethod
+    def of(cls, identity: Identity, epoch: Epoch, part: str) -> Self:
+        """Return the name of a sink's transaction of an attempt at an epoch."""
+        label = identity_label(identity)
+        return cls(identity_key(identity), identity.generation, epoch.number, epoch.attempt, part, label)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:

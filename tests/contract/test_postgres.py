@@ -1,4 +1,4 @@
-"""The contract, held by PostgreSQL: prepared, staged, task by task, and with the rows in the tasks' answers."""
+"""The contract, held by PostgreSQL: from the spool, staged by the tasks, and task by task."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from psycopg import sql
 
 from epochsink.postgres import Postgres
+from epochsink.sink import Epoch
 from epochsink.testing.sink_contract import SinkContract
-from epochsink.testing.sink_rig import SinkRig
+from epochsink.testing.sink_rig import OneSink, SinkRig
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import PostgresService
 
 MODES: dict[str, dict[str, Any]] = {
-    "answered": {"commit": "prepared"},
-    "prepared": {"commit": "prepared", "answer_bytes": 0},
-    "staged": {"commit": "staged", "answer_bytes": 0},
+    "spooled": {"commit": "prepared"},
+    "spooled, staged": {"commit": "staged"},
+    "prepared": {"commit": "prepared", "spool": False},
+    "staged": {"commit": "staged", "spool": False},
     "task by task": {"commit": "prepared", "atomic": False},
 }
 
@@ -35,6 +37,7 @@ class PostgresRig(SinkRig):
         super().__init__(sink, folder)
         self._truth = truth
         self._schema = schema
+        self.keeping = OneSink.of(sink).keeping(Epoch(0, ""), self.schema())
 
     def batch(self, rows: list[int]) -> pa.RecordBatch:
         return pa.RecordBatch.from_pydict({"id": pa.array(rows, pa.int64())})

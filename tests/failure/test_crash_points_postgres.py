@@ -1,7 +1,7 @@
 """The pipeline is killed at every failpoint that it can reach, again and again, and nothing is lost or doubled.
 
-One growing pipeline writes two tables at once: one appends without a unique key (which would hide duplicates) through
-prepared transactions, from the spool; the other upserts and deletes through logged staging tables.
+One growing pipeline writes two tables at once, from the spool: one appends without a unique key (which would hide
+duplicates) through prepared transactions; the other upserts and deletes through logged staging tables.
 Each start recovers what the crash before it left, does at least one epoch, and dies at its own point. Readers look on
 all the while.
 """
@@ -103,10 +103,10 @@ class Tables:
         return len(gids), len(staging)
 
 
-def postgres_sinks(dsn: str) -> dict[str, dict[str, Any]]:
+def postgres_sinks(dsn: str, **options: Any) -> dict[str, dict[str, Any]]:
     """Return the two sinks of the pipeline."""
-    return {
-        "log": {"kind": "Postgres", "dsn": dsn, "table": "log", "commit": "prepared", "answer_bytes": 0},
+    sinks: dict[str, dict[str, Any]] = {
+        "log": {"kind": "Postgres", "dsn": dsn, "table": "log", "commit": "prepared"},
         "state": {
             "kind": "Postgres",
             "dsn": dsn,
@@ -115,20 +115,26 @@ def postgres_sinks(dsn: str) -> dict[str, dict[str, Any]]:
             "order_by": ["kver"],
             "delete_when": "op = 'D'",
             "commit": "staged",
-            "answer_bytes": 0,
         },
     }
+    return {name: sink | options for name, sink in sinks.items()}
 
 
 @pytest.fixture
 def tables(
-    tmp_path: Path, kafka: KafkaService, private_postgres: PrivatePostgres, fresh_topic: FreshName
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    kafka: KafkaService,
+    private_postgres: PrivatePostgres,
+    fresh_topic: FreshName,
 ) -> Iterator[Tables]:
-    """Make a pipeline into two tables of a server of its own."""
+    """Make a pipeline into two tables of a server of its own; a parameter has more options of its sinks."""
     server = private_postgres()
     make_table(server.dsn, "log")
     make_table(server.dsn, "state", key=True)
-    with Harness(tmp_path, kafka, fresh_topic("source"), sinks=postgres_sinks(server.dsn)) as harness:
+    with Harness(
+        tmp_path, kafka, fresh_topic("source"), sinks=postgres_sinks(server.dsn, **getattr(request, "param", {}))
+    ) as harness:
         harness.read(Target("log"), PostgresReader(server.dsn, "log"))
         harness.read(Target("state", keyed=True), PostgresReader(server.dsn, "state"))
         yield Tables(harness, server)
@@ -159,6 +165,7 @@ def test_a_pipeline_killed_while_it_prepares_a_lost_epoch_again_is_exactly_once(
     tables.is_clean()
 
 
+@pytest.mark.parametrize("tables", [{"spool": False}], indirect=True, ids=["tasks stage"])
 def test_a_task_that_dies_is_tried_again_and_its_first_attempt_leaves_nothing(tables: Tables) -> None:
     for crash in ("task.prepared:2", "postgres.copied:2"):
         ended = tables.restart_with(crash, attempts=2)

@@ -45,7 +45,7 @@ class Desk:
         (folder / f"{MODULE}.py").write_text(
             f"from epochsink import Postgres\nSINKS = {{'table': Postgres({options})}}\n"
         )
-        sink = Postgres(dsn, table=self.table, marker_schema=schema, answer_bytes=0)
+        sink = Postgres(dsn, table=self.table, marker_schema=schema, spool=False)
         self._prepare_target(sink)
         self.kit = CheckpointKit(folder / "checkpoint", {"table": sink})
         self.key = identity_key(Identity(self.kit.query_id, "table"))

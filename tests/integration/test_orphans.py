@@ -55,7 +55,7 @@ def test_a_prepared_transaction_is_found_and_ended_without_its_checkpoint(
 ) -> None:
     table = f"{pg_schema}.orders"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint)")
-    sink = Postgres(postgres.dsn, table=table, marker_schema=pg_schema, answer_bytes=0)
+    sink = Postgres(postgres.dsn, table=table, marker_schema=pg_schema, spool=False)
     row = pa.record_batch({"id": pa.array([1], pa.int64())})
     checker = OneSink.of(sink)
     assert checker.check(row.schema) == []

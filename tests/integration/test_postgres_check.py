@@ -462,7 +462,7 @@ def test_a_session_is_given_back_to_its_pooler_with_the_settings_that_it_had(
     monkeypatch.setattr(server, "is_lent_to_both", lend)
     close = psycopg.Connection.close
     monkeypatch.setattr(psycopg.Connection, "close", give_back)
-    driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", answer_bytes=0, marker_schema=pg_schema))
+    driver = Driver(Postgres(pg_truth.dsn, table=table, key="id", spool=False, marker_schema=pg_schema))
     assert driver.committer.check(ROW) == []
     driver.run(0, pa.RecordBatch.from_pylist([{"id": 1, "note": "x"}], ROW))
     driver.committer.abort_orphans([])

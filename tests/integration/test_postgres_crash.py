@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 PREPARED: dict[str, Any] = {"commit": "prepared", "key": "id"}
 STAGED: dict[str, Any] = {"commit": "staged"}
-ANSWERED: dict[str, Any] = {"commit": "prepared", "answer_bytes": 1000}
+SPOOLED: dict[str, Any] = {"commit": "prepared", "spool": True}
+SPOOLED_UPSERT: dict[str, Any] = {**PREPARED, "spool": True}
+SPOOLED_STAGED: dict[str, Any] = {**STAGED, "spool": True}
 BY_TASK: dict[str, Any] = {"atomic": False}
 BY_TASK_UPSERT: dict[str, Any] = {"atomic": False, "key": "id"}
 
@@ -32,8 +34,16 @@ CASES = [
         for point in ("merged", "prepared", "committed")
     ),
     *(
-        pytest.param(ANSWERED, f"postgres.{point}", id=f"answered-{point}")
-        for point in ("copied:2", "merged", "prepared", "committed")
+        pytest.param(SPOOLED, f"postgres.{point}", id=f"spooled-{point}")
+        for point in ("copied", "merged", "prepared", "committed")
+    ),
+    *(
+        pytest.param(SPOOLED_UPSERT, f"postgres.{point}", id=f"spooled-upsert-{point}")
+        for point in ("copied", "merged", "prepared")
+    ),
+    *(
+        pytest.param(SPOOLED_STAGED, f"postgres.{point}", id=f"spooled-staged-{point}")
+        for point in ("copied", "merged", "committed")
     ),
     *(pytest.param(STAGED, f"postgres.{point}", id=f"staged-{point}") for point in ("copied", "merged", "committed")),
     *(

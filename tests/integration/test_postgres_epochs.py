@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from fix_postgres import ListedRows, Written, ranked
+from fix_postgres import ListedRows, Written, gids, ranked
 from psycopg import sql
 
 from epochsink.errors import WentBack
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 MODES = [
     pytest.param({"commit": "prepared"}, id="prepared"),
-    pytest.param({"commit": "prepared", "answer_bytes": 1000}, id="answered"),
-    pytest.param({"commit": "staged", "answer_bytes": 1000}, id="answered-staged"),
+    pytest.param({"commit": "prepared", "spool": True}, id="spooled"),
+    pytest.param({"commit": "staged", "spool": True}, id="spooled-staged"),
     pytest.param({"commit": "staged"}, id="staged"),
     pytest.param({"atomic": False}, id="by-task"),
 ]
@@ -47,9 +47,8 @@ def test_append_is_visible_only_after_commit(
     assert pg_truth.rows(table) == []
     parts = driver.vote(written)
     assert pg_truth.rows(table) == []
-    gids = [part["gid"] for part in parts if "gid" in part]
-    assert sorted(pg_truth.prepared()) == sorted(gids)
-    assert len(gids) == {"prepared": 1, "staged": 0}.get(mode.get("commit", ""), 2)
+    assert sorted(pg_truth.prepared()) == gids(parts)
+    assert len(gids(parts)) == {"prepared": 1, "staged": 0}.get(mode.get("commit", ""), 2)
 
     later = driver.restart()
     assert later.committer.newest() is None
@@ -275,7 +274,7 @@ def test_triggers_of_the_target_keep_their_search_path(pg_schema: str, pg_driver
         {"commit": "prepared"},
         {"commit": "staged"},
         {"atomic": False},
-        {"commit": "prepared", "answer_bytes": 1000},
+        {"commit": "prepared", "spool": True},
     ]
     for number, mode in enumerate(modes):
         pg_driver(table, orders(1), options=path, **mode).run(0, orders(number))

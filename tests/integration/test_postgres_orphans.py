@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import pyarrow as pa
 import pytest
+from fix_postgres import gids, tables
 
 from epochsink.errors import PrepareFailed
 from epochsink.postgres import Postgres
-from epochsink.postgres.committable import Merge, StagedEpoch
+from epochsink.postgres.committable import Member, Merge, Part
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.relation import Relation
 from epochsink.sink import Epoch, Identity, Outcome
@@ -51,8 +52,8 @@ def test_what_is_recorded_stays_and_the_rest_goes(
     driver.prepare(1, orders(5))
     later = driver.restart()
     assert later.committer.abort_orphans(kept)
-    assert sorted(pg_truth.prepared()) == sorted(part["gid"] for part in kept if "gid" in part)
-    assert pg_truth.staging(pg_schema) == sorted({part["table"] for part in kept if "table" in part})
+    assert sorted(pg_truth.prepared()) == gids(kept)
+    assert pg_truth.staging(pg_schema) == tables(kept)
     assert later.committer.abort_orphans(kept) == []
     assert {verdict.outcome for verdict in later.commit(recorded, kept)} == {Outcome.COMMITTED}
     assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
@@ -184,4 +185,5 @@ def test_an_unreachable_server_makes_a_sweep_a_matter_for_later() -> None:
         with pytest.raises(ConnectionError, match=str(port)):
             committer.abort_orphans([])
         merge = Merge(Relation(None, "orders"), {}, {}, (), deletes=False)
-        committer.finish(Epoch(0, uuid.uuid4().hex), [StagedEpoch("attempt", (), 0, "s", merge).to_json()])
+        part = Part("attempt", {"table": Member("k", "epochsink", "s", (), 0, merge)})
+        committer.finish(Epoch(0, uuid.uuid4().hex), [part.to_json()])

@@ -16,7 +16,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from family_tables import FamilyTables
-from fix_postgres import Driver, ListedRows, Truth, as_user, ranked
+from fix_postgres import Driver, ListedRows, Truth, as_user, gids, ranked, tables
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
@@ -26,7 +26,7 @@ from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session
 from epochsink.postgres.staging import DELETED
-from epochsink.sink import Outcome
+from epochsink.sink import Ballot, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,9 +40,10 @@ if TYPE_CHECKING:
 
 WHOLE = [pytest.param({"commit": "prepared"}, id="prepared"), pytest.param({"commit": "staged"}, id="staged")]
 BY_TASK = pytest.param({"atomic": False}, id="by-task")
-ANSWERED = pytest.param({"commit": "prepared", "answer_bytes": 1000}, id="answered")
-GIDS = [WHOLE[0], BY_TASK, ANSWERED]
-MODES = [*WHOLE, BY_TASK, ANSWERED]
+SPOOLED = pytest.param({"commit": "prepared", "spool": True}, id="spooled")
+SPOOLED_STAGED = pytest.param({"commit": "staged", "spool": True}, id="spooled-staged")
+GIDS = [WHOLE[0], BY_TASK, SPOOLED]
+MODES = [*WHOLE, BY_TASK, SPOOLED, SPOOLED_STAGED]
 
 
 def orders(*ids: int, note: str = "x") -> pa.RecordBatch:
@@ -123,12 +124,12 @@ def test_what_somebody_rolled_back_is_aborted_and_replayed_from_the_spool(
         for part, attempt in zip(parts, attempts, strict=True)
     ]
     assert pg_truth.count(table) == 0
-    assert sorted(pg_truth.prepared()) == sorted(part["gid"] for part in replayed)
+    assert sorted(pg_truth.prepared()) == gids(replayed)
     assert {part["attempt"] for part in replayed} == set(attempts)
 
     last = later.restart()
     ended = [line for line in last.committer.abort_orphans(replayed) if "session" not in line]
-    assert ended == [f"dropped staging table {part['table']}" for part in parts if "table" in part]
+    assert ended == [f"dropped staging table {table}" for table in tables(parts)]
     assert outcomes(last, written, replayed) == {Outcome.COMMITTED}
     last.committer.finish(written.epoch, replayed)
     assert pg_truth.rows(table) == [(1, "x1"), (2, "x2"), (3, "x3"), (4, "x4")]
@@ -142,7 +143,7 @@ def test_staged_rows_that_are_gone_are_aborted_and_replayed(
     """Never merged in part."""
     driver = pg_driver(table, orders(1), commit="staged")
     written, parts = driver.prepare(0, orders(1, 2))
-    pg_truth.execute(damage.format(f"{pg_schema}.{parts[0]['table']}"))
+    pg_truth.execute(damage.format(f"{pg_schema}.{tables(parts)[0]}"))
     assert outcomes(driver, written, parts) == {Outcome.ABORTED}
     assert pg_truth.count(table) == 0
     assert driver.committer.newest() is None
@@ -185,7 +186,7 @@ def test_what_another_attempt_applied_is_unknown(
     assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
     stranger = uuid.uuid4().hex
     lost = dict(parts[0], attempt=stranger)
-    if "gid" in lost:
+    if lost["gid"]:
         name = PreparedName.parse(lost["gid"])
         assert name is not None
         lost["gid"] = str(replace(name, attempt=stranger))
@@ -334,8 +335,7 @@ def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postg
     # the staged one last: whatever is prepared after its rows are committed takes these to the disk with it
     modes: list[dict[str, Any]] = [{"commit": "prepared"}, {"atomic": False}, {"commit": "staged"}]
     drivers = [
-        Driver(Postgres(server.dsn, table=f"orders_{index}", answer_bytes=0, **mode))
-        for index, mode in enumerate(modes)
+        Driver(Postgres(server.dsn, table=f"orders_{index}", spool=False, **mode)) for index, mode in enumerate(modes)
     ]
     with closing(Truth(server.dsn)) as truth:
         for index, driver in enumerate(drivers):
@@ -639,7 +639,7 @@ def test_votes_and_prepares_end_when_the_server_freezes_and_outlive_its_restart(
     server = private_postgres()
     with closing(Truth(server.dsn)) as truth:
         truth.execute("CREATE TABLE orders (id bigint, note text)")
-    driver = Driver(Postgres(server.dsn, table="orders", answer_bytes=0, options={"connect_timeout": 2}))
+    driver = Driver(Postgres(server.dsn, table="orders", spool=False, options={"connect_timeout": 2}))
     assert driver.committer.check(orders(1).schema) == []
 
     def at(where: ModuleType, name: str, act: Callable[[], object]) -> None:
@@ -661,7 +661,7 @@ def test_votes_and_prepares_end_when_the_server_freezes_and_outlive_its_restart(
         hasty.open(driver.identity)
         at(vote, "merge", server.pause)
         with pytest.raises(PrepareFailed):
-            hasty.vote(written.epoch, written.committables, written.rows)
+            hasty.vote(written.epoch, {"table": hasty.share(written.epoch, Ballot(written.committables, written.rows))})
         server.resume()
     at(vote, "merge", server.restart)
     parts = driver.vote(written)

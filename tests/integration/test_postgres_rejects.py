@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 PREPARED = [
     pytest.param({"commit": "prepared"}, id="prepared"),
     pytest.param({"atomic": False}, id="by-task"),
-    pytest.param({"commit": "prepared", "answer_bytes": 1000}, id="answered"),
+    pytest.param({"commit": "prepared", "spool": True}, id="spooled"),
 ]
 OPEN = "pg_stat_activity WHERE application_name LIKE 'epochsink:%' AND state <> 'idle'"
 MODES = [*PREPARED, pytest.param({"commit": "staged"}, id="staged")]

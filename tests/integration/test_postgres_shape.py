@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 PREPARED = pytest.param({"commit": "prepared"}, id="prepared")
 STAGED = pytest.param({"commit": "staged"}, id="staged")
-ANSWERED = pytest.param({"commit": "prepared", "answer_bytes": 1000}, id="answered")
+SPOOLED = pytest.param({"commit": "prepared", "spool": True}, id="spooled")
 BY_TASK = pytest.param({"atomic": False}, id="by-task")
-MODES = [PREPARED, STAGED, ANSWERED, BY_TASK]
+MODES = [PREPARED, STAGED, SPOOLED, BY_TASK]
 
 PRICE = pa.record_batch({"value": pa.array([Decimal("1.75")], pa.decimal128(10, 2))})
 AFTERNOON = dt.datetime(2026, 11, 23, 15, 4, 5)  # noqa: DTZ001 - for a column without time zone
@@ -67,7 +67,7 @@ def outcomes(driver: Driver, written: Written, parts: list[Committable]) -> set[
 
 
 @pytest.mark.parametrize(("before", "after", "rows", "value"), ALTERED)
-@pytest.mark.parametrize("mode", [PREPARED, STAGED, ANSWERED])
+@pytest.mark.parametrize("mode", [PREPARED, STAGED, SPOOLED])
 def test_a_column_altered_between_the_tasks_and_the_vote_takes_no_other_value(
     mode: dict[str, Any],
     before: str,
@@ -219,7 +219,7 @@ def test_a_table_that_is_made_unlogged_gets_no_further_epoch(
     assert pg_truth.count(table) == 2
 
 
-@pytest.mark.parametrize("mode", [PREPARED, STAGED, ANSWERED])
+@pytest.mark.parametrize("mode", [PREPARED, STAGED, SPOOLED])
 def test_a_table_that_is_made_unlogged_after_the_tasks_have_staged_refuses_the_vote(
     mode: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
@@ -260,7 +260,7 @@ def test_a_partition_that_is_made_unlogged_refuses_the_next_epoch(
     refused(driver, written, match="parted_0 is UNLOGGED")
 
 
-@pytest.mark.parametrize("mode", [PREPARED, ANSWERED, BY_TASK])
+@pytest.mark.parametrize("mode", [PREPARED, SPOOLED, BY_TASK])
 def test_what_is_prepared_keeps_its_table_as_it_is_even_through_a_crash(
     mode: dict[str, Any], private_postgres: PrivatePostgres
 ) -> None:

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from epochsink.devkit.services import PostgresService
 
 TIMEOUT = 1.0
-PREPARED = pytest.param({"commit": "prepared", "answer_bytes": 0}, id="prepared")
-ANSWERED = pytest.param({"commit": "prepared"}, id="answered")
-STAGED = pytest.param({"commit": "staged", "answer_bytes": 0}, id="staged")
+PREPARED = pytest.param({"commit": "prepared", "spool": False}, id="prepared")
+SPOOLED = pytest.param({"commit": "prepared"}, id="spooled")
+STAGED = pytest.param({"commit": "staged", "spool": False}, id="staged")
 BY_TASK = pytest.param({"atomic": False}, id="by-task")
 
 
@@ -80,7 +80,7 @@ def soon() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("mode", [PREPARED, ANSWERED, STAGED, BY_TASK])
+@pytest.mark.parametrize("mode", [PREPARED, SPOOLED, STAGED, BY_TASK])
 def test_a_prepare_gives_a_standby_up_that_is_away(
     mode: dict[str, Any], primary: Primary, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_prepare_gives_a_standby_up_that_is_away(
 
 
 @pytest.mark.usefixtures("soon")
-@pytest.mark.parametrize("mode", [PREPARED, ANSWERED, STAGED, BY_TASK])
+@pytest.mark.parametrize("mode", [PREPARED, SPOOLED, STAGED, BY_TASK])
 def test_a_commit_that_gives_a_standby_up_is_unknown_and_never_aborted(
     mode: dict[str, Any], primary: Primary, caplog: pytest.LogCaptureFixture
 ) -> None:

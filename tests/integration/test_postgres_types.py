@@ -72,7 +72,7 @@ CAST: dict[str, tuple[pa.DataType, list[Any], list[str]]] = {
 WAYS = [
     pytest.param({}, id="atomic"),
     pytest.param({"atomic": False}, id="by-task"),
-    pytest.param({"answer_bytes": 100_000}, id="answered"),
+    pytest.param({"spool": True}, id="spooled"),
 ]
 
 

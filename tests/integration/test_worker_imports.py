@@ -102,7 +102,7 @@ def test_a_task_into_postgres(tmp_path: Path, postgres: PostgresService, pg_trut
         key=["id"],
         commit="staged",
         marker_schema=pg_schema,
-        answer_bytes=0,
+        spool=False,
     )
     rig = Rig(
         sink,

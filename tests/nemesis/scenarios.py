@@ -227,7 +227,7 @@ class Stopped(Exception):
 
 SCENARIOS: Final[dict[str, tuple[str, Callable[[Scene], None]]]] = {
     "zombie-kafka": ("kafka", zombie_executor("kafka.produced")),
-    "zombie-postgres": ("postgres", zombie_executor("postgres.copied")),
+    "zombie-postgres": ("postgres", zombie_executor("task.written")),
     "zombie-elasticsearch": ("elasticsearch", zombie_executor("task.written")),
     "cut-off-from-hdfs": ("postgres", cut_off_from_the_store),
     "cut-off-from-s3": ("postgres", cut_off_from_the_store),

@@ -24,7 +24,7 @@ from epochsink.sink import Task, participants_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epochsink.sink import Committable, Epoch, Participant, SpoolFile
+    from epochsink.sink import Committable, Epoch, Keeping, Participant, SpoolFile
 
 QUERY: Final = "6f1ed002-ab5d-4ddc-9f4d-0123456789ab"
 Rows = list[dict[str, Any]]
@@ -103,13 +103,19 @@ class FamilyTables:
         assert driver.commit_decided()
 
     def _task(self, driver: Coordinator, name: str, epoch: Epoch, rows: Rows) -> tuple[str, Committable, SpoolFile]:
-        task = Task(driver.identity(name), epoch, 0, uuid.uuid4().hex)
         batch = self._batch(name, rows)
+        keeping = self.keeping(name, epoch, batch.schema)
+        task = Task(driver.identity(name), epoch, 0, uuid.uuid4().hex, keeping)
         spool = self.spool.writer(task, batch.schema)
         writer = self.made[name].writer(task)
         spool.write(batch)
         writer.write(batch)
         return task.uuid, writer.prepare(), spool.close()
+
+    def keeping(self, name: str, epoch: Epoch, schema: pa.Schema) -> Keeping:
+        """Return what the sink's participant says of an attempt."""
+        (participant,) = (one for one in self.participants if name in one.members)
+        return participant.keeping(epoch, dict.fromkeys(participant.members, schema))[name]
 
     def _batch(self, name: str, rows: Rows) -> pa.RecordBatch:
         schema = pa.schema([(column, pa.type_for_alias(kind)) for column, kind in self.types[name].items()])

@@ -15,7 +15,7 @@ from epochsink.errors import SpoolMissing
 from epochsink.postgres import Postgres
 from epochsink.postgres.row_mapping import writer_schema
 from epochsink.postgres.staging import is_rank, is_reserved, rank_column
-from epochsink.sink import Epoch, Identity, Keeping, Outcome, Task, write_all
+from epochsink.sink import Epoch, Identity, Outcome, Task, write_all
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -78,32 +78,18 @@ class Driver:
     def task(self, epoch: Epoch, partition: int = 0) -> Task:
         return Task(self.identity, epoch, partition, uuid.uuid4().hex)
 
-    def write(self, number: int, *tasks: pa.RecordBatch | list[pa.RecordBatch], from_spool: bool = False) -> Written:
-        """Write one epoch by one task for each argument."""
+    def write(self, number: int, *tasks: pa.RecordBatch | list[pa.RecordBatch]) -> Written:
+        """Write one epoch by one task for each argument; the participant says how the rows are kept."""
         epoch = Epoch(number, uuid.uuid4().hex)
+        first = tasks[0][0] if isinstance(tasks[0], list) else tasks[0]
+        keeping = self.committer.keeping(epoch, first.schema)
         committables, kept = [], {}
         for partition, given in enumerate(tasks):
             batches = given if isinstance(given, list) else [given]
-            keeping = Keeping.IN_SPOOL_ALONE if from_spool else Keeping.IN_SPOOL
             task = replace(self.task(epoch, partition), keeping=keeping)
             committables.append(write_all(self.sink.writer(task), batches))
             kept[task.uuid] = batches
         return Written(epoch, committables, ListedRows(kept))
-
-    def write_from_spool(self, number: int, *tasks: pa.RecordBatch | list[pa.RecordBatch]) -> Written:
-        """Write one epoch by tasks that may leave their rows to the spool."""
-        return self.write(number, *tasks, from_spool=True)
-
-    def run_from_spool(self, number: int, *tasks: pa.RecordBatch | list[pa.RecordBatch]) -> None:
-        """Take such an epoch through all its steps."""
-        written = self.write_from_spool(number, *tasks)
-        parts = self.vote(written)
-        assert [verdict.outcome for verdict in self.commit(written, parts)] == [Outcome.COMMITTED] * len(parts)
-        self.committer.finish(written.epoch, parts)
-
-    def takes_from_spool(self, schema: pa.Schema) -> bool:
-        """Return what the committer says of the next epoch."""
-        return self.committer.keeping(Epoch(0, uuid.uuid4().hex), schema) is Keeping.IN_SPOOL_ALONE
 
     def vote(self, written: Written) -> list[Committable]:
         return self.committer.vote(written.epoch, written.committables, written.rows)
@@ -169,6 +155,17 @@ def as_user(dsn: str, user: str, password: str) -> str:
     return re.sub("//[^@]*@", f"//{user}:{password}@", dsn)
 
 
+def gids(parts: Sequence[Committable]) -> list[str]:
+    """Return the names of the prepared transactions of parts, sorted."""
+    return sorted({part["gid"] for part in parts if part["gid"] is not None})
+
+
+def tables(parts: Sequence[Committable]) -> list[str]:
+    """Return the staging tables of parts, sorted."""
+    members = [member for part in parts for member in part["members"].values()]
+    return sorted({member["table"] for member in members if member["table"] is not None})
+
+
 class MakeDriver(Protocol):
     """Makes a driver for a sink on ``table``, checked against rows like ``like``; committers are closed at the end."""
 
@@ -200,8 +197,8 @@ def pg_driver(postgres: PostgresService, pg_schema: str) -> Iterator[MakeDriver]
     drivers: list[Driver] = []
 
     def make(table: str | tuple[str, ...], like: pa.RecordBatch, **options: Any) -> Driver:
-        # tasks stage their rows, as those with many do, unless a test says otherwise
-        given = {"marker_schema": pg_schema, "answer_bytes": 0, **options}
+        # tasks stage their rows unless a test says otherwise
+        given = {"marker_schema": pg_schema, "spool": False, **options}
         sink = Postgres(given.pop("dsn", postgres.dsn), table=table, **given)
         driver = Driver(sink)
         assert driver.committer.check(row_schema(like)) == []

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from psycopg import errors, sql
 
-from epochsink.identity import PreparedName, identity_key
+from epochsink.identity import identity_key
 from epochsink.postgres.committable import read_part
 from epochsink.postgres.prepared_transaction import LOCAL
 from epochsink.sink import Mark, verify_marks
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 TABLE: Final = "marker"
 KEY: Final = ("key", "epoch", "part")
 KEPT_EPOCHS: Final = 1000
-WHOLE: Final = "all"
 JOINED: Final = -1
 """The epoch of the row that a query leaves as it joins."""
 
@@ -138,11 +137,7 @@ class Marker:
 
 def marks_of(last: LastDone) -> dict[str, Mark]:
     """Return the mark that each part of an epoch leaves."""
-    marks = {}
-    for part in map(read_part, last.parts):
-        name = PreparedName.parse(part.gid) if part.gid else None
-        marks[name.part if name else WHOLE] = Mark(last.epoch, part.attempt)
-    return marks
+    return {part.name: Mark(last.epoch, part.attempt) for part in map(read_part, last.parts)}
 
 
 def create(connection: Connection, schema: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import pgpq
 import psycopg
@@ -50,6 +50,13 @@ class CopyIn:
             arrays += [pa.repeat(value, piece.num_rows) for value in constants]
             self._copy.write(self._encoder.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema)))
             self.sent += piece.num_rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is not None:
+            self.cancel()
 
     def finish(self) -> int:
         """End the COPY; return how many rows the server counted."""

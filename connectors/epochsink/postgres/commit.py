@@ -10,10 +10,9 @@ from psycopg import errors
 
 from epochsink.errors import PrepareFailed, RowsRejected, SpoolMissing
 from epochsink.failpoints import reach
-from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres import applied_epochs, orphans
-from epochsink.postgres.applied_epochs import WHOLE, Marker
-from epochsink.postgres.committable import Member, SharedPart, StagedEpoch
+from epochsink.postgres.applied_epochs import Marker
+from epochsink.postgres.committable import WHOLE
 from epochsink.postgres.errors import AwaitsStandby, describe, failure, is_contended, is_passing, rule_of
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
@@ -23,8 +22,6 @@ from epochsink.retry import retrying
 from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from epochsink.postgres.committable import Part
     from epochsink.postgres.relation import Relation
     from epochsink.postgres.server import Connection, Server
@@ -51,7 +48,7 @@ class Commit:
             if known.gid is not None:
                 # its own transaction has looked at the epoch before it, and cannot outlive that
                 return again(self._commit_prepared, epoch, known, known.gid)
-            return again(self._commit_staged, epoch, known, self._members(known), after)
+            return again(self._commit_staged, epoch, known, after)
         except TableChanged as changed:
             return self._written_again(epoch, changed, rows)
         except psycopg.Error as error:
@@ -66,20 +63,14 @@ class Commit:
             # the server has answered and committed nothing: a refusal, which has a name and a remedy
             raise self._refused(error, epoch, known) from error
 
-    def _members(self, known: Part) -> Mapping[str, Member]:
-        """Return the staged rows of a part by their sinks; none for a prepared transaction."""
-        if isinstance(known, StagedEpoch):
-            key = identity_key(self.identity)
-            own = Member(key, self.schema, known.table, known.tasks, known.rows, known.merge)
-            return {self.identity.sink: own}
-        return known.members if isinstance(known, SharedPart) and known.gid is None else {}
-
     def _change(self, known: Part) -> TableChanged | None:
         """Return how a table has changed since rows were staged for it: the INSERT may have failed because of that."""
+        if known.gid is not None:
+            return None
         connection = self.session.connection()
         with transaction(connection):
             try:
-                for member in self._members(known).values():
+                for member in known.members.values():
                     require_unchanged(connection, member.merge)
             except TableChanged as changed:
                 return changed
@@ -114,13 +105,12 @@ class Commit:
                 commit_prepared(connection, gid)
         except errors.UndefinedObject:
             # also where it was shared, and committed for another sink: each has a marker of its own in it
-            name = PreparedName.parse(gid)
-            return self._ask_marker(connection, epoch, part, name.part if name else WHOLE)
+            return self._ask_marker(connection, epoch, part)
         reach("postgres.committed")
         return COMMITTED
 
-    def _ask_marker(self, connection: Connection, epoch: Epoch, part: Part, name: str) -> Verdict:
-        applied_by = self.marker.attempt(connection, epoch.number, name)
+    def _ask_marker(self, connection: Connection, epoch: Epoch, part: Part) -> Verdict:
+        applied_by = self.marker.attempt(connection, epoch.number, part.name)
         if applied_by == part.attempt:
             return COMMITTED
         if applied_by is None:
@@ -132,10 +122,8 @@ class Commit:
             f"{part.attempt}",
         )
 
-    def _commit_staged(
-        self, epoch: Epoch, part: Part, members: Mapping[str, Member], after: LastDone | None
-    ) -> Verdict:
-        connection = self.session.connection()
+    def _commit_staged(self, epoch: Epoch, part: Part, after: LastDone | None) -> Verdict:
+        connection, members = self.session.connection(), part.members
         try:
             with watched(connection, self.server), transaction(connection):
                 for sink, member in members.items():
@@ -154,7 +142,7 @@ class Commit:
             markers = {(member.schema, applied_epochs.TABLE) for member in members.values()}
             if (refused.diag.schema_name, refused.diag.table_name) not in markers:
                 raise
-            return self._ask_marker(connection, epoch, part, WHOLE)
+            return self._ask_marker(connection, epoch, part)
         except (RowsRejected, TableChanged):
             raise
         except PrepareFailed as failed:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from epochsink.errors import LedgerCorrupt
-from epochsink.postgres.answers import STREAM, AnsweredTask
+from epochsink.identity import PreparedName
 from epochsink.postgres.place import Place
 from epochsink.postgres.relation import Relation
+from epochsink.postgres.spooled import SpooledTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.sink import Committable
 
-MEMBERS: Final = "members"
 VERSION: Final = 1
+WHOLE: Final = "all"
+"""What the marker of a whole epoch calls its part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Merge:
 
 @dataclass(frozen=True, slots=True)
 class StagedTask:
-    """One task's rows in the attempt's staging table; the vote makes a `PreparedPart` or a `StagedEpoch` of all."""
+    """What a task with ``spool=False`` answers: its rows are in the attempt's staging table."""
 
     table: str
     logged: bool
@@ -66,11 +68,16 @@ class StagedTask:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One sink's rows of an epoch, staged: what a transaction merges. ``schema`` holds its staging and its markers."""
+    """One sink's rows in a part. ``key`` is the sink's in names, ``schema`` holds its markers and its staging tables.
+
+    ``tasks`` are the accepted ones, whose rows the spool keeps under these uuids. ``merge`` says how the rows go into
+    the table, and how they are prepared again if the part is lost. ``table`` is the staging table; None if the rows
+    went straight into the target.
+    """
 
     key: str
     schema: str
-    table: str
+    table: str | None
     tasks: tuple[str, ...]
     rows: int
     merge: Merge
@@ -78,63 +85,17 @@ class Member:
     @property
     def staging(self) -> Relation:
         """The staging table."""
+        if self.table is None:
+            raise ValueError(f"the rows for {self.merge.target} are not staged")
         return Relation(self.schema, self.table)
 
 
 @dataclass(frozen=True, slots=True)
-class StagedEpoch:
-    """An epoch's rows in a logged staging table, merged after the decision."""
+class Part:
+    """What one transaction commits: an epoch of one or several sinks or, with ``atomic=False``, the rows of one task.
 
-    attempt: str
-    tasks: tuple[str, ...]
-    rows: int
-    table: str
-    merge: Merge
-    place: Place | None = None
-
-    gid: ClassVar[None] = None
-
-    @property
-    def tables(self) -> set[str]:
-        """The staging table."""
-        return {self.table}
-
-    def to_json(self) -> Committable:
-        """Return it as JSON values."""
-        return asdict(self) | {"tasks": list(self.tasks), "merge": self.merge.to_json(), "version": VERSION}
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedPart:
-    """A prepared transaction: of a whole epoch or, with ``atomic=False``, of one task. ``table`` is its staging.
-
-    ``merge`` is how its rows are prepared again, should it be lost.
-    """
-
-    gid: str
-    attempt: str
-    tasks: tuple[str, ...]
-    rows: int
-    merge: Merge
-    table: str | None = None
-    place: Place | None = None
-
-    @property
-    def tables(self) -> set[str]:
-        """The staging table, if it has one."""
-        return {self.table} if self.table is not None else set()
-
-    def to_json(self) -> Committable:
-        """Return it as JSON values."""
-        fields = {name: value for name, value in asdict(self).items() if value is not None}
-        return fields | {"merge": self.merge.to_json(), "tasks": list(self.tasks), "version": VERSION}
-
-
-@dataclass(frozen=True, slots=True)
-class SharedPart:
-    """One transaction of several sinks, by their names, in the order in which they are merged.
-
-    Prepared as ``gid``, or (None) merged after the decision out of logged staging tables.
+    It is prepared as ``gid``, or (None) merged after the decision out of logged staging tables. ``members`` are in the
+    order in which they are merged.
     """
 
     attempt: str
@@ -143,9 +104,15 @@ class SharedPart:
     place: Place | None = None
 
     @property
+    def name(self) -> str:
+        """What markers call it: "all", or the uuid of its only task."""
+        name = PreparedName.parse(self.gid) if self.gid else None
+        return name.part if name else WHOLE
+
+    @property
     def tables(self) -> set[str]:
         """The staging tables."""
-        return {member.table for member in self.members.values()}
+        return {member.table for member in self.members.values() if member.table is not None}
 
     def to_json(self) -> Committable:
         """Return it as JSON values."""
@@ -154,37 +121,28 @@ class SharedPart:
             for name, member in self.members.items()
         }
         place = self.place.to_json() if self.place is not None else None
-        return {"gid": self.gid, "attempt": self.attempt, MEMBERS: members, "place": place, "version": VERSION}
+        return {"gid": self.gid, "attempt": self.attempt, "members": members, "place": place, "version": VERSION}
 
 
-Part = PreparedPart | StagedEpoch | SharedPart
-
-
-def read_written(values: Committable) -> PreparedPart | StagedTask | AnsweredTask:
-    """Return what a task's writer answered. Raises `LedgerCorrupt`."""
-    if STREAM in values:
-        return AnsweredTask.from_json(values)
+def read_written(values: Committable) -> Part | StagedTask | SpooledTask:
+    """Return what a task has prepared. Raises `LedgerCorrupt`."""
+    if "members" in values:
+        return read_part(values)
+    if "table" not in values:
+        return SpooledTask(**values)
     fields = _fields(values)
-    return _prepared(fields) if "gid" in fields else StagedTask(**fields | {"merge": Merge.from_json(fields["merge"])})
+    return StagedTask(**fields | {"merge": Merge.from_json(fields["merge"])})
 
 
 def read_part(values: Committable) -> Part:
     """Return a part of a recorded epoch. Raises `LedgerCorrupt`."""
     fields = _fields(values)
-    if MEMBERS in fields:
-        members = {name: Member(**_merged(member)) for name, member in fields[MEMBERS].items()}
-        return SharedPart(**fields | {MEMBERS: members, "place": Place.from_json(fields["place"])})
-    if "gid" in fields:
-        return _prepared(fields)
-    return StagedEpoch(**_merged(fields) | {"place": Place.from_json(fields.get("place"))})
+    members = {name: _member(member) for name, member in fields["members"].items()}
+    return Part(**fields | {"members": members, "place": Place.from_json(fields["place"])})
 
 
-def _merged(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {**fields, "tasks": tuple(fields["tasks"]), "merge": Merge.from_json(fields["merge"])}
-
-
-def _prepared(fields: dict[str, Any]) -> PreparedPart:
-    return PreparedPart(**_merged(fields) | {"place": Place.from_json(fields.get("place"))})
+def _member(fields: Mapping[str, Any]) -> Member:
+    return Member(**{**fields, "tasks": tuple(fields["tasks"]), "merge": Merge.from_json(fields["merge"])})
 
 
 def _fields(values: Committable) -> dict[str, Any]:

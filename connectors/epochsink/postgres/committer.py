@@ -6,21 +6,19 @@ import logging
 import threading
 import uuid
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
 from psycopg import errors
 
-from epochsink.errors import ConfigurationError, WentBack
-from epochsink.identity import PreparedName, identity_key
+from epochsink.errors import ConfigurationError, PrepareFailed, SpoolMissing, WentBack
+from epochsink.identity import identity_key
 from epochsink.postgres import applied_epochs as marker_table
 from epochsink.postgres import orphans
-from epochsink.postgres.answers import AnsweredTask
-from epochsink.postgres.answers_vote import Answers, is_copied, stage, vote_by_copy
-from epochsink.postgres.applied_epochs import WHOLE, Marker
+from epochsink.postgres.applied_epochs import Marker
 from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.commit import Commit
-from epochsink.postgres.committable import PreparedPart, SharedPart, StagedTask, read_part, read_written
+from epochsink.postgres.committable import StagedTask, read_part, read_written
 from epochsink.postgres.config import PostgresConfig
 from epochsink.postgres.deadline import deadline
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
@@ -31,23 +29,26 @@ from epochsink.postgres.prepared_transaction import commit_prepared
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session, SessionName, watched
+from epochsink.postgres.spooled import SpooledRows, SpooledTask
 from epochsink.postgres.table_identity import require_same_table
-from epochsink.postgres.vote import StagedRows, Voter, vote_as_one, vote_by_task
+from epochsink.postgres.vote import Share, Voter, vote, vote_by_task
 from epochsink.postgres.wide_commit import commit_side_by_side
-from epochsink.postgres.writer import make_writer
+from epochsink.postgres.writer import by_task_writer
 from epochsink.retry import retrying
-from epochsink.sink import Ballot, Epoch, LastDone, Task, Verdict, write_all
+from epochsink.sink import Task, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
-    from epochsink.postgres.committable import Merge, Part
+    from epochsink.postgres.committable import Member, Merge, Part
     from epochsink.postgres.server import Connection
-    from epochsink.sink import Committable, Identity, Rows
+    from epochsink.sink import Ballot, Committable, Epoch, Identity, LastDone, Rows, Verdict
 
 _log = logging.getLogger(__name__)
+
+Voted = TypeVar("Voted")
 
 RETRY_SECONDS: Final = 30.0
 """Seconds for which a commit that meets a passing failure is repeated before its outcome is called unknown."""
@@ -72,7 +73,6 @@ class PostgresCommitter:
         self._checking = Session(self._server, "epochsink")
         self._check_lock = threading.Lock()
         self.commit_mode: str | None = None
-        self._is_copied: bool | None = None
         self._purge_at = 0  # by number alone, epochs without rows would be the ones that purge
 
     def check(self, schema: pa.Schema) -> list[str]:
@@ -190,70 +190,49 @@ class PostgresCommitter:
 
     # ---- phase 1
 
-    def votes_from_spool(self, schema: pa.Schema) -> bool:
-        """Whether rows are copied from the spool straight into the table; asked of the server once."""
-        if self._is_copied is None:
-            self._is_copied = is_copied(self._config, self._voting, schema)
-        return self._is_copied is True
-
-    def vote(
-        self,
-        epoch: Epoch,
-        written: Sequence[Committable],
-        rows: Rows,
-        after: LastDone | None = None,
-    ) -> list[Committable]:
-        """Verify what the tasks wrote; where the epoch is one part, merge and prepare it."""
-        parts = [read_written(answer) for answer in written]
-        prepared = [part for part in parts if isinstance(part, PreparedPart)]
-        voter = self._voter(after)
-        if prepared:
-            voted = self._repeated(
-                epoch, [self._relation], lambda connection: vote_by_task(connection, voter, epoch, prepared)
-            )
-            return [part.to_json() for part in voted]
-        answered = [part for part in parts if isinstance(part, AnsweredTask)]
-        if len(answered) == len(parts) and not self._config.key:
-            answers = Answers(answered, rows)
-            voted = self._repeated(
-                epoch, [self._relation], lambda session: vote_by_copy(session, voter, epoch, answers)
-            )
-            if voted:
-                return [part.to_json() for part in voted]
-            self._is_copied = False
-        return [self.vote_together(epoch, {self._identity.sink: (self, Ballot(written, rows, after))})]
-
-    def vote_together(self, epoch: Epoch, ballots: Mapping[str, tuple[PostgresCommitter, Ballot]]) -> Committable:
-        """Merge what several sinks have staged in one transaction, and prepare that."""
-        staged = {name: sink.staged(epoch, ballot) for name, (sink, ballot) in ballots.items()}
-        tables = [sink.relation for sink, _ in ballots.values()]
-        (part,) = self._repeated(epoch, tables, lambda connection: [vote_as_one(connection, epoch, staged)])
-        return part.to_json()
-
     @property
     def relation(self) -> Relation:
         """The target table."""
         return self._relation
 
-    def staged(self, epoch: Epoch, ballot: Ballot) -> StagedRows:
-        """Return what this sink's tasks have staged or answered for an epoch, all staged. Raises `PrepareFailed`."""
+    def share(self, epoch: Epoch, ballot: Ballot) -> Share:
+        """Return where the accepted tasks' rows are. Raises `PrepareFailed`."""
         written = [read_written(answer) for answer in ballot.parts]
-        staged = [part for part in written if isinstance(part, StagedTask)]
-        if answered := [part for part in written if isinstance(part, AnsweredTask)]:
-            with translated(f"staging rows of epoch {epoch.number} for {self._relation}"):
-                connection = self._voting.connection(self._retry_seconds)
-                staged += stage(connection, self._config, self._identity, epoch, Answers(answered, ballot.rows))
-        return StagedRows.of(self._voter(ballot.after), epoch, staged)
+        spooled = [task for task in written if isinstance(task, SpooledTask)]
+        staged = [task for task in written if isinstance(task, StagedTask)]
+        if spooled and staged:
+            raise PrepareFailed(f"only some tasks of epoch {epoch.number} have staged their rows for {self._relation}")
+        return Share(self._voter(ballot.after), SpooledRows.of(spooled, ballot.rows) if spooled else staged)
+
+    def share_again(self, member: Member, ballot: Ballot) -> Share:
+        """Return where a recorded part's rows are kept, to be written as it was recorded."""
+        voter = Voter(self._as_recorded(member.merge), self._identity, ballot.after)
+        return Share(voter, SpooledRows(member.tasks, member.rows, ballot.rows))
+
+    def vote_by_task(self, epoch: Epoch, ballot: Ballot) -> Sequence[Part]:
+        """Verify that what each task has prepared is there."""
+        written = [read_part(answer) for answer in ballot.parts]
+        voter = self._voter(ballot.after)
+        return self._repeated(epoch, [self._relation], lambda session: vote_by_task(session, voter, epoch, written))
+
+    def vote(self, epoch: Epoch, shares: Mapping[str, Share]) -> Part:
+        """Prepare the rows of one or several sinks as one."""
+        tables = [share.voter.table for share in shares.values()]
+        try:
+            return self._repeated(epoch, tables, lambda session: vote(session, epoch, shares))
+        except (OSError, SpoolMissing) as missing:
+            raise PrepareFailed(
+                f"the rows that epoch {epoch.number} has spooled for {self._relation} cannot be read back: {missing}",
+                hint="Spark runs the epoch again, which writes them anew",
+            ) from missing
 
     def _voter(self, after: LastDone | None) -> Voter:
         return Voter(self._config, self._identity, after)
 
-    def _repeated(
-        self, epoch: Epoch, tables: Sequence[Relation], vote: Callable[[Connection], Sequence[Part]]
-    ) -> Sequence[Part]:
+    def _repeated(self, epoch: Epoch, tables: Sequence[Relation], vote: Callable[[Connection], Voted]) -> Voted:
         """Vote, and again where that may help."""
 
-        def once() -> Sequence[Part]:
+        def once() -> Voted:
             # a new session where the last one was lost: a server that restarts in mid-vote has kept what is durable
             connection = self._voting.connection(self._retry_seconds)
             with watched(connection, self._server):
@@ -293,37 +272,18 @@ class PostgresCommitter:
         name = str(SessionName(self._key, self._identity.generation))
         return commit_side_by_side(self._server, name, gids, self._retry_seconds)
 
-    def replay(
-        self, epoch: Epoch, part: Committable, rows: Rows, attempt: str, after: LastDone | None = None
-    ) -> Committable:
-        """Copy the spooled rows again and prepare them as ``attempt``."""
-        known = read_part(part)
-        name = PreparedName.parse(known.gid) if known.gid else None
-        again = Epoch(epoch.number, attempt)
-        if isinstance(known, PreparedPart) and name is not None and name.part != WHOLE:
-            return self._rewrite(known.tasks[0], again, rows, self._as_recorded(known.merge), atomic=False)
-        return self._prepare_again(again, part, {self._identity.sink: (self, Ballot((), rows, after))})
-
-    def replay_together(
-        self, epoch: Epoch, part: Committable, ballots: Mapping[str, tuple[PostgresCommitter, Ballot]], attempt: str
-    ) -> Committable:
-        """Copy the spooled rows of several sinks again and prepare them as one."""
-        return self._prepare_again(Epoch(epoch.number, attempt), part, ballots)
-
-    def _prepare_again(
-        self, again: Epoch, part: Committable, ballots: Mapping[str, tuple[PostgresCommitter, Ballot]]
-    ) -> Committable:
-        staged = {name: sink.staged_again(again, part, ballot) for name, (sink, ballot) in ballots.items()}
+    def replay(self, again: Epoch, shares: Mapping[str, Share]) -> Part:
+        """Prepare the rows of one or several sinks as one again, from the spool."""
         with translated(f"preparing epoch {again.number} of {self._relation} again"):
-            return vote_as_one(self._settling.connection(self._retry_seconds), again, staged).to_json()
+            connection = self._settling.connection(self._retry_seconds)
+            with watched(connection, self._server):
+                return vote(connection, again, shares)
 
-    def staged_again(self, again: Epoch, part: Committable, ballot: Ballot) -> StagedRows:
-        """Copy this sink's share of a lost part into staging again, from the spool."""
-        known = read_part(part)
-        own = known.members[self._identity.sink] if isinstance(known, SharedPart) else known
-        config = self._as_recorded(own.merge)
-        answers = [self._rewrite(task, again, ballot.rows, config, atomic=True) for task in own.tasks]
-        return self.staged(again, Ballot(answers, ballot.rows, ballot.after))
+    def replay_task(self, again: Epoch, member: Member, rows: Rows) -> Committable:
+        """Prepare the rows of one task again, from the spool."""
+        (uuid,) = member.tasks
+        writer = by_task_writer(self._as_recorded(member.merge), Task(self._identity, again, 0, uuid))
+        return write_all(writer, rows.read(uuid))
 
     def _as_recorded(self, merge: Merge) -> PostgresConfig:
         """Return the options with which an epoch was written, whatever a later start brings: table, key, deletes."""
@@ -336,10 +296,6 @@ class PostgresCommitter:
             "delete_when": (self._config.delete_when or "true") if merge.deletes else None,
         }
         return PostgresConfig(**given | recorded)
-
-    def _rewrite(self, uuid: str, epoch: Epoch, rows: Rows, config: PostgresConfig, *, atomic: bool) -> Committable:
-        writer = make_writer(config, Task(self._identity, epoch, 0, uuid), atomic=atomic)
-        return write_all(writer, rows.read(uuid))
 
     # ---- clearing away
 
@@ -361,11 +317,11 @@ class PostgresCommitter:
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
         """Drop the epoch's staging table, and now and then markers that nobody will ask for."""
-        tables = {table for known in map(read_part, parts) for table in known.tables if self._key in table}
+        tables = {part.members[self._identity.sink].table for part in map(read_part, parts)}
         try:
             connection = self._settling.connection()
             sweeper = self._sweeper(connection)
-            for table in sorted(tables):
+            for table in filter(None, tables):
                 sweeper.drop(table)
             if epoch.number >= self._purge_at:
                 self._marker.purge(connection, epoch.number)

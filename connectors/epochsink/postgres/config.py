@@ -38,7 +38,6 @@ class PostgresConfig:
     spool: bool = True
     create: bool = False
     timeout: float = 60.0
-    answer_bytes: int = 64 << 10
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     allow_insecure: bool = False
 
@@ -49,7 +48,6 @@ class PostgresConfig:
             arguments.flag(name, getattr(self, name))
         arguments.choice("commit", self.commit, ("auto", "prepared", "staged"))
         arguments.seconds("timeout", self.timeout)
-        arguments.count("answer_bytes", self.answer_bytes, lowest=0)
         arguments.mapping("options", self.options)
         identifier(self.marker_schema, "marker_schema=")
         self._refuse_contradictions()

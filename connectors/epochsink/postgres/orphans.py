@@ -14,7 +14,7 @@ from psycopg import errors, sql
 
 from epochsink.errors import WentBack
 from epochsink.identity import PREFIX, PreparedName, staging_owner
-from epochsink.postgres.applied_epochs import WHOLE
+from epochsink.postgres.committable import WHOLE
 from epochsink.postgres.prepared_transaction import rollback_prepared
 from epochsink.postgres.relation import Relation
 from epochsink.postgres.sessions import DRIVER, SessionName

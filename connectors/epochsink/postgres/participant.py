@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from epochsink.postgres.committable import read_part
+from epochsink.postgres.committable import WHOLE, read_part
 from epochsink.postgres.committer import PostgresCommitter
-from epochsink.sink import Keeping, Outcome, Participant, one_by_one
+from epochsink.sink import Epoch, Keeping, Outcome, Participant, one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from epochsink.postgres.config import PostgresConfig
-    from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, LastDone, Parts, Verdict
+    from epochsink.sink import Ballot, Ballots, Committable, Committables, Identity, LastDone, Parts, Verdict
 
 
 class PostgresParticipant(Participant):
@@ -53,22 +53,19 @@ class PostgresParticipant(Participant):
         self._tables[sink].verify_applied(done, pending)
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
-        """Leave rows to the spool alone where one COPY brings them from there into the table."""
-        found = super().keeping(epoch, schemas)
-        if len(found) > 1:
-            return found
-        ((name, keeping),) = found.items()
-        if keeping is Keeping.IN_SPOOL and self._tables[name].votes_from_spool(schemas[name]):
-            return {name: Keeping.IN_SPOOL_ALONE}
-        return found
+        """Leave rows to the spool alone, unless each task commits its own."""
+        return {
+            name: Keeping.IN_SPOOL_ALONE if keeping is Keeping.IN_SPOOL and self.members[name].atomic else keeping
+            for name, keeping in super().keeping(epoch, schemas).items()
+        }
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
-        """Verify what the tasks wrote; where the epoch is one part, merge and prepare it."""
-        voters = {name: (self._tables[name], ballot) for name, ballot in ballots.items()}
-        (name, (table, ballot)), *others = voters.items()
-        if not others:
-            return {name: table.vote(epoch, ballot.parts, ballot.rows, ballot.after)}
-        part = table.vote_together(epoch, voters)
+        """Prepare the rows of all sinks as one part; if each task has prepared its own, verify that they are there."""
+        (first, ballot), *_ = ballots.items()
+        table = self._tables[first]
+        if not self.members[first].atomic:
+            return {first: [part.to_json() for part in table.vote_by_task(epoch, ballot)]}
+        part = table.vote(epoch, {name: self._tables[name].share(epoch, ballots[name]) for name in ballots}).to_json()
         return {name: [part] for name in ballots}
 
     def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
@@ -96,11 +93,12 @@ class PostgresParticipant(Participant):
 
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Copy the spooled rows again and prepare them as ``attempt``, as one for all sinks that share the part."""
-        voters = {name: (self._tables[name], ballot) for name, ballot in ballots.items()}
-        (table, ballot), *others = voters.values()
-        if not others:
-            return table.replay(epoch, part, ballot.rows, attempt, ballot.after)
-        return table.replay_together(epoch, part, voters, attempt)
+        (first, ballot), *_ = ballots.items()
+        table, known, again = self._tables[first], read_part(part), Epoch(epoch.number, attempt)
+        if known.name != WHOLE:
+            return table.replay_task(again, known.members[first], ballot.rows)
+        shares = {name: self._tables[name].share_again(known.members[name], ballots[name]) for name in ballots}
+        return table.replay(again, shares).to_json()
 
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """End sessions, prepared transactions and staging tables that ``keep`` does not name."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.config import PostgresConfig, column_names, connection_string, table_name
+from epochsink.postgres.spooled import SpooledWriter
 from epochsink.sink import Keeping, Sink, json_text
 from epochsink.sink.sql import operand, quoted
 
@@ -45,12 +46,11 @@ class Postgres(PostgresConfig, Sink):
         marker_schema: schema of the marker table and the staging tables; created if the user may.
         validate: merge staged rows on trial before the decision and roll that back, so that constraints and triggers
             refuse rows in time; costs the merge twice. Prepared epochs are checked anyway.
-        spool: keep a durable copy of the rows until the epoch is done, from which it can be prepared again.
+        spool: keep a durable copy of the rows until the epoch is done, from which it can be prepared again. With
+            ``atomic=True`` tasks write only this copy, and the driver copies the rows from it. False: tasks connect and
+            stage their rows; what the server loses before the commit stops the query.
         create: create the table if it does not exist, from the row's schema, with ``key`` as its primary key.
         timeout: seconds that each wait for a lock, or for a synchronous standby, may take.
-        answer_bytes: with ``atomic=True``, rows of a task up to so many bytes go to the driver in the task's answer,
-            and the task connects to nothing. After the first tasks of an epoch the limit falls, so that the driver has
-            room for all of them. 0: none do.
         options: libpq's connection parameters by name, e.g. {"password": "...", "sslrootcert": "..."}.
         allow_insecure: connect to another host without an explicit sslmode, so perhaps unencrypted.
 
@@ -74,7 +74,6 @@ class Postgres(PostgresConfig, Sink):
         spool: bool = True,
         create: bool = False,
         timeout: float = 60.0,
-        answer_bytes: int = 64 << 10,
         options: Mapping[str, Any] | None = None,
         allow_insecure: bool = False,
     ) -> None:
@@ -94,7 +93,6 @@ class Postgres(PostgresConfig, Sink):
             spool=spool,
             create=create,
             timeout=timeout,
-            answer_bytes=answer_bytes,
             options={} if options is None else options,
             allow_insecure=allow_insecure,
         )
@@ -156,14 +154,12 @@ class Postgres(PostgresConfig, Sink):
                 ) from None
 
     def writer(self, task: Task) -> SinkWriter:
-        """Make the writer of one task attempt; connects unless rows may go into the answer. Raises `PrepareFailed`."""
-        if self.atomic and (self.answer_bytes or task.keeping is Keeping.IN_SPOOL_ALONE):
-            from epochsink.postgres.answering_writer import AnsweringWriter  # noqa: PLC0415 - likewise
+        """Make the writer of one task attempt. Connects unless the rows are only spooled. Raises `PrepareFailed`."""
+        if task.keeping is Keeping.IN_SPOOL_ALONE:
+            return SpooledWriter(task)
+        from epochsink.postgres.writer import StagingWriter, by_task_writer  # noqa: PLC0415 - the client is an extra
 
-            return AnsweringWriter(self, task)
-        from epochsink.postgres.writer import make_writer  # noqa: PLC0415 - the client is an extra
-
-        return make_writer(self, task, atomic=self.atomic)
+        return StagingWriter(self, task) if self.atomic else by_task_writer(self, task)
 
     def participant(self, members: Mapping[str, PostgresConfig]) -> Participant:
         """Make the driver's side; does not connect yet."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from psycopg import sql
 
+from epochsink import arrow_buffers
 from epochsink.postgres.prepared_transaction import LOCAL
 from epochsink.postgres.types import row_encoding
 
@@ -45,6 +46,11 @@ def is_reserved(name: str) -> bool:
     return name in (TAG, DELETED) or is_rank(name)
 
 
+def tag_value(task: str) -> pa.Scalar:
+    """Return `tag` as a value of a record batch."""
+    return arrow_buffers.number(tag(task), "int64")
+
+
 def tag(task: str) -> int:
     """Return the number that stands for a task's uuid in each of its rows: its first 8 bytes."""
     return int.from_bytes(bytes.fromhex(task)[:8], signed=True)
@@ -57,15 +63,21 @@ class Staging:
     relation: Relation
     logged: bool
 
-    def ensure(self, connection: Connection, columns: Mapping[str, str], checks: Mapping[str, str], note: str) -> None:
+    def relax(self, connection: Connection) -> None:
+        """Let the transaction under way, which fills the table, commit without waiting for the disk if that is safe."""
+        if not self.logged:
+            # a crash that loses unlogged rows, or their commit, fails the vote
+            connection.execute("SET LOCAL synchronous_commit = off")
+
+    def ensure(self, connection: Connection, columns: Mapping[str, str], checks: Mapping[str, str], note: str) -> bool:
         """Create the table if no other task has: columns with their SQL types, CHECK constraints by name.
 
-        Raises `psycopg.Error`.
+        Return whether there was none. Raises `psycopg.Error`.
         """
         name = self.relation.quoted
         found = connection.execute("SELECT to_regclass(%s)", [str(self.relation)]).fetchone()
         if found and found[0]:
-            return
+            return False
         definitions = sql.SQL(", ").join(
             [sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(kind)) for column, kind in columns.items()]
             + [
@@ -88,3 +100,4 @@ class Staging:
                 note=sql.Literal(note),
             )
         )
+        return True

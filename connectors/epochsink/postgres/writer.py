@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import psycopg
 
-from epochsink import arrow_buffers
 from epochsink.errors import PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.identity import PreparedName, identity_key, identity_label, staging_table
 from epochsink.postgres.applied_epochs import Marker
 from epochsink.postgres.binary_copy import CopyIn
 from epochsink.postgres.catalog import read_checks, read_target
-from epochsink.postgres.committable import Member, Merge, PreparedPart, StagedTask
+from epochsink.postgres.committable import Member, Merge, Part, StagedTask
 from epochsink.postgres.errors import translated
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import begin, commit, prepare, transaction
@@ -22,7 +22,7 @@ from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import fit
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import SessionName, watched
-from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, is_rank, is_reserved, tag
+from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, is_rank, is_reserved, tag_value
 from epochsink.postgres.table_shape import require_safe, require_unchanged
 
 if TYPE_CHECKING:
@@ -34,37 +34,30 @@ if TYPE_CHECKING:
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
     from epochsink.postgres.types import Encoding
-    from epochsink.sink import Committable, Task
+    from epochsink.sink import Committable, Epoch, Identity, Task
 
 CONNECT_SECONDS: Final = 20.0
 """Seconds for which a task waits for a server that restarts or has no free partition."""
 
 
-def make_writer(config: PostgresConfig, task: Task, *, atomic: bool) -> CopyWriter:
-    """Return the writer of one task attempt, connected. Raises `PrepareFailed`."""
-    if atomic:
-        return StagingWriter(config, task)
+def by_task_writer(config: PostgresConfig, task: Task) -> CopyWriter:
+    """Return the writer of a task that prepares its own transaction, connected. Raises `PrepareFailed`."""
     return MergingWriter(config, task) if config.key else DirectWriter(config, task)
 
 
 class CopyWriter:
     """What the writers share: one session, one COPY that begins with the first batch."""
 
-    def __init__(self, config: PostgresConfig, task: Task, lent: Connection | None = None) -> None:
-        """Connect, unless a session is ``lent``, which stays open."""
+    def __init__(self, config: PostgresConfig, task: Task) -> None:
         self._config = config
         self._relation = Relation.of(config.table)
         self._task = task
         self._key = identity_key(task.identity)
         self._copy: CopyIn | None = None
         self._server = Server.of(config)
-        self._is_lent = lent is not None
-        self._connection = lent or self._connect()
-
-    def _connect(self) -> Connection:
-        name = SessionName(self._key, self._task.identity.generation, self._task.epoch.attempt)
+        name = SessionName(self._key, task.identity.generation, task.epoch.attempt)
         with translated(f"connecting to {self._server.database}"):
-            return self._server.connect(str(name), CONNECT_SECONDS)
+            self._connection = self._server.connect(str(name), CONNECT_SECONDS)
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Send a record batch with at least one row. Raises `RowsRejected`, `PrepareFailed`."""
@@ -82,20 +75,13 @@ class CopyWriter:
                 reach("postgres.copied")
                 return self._prepare(rows)
         finally:
-            self._release()
+            self._connection.close()
 
     def abort(self) -> None:
         """Let go of everything that is not yet durable."""
         if self._copy is not None:
             self._copy.cancel()
         with suppress(psycopg.Error):
-            self._release()
-
-    def _release(self) -> None:
-        if self._is_lent:
-            with suppress(psycopg.Error):
-                self._connection.rollback()
-        else:
             self._connection.close()
 
     @property
@@ -124,14 +110,16 @@ class CopyWriter:
         task = self._task
         return f"{verb} rows of epoch {task.epoch.number}, partition {task.partition}, for {self._relation}"
 
-    def _gid(self) -> PreparedName:
-        identity, epoch = self._task.identity, self._task.epoch
-        label = identity_label(identity)
-        return PreparedName(self._key, identity.generation, epoch.number, epoch.attempt, self._task.uuid, label)
+    def _member(self, merge: Merge, rows: int, table: str | None = None) -> Member:
+        return Member(self._key, self._config.marker_schema, table, (self._task.uuid,), rows, merge)
 
-    def _prepared(self, rows: int, table: str | None, merge: Merge) -> Committable:
-        attempt, tasks = self._task.epoch.attempt, (self._task.uuid,)
-        return PreparedPart(str(self._gid()), attempt, tasks, rows, merge, table).to_json()
+    def _prepare_part(self, member: Member) -> Committable:
+        """Prepare the transaction under way, and return it as a part."""
+        identity, epoch = self._task.identity, self._task.epoch
+        name = PreparedName.of(identity, epoch, self._task.uuid)
+        prepare(self._connection, name)
+        reach("postgres.prepared")
+        return Part(epoch.attempt, {identity.sink: member}, str(name)).to_json()
 
     def _mark(self) -> None:
         marker = Marker(self._config.marker_schema, self._key)
@@ -146,36 +134,17 @@ class StagingWriter(CopyWriter):
     _staging: Staging
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        target, encodings = fitted(self._connection, self._config, schema, direct=False)
-        table = Relation(self._config.marker_schema, staging_table(self._key, self._task.epoch.attempt))
-        self._staging = Staging(table, self._config.mode(target.max_prepared_transactions) == "staged")
-        self._merge = merge_of(self._config, target, encodings)
-        who, label = self._task.identity, identity_label(self._task.identity)
-        note = f"epochsink generation {who.generation} epoch {self._task.epoch.number} of {label}"
-        columns = _definitions(target, encodings)
-        checks: dict[str, str] = {}
-        if self._staging.logged and not self._merge.deletes:
-            columns, checks = self._rules(target, columns)
-        self._staging.ensure(self._connection, columns, checks, note)
-        begin(self._connection)
-        if not self._staging.logged:
-            # A crash that loses unlogged rows, or their commit, fails the vote. It need not be waited for.
-            self._connection.execute("SET LOCAL synchronous_commit = off")
-        return CopyIn(self._connection, table.quoted, [*encodings, TAG_ENCODING])
+        connection, task = self._connection, self._task
+        found = fitted(connection, self._config, schema, direct=False)
+        self._merge = found.merge
+        self._staging, _ = staging_of(connection, self._config, task.identity, task.epoch, found)
+        begin(connection)
+        self._staging.relax(connection)
+        return CopyIn(connection, self._staging.relation.quoted, [*found.encodings, TAG_ENCODING])
 
     @property
     def _constants(self) -> Sequence[pa.Scalar]:
-        return [arrow_buffers.number(tag(self._task.uuid), "int64")]
-
-    def go_on_as(self, task: Task) -> None:
-        """Write rows of another task of the same attempt."""
-        self._task = task
-
-    def _rules(self, target: Target, columns: dict[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-        """Give staging the target's own rules: rows that break them then fail before the decision, not after."""
-        exact = [name for name in self._merge.columns if name not in self._merge.casts]
-        needed = {name: f"{columns[name]} NOT NULL" for name in exact if target.columns[name].not_null}
-        return columns | needed, read_checks(self._connection, target, exact)
+        return [tag_value(self._task.uuid)]
 
     def _prepare(self, rows: int) -> Committable:
         commit(self._connection)
@@ -188,14 +157,12 @@ class MergingWriter(StagingWriter):
 
     def _prepare(self, rows: int) -> Committable:
         super()._prepare(rows)
+        member = self._member(self._merge, rows, self._staging.relation.name)
         with transaction(self._connection):
             self._mark()
-            schema, table = self._config.marker_schema, self._staging.relation.name
-            merge(self._connection, [Member(self._key, schema, table, (self._task.uuid,), rows, self._merge)])
+            merge(self._connection, [member])
             reach("postgres.merged")
-            prepare(self._connection, self._gid())
-        reach("postgres.prepared")
-        return self._prepared(rows, self._staging.relation.name, self._merge)
+            return self._prepare_part(member)
 
 
 class DirectWriter(CopyWriter):
@@ -204,23 +171,28 @@ class DirectWriter(CopyWriter):
     _merge: Merge
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        target, encodings = fitted(self._connection, self._config, schema, direct=True)
-        self._merge = merge_of(self._config, target, encodings)
+        found = fitted(self._connection, self._config, schema, direct=True)
+        self._merge = found.merge
         begin(self._connection)
-        return CopyIn(self._connection, target.relation.quoted, encodings)
+        return CopyIn(self._connection, found.merge.target.quoted, found.encodings)
 
     def _prepare(self, rows: int) -> Committable:
         require_unchanged(self._connection, self._merge)
         self._mark()
-        prepare(self._connection, self._gid())
-        reach("postgres.prepared")
-        return self._prepared(rows, None, self._merge)
+        return self._prepare_part(self._member(self._merge, rows))
 
 
-def fitted(
-    connection: Connection, config: PostgresConfig, schema: pa.Schema, *, direct: bool
-) -> tuple[Target, list[Encoding]]:
-    """Return the live table, and how rows of a schema are encoded for it. Raises `PrepareFailed`, `psycopg.Error`."""
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The live table, how rows of a schema are encoded for it, and how they go into it, as it is recorded."""
+
+    target: Target
+    encodings: Sequence[Encoding]
+    merge: Merge
+
+
+def fitted(connection: Connection, config: PostgresConfig, schema: pa.Schema, *, direct: bool) -> Fitted:
+    """Return how rows of a schema fit into the live table. Raises `PrepareFailed`, `psycopg.Error`."""
     relation = Relation.of(config.table)
     target = read_target(connection, relation)
     if target is None:
@@ -233,20 +205,35 @@ def fitted(
     encodings, findings = fit(schema, target, direct=direct)
     if findings:
         raise PrepareFailed("; ".join(findings), hint="restart the query, which checks the table anew", may_pass=False)
-    return target, encodings
+    return Fitted(target, encodings, _merge_of(config, target, encodings))
 
 
-def _definitions(target: Target, encodings: Sequence[Encoding]) -> dict[str, str]:
-    """Return the staging table's columns with their types: the target's, where binary COPY can send them."""
-    columns = {}
-    for encoding in encodings:
+def staging_of(
+    connection: Connection,
+    config: PostgresConfig,
+    identity: Identity,
+    epoch: Epoch,
+    found: Fitted,
+) -> tuple[Staging, bool]:
+    """Return the staging table of an attempt, created if there is none, and whether there was none."""
+    table = Relation(config.marker_schema, staging_table(identity_key(identity), epoch.attempt))
+    target, merge = found.target, found.merge
+    staging = Staging(table, config.mode(target.max_prepared_transactions) == "staged")
+    columns, checks = {}, {}
+    for encoding in found.encodings:
         name = encoding.field.name
+        # the target's types, if binary COPY can send them
         columns[name] = "boolean" if name == DELETED else encoding.staged_as or target.columns[name].definition
-    return columns | {TAG: "bigint"}
+    if staging.logged and not merge.deletes:
+        # the target's own rules: rows that break them then fail before the decision, not after
+        exact = [name for name in merge.columns if name not in merge.casts]
+        columns |= {name: f"{columns[name]} NOT NULL" for name in exact if target.columns[name].not_null}
+        checks = read_checks(connection, target, exact)
+    note = f"epochsink generation {identity.generation} epoch {epoch.number} of {identity_label(identity)}"
+    return staging, staging.ensure(connection, columns | {TAG: "bigint"}, checks, note)
 
 
-def merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
-    """Return what is recorded of how rows go into the target."""
+def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
     names = [encoding.field.name for encoding in encodings if not is_reserved(encoding.field.name)]
     casts = {encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None}
     deletes = config.delete_when is not None

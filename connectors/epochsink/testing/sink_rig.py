@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from epochsink.protocol.spool import Spool
-from epochsink.sink import Ballot, Epoch, Identity, Rows, Task, Verdict
+from epochsink.sink import Ballot, Epoch, Identity, Keeping, Rows, Task, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
-    from epochsink.sink import Committable, Keeping, LastDone, Participant, Sink, SpoolFile
+    from epochsink.sink import Committable, LastDone, Participant, Sink, SpoolFile
 
 
 def damage(spool: Spool, query: str, epoch: Epoch, task: str) -> None:
@@ -183,6 +183,8 @@ class SinkRig:
     """A real sink with a real spool. A subclass says what rows look like, how to see them and how to lose them."""
 
     loses = True
+    keeping = Keeping.IN_SPOOL
+    """What tasks are told of where rows are kept (`Participant.keeping`). The rig spools them in any case."""
 
     def __init__(self, sink: Sink, folder: Path) -> None:
         self.sink = sink
@@ -231,8 +233,8 @@ class SinkRig:
         self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
     ) -> tuple[str, Committable]:
         """Run one task, whose first record batches are small."""
-        task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex)
         batch = self.batch(rows)
+        task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex, self.keeping)
         self.spool.make(query, epoch)
         spooled = self.spool.writer(task, batch.schema)
         writer = self.sink.writer(task)

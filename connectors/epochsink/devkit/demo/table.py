@@ -32,7 +32,7 @@ class PostgresTable:
 
     label: ClassVar[str] = "PostgreSQL"
     steps: ClassVar[Sequence[Step]] = (
-        Step("postgres.copied", "in a task, after its COPY into PostgreSQL"),
+        Step("postgres.copied", "the driver has copied the rows into PostgreSQL, and not prepared them"),
         Step("postgres.prepared", "PostgreSQL has prepared the transaction, the driver has not noted it"),
         Step("postgres.committed", "PostgreSQL has committed, the driver has not noted it"),
     )
