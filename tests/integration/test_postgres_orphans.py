@@ -15,9 +15,8 @@ from fix_postgres import gids, tables
 
 from epochsink.errors import PrepareFailed
 from epochsink.postgres import Postgres
-from epochsink.postgres.committable import Member, Merge, Part
+from epochsink.postgres.committable import Member, Merge, Part, Relation
 from epochsink.postgres.committer import PostgresCommitter
-from epochsink.postgres.relation import Relation
 from epochsink.sink import Epoch, Identity, Outcome
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fix_postgres import Driver, ListedRows, Truth, as_user, gids, ranked, table
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
-from epochsink.postgres import Postgres, applied_epochs, sessions, vote, wide_commit, writer
+from epochsink.postgres import Postgres, applied_epochs, sessions, vote, writer
 from epochsink.postgres import commit as module
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
@@ -273,7 +273,7 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
         return connect(server, name, retry_seconds)
 
     monkeypatch.setattr(Server, "connect", counted)
-    losses = cut_once(monkeypatch, "commit_prepared", "after", wide_commit)
+    losses = cut_once(monkeypatch, "commit_prepared", "after")
     committed = committer.commit_at_once(written.epoch, parts)
     assert losses == ["after"]
     assert len(opened) == 3

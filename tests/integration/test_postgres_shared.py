@@ -116,7 +116,7 @@ def test_no_reader_sees_a_child_without_its_parent_or_a_table_ahead_of_the_other
 
 
 BEFORE_THE_RECORD = (
-    "postgres.copied:3",
+    "postgres.copied:2",
     "coordinator.vote.before",
     "postgres.merged",
     "postgres.prepared",

@@ -14,7 +14,7 @@ from streams import wait_until
 
 from epochsink import Postgres
 from epochsink.errors import OutcomeUnknown, PrepareFailed
-from epochsink.postgres import commit, sessions, vote, wide_commit
+from epochsink.postgres import commit, sessions, vote
 from epochsink.sink import LastDone, Outcome
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def test_transactions_committed_side_by_side_give_a_standby_up_once(primary: Pri
         primary.lose_standby()
         verdicts = driver.committer.commit_all(written.epoch, parts, written.rows)
         # each session has given one up, which is found applied; the next one is waited for, and no other after it
-        assert [verdict.outcome for verdict in verdicts].count(Outcome.COMMITTED) <= 32 // wide_commit.WORTH_A_SESSION
+        assert [verdict.outcome for verdict in verdicts].count(Outcome.COMMITTED) <= 32 // commit.WORTH_A_SESSION
         assert verdicts[-1].outcome is Outcome.UNKNOWN
         primary.regain_standby()
         assert {verdict.outcome for verdict in driver.commit(written, parts)} == {Outcome.COMMITTED}

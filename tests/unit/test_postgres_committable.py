@@ -8,9 +8,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from epochsink.errors import LedgerCorrupt
-from epochsink.postgres.committable import Member, Merge, Part, StagedTask, read_part, read_written
+from epochsink.postgres.committable import Member, Merge, Part, Relation, StagedTask, read_part, read_written
 from epochsink.postgres.place import Place
-from epochsink.postgres.relation import Relation
 from epochsink.postgres.spooled import SpooledTask
 
 MERGE = Merge(

@@ -10,7 +10,7 @@ import pytest
 
 from epochsink.errors import ConfigurationError
 from epochsink.postgres import Postgres
-from epochsink.postgres.relation import Relation
+from epochsink.postgres.committable import Relation
 from epochsink.postgres.row_mapping import writer_schema
 from epochsink.postgres.server import Server
 from epochsink.sink import json_text

@@ -1,41 +1,55 @@
-"""Phase 2: what Spark has decided becomes visible, and what the server refuses or cannot tell has a name."""
+"""Phase 2: commit what Spark has decided.
+
+Each commit waits for the disk. Many prepared transactions are committed in several sessions: the server writes its log
+once for all commits that wait at the same moment, so that they take little longer than one.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import psycopg
 from psycopg import errors
 
-from epochsink.errors import PrepareFailed, RowsRejected, SpoolMissing
+from epochsink.errors import EpochsinkError, PrepareFailed, RowsRejected, SpoolMissing
 from epochsink.failpoints import reach
 from epochsink.postgres import applied_epochs, orphans
 from epochsink.postgres.applied_epochs import Marker
+from epochsink.postgres.catalog import TableChanged, require_unchanged
 from epochsink.postgres.committable import WHOLE
 from epochsink.postgres.errors import AwaitsStandby, describe, failure, is_contended, is_passing, rule_of
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
 from epochsink.postgres.sessions import watched
-from epochsink.postgres.table_shape import TableChanged, require_unchanged
 from epochsink.retry import retrying
 from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from epochsink.postgres.committable import Part
-    from epochsink.postgres.relation import Relation
+    from collections.abc import Iterator, Mapping
+
+    from epochsink.postgres.committable import Part, Relation
     from epochsink.postgres.server import Connection, Server
     from epochsink.postgres.sessions import Session
     from epochsink.sink import Epoch, Identity, Rows
 
+_log = logging.getLogger(__name__)
+
+MOST_SESSIONS: Final = 8
+WORTH_A_SESSION: Final = 8
+"""How many transactions are worth another session: to open one takes about as long as to commit 8."""
+
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Commits parts of one sink's epochs, in ``session``; ``schema`` holds its markers and staging tables."""
+    """Commits parts of one sink's epochs, in ``session``."""
 
     identity: Identity
     table: Relation
-    schema: str
     marker: Marker
     server: Server
     session: Session
@@ -156,3 +170,54 @@ class Commit:
 
 def _is_worth_repeating(error: BaseException) -> bool:
     return is_busy(error) or is_contended(error) or is_passing(error)
+
+
+def commit_side_by_side(server: Server, name: str, gids: Mapping[int, str], seconds: float) -> set[int]:
+    """Commit prepared transactions; return the keys of those of which the server has said so.
+
+    ``name`` is that of the sessions, ``seconds`` the limit for one commit. What fails is committed one by one later.
+    """
+    sessions = min(MOST_SESSIONS, len(gids) // WORTH_A_SESSION)
+    if sessions < 2:  # noqa: PLR2004 - one session is there already
+        return set()
+    turns = _Turns(gids)
+    with ThreadPoolExecutor(sessions, "epochsink-commit-prepared") as threads:
+        done = threads.map(lambda _: _commit(server, name, turns, seconds), range(sessions))
+        return set().union(*done)
+
+
+class _Turns:
+    """What is left to commit, for several threads."""
+
+    def __init__(self, gids: Mapping[int, str]) -> None:
+        self._left = iter(gids.items())
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        return self
+
+    def __next__(self) -> tuple[int, str]:
+        with self._lock:
+            return next(self._left)
+
+
+def _commit(server: Server, name: str, turns: _Turns, seconds: float) -> set[int]:
+    try:
+        connection = server.connect(name)
+    except (psycopg.Error, EpochsinkError) as refused:
+        _log.info("%s: no further session to commit in: %s", server.database, refused)
+        return set()
+    committed = set()
+    with closing(connection):
+        for key, gid in turns:
+            try:
+                with watched(connection, server, seconds):
+                    commit_prepared(connection, gid)
+            except psycopg.Error as failure:
+                _log.info("%s: %s is asked for again: %s", server.database, gid, describe(failure))
+                if connection.closed or isinstance(failure, AwaitsStandby):
+                    break
+            else:
+                reach("postgres.committed")
+                committed.add(key)
+    return committed

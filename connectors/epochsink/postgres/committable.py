@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from psycopg import sql
 
 from epochsink.errors import LedgerCorrupt
 from epochsink.identity import PreparedName
 from epochsink.postgres.place import Place
-from epochsink.postgres.relation import Relation
 from epochsink.postgres.spooled import SpooledTask
 
 if TYPE_CHECKING:
@@ -154,3 +155,23 @@ def _fields(values: Committable) -> dict[str, Any]:
             hint="another version of epochsink prepared this epoch: start the query with that one",
         )
     return fields
+
+
+class Relation(NamedTuple):
+    """A table's schema (None: the first one of the search path that has it) and its name, both literal."""
+
+    schema: str | None
+    name: str
+
+    @classmethod
+    def of(cls, table: Sequence[str]) -> Relation:
+        """Return the relation that is named by (name,) or (schema, name)."""
+        return cls(table[0] if len(table) > 1 else None, table[-1])
+
+    @property
+    def quoted(self) -> sql.Identifier:
+        """The name as SQL."""
+        return sql.Identifier(*(part for part in self if part is not None))
+
+    def __str__(self) -> str:
+        return self.quoted.as_string()

@@ -15,24 +15,20 @@ from epochsink.errors import ConfigurationError, PrepareFailed, SpoolMissing, We
 from epochsink.identity import identity_key
 from epochsink.postgres import applied_epochs as marker_table
 from epochsink.postgres import orphans
-from epochsink.postgres.applied_epochs import Marker
+from epochsink.postgres.applied_epochs import Marker, require_same_table
 from epochsink.postgres.catalog import max_prepared_transactions
-from epochsink.postgres.commit import Commit
-from epochsink.postgres.committable import StagedTask, read_part, read_written
+from epochsink.postgres.commit import Commit, commit_side_by_side
+from epochsink.postgres.committable import Relation, StagedTask, read_part, read_written
 from epochsink.postgres.config import PostgresConfig
-from epochsink.postgres.deadline import deadline
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
-from epochsink.postgres.held_locks import name_holder
 from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.prepared_transaction import commit_prepared
-from epochsink.postgres.relation import Relation
-from epochsink.postgres.server import Server
+from epochsink.postgres.remnants import name_holder
+from epochsink.postgres.server import Server, deadline
 from epochsink.postgres.sessions import Session, SessionName, watched
 from epochsink.postgres.spooled import SpooledRows, SpooledTask
-from epochsink.postgres.table_identity import require_same_table
 from epochsink.postgres.vote import Share, Voter, vote, vote_by_task
-from epochsink.postgres.wide_commit import commit_side_by_side
 from epochsink.postgres.writer import by_task_writer
 from epochsink.retry import retrying
 from epochsink.sink import Task, write_all
@@ -117,9 +113,7 @@ class PostgresCommitter:
         self._voting = Session(self._server, name)
         self._settling = Session(self._server, name)
         self._checking = Session(self._server, name)
-        self._commit = Commit(
-            identity, self._relation, configured, self._marker, self._server, self._settling, self._retry_seconds
-        )
+        self._commit = Commit(identity, self._relation, self._marker, self._server, self._settling, self._retry_seconds)
 
     def close(self) -> None:
         """Release the sessions."""
@@ -266,7 +260,7 @@ class PostgresCommitter:
         parts: Sequence[Committable],
         after: LastDone | None = None,  # noqa: ARG002 - as in `Commit`: a prepared transaction cannot outlive that
     ) -> set[int]:
-        """Commit the transactions that tasks have prepared side by side; see `epochsink.postgres.wide_commit`."""
+        """Commit the transactions that tasks have prepared side by side; see `epochsink.postgres.commit`."""
         known = {index: read_part(part).gid for index, part in enumerate(parts)}
         gids = {index: gid for index, gid in known.items() if gid is not None}
         name = str(SessionName(self._key, self._identity.generation))

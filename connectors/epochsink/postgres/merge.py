@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Final
 from psycopg import sql
 
 from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.postgres.catalog import require_unchanged
 from epochsink.postgres.staging import DELETED, TAG, rank_column, tag
-from epochsink.postgres.table_shape import require_unchanged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from epochsink.postgres.committable import Member, Merge
-    from epochsink.postgres.relation import Relation
+    from epochsink.postgres.committable import Member, Merge, Relation
     from epochsink.postgres.server import Connection
 
 WORK_MEM: Final = "128MB"

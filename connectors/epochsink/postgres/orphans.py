@@ -14,9 +14,8 @@ from psycopg import errors, sql
 
 from epochsink.errors import WentBack
 from epochsink.identity import PREFIX, PreparedName, staging_owner
-from epochsink.postgres.committable import WHOLE
+from epochsink.postgres.committable import WHOLE, Relation
 from epochsink.postgres.prepared_transaction import rollback_prepared
-from epochsink.postgres.relation import Relation
 from epochsink.postgres.sessions import DRIVER, SessionName
 
 if TYPE_CHECKING:

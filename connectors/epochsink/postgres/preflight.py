@@ -9,14 +9,12 @@ from psycopg import errors, sql
 
 from epochsink.errors import ConfigurationError
 from epochsink.postgres import applied_epochs
-from epochsink.postgres.catalog import read_target
+from epochsink.postgres.catalog import read_target, unsafe
+from epochsink.postgres.committable import Relation
 from epochsink.postgres.errors import describe, failure
-from epochsink.postgres.new_table import table_ddl
 from epochsink.postgres.prepared_transaction import LOCAL
-from epochsink.postgres.relation import Relation
-from epochsink.postgres.row_mapping import fit, unfilled, writer_schema
+from epochsink.postgres.row_mapping import fit, table_ddl, unfilled, writer_schema
 from epochsink.postgres.server import Server
-from epochsink.postgres.table_shape import unsafe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

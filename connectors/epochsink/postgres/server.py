@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from contextlib import closing, suppress
+import socket
+import threading
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,12 +16,11 @@ from psycopg import conninfo, pq, sql
 
 from epochsink.credentials import is_loopback, masked
 from epochsink.errors import ConfigurationError
-from epochsink.postgres.deadline import PING_SECONDS, deadline
 from epochsink.postgres.errors import SharedSession, is_passing, refusal
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from epochsink.postgres.config import PostgresConfig
 
@@ -246,3 +247,30 @@ def _refuse_plaintext(parameters: Mapping[str, str]) -> None:
             hint="set options={'sslmode': 'verify-full', 'sslrootcert': ...}; or allow_insecure=True if the network is "
             "trusted",
         )
+
+
+PING_SECONDS: Final = 5.0
+"""For an answer that takes a healthy server no time."""
+
+
+@contextmanager
+def deadline(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
+    """Cut the connection if the body takes longer: a server that is frozen keeps its side open for ever.
+
+    The body then raises `psycopg.OperationalError`, as for any connection that is lost.
+    """
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:
+        timer = threading.Timer(seconds, cut, [line])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+
+
+def cut(line: socket.socket) -> None:
+    """End a connection at once, as if the network had: whoever waits for it gets an error."""
+    with suppress(OSError):  # the server may have closed it at the same moment
+        line.shutdown(socket.SHUT_RDWR)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Final, Self
 import psycopg
 
 from epochsink.identity import PREFIX
-from epochsink.postgres.deadline import PING_SECONDS, cut, deadline
 from epochsink.postgres.errors import AwaitsStandby
+from epochsink.postgres.server import PING_SECONDS, cut, deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

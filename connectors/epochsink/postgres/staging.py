@@ -20,7 +20,7 @@ from epochsink.postgres.types import row_encoding
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epochsink.postgres.relation import Relation
+    from epochsink.postgres.committable import Relation
     from epochsink.postgres.server import Connection
 
 TAG: Final = "epochsink_task"

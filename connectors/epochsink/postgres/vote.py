@@ -13,16 +13,14 @@ from epochsink.failpoints import reach
 from epochsink.identity import PreparedName, identity_key
 from epochsink.postgres import orphans
 from epochsink.postgres.applied_epochs import Marker
-from epochsink.postgres.binary_copy import CopyIn
-from epochsink.postgres.committable import WHOLE, Member, Part
+from epochsink.postgres.catalog import require_unchanged
+from epochsink.postgres.committable import WHOLE, Member, Part, Relation
 from epochsink.postgres.merge import merge, verify, verify_casts
 from epochsink.postgres.place import Place
 from epochsink.postgres.prepared_transaction import commit, prepare, transaction
-from epochsink.postgres.relation import Relation
 from epochsink.postgres.spooled import SpooledRows
 from epochsink.postgres.staging import TAG_ENCODING, tag_value
-from epochsink.postgres.table_shape import require_unchanged
-from epochsink.postgres.writer import fitted, staging_of
+from epochsink.postgres.writer import CopyIn, fitted, staging_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
+import pgpq
 import psycopg
+import pyarrow as pa
+from psycopg import sql
 
 from epochsink.errors import PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.identity import PreparedName, identity_key, identity_label, staging_table
 from epochsink.postgres.applied_epochs import Marker
-from epochsink.postgres.binary_copy import CopyIn
-from epochsink.postgres.catalog import read_checks, read_target
-from epochsink.postgres.committable import Member, Merge, Part, StagedTask
+from epochsink.postgres.catalog import read_checks, read_target, require_safe, require_unchanged
+from epochsink.postgres.committable import Member, Merge, Part, Relation, StagedTask
 from epochsink.postgres.errors import translated
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import begin, commit, prepare, transaction
-from epochsink.postgres.relation import Relation
 from epochsink.postgres.row_mapping import fit
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import SessionName, watched
 from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, is_rank, is_reserved, tag_value
-from epochsink.postgres.table_shape import require_safe, require_unchanged
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import pyarrow as pa
+    from collections.abc import Iterator, Sequence
 
     from epochsink.postgres.catalog import Target
     from epochsink.postgres.config import PostgresConfig
@@ -241,3 +239,64 @@ def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encodi
     equals = {name: target.columns[name].equals for name in config.key if name in target.columns}
     columns = {name: target.columns[name].declared for name in names}
     return Merge(target.relation, columns, casts, config.key, deletes, ranks, equals, target.unique_for(config.key))
+
+
+CHUNK_BYTES: Final = 4 << 20
+"""How much Arrow data is encoded at a time; the encoded form is about as large."""
+
+
+class CopyIn:
+    """One ``COPY ... FROM STDIN`` from the first batch to the last. Raises `psycopg.Error`, `pyarrow.ArrowInvalid`."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        relation: sql.Identifier,
+        encodings: Sequence[Encoding],
+    ) -> None:
+        """Begin to copy columns ``encodings``."""
+        self._encodings = encodings
+        self._schema = pa.schema([encoding.field for encoding in encodings])
+        builders = {encoding.field.name: encoding.builder() for encoding in encodings}
+        self._encoder = pgpq.ArrowToPostgresBinaryEncoder.new_with_encoders(self._schema, builders)
+        names = sql.SQL(", ").join(sql.Identifier(name) for name in self._schema.names)
+        statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(relation, names)
+        self._cursor = connection.cursor()
+        self._stack = ExitStack()
+        self._copy = self._stack.enter_context(self._cursor.copy(statement))
+        self._copy.write(self._encoder.write_header())
+        self.sent = 0
+
+    def write(self, batch: pa.RecordBatch, *constants: pa.Scalar) -> None:
+        """Send a batch whose columns are the encodings'; the last have the values ``constants`` in every row."""
+        for piece in _pieces(batch):
+            given = zip(self._encodings, piece.columns, strict=False)
+            arrays = [encoding.convert(column) for encoding, column in given]
+            arrays += [pa.repeat(value, piece.num_rows) for value in constants]
+            self._copy.write(self._encoder.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema)))
+            self.sent += piece.num_rows
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failed: type[BaseException] | None, *_: object) -> None:
+        if failed is not None:
+            self.cancel()
+
+    def finish(self) -> int:
+        """End the COPY; return how many rows the server counted."""
+        self._copy.write(self._encoder.finish())
+        self._stack.close()
+        return self._cursor.rowcount
+
+    def cancel(self) -> None:
+        """Give the COPY up, if it has not ended."""
+        with suppress(psycopg.Error):
+            given_up = psycopg.OperationalError("the task gave up")
+            self._stack.__exit__(type(given_up), given_up, None)
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    rows = max(1, batch.num_rows * CHUNK_BYTES // max(1, batch.nbytes))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
