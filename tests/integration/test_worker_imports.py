@@ -57,7 +57,7 @@ def imported_by(rig: Rig, tmp_path: Path) -> set[str]:
     job = WriteJob({"out": rig.sink}, {"out": identity}, spool)
     batch = rig.batch([0, 1, 2])
     order = tmp_path / "order"
-    order.write_bytes(pickle.dumps((job, WriteOrder(epoch, {identity.sink: Keeping.IN_SPOOL}), [batch])))
+    order.write_bytes(pickle.dumps((job, WriteOrder(epoch, {identity.sink: rig.keeping}), [batch])))
     done = subprocess.run(
         [sys.executable, one_partition.__file__, str(order)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -116,6 +116,19 @@ def test_a_task_into_postgres(tmp_path: Path, postgres: PostgresService, pg_trut
     imported = imported_by(rig, tmp_path)
     assert {"psycopg", "pgpq"} <= imported
     assert not imported & {"pandas", "elasticsearch"}
+
+
+def test_a_task_that_leaves_its_rows_for_postgres_to_the_spool(
+    tmp_path: Path, postgres: PostgresService, pg_truth: Truth, pg_schema: str
+) -> None:
+    """The driver copies them: the task needs no client."""
+    pg_truth.execute(f'CREATE TABLE "{pg_schema}".target (id bigint)')
+    sink = Postgres(postgres.dsn, table=(pg_schema, "target"), marker_schema=pg_schema)
+    rig = Rig(sink, tmp_path, {"id": pa.array([1, 2, 3], pa.int64())})
+    rig.keeping = Keeping.IN_SPOOL_ALONE
+    imported = imported_by(rig, tmp_path)
+    assert "pyarrow" in imported
+    assert not imported & {"psycopg", "pgpq", "pandas", "elasticsearch"}
 
 
 def test_a_task_into_elasticsearch(tmp_path: Path, elasticsearch: ElasticsearchService, fresh_index: FreshName) -> None:
