@@ -20,7 +20,7 @@ from elasticsearch_rig import Rig, keyless, rendered
 from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
 
 from epochsink import failpoints
-from epochsink.elasticsearch import Elasticsearch, applied_epochs, overtaken
+from epochsink.elasticsearch import Elasticsearch, applied_epochs
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_document
@@ -163,7 +163,7 @@ def test_a_driver_that_slept_long_looks_before_it_goes_on_writing(rig: Rig, monk
                 monkeypatch.undo()
                 assert other.commit(first).outcome is Outcome.COMMITTED
                 assert other.commit(second).outcome is Outcome.COMMITTED
-            monkeypatch.setattr(overtaken, "LOOK_EVERY", 0.0)
+            monkeypatch.setattr(applied_epochs, "LOOK_EVERY", 0.0)
 
     with Proxy(rig.sink.hosts[0], lambda _: None) as proxy, closing(behind(rig, proxy, OneByOne)) as slow:
         monkeypatch.setattr(failpoints, "reach", sleep)

@@ -13,7 +13,7 @@ from elasticsearch_requests import SmallRequests
 from elasticsearch_rig import Rig, keyless, rendered
 from http_proxy import Answer, Proxy, Seen
 
-from epochsink.elasticsearch import apply_on_executors, deduplicate, overtaken
+from epochsink.elasticsearch import applied_epochs, apply_on_executors, deduplicate
 from epochsink.elasticsearch.apply_on_executors import Part, PartJob
 from epochsink.elasticsearch.errors import GaveUp, UnfitIndex
 from epochsink.errors import OutcomeUnknown, RowsRejected, SpoolDamaged
@@ -182,14 +182,14 @@ def test_a_part_that_arrives_after_later_epochs_sends_nothing(rig: Rig) -> None:
     late = rig.apply(0, [numbered(0, 50)], [numbered(50, 100)])
     rig.apply(1, [numbered(0, 50, 1)], [numbered(50, 100, 1)])
     answer = job_of(rig, late).post(Part(0, late.rows.tasks()[0]))
-    assert isinstance(answer.problem, overtaken.Overtaken)
+    assert isinstance(answer.problem, applied_epochs.Overtaken)
 
 
 def test_a_part_that_goes_on_after_later_epochs_changes_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     """An executor that was cut off when it had looked: only the versions are left to refuse what it sends."""
     late = rig.apply(0, [numbered(0, 50)], [numbered(50, 100)])
     rig.apply(1, [numbered(0, 50, 1)], [numbered(50, 100, 1)])
-    monkeypatch.setattr(overtaken.Lookout, "now", lambda _: None)
+    monkeypatch.setattr(applied_epochs.Lookout, "now", lambda _: None)
     answer = job_of(rig, late).post(Part(0, late.rows.tasks()[0]))
     assert answer.problem is None
     assert len(answer.refused) == 50

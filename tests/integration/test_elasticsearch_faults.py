@@ -15,7 +15,7 @@ from elasticsearch_rig import Rig, rendered
 from http_proxy import Answer, Lost, Proxy, Seen
 from indices import RECOVERS_LATE
 
-from epochsink.elasticsearch import Elasticsearch, config, overtaken
+from epochsink.elasticsearch import Elasticsearch, applied_epochs, config
 from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def test_a_driver_that_slept_beyond_gc_deletes_brings_nothing_back(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server has forgotten the deleted documents' versions, so it would take a stale write: the marker tells."""
-    monkeypatch.setattr(overtaken, "LOOK_EVERY", 0.0)
+    monkeypatch.setattr(applied_epochs, "LOOK_EVERY", 0.0)
     monkeypatch.setattr(config, "LEAST_GC_DELETES", 0.0)
     options |= {"gc_deletes": "1ms", "create": {"number_of_shards": 1, "number_of_replicas": 0}}
     asleep, awake = threading.Event(), threading.Event()

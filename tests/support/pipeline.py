@@ -98,10 +98,11 @@ def sinks(spec: Spec) -> Iterator[tuple[str, Sink]]:
     for name, options in spec.sinks.items():
         kind = getattr(epochsink, options["kind"])
         given = {key: value for key, value in options.items() if key not in ("kind", "bulk_bytes")}
+        sink = kind(**given)
         if "bulk_bytes" in options:
-            # no option of the sink, and of its class in this process alone: the driver posts
-            kind.bulk_bytes = options["bulk_bytes"]
-        yield name, kind(**given)
+            # no option of the sink; on the frozen object itself, with which it goes to executors
+            object.__setattr__(sink, "bulk_bytes", options["bulk_bytes"])
+        yield name, sink
 
 
 def import_less() -> None:

@@ -9,7 +9,7 @@ from elasticsearch_rig import ListedRows, rendered
 from hypothesis import given
 from hypothesis import strategies as st
 
-from epochsink.elasticsearch import deduplicate, rows_by_id
+from epochsink.elasticsearch import deduplicate
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
@@ -21,12 +21,12 @@ ALL = 100
 """More rows than any epoch here has."""
 
 
-@pytest.fixture(scope="module", params=[1, 3, rows_by_id.ROWS_IN_MEMORY], ids=lambda rows: f"{rows} rows in memory")
+@pytest.fixture(scope="module", params=[1, 3, deduplicate.ROWS_IN_MEMORY], ids=lambda rows: f"{rows} rows in memory")
 def patched(request: pytest.FixtureRequest) -> Iterator[None]:
     """Let epochs of a few rows be spread over files, or kept in memory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rows_by_id, "ROWS_IN_MEMORY", request.param)
-        patch.setattr(rows_by_id, "_ROWS_GATHERED", 2)
+        patch.setattr(deduplicate, "ROWS_IN_MEMORY", request.param)
+        patch.setattr(deduplicate, "_ROWS_GATHERED", 2)
         yield
 
 

@@ -9,7 +9,7 @@ import elasticsearch
 import pytest
 from http_proxy import Answer, Proxy, Seen
 
-from epochsink.elasticsearch import applied_epochs, preflight, validation
+from epochsink.elasticsearch import applied_epochs, preflight
 from epochsink.elasticsearch.bulk_request import Poster
 
 REFUSED = {"errors": True, "items": [{"index": {"status": 400, "error": {"type": "made_up", "reason": "no field"}}}]}
@@ -61,4 +61,4 @@ def test_only_a_missing_pipeline_is_the_fault_of_the_index(status: int, refused:
         return said(status, {}) if "_ingest" in seen.path else said(200, REFUSED)
 
     with Proxy(None, behave) as server, elasticsearch.Elasticsearch(server.url) as client:
-        assert len(validation.refused_by_index(client, "orders", Poster(client, "orders", 1))) == refused
+        assert len(preflight.refused_by_index(client, "orders", Poster(client, "orders", 1))) == refused

@@ -50,7 +50,7 @@ def test_a_large_epoch_takes_hardly_more_memory_than_a_small_one() -> None:
 
 _FULL_FOLDER = """
 import resource
-from epochsink.elasticsearch.rows_by_id import NoTemporaryFiles
+from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 for way in (deduplicate.count, deduplicate.survivors):

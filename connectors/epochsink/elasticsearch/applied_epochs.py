@@ -190,3 +190,34 @@ def write(
         **_only_over(after.place if after else None),
     )
     return bool(answer.meta.status != CONFLICT)
+
+
+LOOK_EVERY = 10.0
+"""Seconds after which a run looks, before it sends more, whether it was overtaken: paused for long, it would bring back
+documents whose deletion the server has forgotten (``gc_deletes``)."""
+
+
+class Overtaken(Exception):
+    """While this epoch was applied, another driver has applied it, or later ones."""
+
+
+class Lookout:
+    """Reads the marker again every few seconds; used by several threads."""
+
+    def __init__(self, client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch) -> None:
+        self._client = client
+        self._identity = identity
+        self._epoch = epoch
+        self._looked_at = time.monotonic()
+
+    def now_and_then(self) -> None:
+        """Look if the last look is long ago. Raises `Overtaken`."""
+        if time.monotonic() - self._looked_at > LOOK_EVERY:
+            self.now()
+
+    def now(self) -> None:
+        """Look. Raises `Overtaken`."""
+        self._looked_at = time.monotonic()
+        kept = read(self._client, self._identity)
+        if kept is not None and kept.epoch >= self._epoch.number:
+            raise Overtaken

@@ -9,16 +9,15 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Final
 
 from epochsink import failpoints
-from epochsink.elasticsearch import applied_epochs, bulk_body, deduplicate, target_index, validation
+from epochsink.elasticsearch import applied_epochs, bulk_body, deduplicate, preflight, target_index
+from epochsink.elasticsearch.applied_epochs import Lookout, Overtaken
 from epochsink.elasticsearch.apply_on_executors import OnExecutors, PartJob
-from epochsink.elasticsearch.bulk_pool import post_all
-from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.bulk_body import Operations
+from epochsink.elasticsearch.bulk_request import Poster, post_all
 from epochsink.elasticsearch.changed_elsewhere import ChangedElsewhere
 from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.dead_letter import DeadLetters
 from epochsink.elasticsearch.errors import Refusal, documents_rejected
-from epochsink.elasticsearch.operations import Operations
-from epochsink.elasticsearch.overtaken import Lookout, Overtaken
 from epochsink.errors import OutcomeUnknown, RowsRejected
 from epochsink.sink import NotCarriedOut
 
@@ -267,7 +266,7 @@ class Application:
 
     def _refuse_unfit_index(self) -> None:
         """Keep a fault of the index (a missing pipeline, say) from setting every document aside."""
-        if faults_of_index := validation.refused_by_index(self._client, self._index, self._poster):
+        if faults_of_index := preflight.refused_by_index(self._client, self._index, self._poster):
             raise RowsRejected(
                 f"the index {self._index!r} refuses even an empty document: {faults_of_index[0].reason}",
                 hint="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",

@@ -17,13 +17,12 @@ import numpy as np
 
 from epochsink import failpoints
 from epochsink.elasticsearch import deduplicate
-from epochsink.elasticsearch.bulk_pool import post_all
-from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.applied_epochs import Lookout, Overtaken
+from epochsink.elasticsearch.bulk_body import Operations
+from epochsink.elasticsearch.bulk_request import Poster, post_all
 from epochsink.elasticsearch.connection import connect
+from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, UnfitIndex, describe, is_passing
-from epochsink.elasticsearch.operations import Operations
-from epochsink.elasticsearch.overtaken import Lookout, Overtaken
-from epochsink.elasticsearch.rows_by_id import NoTemporaryFiles
 from epochsink.errors import EpochsinkError
 from epochsink.retry import retrying
 

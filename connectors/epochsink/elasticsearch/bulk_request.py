@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import elasticsearch
@@ -25,7 +26,10 @@ from epochsink.elasticsearch.errors import (
 from epochsink.retry import FIRST_PAUSE_SECONDS, retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Sequence
+    from concurrent.futures import Future
+
+    from epochsink.elasticsearch.bulk_body import Request
 
 _TOO_LARGE = 413
 
@@ -184,3 +188,29 @@ def _refusal(operation: bytes, answer: dict[str, Any]) -> Refusal:
     reason = f"{error.get('reason', '')} ({cause})" if cause else str(error.get("reason", ""))
     document_id, source = parse(operation)
     return Refusal(document_id, source, answer["status"], error["type"], reason)
+
+
+def post_all(
+    poster: Poster, requests: Iterable[Request], threads: int, answered: Callable[[Sequence[Refusal]], None]
+) -> None:
+    """Post requests, ``threads`` at once; each answer is judged in this thread, and may end it all by raising."""
+
+    def settle(under_way: set[Future[list[Refusal]]]) -> set[Future[list[Refusal]]]:
+        ended, going_on = wait(under_way, return_when=FIRST_COMPLETED)
+        for future in ended:
+            answered(future.result())
+        return going_on
+
+    with ThreadPoolExecutor(threads, thread_name_prefix="epochsink-bulk") as pool:
+        under_way: set[Future[list[Refusal]]] = set()
+        try:
+            for request in requests:
+                under_way.add(pool.submit(poster.post, request))
+                if len(under_way) > threads:
+                    under_way = settle(under_way)
+            while under_way:
+                under_way = settle(under_way)
+        except BaseException:
+            poster.stop()
+            pool.shutdown(cancel_futures=True)
+            raise

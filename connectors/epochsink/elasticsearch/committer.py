@@ -9,11 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, errors, preflight, target_index
+from epochsink.elasticsearch.applied_epochs import Overtaken
 from epochsink.elasticsearch.apply import Application
 from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.connection import connect
-from epochsink.elasticsearch.overtaken import Overtaken
-from epochsink.elasticsearch.rows_by_id import NoTemporaryFiles
+from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import claim_document, identity_key
 from epochsink.retry import retrying

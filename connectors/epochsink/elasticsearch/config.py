@@ -34,8 +34,8 @@ OPTIONS: Final = SECRETS | {
 
 _UNITS: Final = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LEAST_GC_DELETES: Final = 60.0
-"""Seconds: what every index has by default, and some times what a driver may send before it looks whether it was
-overtaken (`epochsink.elasticsearch.overtaken.LOOK_EVERY`). With less a delayed write could bring a document back."""
+"""Seconds: what every index has by default. A driver looks every `epochsink.elasticsearch.applied_epochs.LOOK_EVERY`
+seconds whether it was overtaken: with a shorter time, a delayed write could bring a deleted document back."""
 _LONGEST_NAME: Final = 255
 _REQUEST_TIMEOUT: Final = 60.0
 

@@ -6,17 +6,22 @@ keep. So an epoch writes each ``_id`` once.
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
+import tempfile
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from epochsink.elasticsearch.rows_by_id import RowsById, last, ranks
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -95,3 +100,173 @@ def survivors(rows: Rows, tasks: Sequence[str], total: int) -> npt.NDArray[np.bo
 def _shared_by_tasks(table: pa.Table) -> pa.ChunkedArray:
     span = table.group_by("id").aggregate([("task", "min"), ("task", "max")])
     return span.filter(pc.not_equal(span["task_min"], span["task_max"]))["id"]
+
+
+ROWS_IN_MEMORY: Final = 100_000
+"""Rows of one table, about."""
+
+_MOST_FILES: Final = 256
+"""Open at the same time; a process may often have 1024. Beyond 25 million rows the tables grow."""
+
+_ROWS_GATHERED: Final = 50_000
+"""So many rows are spread at once: each file gets some hundreds of them, not a few."""
+
+_BYTES_OF_A_ROW: Final = 60
+
+
+class NoTemporaryFiles(Exception):
+    """The driver's temporary folder does not take the ids of an epoch."""
+
+    def __init__(self, message: str, hint: str) -> None:
+        super().__init__(f"{message}: {hint}")
+        self.message = message
+        self.hint = hint
+
+
+class RowsById:
+    """The columns "id", "rank", "rank_2", ... of some tasks, with "task" and "number", a row's place in the epoch.
+
+    ``total`` is how many rows are expected; ``count`` how many there were, known from the first table on.
+    """
+
+    def __init__(self, rows: Rows, tasks: Sequence[str], total: int) -> None:
+        self._rows = rows
+        self._tasks = tasks
+        self._total = total
+        self._written = 0
+        self.count = 0
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the rows, all those of an id in one table; of a task's rows of one id at least the last.
+
+        Which one that is, `last` says. Raises `NoTemporaryFiles`.
+        """
+        if self._total <= ROWS_IN_MEMORY:
+            yield pa.Table.from_batches(self._batches())
+            return
+        with self._temporary_folder() as folder:
+            files = [folder / str(number) for number in range(min(_MOST_FILES, self._files_wanted()))]
+            self._spread(folder, files)
+            for path in files:
+                if path.exists():
+                    with self._naming(folder), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as stream:
+                        table = _without_most_repetitions(stream)
+                    yield table
+                    path.unlink()
+
+    @contextmanager
+    def _temporary_folder(self) -> Iterator[Path]:
+        with ExitStack() as stack:
+            with self._naming(Path(tempfile.tempdir or os.environ.get("TMPDIR", "/tmp"))):  # noqa: S108 - for a message
+                name = stack.enter_context(tempfile.TemporaryDirectory(prefix="epochsink-"))
+            yield Path(name)
+
+    @contextmanager
+    def _naming(self, folder: Path) -> Iterator[None]:
+        """Say of an error of the file system which folder it was, and what is wanted there."""
+        try:
+            yield
+        except OSError as error:
+            free = f"{shutil.disk_usage(folder).free >> 20} MiB are free" if folder.exists() else "it is not there"
+            raise NoTemporaryFiles(
+                f"sorting out the ids of {self._total} rows needs files of about {self._megabytes_wanted()} MiB in the "
+                f"driver's temporary folder {folder}, where {free}: {error}",
+                "make room there, or set the driver's TMPDIR to a folder that has it; or make the epochs smaller "
+                "(maxOffsetsPerTrigger and the like)",
+            ) from error
+
+    def _megabytes_wanted(self) -> int:
+        per_row = self._written / self.count if self.count else _BYTES_OF_A_ROW
+        return math.ceil(self._total * per_row / 2**20)
+
+    def _files_wanted(self) -> int:
+        return -(-self._total // ROWS_IN_MEMORY)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for partition, task in enumerate(self._tasks):
+            for batch in self._rows.read(task):
+                size = batch.num_rows
+                told = batch.select(["id", *ranks(batch.schema)])
+                told = told.append_column("task", pa.array(np.full(size, partition, np.int32)))
+                yield told.append_column("number", pa.array(np.arange(self.count, self.count + size)))
+                self.count += size
+
+    def _spread(self, folder: Path, files: Sequence[Path]) -> None:
+        writers: dict[int, pa.ipc.RecordBatchStreamWriter] = {}
+        try:
+            for rows, places in self._gathered(len(files)):
+                order = np.argsort(places, kind="stable")
+                table = rows.take(pa.array(order))
+                self._written += table.nbytes
+                found, starts = np.unique(places[order], return_index=True)
+                # not around the reading: the spool's errors are no fault of this folder
+                with self._naming(folder):
+                    for place, start, end in zip(found.tolist(), starts, [*starts[1:], len(order)], strict=True):
+                        if place not in writers:
+                            writers[place] = pa.ipc.new_stream(str(files[place]), table.schema)
+                        writers[place].write_table(table.slice(start, end - start))
+            with self._naming(folder):
+                for writer in writers.values():
+                    writer.close()
+        except BaseException:
+            for writer in writers.values():
+                with suppress(OSError):
+                    writer.close()
+            raise
+
+    def _gathered(self, files: int) -> Iterator[tuple[pa.Table, npt.NDArray[np.int64]]]:
+        """Yield rows, and for each of them the file that it belongs to."""
+        batches: list[pa.RecordBatch] = []
+        places: list[npt.NDArray[np.int64]] = []
+        for batch in self._batches():
+            batches.append(batch)
+            # Python's hash of a text is no slower here than one made of numpy's steps, and nobody can foresee it: the
+            # ids of an epoch, whatever they look like, do not all meet in one file
+            ids = batch.column("id").to_pylist()
+            places.append(np.fromiter(map(hash, ids), np.int64, len(ids)) % files)
+            if sum(map(len, places)) >= _ROWS_GATHERED:
+                yield pa.Table.from_batches(batches), np.concatenate(places)
+                batches, places = [], []
+        if batches:
+            yield pa.Table.from_batches(batches), np.concatenate(places)
+
+
+def _without_most_repetitions(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """Return the rows of a file; if they are many because ids repeat, the last ones only."""
+    kept: list[pa.RecordBatch] = []
+    size, limit = 0, 2 * ROWS_IN_MEMORY
+    for batch in batches:
+        kept.append(batch)
+        size += batch.num_rows
+        if size >= limit:
+            kept = last(pa.Table.from_batches(kept), "id", "task").to_batches()
+            size = sum(map(len, kept))
+            limit = max(limit, 2 * size)  # where most ids are different, it must not be tried with each batch
+    return pa.Table.from_batches(kept)
+
+
+def last(table: pa.Table, *group: str) -> pa.Table:
+    """Return the last row of each group: that of the highest "rank", then "rank_2", ..., then "number".
+
+    In Spark's order: NULL is the lowest value, NaN the highest, and -0.0 equals 0.0.
+    """
+    sorted_by, keys = table, []
+    for name in ranks(table.schema):
+        if pa.types.is_floating(table.schema.field(name).type):
+            # Arrow would sort NaN to the end, beside the nulls
+            sorted_by = sorted_by.append_column(f"{name} is NaN", pc.is_nan(table[name]))
+            keys.append(f"{name} is NaN")
+        keys.append(name)
+    # Best first: nulls are sorted to the end, whatever the direction.
+    descending = [(name, "descending") for name in (*keys, "number")]
+    order = pc.sort_indices(sorted_by, sort_keys=descending).to_numpy()
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    placed = table.append_column("place", pa.array(place))
+    best = placed.group_by(list(group)).aggregate([("place", "min")])["place_min"].to_numpy()
+    return table.take(pa.array(order[best]))
+
+
+def ranks(schema: pa.Schema) -> list[str]:
+    """Return the names of the spooled columns that say which row of an id is the newest, the weightiest first."""
+    return [name for name in schema.names if name == "rank" or name.startswith("rank_")]

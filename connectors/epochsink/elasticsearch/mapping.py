@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from epochsink.elasticsearch.map_keys import is_variant
+from epochsink.elasticsearch.row_mapping import is_variant
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

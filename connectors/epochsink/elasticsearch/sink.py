@@ -85,7 +85,7 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         """Make the writer of one task attempt; it connects only to validate."""
         if not self.validate:
             return ElasticsearchWriter(task, by_task=self.partition_by_key)
-        from epochsink.elasticsearch.validation import Validator  # noqa: PLC0415 - imports the client
+        from epochsink.elasticsearch.preflight import Validator  # noqa: PLC0415 - imports the client
 
         return ElasticsearchWriter(task, Validator(self), by_task=self.partition_by_key)
 

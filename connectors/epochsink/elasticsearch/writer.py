@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow.compute as pc
 
 from epochsink import arrow_buffers
-from epochsink.elasticsearch import bulk_body, map_keys
+from epochsink.elasticsearch import bulk_body, row_mapping
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.errors import RowsRejected
 
@@ -22,7 +22,7 @@ _ENVELOPE: Final = len('"_id":""}')
 
 
 class Validator(Protocol):
-    """Asks the server whether it would take documents: see `epochsink.elasticsearch.validation.Validator`."""
+    """Asks the server whether it would take documents: see `epochsink.elasticsearch.preflight.Validator`."""
 
     def validate(self, ids: pa.Array, sources: pa.Array) -> None: ...  # noqa: D102 - described there
 
@@ -91,9 +91,9 @@ def check_sources(sources: pa.Array) -> None:
     """
     refused = sources.filter(pc.invert(pc.starts_with(sources, "{")))
     if len(refused):
-        kinds = f"twice, with a NUL, not valid UTF-8, or longer than {map_keys.PATH_BYTES} bytes with those around it"
         raise RowsRejected(
-            f"{len(refused)} row(s) hold a map with a key that no index takes ({kinds})",
+            f"{len(refused)} row(s) hold a map with a key that no index takes: twice in the map, with a NUL, not valid "
+            f"UTF-8, or longer than {row_mapping.PATH_BYTES} bytes together with the keys around it",
             hint="take such keys out in select=, e.g. map_filter(m, (k, v) -> ...) or transform_keys(...), or store "
             "the map as a text with to_json(m)",
             values=str(refused[0]),
