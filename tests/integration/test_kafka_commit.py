@@ -36,7 +36,8 @@ from query_by_hand import Query
 from epochsink.errors import OutcomeUnknown, SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
-from epochsink.kafka.transactions import Description, State
+from epochsink.kafka.applied_epochs import Markers
+from epochsink.kafka.transactions import Answer, Description, State, Transactions
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
 if TYPE_CHECKING:
@@ -165,27 +166,32 @@ def test_nothing_that_the_ledger_names_is_ended_for_the_sake_of_readers(config: 
         assert committer.leftovers() == []
 
 
+@pytest.mark.parametrize("late", ["rows", "markers"])
 def test_an_epoch_is_not_done_before_the_coordinator_has_written_its_end_to_the_partitions(
-    kafka: KafkaService, topic: str
+    config: Kafka, monkeypatch: pytest.MonkeyPatch, late: str
 ) -> None:
-    impatient = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=2)
+    """Neither to those with its rows nor to those of the groups with its markers."""
     who, at = identity(), epoch(0)
-    part = prepare(impatient, task(who, at), rows("a"))
-    with committing(impatient, who) as committer:
+    part = prepare(config, task(who, at), rows("a"))
+    with committing(dataclasses.replace(config, timeout=4), who) as committer:
         [part] = vote(committer, at, part)
+        with monkeypatch.context() as held:
+            if late == "rows":
+                held.setattr(Transactions, "end", lambda *_, **__: (Answer.DECIDED, "NONE"))
+            else:
+                held.setattr(Markers, "read", lambda *_, **__: {})
+            held.setattr(Transactions, "describe", still_ending)
+            assert committer.commit(at, part, NO_ROWS) == COMMITTED
+            with pytest.raises(OutcomeUnknown, match="not written to the partitions yet"):
+                committer.await_visible(at, [part])
         assert committer.commit(at, part, NO_ROWS) == COMMITTED
-        transactions = committer.participant._transactions
-        describe, held = transactions.describe, True
-
-        def still_ending(ids: Sequence[str], deadline: float) -> dict[str, Description]:
-            found: dict[str, Description] = describe(ids, deadline)
-            return {name: one._replace(state=State.PREPARE_COMMIT) if held else one for name, one in found.items()}
-
-        transactions.describe = still_ending
-        with pytest.raises(OutcomeUnknown, match="not written to the partitions yet"):
-            committer.await_visible(at, [part])
-        held = False
         committer.await_visible(at, [part])
+
+
+def still_ending(_: Transactions, ids: Sequence[str], deadline: float) -> dict[str, Description]:
+    """Answer as a coordinator that has stored its decisions, and has not written them to the partitions."""
+    del deadline
+    return dict.fromkeys(ids, Description(State.PREPARE_COMMIT))
 
 
 def numbered(who: Identity, at: Epoch, number: int) -> Task:

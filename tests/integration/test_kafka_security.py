@@ -19,8 +19,9 @@ from kafka_kit import Reader, abort, commit, epoch, identity, prepare, rows, tas
 
 from epochsink.errors import PrepareFailed
 from epochsink.kafka import Kafka, NewTopic, preflight
+from epochsink.kafka.applied_epochs import DAY_SECONDS
 from epochsink.kafka.client_options import for_kafka_python, normalise
-from epochsink.sink import COMMITTED
+from epochsink.sink import COMMITTED, Keeping
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -136,6 +137,17 @@ def test_an_epoch_passes_through_sasl_over_tls_with_the_documented_rights(
     with Reader(guarded.bootstrap_servers, TOPIC, **options(certificates, "admin")) as reader:
         reader.until(2)
         assert reader.values() == ["a", "b"]
+
+
+def test_settings_that_the_user_may_not_see_speak_for_a_copy_and_for_markers_that_expire(
+    guarded: KafkaService, certificates: Path, committer_for: Callable[[Kafka], OneSink]
+) -> None:
+    """The documented rights are without DESCRIBE_CONFIGS: what is kept for ever must not be assumed."""
+    config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=30, options=options(certificates))
+    committer = committer_for(config)
+    assert committer.initial_state() == {}
+    assert committer.keeping(epoch(0), SCHEMA) is Keeping.IN_SPOOL
+    assert committer.participant._markers.retention() == DAY_SECONDS
 
 
 def test_a_refused_password_is_named_at_once_by_both_clients(

@@ -20,7 +20,7 @@ from kafka_kit import (
     vote,
 )
 
-from epochsink.errors import PrepareFailed, WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.kafka import Kafka
 from epochsink.sink import COMMITTED, LastDone, Outcome
 
@@ -69,13 +69,10 @@ def test_a_topic_deleted_while_its_transaction_is_committed_stops_the_query(topi
             return end(*arguments, **settings)
 
         committer.participant._transactions.end = end_late
-        verdict = committer.commit(at, part, NO_ROWS)
-        assert verdict.outcome is Outcome.UNKNOWN
-        assert f"{topic_sink.topic} were deleted" in verdict.evidence
-    with committing(topic_sink, who) as committer:
-        # the marker, an offset on that topic, went with it
-        with pytest.raises(WentBack, match="shows None"):
+        assert committer.commit(at, part, NO_ROWS) == COMMITTED
+        with pytest.raises(OutcomeUnknown, match=f"{topic_sink.topic} were deleted"):
             committer.await_visible(at, [part])
+    with committing(topic_sink, who) as committer:
         assert committer.commit(at, part, NO_ROWS).outcome is Outcome.UNKNOWN
 
 
@@ -94,8 +91,9 @@ def test_a_topic_deleted_while_many_transactions_are_committed_stops_the_query(t
             return decided
 
         transactions.commit_many = followed_by_the_end
-        verdicts = committer.commit_all(at, parts, NO_ROWS)
-    assert {verdict.outcome for verdict in verdicts} == {Outcome.UNKNOWN}
+        assert committer.commit_all(at, parts, NO_ROWS) == [COMMITTED] * len(parts)
+        with pytest.raises(OutcomeUnknown, match=f"{topic_sink.topic} were deleted"):
+            committer.await_visible(at, parts)
 
 
 def test_without_a_spool_a_topic_that_was_recreated_stops_the_query(kafka: KafkaService, topic_sink: Kafka) -> None:

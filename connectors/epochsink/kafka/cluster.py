@@ -13,7 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from kafka import errors as kafka_errors
-from kafka.admin import ConfigResource, KafkaAdminClient
+from kafka.admin import KafkaAdminClient
+from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.metadata import CoordinatorType, FindCoordinatorRequest, MetadataRequest
 from kafka.protocol.sasl import SaslAuthenticateRequest
 
@@ -40,6 +41,22 @@ _IN_FLIGHT: Final = 64
 _MOST_IN_FLIGHT: Final = 2 * _IN_FLIGHT
 """Of all threads: kafka-python refuses what would go beyond that."""
 
+_TOPIC: Final = 2
+_BROKER: Final = 4
+"""Kinds of resources whose settings can be described."""
+_TOPIC_SETTINGS: Final = (
+    "cleanup.policy",
+    "max.message.bytes",
+    "message.timestamp.before.max.ms",
+    "message.timestamp.difference.max.ms",
+    "message.timestamp.type",
+    "min.insync.replicas",
+    "retention.bytes",
+    "retention.ms",
+    "unclean.leader.election.enable",
+)
+"""Those that this package judges: to decode all of a topic's takes the driver longer than the rest of a vote."""
+
 
 class Topic(NamedTuple):
     """A topic as the brokers have it now."""
@@ -65,6 +82,7 @@ class Cluster:
         self._admin: KafkaAdminClient | None = None
         self._connecting = threading.Lock()
         self._coordinators: dict[tuple[int, str], int] = {}
+        self._topics: dict[str, Topic] = {}
         self.timeout = timeout
 
     def admin(self) -> KafkaAdminClient:
@@ -104,27 +122,25 @@ class Cluster:
         """
         # kafka-python's describe_cluster ends with a KeyError at brokers before 3.7
         cluster = self.until(self.deadline(), lambda: self.ask(MetadataRequest(topics=[]), None))
-        broker = str(cluster.brokers[0].node_id)
-        asked = [ConfigResource("broker", broker, [name])]
-        told = self.describe_configs(asked)
-        if told is None:
-            return None
-        found: str | None = told["broker"].get(broker, {}).get(name, {}).get("value")
-        return found
-
-    def describe_configs(self, asked: Sequence[ConfigResource]) -> Any:
-        """Return all settings of brokers or topics as kafka-python does; None without the right to ask."""
-        try:
-            return self.until(self.deadline(), lambda: self.admin().describe_configs(asked, config_filter="all"))
-        except Refused as answer:
-            if answer.facts["code"] in NOT_AUTHORIZED:
-                return None
-            raise
+        broker = cluster.brokers[0].node_id
+        return self._settings_of(_BROKER, str(broker), [name], broker).get(name)
 
     def topic_settings(self, topic: str) -> Mapping[str, str]:
-        """Return the settings of a topic, by their names; none if it does not exist, or without the right to ask."""
-        told = self.describe_configs([ConfigResource("topic", topic)])
-        return {} if told is None else {name: entry["value"] for name, entry in told["topic"].get(topic, {}).items()}
+        """Return `_TOPIC_SETTINGS` by their names; none if the topic does not exist, or without the right to ask."""
+        return self._settings_of(_TOPIC, topic, _TOPIC_SETTINGS, None)
+
+    def _settings_of(self, kind: int, resource: str, names: Sequence[str], node: int | None) -> dict[str, str]:
+        request = DescribeConfigsRequest(resources=[(kind, resource, list(names))], include_synonyms=False)
+
+        def attempt() -> dict[str, str]:
+            [told] = self.ask(request, node).results
+            if told.error_code == UNKNOWN_TOPIC or told.error_code in NOT_AUTHORIZED:
+                return {}
+            raise_for(told.error_code, f"the settings of '{resource}'")
+            return {entry.name: entry.value for entry in told.configs}
+
+        found: dict[str, str] = self.until(self.deadline(), attempt)
+        return found
 
     def topic_ids(self, names: Collection[str], deadline: float) -> dict[str, str]:
         """Return the id (32 hex) of each of these topics that exists. Raises `Unreachable`, `Refused`."""
@@ -133,18 +149,26 @@ class Cluster:
 
     def topics_once(self, names: Collection[str]) -> dict[str, Topic]:
         """Return those of some topics that exist, by name; raises what kafka-python raises."""
-        if not names:
-            return {}
+        return self.topics_and(names, [])[0] if names else {}
+
+    def topics_known(self, names: Iterable[str]) -> dict[str, Topic]:
+        """Return those of some topics that are known from earlier answers, as they were then."""
+        return {name: self._topics[name] for name in names if name in self._topics}
+
+    def topics_and(self, names: Iterable[str], others: Sequence[tuple[int, Any]]) -> tuple[dict[str, Topic], list[Any]]:
+        """Send other requests to their brokers in the same moment; return what `topics_once` does, and the answers."""
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+        request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
+        metadata, *answers = self.ask_all([(None, request), *others])
         found = {}
-        for told in self.ask(MetadataRequest(topics=wanted, allow_auto_topic_creation=False), None).topics:
+        for told in metadata.topics:
             if told.error_code not in (0, LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC):
                 raise_for(told.error_code, f"topic '{told.name}'")
             if told.error_code != UNKNOWN_TOPIC:
-                found[told.name] = Topic(
-                    told.topic_id.hex, {each.partition_index: each.leader_id for each in told.partitions}
-                )
-        return found
+                leaders = {each.partition_index: each.leader_id for each in told.partitions}
+                found[told.name] = Topic(told.topic_id.hex, leaders)
+        self._topics |= found
+        return found, answers
 
     def require(self, request: type) -> None:
         """Raise kafka-python's IncompatibleBrokerVersion if the brokers do not know a kind of request."""
@@ -181,7 +205,8 @@ class Cluster:
             raise self._translated(failure) from failure
 
     def _look_again(self) -> None:
-        """Forget which brokers there are and which coordinates a group, so that the next request asks for them."""
+        """Forget brokers, leaders of partitions and coordinators of groups, so that the next request asks for them."""
+        self._topics.clear()
         # kafka-python does not do this itself: it would go on asking a coordinator that has moved or died, and for five
         # minutes it would not know a broker that was unreachable when it last asked for the brokers
         if self._admin is not None:
@@ -273,11 +298,8 @@ class Cluster:
         manager = self.admin()._manager  # noqa: SLF001 - no public method sends a request
         return manager.run(manager.send, request, node)
 
-    def ask_all(self, requests: Sequence[tuple[int, Any]]) -> list[Any]:
-        """Send each request to its broker, all before the first answer; raises what kafka-python raises.
-
-        A broker gets its requests in this order.
-        """
+    def ask_all(self, requests: Sequence[tuple[int | None, Any]]) -> list[Any]:
+        """Send each request as `ask` does, all before the first answer; a broker gets its requests in this order."""
         manager = self.admin()._manager  # noqa: SLF001 - as in `ask`
 
         async def ask_all() -> list[Any]:

@@ -19,13 +19,13 @@ from epochsink.kafka.witness import Witness
 from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from epochsink.kafka.applied_epochs import Markers
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.committable import Transaction
     from epochsink.kafka.config import KafkaConfig
-    from epochsink.kafka.leaders import Partition
+    from epochsink.kafka.leaders import End, Partition
     from epochsink.kafka.transactions import Description, Transactions
     from epochsink.kafka.witness import Seen
     from epochsink.sink import Ballot, Epoch
@@ -51,7 +51,7 @@ class Commits:
         self._witness = Witness(cluster)
         self._attempt = ""
         # where partitions ended when a transaction was seen whole, for the attempt that is committed now
-        self._ends: dict[Transaction, Mapping[Partition, int]] = {}
+        self._ends: dict[Transaction, Mapping[Partition, End]] = {}
         self._blocked = False
 
     def commit(self, epoch: Epoch, parts: Sequence[KafkaCommittable], after: LastDone | None) -> list[Verdict]:
@@ -91,7 +91,7 @@ class Commits:
                 verdict = _unknown(part, failure)
             verdicts.append(verdict)
             reach("kafka.commit.between")
-        return self._unless_recreated(parts, verdicts, deadline)
+        return verdicts
 
     def await_visible(self, epoch: Epoch, ballot: Ballot) -> None:
         """See `epochsink.sink.Participant.await_visible`.
@@ -101,30 +101,52 @@ class Commits:
         """
         deadline = self._cluster.deadline()
         parts = [KafkaCommittable.from_json(part) for part in ballot.parts]
-        ending = [part.transaction.transactional_id for part in parts]
         try:
-            while ending and time.monotonic() < deadline:
-                now = self._transactions.describe(ending, deadline)
-                ending = [name for name in ending if now[name].state in ENDING]
-                if ending:
-                    time.sleep(_LOOK_AGAIN_SECONDS)
-            if not ending:
-                self._verify_whole(epoch, parts, deadline)
-                self._expect_marked(LastDone(epoch.number, epoch.attempt, tuple(ballot.parts)), ballot.after, deadline)
+            self._expect_whole(epoch, parts, deadline)
+            self._expect_marked(epoch, ballot, deadline)
         except (Unreachable, Refused) as failure:
             raise unseen(epoch, self._cluster, f"{failure.message}; {failure.hint}") from failure
-        if ending:
-            raise unseen(epoch, self._cluster, f"not written to the partitions yet: {', '.join(ending)}")
 
-    def _expect_marked(self, this: LastDone, after: LastDone | None, deadline: float) -> None:
+    def _expect_whole(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> None:
+        """Wait until partitions show the ends of committed parts, with all of their rows.
+
+        Raises `OutcomeUnknown` if partitions have lost rows, or have aborted them. This finds losses between the look
+        before the commit and the commit.
+        """
+        ends = self._ends if self._attempt == epoch.attempt else {}
+        ended = False
+        while True:
+            loss = self._witness.lost(parts, ends, deadline, ended=ended)
+            if loss.words is not None:
+                raise self._lost(epoch, loss.words)
+            if ended or not loss.unseen:
+                return
+            # still being written, or deleted since, which the partitions cannot tell apart
+            ended = not self._ending(epoch, loss.unseen, deadline)
+
+    def _ending(self, epoch: Epoch, transactions: Iterable[Transaction], deadline: float) -> list[str]:
+        """Return the ids among those of some transactions whose end is still being written to partitions."""
+        ids = [each.transactional_id for each in transactions]
+        now = self._transactions.describe(ids, deadline)
+        ending = [name for name in ids if now[name].state in ENDING]
+        if ending and time.monotonic() >= deadline:
+            raise unseen(epoch, self._cluster, f"not written to the partitions yet: {', '.join(ending)}")
+        return ending
+
+    def _expect_marked(self, epoch: Epoch, ballot: Ballot, deadline: float) -> None:
         """Raise `WentBack` unless there is the marker of each part, of those of the epoch before too."""
+        this, after = LastDone(epoch.number, epoch.attempt, tuple(ballot.parts)), ballot.after
         # those of the epoch before, too: EndTxn may have come to a cluster that was set back behind them
         ours = self._markers.marks_of(this)
         groups = ours | (self._markers.marks_of(after) if after else {})
         while True:
             found = self._markers.read(groups, deadline)
             late = [name for name in ours if name not in found or found[name].epoch < this.epoch]
-            if not late or time.monotonic() >= deadline:
+            if not late:
+                break
+            if time.monotonic() >= deadline:
+                # groups are partitions too: their part of a transaction may end later than the topic's
+                self._ending(epoch, [part.transaction for part in committables(this)], deadline)
                 break
             time.sleep(_LOOK_AGAIN_SECONDS)
         # in the same group (no rows in between) this epoch's marker has replaced that of the one before
@@ -140,20 +162,14 @@ class Commits:
                 "duplicated; then start again: the message says how to go on",
             )
 
-    def _verify_whole(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> None:
-        """Raise `OutcomeUnknown` if partitions have lost rows of committed parts, or have aborted them.
-
-        This finds losses between the look before the commit and the commit.
-        """
-        lost = self._witness.lost(parts, self._ends if self._attempt == epoch.attempt else {}, deadline)
-        if lost is not None:
-            raise OutcomeUnknown(
-                f"epoch {epoch.number} was committed, and its rows are not all in {self._cluster.target}: {lost}. It "
-                "is not written again, because the rows of other partitions would be duplicated",
-                hint="find the rows of this epoch that are missing from the topic, and load them from the source; then "
-                f"close the epoch: epochsink resolve CHECKPOINT {epoch.number} --sink {self._name} --as committed",
-                epoch=epoch.number,
-            )
+    def _lost(self, epoch: Epoch, what: str) -> OutcomeUnknown:
+        return OutcomeUnknown(
+            f"epoch {epoch.number} was committed, and its rows are not all in {self._cluster.target}: {what}. It "
+            "is not written again, because the rows of other partitions would be duplicated",
+            hint="find the rows of this epoch that are missing from the topic, and load them from the source; then "
+            f"close the epoch: epochsink resolve CHECKPOINT {epoch.number} --sink {self._name} --as committed",
+            epoch=epoch.number,
+        )
 
     def may_be_blocked(self, epoch: Epoch) -> bool:
         """Whether other transactions were open before an epoch's rows when its commit began; True if nobody looked."""
@@ -225,20 +241,6 @@ class Commits:
         if verdict is None or verdict.outcome is Outcome.COMMITTED:
             return _lost_with_topic(part, recreated)
         return verdict
-
-    def _unless_recreated(
-        self, parts: Sequence[KafkaCommittable], verdicts: list[Verdict], deadline: float
-    ) -> list[Verdict]:
-        """Compare the topics' ids again: a topic that was deleted since the look took its rows with it."""
-        committed = [index for index, verdict in enumerate(verdicts) if verdict is COMMITTED]
-        try:
-            topics = self._cluster.topic_ids(topics_of(parts[index] for index in committed), deadline)
-        except (Unreachable, Refused) as failure:
-            return [_unknown(part, failure) for part in parts]
-        for index in committed:
-            if recreated := parts[index].recreated(topics):
-                verdicts[index] = _lost_with_topic(parts[index], recreated)
-        return verdicts
 
     def _judge(self, epoch: Epoch, part: KafkaCommittable, now: Description, deadline: float) -> Verdict | None:
         marker = self._markers.of_partition(part.partition, deadline)

@@ -11,7 +11,7 @@ from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.errors import LEADER_NOT_AVAILABLE, UNKNOWN_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
     from epochsink.kafka.cluster import Cluster, Topic
 
@@ -46,9 +46,9 @@ class Question(Protocol):
 
 
 class Leaders:
-    """The leaders of the partitions of some topics, as they were at the last `learn`.
+    """The leaders of the partitions of some topics, as they were at the last `learn` or `look`.
 
-    Every method raises what kafka-python raises. After an error, `learn` again: another broker may lead by now.
+    Every method raises what kafka-python raises. After an error, learn again: another broker may lead by now.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -59,21 +59,36 @@ class Leaders:
         """Ask which of these topics there are, and who leads their partitions."""
         self.topics = self._cluster.topics_once(names)
 
-    def partitions(self) -> list[Partition]:
-        """Return the partitions of all topics."""
-        return [(name, number) for name, topic in sorted(self.topics.items()) for number in sorted(topic.leaders)]
+    def look(
+        self, names: Collection[str], partitions: Callable[[], Collection[Partition]], *questions: Question
+    ) -> list[dict[Partition, Any]]:
+        """Learn who leads, and ask about ``partitions``, which may depend on that; return the answers as `ask` does.
+
+        The leaders of an earlier look are asked in the same moment. If others lead now, these are asked too.
+        """
+        self.topics = self._cluster.topics_known(names)
+        requests = self._requests(partitions(), questions)
+        topics, answers = self._cluster.topics_and(names, requests)
+        if topics == self.topics and requests:
+            return _read(questions, answers)
+        self.topics = topics
+        return self.ask(partitions(), *questions)
+
+    def ids(self) -> dict[str, str]:
+        """Return the id of each topic that exists, by name."""
+        return {name: topic.id for name, topic in self.topics.items()}
+
+    def partitions(self, names: Collection[str] | None = None) -> list[Partition]:
+        """Return the partitions of some topics, or of all."""
+        topics = sorted(self.topics.keys() if names is None else self.topics.keys() & names)
+        return [(name, number) for name in topics for number in sorted(self.topics[name].leaders)]
 
     def ask(self, partitions: Collection[Partition], *questions: Question) -> list[dict[Partition, Any]]:
         """Return, for each question, the leaders' answers by partition.
 
         Each leader gets the questions in this order, and all of them before its first answer.
         """
-        asked = [(node, mine, question) for node, mine in self._by_leader(partitions) for question in questions]
-        answers = self._cluster.ask_all([(node, question.request(mine)) for node, mine, question in asked])
-        found: list[dict[Partition, Any]] = [{} for _ in questions]
-        for index, ((_, _, question), answer) in enumerate(zip(asked, answers, strict=True)):
-            found[index % len(questions)].update(question.read(answer))
-        return found
+        return _read(questions, self._cluster.ask_all(self._requests(partitions, questions)))
 
     def leader(self, partition: Partition) -> int:
         """Return the broker that leads a partition."""
@@ -85,18 +100,26 @@ class Leaders:
             raise_for(LEADER_NOT_AVAILABLE, f"partition {number} of topic '{name}'")
         return node
 
-    def _by_leader(self, partitions: Iterable[Partition]) -> list[tuple[int, list[Partition]]]:
+    def _requests(self, partitions: Iterable[Partition], questions: Sequence[Question]) -> list[tuple[int, Any]]:
         brokers: dict[int, list[Partition]] = {}
         for partition in partitions:
             brokers.setdefault(self.leader(partition), []).append(partition)
-        return list(brokers.items())
+        return [(node, question.request(mine)) for node, mine in brokers.items() for question in questions]
+
+
+def _read(questions: Sequence[Question], answers: Sequence[Any]) -> list[dict[Partition, Any]]:
+    """Read the answers to `Leaders._requests`: each leader's are in the order of the questions."""
+    return [
+        {at: told for answer in answers[index :: len(questions)] for at, told in question.read(answer)}
+        for index, question in enumerate(questions)
+    ]
 
 
 class End(NamedTuple):
-    """An offset, and the leader epoch in which the leader has given it."""
+    """An offset, and the leader epoch in which the leader has given it; -1 for any."""
 
     offset: int
-    leader_epoch: int
+    leader_epoch: int = -1
 
 
 class Offsets:
@@ -197,9 +220,12 @@ class Fetched(NamedTuple):
 
 
 class Records:
-    """The record batches from these positions on, committed or not: at least one, if one comes within ``wait_ms``."""
+    """The record batches from these positions on, committed or not: at least one, if one comes within ``wait_ms``.
 
-    def __init__(self, positions: Mapping[Partition, int], *, wait_ms: int, bytes_each: int, bytes_in_all: int) -> None:
+    A position with a leader epoch is not there, too, if the leader's log has lost what that epoch had before it.
+    """
+
+    def __init__(self, positions: Mapping[Partition, End], *, wait_ms: int, bytes_each: int, bytes_in_all: int) -> None:
         self._positions = positions
         self._wait_ms = wait_ms
         self._bytes_each = bytes_each
@@ -223,8 +249,8 @@ class Records:
                         FetchRequest.FetchTopic.FetchPartition(
                             partition=number,
                             current_leader_epoch=-1,
-                            fetch_offset=self._positions[topic, number],
-                            last_fetched_epoch=-1,
+                            fetch_offset=self._positions[topic, number].offset,
+                            last_fetched_epoch=self._positions[topic, number].leader_epoch,
                             log_start_offset=-1,
                             partition_max_bytes=self._bytes_each,
                         )
@@ -245,7 +271,7 @@ class Records:
             for told in topic.partitions:
                 partition = (topic.topic, told.partition_index)
                 # retention has deleted the position, or the log was cut off before it
-                if told.error_code == _OFFSET_OUT_OF_RANGE:
+                if told.error_code == _OFFSET_OUT_OF_RANGE or told.diverging_epoch is not None:
                     yield partition, Fetched(None, told.high_watermark)
                     continue
                 raise_for(told.error_code, f"fetching from {topic.topic}-{told.partition_index}")

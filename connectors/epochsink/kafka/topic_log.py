@@ -11,7 +11,7 @@ from kafka.protocol.producer import AddPartitionsToTxnRequest, ProduceRequest
 from epochsink.kafka.cluster import raise_for
 from epochsink.kafka.committable import NO_ID
 from epochsink.kafka.errors import UNKNOWN_TOPIC, Refused
-from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, Leaders, Records
+from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, End, Leaders, Records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -59,7 +59,7 @@ class TopicLog:
 
         None means that the partition does not hold the offset.
         """
-        asked = {(self.topic, number): offset for number, offset in positions.items()}
+        asked = {(self.topic, number): End(offset) for number, offset in positions.items()}
         records = Records(asked, wait_ms=_WAIT_MS, bytes_each=_PARTITION_BYTES, bytes_in_all=_FETCHED_BYTES)
 
         def attempt() -> dict[int, bytes | None]:
@@ -132,24 +132,21 @@ class TopicLog:
 
     def _offsets(self, which: Question) -> dict[int, int]:
         def attempt() -> dict[int, int]:
-            [found] = self._leaders.ask(self._leaders.partitions(), which)
+            # because partitions may have been added since
+            [found] = self._leaders.look([self.topic], self._leaders.partitions, which)
+            if self.topic not in self._leaders.topics:
+                raise_for(UNKNOWN_TOPIC, f"topic '{self.topic}'")
+            self.topic_id = self._leaders.topics[self.topic].id
             return {number: end.offset for (_, number), end in found.items()}
 
-        offsets: dict[int, int] = self._retried(attempt, anew=True)
+        offsets: dict[int, int] = self._cluster.until(self._cluster.deadline(), attempt)
         return offsets
 
-    def _learn(self) -> None:
-        self._leaders.learn([self.topic])
-        if self.topic not in self._leaders.topics:
-            raise_for(UNKNOWN_TOPIC, f"topic '{self.topic}'")
-        self.topic_id = self._leaders.topics[self.topic].id
-
-    def _retried(self, attempt: Callable[[], Any], *, anew: bool = False) -> Any:
+    def _retried(self, attempt: Callable[[], Any]) -> Any:
         def once() -> Any:
             try:
-                # because partitions may have been added since
-                if anew or not self._leaders.topics:
-                    self._learn()
+                if not self._leaders.topics:
+                    self._leaders.learn([self.topic])
                 return attempt()
             except (KafkaError, OSError):
                 # because another broker may lead the partition by now

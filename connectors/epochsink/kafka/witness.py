@@ -18,18 +18,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from epochsink.kafka import record_batch
 from epochsink.kafka.committable import Place, Transaction
 from epochsink.kafka.errors import Unreachable
-from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, EpochEnds, Leaders, Partition, Producers, Records
+from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, End, EpochEnds, Leaders, Partition, Producers, Records
 from epochsink.kafka.record_batch import SEQUENCES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.committable import KafkaCommittable
-    from epochsink.kafka.leaders import End
+    from epochsink.kafka.leaders import Fetched, Question
     from epochsink.kafka.record_batch import Batch
 
-Ends = Mapping[Transaction, Mapping[Partition, int]]
+Ends = Mapping[Transaction, Mapping[Partition, End]]
 """Where partitions ended when a transaction was complete."""
 
 Producer = tuple[int, int]
@@ -38,6 +38,8 @@ Producer = tuple[int, int]
 _NOT_OPEN: Final = -1
 """The first offset of a producer that has no transaction open."""
 _WAIT_MS: Final = 100
+_MARKERS_SECONDS: Final = 0.1
+"""How long ends of transactions are waited for at the partitions, before the coordinator is asked about them."""
 _BYTES_EACH: Final = 64 << 10
 _BYTES_IN_ALL: Final = 16 << 20
 
@@ -52,8 +54,15 @@ class Seen(NamedTuple):
     topics: Mapping[str, str]
     whole: Mapping[int, KafkaCommittable]
     missing: Mapping[int, str]
-    ends: Mapping[Partition, int]
+    ends: Mapping[Partition, End]
     before: frozenset[Producer]
+
+
+class Loss(NamedTuple):
+    """What partitions have lost of committed parts, in words, and the transactions whose ends they do not all show."""
+
+    words: str | None
+    unseen: Sequence[Transaction] = ()
 
 
 class Witness:
@@ -65,30 +74,32 @@ class Witness:
     def look(self, parts: Sequence[KafkaCommittable], others: Iterable[str], deadline: float) -> Seen:
         """See which parts can be committed whole; ``others`` are topics whose ids are wanted, too.
 
-        A part whose topic has another id now is in neither ``whole`` nor ``missing``.
+        A part whose topic has another id now is in neither ``whole`` nor ``missing``. Whether rows were deleted is seen
+        from the vote on, which notes where they begin.
         """
-        names = {*others, *(topic for part in parts for topic in part.topics)}
+        written_to = {topic for part in parts for topic in part.topics}
+        # in this order: an abort that the producers do not show yet is then behind the end, where `lost` looks
+        questions: list[Question] = [END_OFFSETS, Producers()]
+        if any(map(_was_voted_on, parts)):
+            questions.append(FIRST_OFFSETS)
 
         def attempt() -> Seen:
             leaders = Leaders(self._cluster)
-            # in each attempt: leaders may have changed
-            leaders.learn(names)
-            topics = {name: topic.id for name, topic in leaders.topics.items()}
+            ends, producers, *starts = leaders.look(
+                {*others, *written_to}, lambda: leaders.partitions(written_to), *questions
+            )
+            topics = leaders.ids()
             here = {index: part for index, part in enumerate(parts) if not part.recreated(topics)}
-            written_to = {topic for part in here.values() for topic in part.topics}
-            partitions = [partition for partition in leaders.partitions() if partition[0] in written_to]
-            # in this order: an abort that the producers do not show yet is then behind the end, where `lost` looks
-            ends, starts, producers = leaders.ask(partitions, END_OFFSETS, FIRST_OFFSETS, Producers())
             opened = _open_places(here.values(), producers, ends)
             whole, missing = {}, {}
             for index, part in here.items():
                 found = opened[part.transaction.producer_id]
-                if why := _why_missing(part, found, starts):
+                if why := _why_missing(part, found, starts[0] if starts else {}):
                     missing[index] = why
                 else:
                     whole[index] = replace(part, places=tuple(place for place, _ in found))
             before = _open_before(here.values(), producers)
-            return Seen(topics, whole, missing, {at: end.offset for at, end in ends.items()}, before)
+            return Seen(topics, whole, missing, ends, before)
 
         seen: Seen = self._cluster.until(deadline, attempt)
         return seen
@@ -102,30 +113,37 @@ class Witness:
 
         def attempt() -> frozenset[Producer]:
             leaders = Leaders(self._cluster)
-            leaders.learn({topic for part in parts for topic in part.topics})
-            topics = {name: topic.id for name, topic in leaders.topics.items()}
-            here = [part for part in parts if not part.recreated(topics)]
-            [producers] = leaders.ask({(at.topic, at.partition) for part in here for at in part.places}, Producers())
-            return _open_before(here, producers)
+            names = {topic for part in parts for topic in part.topics}
+            [producers] = leaders.look(names, leaders.partitions, Producers())
+            return _open_before([part for part in parts if not part.recreated(leaders.ids())], producers)
 
         found: frozenset[Producer] = self._cluster.until(deadline, attempt)
         return found
 
-    def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float) -> str | None:
-        """Say what partitions have lost of parts that are committed; None if they hold all of them.
+    def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float, *, ended: bool) -> Loss:
+        """Look for the ends of parts that are committed, and for what partitions have lost of their rows.
 
         ``ends`` is where partitions ended when transactions were seen whole; of the others, the vote has noted it.
+        ``ended`` says that the coordinator has written all ends: what a partition does not show then was deleted.
         """
 
-        def attempt() -> str | None:
-            leaders = Leaders(self._cluster)
-            leaders.learn({topic for part in parts for topic in part.topics})
-            topics = {name: topic.id for name, topic in leaders.topics.items()}
-            # not a topic that was deleted: its markers are gone too, which is found elsewhere
-            here = [part for part in parts if not part.recreated(topics)]
-            return _cut_off(leaders, here) or _Endings(here, ends).aborted(leaders, deadline)
+        def attempt() -> Loss:
+            leaders, endings = Leaders(self._cluster), _Endings(parts, ends)
+            names = {topic for part in parts for topic in part.topics}
+            ahead = endings.ahead()
+            [first] = leaders.look(names, lambda: [at for at in ahead if at[0] in leaders.topics], endings.records())
+            if topics := sorted({topic for part in parts for topic in part.recreated(leaders.ids())}):
+                return Loss(f"topic(s) {', '.join(topics)} were deleted, and perhaps created again")
+            # what a leader does not have is lost, or older than what the partition keeps
+            gone = {at for at, found in first.items() if found.records is None}
+            if cut := _cut_off(leaders, parts, gone | endings.mixed()):
+                return Loss(cut)
+            endings.again_from_vote(gone)
+            shown = {at: found for at, found in first.items() if at not in gone}
+            aborted = endings.aborted(leaders, shown, deadline, ended=ended)
+            return Loss(aborted, () if aborted else endings.unseen())
 
-        found: str | None = self._cluster.until(deadline, attempt)
+        found: Loss = self._cluster.until(deadline, attempt)
         return found
 
 
@@ -167,23 +185,27 @@ def _why_missing(
     part: KafkaCommittable, found: Sequence[tuple[Place, int]], starts: Mapping[Partition, End]
 ) -> str | None:
     opened = {(place.topic, place.partition): place.start for place, _ in found}
-    voted = {(place.topic, place.partition): place.start for place in part.places if place.end >= 0}
+    voted = {(place.topic, place.partition): place.start for place in part.places if _was_voted_on(part)}
     rows = sum(count for _, count in found)
     if gone := [_named(at) for at, start in voted.items() if opened.get(at) != start]:
         why = f"it is not open any more in {', '.join(gone)}"
     # modulo, because sequence numbers begin again at 0
     elif not found or (rows - part.rows) % SEQUENCES:
         why = f"they hold {rows} of its {part.rows} row(s)"
-    elif cut := [_named(at) for at, start in opened.items() if start < starts[at].offset]:
+    elif cut := [_named(at) for at, start in opened.items() if at in starts and start < starts[at].offset]:
         why = f"its first rows were deleted from {', '.join(cut)}"
     else:
         return None
     return f"the partitions do not hold transaction {part.transaction.transactional_id} whole: {why}"
 
 
-def _cut_off(leaders: Leaders, parts: Sequence[KafkaCommittable]) -> str | None:
-    """Say which partition has lost records that it had at the vote."""
-    left = {place for part in parts for place in part.places}
+def _was_voted_on(part: KafkaCommittable) -> bool:
+    return any(place.end >= 0 for place in part.places)
+
+
+def _cut_off(leaders: Leaders, parts: Sequence[KafkaCommittable], doubtful: Collection[Partition]) -> str | None:
+    """Say which of some partitions has lost records that it had at the vote."""
+    left = {place for part in parts for place in part.places if (place.topic, place.partition) in doubtful}
     while left:
         # one place for each partition in a request; a part that was prepared again has more
         now = {(place.topic, place.partition): place for place in left}
@@ -203,38 +225,68 @@ class _Endings:
 
     def __init__(self, parts: Sequence[KafkaCommittable], ends: Ends) -> None:
         self._waiting: dict[Partition, dict[int, _Ending]] = {}
-        self._positions: dict[Partition, int] = {}
+        self._voted: dict[Partition, int] = {}
+        self._ends: dict[Partition, set[End]] = {}
         for part in parts:
             for place in part.places:
                 at = (place.topic, place.partition)
                 self._waiting.setdefault(at, {})[part.transaction.producer_id] = _Ending(part.transaction)
-                end = ends.get(part.transaction, {}).get(at, place.end)
-                self._positions[at] = min(end, self._positions.get(at, end))
+                self._voted[at] = min(place.end, self._voted.get(at, place.end))
+                noted = End(place.end, place.leader_epoch)
+                self._ends.setdefault(at, set()).add(ends.get(part.transaction, {}).get(at, noted))
+        self._positions = {at: min(found) for at, found in self._ends.items()}
+        self._deleted: set[Partition] = set()
 
-    def aborted(self, leaders: Leaders, deadline: float) -> str | None:
-        """Say which partition had aborted a transaction before the coordinator told it to commit; None if none had."""
-        while self._waiting:
-            if time.monotonic() > deadline:
-                raise Unreachable(
-                    f"{_named(next(iter(self._waiting)))} does not show the end of a transaction in time",
-                    hint="check that all brokers run; nothing is lost meanwhile",
-                )
-            here = {at: self._positions[at] for at in self._waiting}
-            records = Records(here, wait_ms=_WAIT_MS, bytes_each=_BYTES_EACH, bytes_in_all=_BYTES_IN_ALL)
-            [fetched] = leaders.ask(here, records)
+    def mixed(self) -> set[Partition]:
+        """Return the partitions that ended at several offsets: the first of them does not show what is behind it."""
+        return {at for at, found in self._ends.items() if len(found) > 1}
+
+    def again_from_vote(self, partitions: Iterable[Partition]) -> None:
+        """Read some partitions from where the vote has seen them end, whatever has been cut off behind that."""
+        self._positions |= {at: End(self._voted[at]) for at in partitions}
+
+    def ahead(self) -> list[Partition]:
+        """Return the partitions whose records are still to be read."""
+        return [at for at, waiting in self._waiting.items() if waiting and at not in self._deleted]
+
+    def records(self) -> Records:
+        """Return what to ask the leaders next."""
+        return Records(self._positions, wait_ms=_WAIT_MS, bytes_each=_BYTES_EACH, bytes_in_all=_BYTES_IN_ALL)
+
+    def unseen(self) -> list[Transaction]:
+        """Return the transactions whose end is missing from a partition."""
+        return list({ending.transaction for waiting in self._waiting.values() for ending in waiting.values()})
+
+    def aborted(
+        self, leaders: Leaders, fetched: Mapping[Partition, Fetched], deadline: float, *, ended: bool
+    ) -> str | None:
+        """Say which partition had aborted a transaction before the coordinator told it to commit; None if none had.
+
+        ``fetched`` is the answer to the first `records`.
+        """
+        patience = deadline if ended else time.monotonic() + _MARKERS_SECONDS
+        while True:
             for at, found in fetched.items():
                 if lost := self._read(at, found.records or b""):
                     return lost
-                if not self._waiting[at] or found.records is None or self._positions[at] >= found.end:
-                    del self._waiting[at]
-        return None
+                if found.records is None or (ended and self._positions[at].offset >= found.end):
+                    self._deleted.add(at)
+            late = time.monotonic() > patience
+            if not (ahead := self.ahead()) or (late and not ended):
+                return None
+            if late:
+                raise Unreachable(
+                    f"{_named(ahead[0])} does not show the end of a transaction in time",
+                    hint="check that all brokers run; nothing is lost meanwhile",
+                )
+            [fetched] = leaders.ask(ahead, self.records())
 
     def _read(self, at: Partition, records: bytes) -> str | None:
         for after, batch in record_batch.split(records):
             # a fetch begins with the batch that the position lies in
-            if after <= self._positions[at]:
+            if after <= self._positions[at].offset:
                 continue
-            self._positions[at] = after
+            self._positions[at] = End(after)
             ending = None if batch is None or not batch.is_control else self._waiting[at].get(batch.producer_id)
             if batch is None or ending is None or not ending.is_over(batch):
                 continue
