@@ -17,6 +17,7 @@ from epochsink.errors import PrepareFailed
 from epochsink.postgres import Postgres
 from epochsink.postgres.committable import Member, Merge, Part, Relation
 from epochsink.postgres.committer import PostgresCommitter
+from epochsink.postgres.orphans import Orphans
 from epochsink.sink import Epoch, Identity, Outcome
 
 if TYPE_CHECKING:
@@ -128,6 +129,26 @@ def test_a_zombie_task_in_the_middle_of_its_copy_is_ended(
     assert pg_truth.prepared() == []
     later.run(0, orders(1))
     assert pg_truth.rows(table) == [(1, "x1")]
+
+
+def test_a_zombie_task_that_prepares_as_the_sweep_begins_leaves_nothing(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session is ended first: what it has prepared by then is seen, and afterwards it can prepare no more."""
+    driver = pg_driver(table, orders(1), atomic=False)
+    zombie = driver.sink.writer(driver.task(Epoch(0, uuid.uuid4().hex)))
+    zombie.write(orders(1))
+    end_sessions = Orphans._end_sessions
+
+    def preparing(sweep: Orphans, is_left: Any) -> list[str]:
+        zombie.prepare()
+        assert len(pg_truth.prepared()) == 1
+        return end_sessions(sweep, is_left)
+
+    monkeypatch.setattr(Orphans, "_end_sessions", preparing)
+    later = driver.restart()
+    assert any("rolled back" in line for line in later.committer.abort_orphans([]))
+    assert pg_truth.prepared() == []
 
 
 def test_a_zombie_driver_in_the_middle_of_its_merge_is_ended(

@@ -26,7 +26,7 @@ from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session
 from epochsink.postgres.staging import DELETED
-from epochsink.sink import Ballot, Outcome
+from epochsink.sink import Ballot, LastDone, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -411,6 +411,76 @@ def test_a_frozen_server_makes_the_outcome_unknown_in_bounded_time(private_postg
     hasty.close()
     driver.close()
     truth.close()
+
+
+def test_a_server_that_freezes_at_the_commit_itself_is_given_up(
+    private_postgres: PrivatePostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has answered the look at the session just before."""
+    server = private_postgres()
+    with closing(Truth(server.dsn)) as truth:
+        truth.execute("CREATE TABLE orders (id bigint, note text)")
+    driver = Driver(Postgres(server.dsn, table="orders", options={"connect_timeout": 2}))
+    assert driver.committer.check(orders(1).schema) == []
+    written, (part,) = driver.prepare(0, orders(1))
+    real: Callable[..., None] = getattr(module, "commit_prepared")  # noqa: B009 - imported there, not exported
+    # a commit that waits for the end of this is one without a limit
+    thaw = threading.Timer(60, server.resume)
+
+    def frozen(connection: Any, gid: str) -> None:
+        server.pause()
+        thaw.start()
+        real(connection, gid)
+
+    monkeypatch.setattr(module, "commit_prepared", frozen)
+    with closing(PostgresCommitter(driver.sink, retry_seconds=1.0)) as hasty:
+        hasty.open(driver.identity)
+        verdict = hasty.commit(written.epoch, part, written.rows)
+    thaw.cancel()
+    server.resume()
+    assert verdict.outcome is Outcome.UNKNOWN
+    monkeypatch.undo()
+    assert outcomes(driver.restart(), written, [part]) == {Outcome.COMMITTED}
+    driver.close()
+
+
+@pytest.mark.parametrize("spool", [False, True], ids=["by tasks", "by the driver"])
+def test_rows_that_wait_for_the_decision_outlive_a_crash_of_the_server(
+    private_postgres: PrivatePostgres, *, spool: bool
+) -> None:
+    """Nothing else makes the server's log durable: its writer is slow, and no checkpoint is made."""
+    server = private_postgres(wal_writer_delay="10s", wal_writer_flush_after="1GB")
+    with closing(Truth(server.dsn)) as truth:
+        truth.execute("CREATE TABLE orders (id bigint, note text)")
+    driver = Driver(Postgres(server.dsn, table="orders", commit="staged", spool=spool))
+    assert driver.committer.check(orders(1).schema) == []
+    written, parts = driver.prepare(0, orders(1), orders(2))
+    server.kill()
+    server.start()
+    assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
+    with closing(Truth(server.dsn)) as truth:
+        assert truth.rows("orders") == [(1, "x1"), (2, "x2")]
+    driver.close()
+
+
+def test_a_target_set_back_between_the_comparison_and_the_merge_takes_no_rows(
+    table: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The transaction that merges looks at the markers again."""
+    driver = pg_driver(table, orders(1), commit="staged")
+    first, done = driver.prepare(0, orders(1))
+    assert outcomes(driver, first, done) == {Outcome.COMMITTED}
+    written, (part,) = driver.prepare(1, orders(2))
+    after = LastDone(0, first.epoch.attempt, tuple(done))
+    for _ in range(2):
+        assert driver.committer.commit(written.epoch, part, written.rows, after).outcome is Outcome.COMMITTED
+    after = LastDone(1, written.epoch.attempt, (part,))
+    written, (part,) = driver.prepare(2, orders(3))
+    pg_truth.execute(f"DELETE FROM {table}; DELETE FROM {pg_schema}.marker WHERE epoch = 1")  # noqa: S608 - our own names
+    with pytest.raises(WentBack):
+        driver.committer.commit(written.epoch, part, written.rows, after)
+    assert pg_truth.count(table) == 0
+    assert driver.committer.newest() == 0
 
 
 def test_a_session_that_died_while_idle_is_replaced(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

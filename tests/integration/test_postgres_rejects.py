@@ -313,6 +313,29 @@ def test_a_vote_counts_what_the_tasks_wrote(
     assert pg_truth.count(table) == 0
 
 
+@pytest.mark.parametrize("key", [None, "id"], ids=["append", "upsert"])
+def test_a_task_that_commits_its_own_rows_counts_what_the_server_took(
+    key: str | None, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """A trigger that swallows rows of a COPY is named; merged rows are counted in staging, which has no trigger."""
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
+    pg_truth.execute(
+        f"CREATE FUNCTION {pg_schema}.swallow() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RETURN CASE WHEN NEW.id > 1 THEN NULL ELSE NEW END; END $$"
+    )
+    pg_truth.execute(f"CREATE TRIGGER t BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {pg_schema}.swallow()")
+    rows = pa.record_batch({"id": pa.array([1, 2, 3], pa.int64()), "note": ["a", "b", "c"]})
+    driver = pg_driver(table, rows, atomic=False, key=key)
+    if key is None:
+        with pytest.raises(PrepareFailed, match="the server took 1 of 3 rows"):
+            driver.write(0, rows)
+        assert pg_truth.prepared() == []
+    else:
+        driver.run(0, rows)
+        assert pg_truth.rows(table) == [(1, "a")]
+
+
 def test_a_prepared_task_that_is_gone_fails_the_vote(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
     pg_truth.execute(f"CREATE TABLE {pg_schema}.t (id bigint, note text)")
     driver = pg_driver(f"{pg_schema}.t", rows(1), atomic=False)

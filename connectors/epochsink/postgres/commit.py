@@ -140,12 +140,14 @@ class Commit:
         connection, members = self.session.connection(), part.members
         try:
             with watched(connection, self.server), transaction(connection):
+                if after is not None:
+                    # before our own mark, which would hide that the one of the epoch before it is missing; the lock
+                    # that this takes keeps the markers from being dropped until the transaction ends
+                    own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
+                    self.marker.verify(connection, self.table, after, own)
                 for sink, member in members.items():
                     marker, identity = Marker(member.schema, member.key), replace(self.identity, sink=sink)
                     marker.insert(connection, identity, epoch.number, WHOLE, part.attempt)
-                if after is not None:
-                    own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
-                    self.marker.verify(connection, self.table, after, own)
                 for member in members.values():
                     if not orphans.exists(connection, member.staging):
                         raise PrepareFailed(f"staging table {member.staging} is gone")
