@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import elasticsearch_rig
@@ -20,12 +22,12 @@ from elasticsearch_rig import Rig, keyless, rendered
 from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
 
 from epochsink import failpoints
-from epochsink.elasticsearch import Elasticsearch, applied_epochs
+from epochsink.elasticsearch import Elasticsearch, applied_epochs, committer
 from epochsink.elasticsearch.committable import WrittenTask
-from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolMissing, WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolDamaged, SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_document
 from epochsink.protocol.spool import Spool
-from epochsink.sink import Epoch, Outcome, Task
+from epochsink.sink import Epoch, LastDone, Outcome, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import ElasticsearchService
+    from epochsink.sink import SpoolFile
 
 
 @pytest.fixture
@@ -108,7 +111,7 @@ def test_another_process_finishes_what_a_killed_one_began(
 ) -> None:
     rig.apply(0, [rendered(numbered(0, 10, state="old"))])
     changes: list[Document] = [*numbered(0, 91, state="new"), ("d3", None)]
-    prepared, order = _spooled(rig, options, tmp_path, 1, changes)
+    prepared, order, _ = _spooled(rig, options, tmp_path, 1, changes)
     killed = _apply_in_a_process(order, point)
     assert killed.returncode == -signal.SIGKILL
     changed = sum(document.get("state") == "new" for document in rig.stored().values())
@@ -407,6 +410,35 @@ def test_a_spool_with_other_rows_than_recorded_is_not_called_committed(rig: Rig)
     assert rig.committer.newest() is None
 
 
+def test_a_damaged_file_is_found_before_the_driver_sends_anything(
+    rig: Rig, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """An epoch of several requests: those of the first task's rows would be applied before the second file is read."""
+    epoch, order, files = _spooled(rig, options, tmp_path, 0, numbered(0, 40))
+    second = order["part"]["tasks"][1]
+    (file,) = (path for path in tmp_path.rglob("*") if second in path.name)
+    file.write_bytes(file.read_bytes()[:-100])
+    rows = Spool(str(tmp_path)).rows(rig.identity, epoch, order["part"]["tasks"], files)
+    with pytest.raises(SpoolDamaged):
+        rig.committer.commit(epoch, order["part"], rows)
+    assert rig.stored() == {}
+    assert rig.committer.newest() is None
+
+
+def test_a_marker_that_was_read_a_second_ago_is_read_again_before_a_commit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Meanwhile another driver has applied the epoch: sent again, its documents could come back after a deletion."""
+    prepared = rig.prepare(0, [rendered(numbered(0, 20))])
+    with Proxy(rig.sink.hosts[0], lambda _: None) as proxy, closing(behind(rig, proxy)) as late:
+        late.committer.verify_applied(None, LastDone(0, prepared.epoch.attempt, (prepared.part,)))
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        later = time.monotonic() + 1
+        monkeypatch.setattr(committer, "time", SimpleNamespace(monotonic=lambda: later))
+        assert late.commit(prepared).outcome is Outcome.COMMITTED
+        assert proxy.bulks == []
+
+
 def test_a_vote_refuses_a_spool_that_lacks_a_task(rig: Rig) -> None:
     prepared = rig.prepare(0, [rendered(numbered(0, 5))])
     written = [WrittenTask(uuid.uuid4().hex, 5, 10).to_json()]
@@ -523,8 +555,8 @@ def _ahead(rig: Rig, number: int, documents: list[Document]) -> Prepared:
 
 def _spooled(
     rig: Rig, options: dict[str, Any], folder: Path, number: int, documents: list[Document]
-) -> tuple[Epoch, dict[str, Any]]:
-    """Write an epoch of two tasks into a real spool; return it with the order for a process."""
+) -> tuple[Epoch, dict[str, Any], dict[str, SpoolFile]]:
+    """Write an epoch of two tasks into a real spool; return it with the order for a process, and its files."""
     epoch = Epoch(number, uuid.uuid4().hex)
     spool = Spool(str(folder))
     spool.make(rig.identity.query_id, epoch)
@@ -532,18 +564,18 @@ def _spooled(
     batches = {uuid.uuid4().hex: rendered(documents[:middle]), uuid.uuid4().hex: rendered(documents[middle:])}
     if any(name in dict(documents[:middle]) for name, _ in documents[middle:]):
         batches = {uuid.uuid4().hex: rendered(documents)}
-    written = []
+    written, files = [], {}
     for partition, (task, batch) in enumerate(batches.items()):
         identified = Task(rig.identity, epoch, partition, task)
         writer, file = rig.sink.writer(identified), spool.writer(identified, batch.schema)
         file.write(batch)
         writer.write(batch)
-        file.close()
+        files[task] = file.close()
         written.append(writer.prepare())
     (part,) = rig.committer.vote(epoch, written, spool.rows(rig.identity, epoch, list(batches)))
     identity = {"query_id": rig.identity.query_id, "sink": rig.identity.sink, "origin": dict(rig.identity.origin)}
     order = {"sink": options, "identity": identity, "epoch": dataclasses.asdict(epoch), "part": part}
-    return epoch, {**order, "spool": str(folder)}
+    return epoch, {**order, "spool": str(folder)}, files
 
 
 def _apply_in_a_process(order: dict[str, Any], crash: str | None) -> subprocess.CompletedProcess[str]:

@@ -60,6 +60,16 @@ def test_only_the_overloaded_operations_are_sent_again() -> None:
     assert [seen.ids for seen in proxy.seen] == [list("abcd"), list("abcd"), ["b", "d"], ["b"]]
 
 
+@pytest.mark.parametrize("statuses", [(500, 503), (503, 500), (408, 429), (502, 504)])
+def test_operations_that_fail_in_passing_are_sent_again_whatever_their_status(statuses: tuple[int, int]) -> None:
+    """In one request beside others that are applied: none of them counts as applied, nor as refused."""
+    failed = [{"status": status, "error": {"type": "made_up", "reason": "no"}} for status in statuses]
+    turns = {1: Answer(200, b'{"errors":true}'), 2: items([DONE, *failed, DONE]), 3: items([DONE, DONE])}
+    proxy, refused = post(lambda _, turn: turns[turn], request_of("a", "b", "c", "d"))
+    assert refused == []
+    assert [seen.ids for seen in proxy.seen] == [list("abcd"), list("abcd"), ["b", "c"]]
+
+
 def test_the_first_answer_costs_the_server_no_list_of_operations() -> None:
     proxy, _ = post(lambda *_: FINE, request_of("a"))
     assert "filter_path=errors&" in proxy.seen[0].path + "&"
