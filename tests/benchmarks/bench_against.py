@@ -104,6 +104,8 @@ def measured(name: str, sides: dict[str, Side], rows: int, request: Callable[[],
         labels = list(sides) if turn % 2 else list(reversed(sides))
         for label in labels:
             found[label].append(sides[label].run(request()))
+        took = ", ".join(f"{label} {found[label][-1].milliseconds:.0f} ms" for label in sides)
+        console.print(f"{name}: {f'turn {turn} of {turns}' if turn else 'warm-up'}: {took}")
     lines = []
     for what, unit in (("milliseconds", ""), ("processor_milliseconds", "-processor")):
         pairs = [
