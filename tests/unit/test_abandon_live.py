@@ -11,7 +11,7 @@ from checkpoint_kit import CheckpointKit
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance
 from epochsink.cli.checkpoint_folder import open_place
-from epochsink.errors import Fenced
+from epochsink.errors import ConfigurationError, Fenced
 from epochsink.testing import LocalSink
 from epochsink.testing.sink_rig import OneSink
 
@@ -87,6 +87,20 @@ def test_an_epoch_that_was_recorded_is_ended_and_its_commit_is_refused(kit: Chec
     sink = kit.sinks["out"]
     assert isinstance(sink, LocalSink)
     assert [row["id"] for row in sink.rows()] == [0]
+
+
+def test_an_epoch_that_spark_decides_after_the_plan_was_shown_is_not_given_up(tmp_path: Path) -> None:
+    """Its sink's target is said to be gone: the epoch's rows are kept in a file first, or nothing is closed."""
+    sinks = {name: LocalSink(tmp_path / name) for name in ("gone", "out")}
+    kit = CheckpointKit(tmp_path / "two", sinks)
+    kit.record(0, {name: rows(0)["out"] for name in sinks})
+    with open_place(str(kit.root)) as place:
+        abandonment = Abandonment(place, sinks=sinks, gone=["gone"])
+        kit.decide(0)
+        with pytest.raises(ConfigurationError, match="not yet committed in sink 'gone'"):
+            abandonment.carry_out()
+    assert kit.history().abandoned is None
+    assert list(kit.history().epochs[0].shares) == ["gone", "out"]
 
 
 def test_who_is_stopped_by_another_command_is_told_which(kit: CheckpointKit) -> None:

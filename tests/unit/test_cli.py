@@ -468,6 +468,20 @@ def test_a_target_that_is_down_keeps_the_driver_its_ledger(
     kit.run(0, both(1))
 
 
+@pytest.mark.parametrize("word", ["committed", "replay"])
+def test_resolve_asks_the_target_before_it_takes_the_ledger(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], word: str
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    sinks["table"].faults.arm("unreachable")
+    result = run("resolve", "0", "--sink", "table", "--as", word, "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 1
+    assert "sink 'table': the operating system says ConnectionError: the folder's server is down" in said(result)
+    assert kit.generation() == 1
+    assert kit.coordinator.commit_decided()
+
+
 # ---- the user's own module
 
 

@@ -40,8 +40,7 @@ class Abandonment(Operation):
         self._pending = self.before.pending if self.before.abandoned is None else []
         self._refuse_gone()
 
-    def steps(self) -> list[str]:
-        """Return what will be done after the take, a line each."""
+    def _steps(self) -> list[str]:
         lines = [f"commit epoch {prepared.epoch}, which Spark has decided" for prepared in self._which(decided=True)]
         # not opened: to describe a part takes no request
         participant_of = {name: one for one in participants_of(self._sinks) for name in one.members}

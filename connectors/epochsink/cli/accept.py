@@ -39,8 +39,7 @@ class Acceptance(Operation):
         self._sink = sink
         self._verify(self.before)
 
-    def steps(self) -> list[str]:
-        """Return what will be done after the take, a line each."""
+    def _steps(self) -> list[str]:
         if self._sink is None:
             which = f"the epochs {self.before.newest + 1} to {self._number}, which Spark decided without ExactlyOnce"
             return [f"record that {which}, had no rows, or that their rows are in every sink by now"]

@@ -49,10 +49,10 @@ class Operation(ABC):
 
     def plan(self) -> list[str]:
         """Return what will be done, a line each."""
-        return ["take the ledger: a driver that runs on this checkpoint now stops with Fenced", *self.steps()]
+        return ["take the ledger: a driver that runs on this checkpoint now stops with Fenced", *self._steps()]
 
     @abstractmethod
-    def steps(self) -> list[str]:
+    def _steps(self) -> list[str]:
         """Return what will be done after the take, a line each."""
 
     @abstractmethod
@@ -124,8 +124,7 @@ class Recovery(Operation):
         for name in sinks.keys() - self._sinks.keys():
             log.info("sink '%s' has never been part of this query: nothing of it to look for", name)
 
-    def steps(self) -> list[str]:
-        """Return what will be done after the take, a line each."""
+    def _steps(self) -> list[str]:
         decided = [prepared.epoch for prepared in self.before.pending if self.decided(prepared.epoch)]
         return ["abort what no recorded epoch names", *(f"commit epoch {number}" for number in decided)]
 

@@ -92,8 +92,7 @@ class Resolution(Operation):
                     hint="move it away, or name another folder with --keep-in",
                 )
 
-    def steps(self) -> list[str]:
-        """Return what will be done after the take, a line each."""
+    def _steps(self) -> list[str]:
         share = self._prepared.shares[self._sink]
         which = f"epoch {self._number}, sink {names(self._together)}, {len(share.parts)} part(s)"
         if self._ruling is Ruling.DISCARD:
