@@ -415,16 +415,18 @@ def test_recover_fences_the_driver(kit: CheckpointKit, run: Callable[..., Result
         kit.record(0, both(1))
 
 
+@pytest.mark.parametrize("answer", ["n\n", ""], ids=["no", "no answer"])
 def test_nothing_is_done_without_a_yes(
-    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result]
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], answer: str
 ) -> None:
     kit.record(0, both(1))
     kit.decide(0)
     for verb in (["recover"], ["resolve", "0", "--sink", "table", "--as", "committed"]):
-        result = run(*verb, "--sinks", f"{MODULE}:SINKS", answer="n\n")
+        result = run(*verb, "--sinks", f"{MODULE}:SINKS", answer=answer)
         assert result.exit_code == 1
         assert "Go on?" in result.output
         assert "nothing was changed" in result.output
+        assert "Aborted" not in result.output
     assert kit.generation() == 1
     assert sinks["table"].values() == []
 

@@ -44,9 +44,13 @@ def plain_errors() -> Iterator[None]:
 
 
 def confirm(plan: Sequence[str], *, yes: bool) -> None:
-    """Print what will be done and, unless ``yes``, ask; a no ends with status 1."""
+    """Print what will be done and, unless ``yes``, ask; a no, or no answer, ends with status 1."""
     typer.echo("\n".join(("This will", *(f"  - {line}" for line in plan))))
-    if not yes and not typer.confirm("Go on?"):
+    try:
+        agreed = yes or typer.confirm("Go on?")
+    except typer.Abort:
+        agreed = False
+    if not agreed:
         typer.echo("nothing was changed")
         raise typer.Exit(1)
 
