@@ -161,12 +161,14 @@ def test_a_command_whose_sinks_status_does_not_know_says_what_to_add(
     assert "instead of my_pipeline:sink, name the object that your pipeline starts" in said(result)
 
 
+@pytest.mark.parametrize("options", [[], ["--sinks", f"{MODULE}:sink"]], ids=["alone", "sinks"])
 def test_the_command_for_a_ledger_that_lacks_epochs_can_be_pasted(
-    kit: CheckpointKit, run: Callable[..., Result]
+    kit: CheckpointKit, run: Callable[..., Result], options: list[str]
 ) -> None:
     kit.run(0, both(1))
     kit.decide(1)
-    [command] = commands(run("status"))
+    [command] = commands(run("status", *options))
+    assert command.split()[4:] == options
     pasted = CliRunner().invoke(app, [*shlex.split(command)[1:], "--yes"])
     assert (pasted.exit_code, "accepted epochs up to 1" in pasted.output) == (0, True)
 
