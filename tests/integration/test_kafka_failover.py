@@ -167,7 +167,8 @@ def test_rows_are_taken_out_of_a_topic_whose_leaders_change_meanwhile(
         append(log, transaction, partition, batch, after)
         if not stopped:
             stopped.append(partition)
-            assert set(log._leaders.topics[log.topic].leaders.values()) == {1, 2}
+            known = log._cluster.topics_known([log.topic])[log.topic]
+            assert set(known.leaders.values()) == {1, 2}
             cluster.second.stop()
 
     with committing(config, who) as committer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from record_batches import CONTROL, batch
@@ -61,7 +61,7 @@ def lost(rows: int, *starts: int) -> KafkaCommittable:
     )
 
 
-def found(log: KeptLog, of: KafkaCommittable, *, timeout: float = 5.0) -> list[tuple[int, int]]:
+def found(log: Any, of: KafkaCommittable, *, timeout: float = 5.0) -> list[tuple[int, int]]:
     """Return (partition, base offset) of what is found."""
     return [(partition, one.base_offset) for partition, one in lost_batches(log, of, log.ends(), timeout, TASK)]
 

@@ -18,15 +18,17 @@ MINE = Transaction("epochsink.x", 7, 3)
 def appended(monkeypatch: pytest.MonkeyPatch, at: int) -> list[Any]:
     """Append a batch behind offset 10 of a partition, whose leader answers with another; return the requests."""
     asked: list[Any] = []
+    topics = {"orders": Topic("f" * 32, {0: 4})}
 
-    def ask(_: Cluster, request: Any, node: int) -> Any:
-        asked.append(request)
-        assert node == 4, "the leader"
-        told = SimpleNamespace(error_code=0, error_message=None, base_offset=at)
-        return SimpleNamespace(responses=[SimpleNamespace(partition_responses=[told])])
+    def topics_and(_: Cluster, names: list[str], others: list[tuple[int, Any]]) -> tuple[dict[str, Topic], list[Any]]:
+        assert names == ["orders"]
+        assert [node for node, _ in others] == [4], "the leader"
+        asked.extend(request for _, request in others)
+        told = SimpleNamespace(index=0, error_code=0, error_message=None, base_offset=at)
+        return topics, [SimpleNamespace(responses=[SimpleNamespace(name="orders", partition_responses=[told])])]
 
-    monkeypatch.setattr(Cluster, "topics_once", lambda *_: {"orders": Topic("f" * 32, {0: 4})})
-    monkeypatch.setattr(Cluster, "ask", ask)
+    monkeypatch.setattr(Cluster, "topics_known", lambda *_: topics)
+    monkeypatch.setattr(Cluster, "topics_and", topics_and)
     TopicLog(Cluster("broker:9092", {}, 1.0), "orders").append(MINE, 0, b"batch", 10)
     return asked
 

@@ -144,19 +144,18 @@ class Cluster:
 
     def topic_ids(self, names: Collection[str], deadline: float) -> dict[str, str]:
         """Return the id (32 hex) of each of these topics that exists. Raises `Unreachable`, `Refused`."""
-        topics: dict[str, Topic] = self.until(deadline, lambda: self.topics_once(names))
+        topics, _ = self.until(deadline, lambda: self.topics_and(names, [])) if names else ({}, [])
         return {name: topic.id for name, topic in topics.items()}
-
-    def topics_once(self, names: Collection[str]) -> dict[str, Topic]:
-        """Return those of some topics that exist, by name; raises what kafka-python raises."""
-        return self.topics_and(names, [])[0] if names else {}
 
     def topics_known(self, names: Iterable[str]) -> dict[str, Topic]:
         """Return those of some topics that are known from earlier answers, as they were then."""
         return {name: self._topics[name] for name in names if name in self._topics}
 
     def topics_and(self, names: Iterable[str], others: Sequence[tuple[int, Any]]) -> tuple[dict[str, Topic], list[Any]]:
-        """Send other requests to their brokers in the same moment; return what `topics_once` does, and the answers."""
+        """Return those of some topics that exist, by name, and the answers to other requests, sent in the same moment.
+
+        Raises what kafka-python raises.
+        """
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         metadata, *answers = self.ask_all([(None, request), *others])
@@ -357,9 +356,9 @@ class _Silence(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         arguments = record.args if isinstance(record.args, tuple) else ()
-        return not any(self._tells(argument) for argument in arguments)
+        return not any(self._holds_secret(argument) for argument in arguments)
 
-    def _tells(self, argument: object) -> bool:
+    def _holds_secret(self, argument: object) -> bool:
         if isinstance(argument, (bytes, bytearray)):
             return any(secret in argument for secret in self.secrets)
         return isinstance(argument, SaslAuthenticateRequest)

@@ -214,16 +214,12 @@ class Commits:
         self, epoch: Epoch, part: KafkaCommittable, now: Description, missing: str, deadline: float
     ) -> Verdict:
         """Return the verdict on a transaction that partitions do not hold whole: lost, unless it was ended before."""
-        while True:
-            if now.is_of(part.transaction) and now.state is State.ONGOING:
-                return Verdict(Outcome.ABORTED, missing)
-            if now.is_of(part.transaction) and now.state is State.COMPLETE_COMMIT:
-                return COMMITTED
-            verdict = self._judge(epoch, part, now, deadline)
-            if verdict is not None:
-                return verdict
+        if now.is_of(part.transaction) and now.state is State.ONGOING:
+            return Verdict(Outcome.ABORTED, missing)
+        while (verdict := self._judge(epoch, part, now, deadline)) is None:
             self._wait(part, now.state.value, deadline)
             now = self._describe([part], deadline)[part.transaction]
+        return verdict
 
     def _without_topic(
         self, epoch: Epoch, part: KafkaCommittable, recreated: Sequence[str], deadline: float

@@ -275,7 +275,7 @@ class KafkaParticipant(Participant):
     # ---- the sweep
 
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """Abort every open transaction of this identity that ``keep`` does not name, so that readers get on."""
+        """Abort every open transaction of this identity that ``keep`` does not name: it holds readers back."""
         return self._sweep.abort_orphans(keep, done)
 
     def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:

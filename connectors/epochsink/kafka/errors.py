@@ -112,7 +112,7 @@ def may_flap(code: int) -> bool:
     return code in _FLAPPING
 
 
-def stands(code: int) -> bool:
+def is_permanent(code: int) -> bool:
     """Whether waiting does not help: credentials, certificates, rights or rows are refused."""
     return code in KNOWN_ERRORS and KNOWN_ERRORS[code].nature is not Nature.PASSING
 

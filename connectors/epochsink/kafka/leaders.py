@@ -46,18 +46,14 @@ class Question(Protocol):
 
 
 class Leaders:
-    """The leaders of the partitions of some topics, as they were at the last `learn` or `look`.
+    """The leaders of the partitions of some topics, as they were at the last `look`.
 
-    Every method raises what kafka-python raises. After an error, learn again: another broker may lead by now.
+    Every method raises what kafka-python raises. After an error, look again: another broker may lead by now.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.topics: Mapping[str, Topic] = {}
-
-    def learn(self, names: Collection[str]) -> None:
-        """Ask which of these topics there are, and who leads their partitions."""
-        self.topics = self._cluster.topics_once(names)
 
     def look(
         self, names: Collection[str], partitions: Callable[[], Collection[Partition]], *questions: Question
@@ -67,7 +63,7 @@ class Leaders:
         The leaders of an earlier look are asked in the same moment. If others lead now, these are asked too.
         """
         self.topics = self._cluster.topics_known(names)
-        requests = self._requests(partitions(), questions)
+        requests = self._requests(partitions(), questions) if len(self.topics) == len(names) else []
         topics, answers = self._cluster.topics_and(names, requests)
         if topics == self.topics and requests:
             return _read(questions, answers)
@@ -90,8 +86,7 @@ class Leaders:
         """
         return _read(questions, self._cluster.ask_all(self._requests(partitions, questions)))
 
-    def leader(self, partition: Partition) -> int:
-        """Return the broker that leads a partition."""
+    def _leader(self, partition: Partition) -> int:
         name, number = partition
         if name not in self.topics:
             raise_for(UNKNOWN_TOPIC, f"topic '{name}'")
@@ -103,7 +98,7 @@ class Leaders:
     def _requests(self, partitions: Iterable[Partition], questions: Sequence[Question]) -> list[tuple[int, Any]]:
         brokers: dict[int, list[Partition]] = {}
         for partition in partitions:
-            brokers.setdefault(self.leader(partition), []).append(partition)
+            brokers.setdefault(self._leader(partition), []).append(partition)
         return [(node, question.request(mine)) for node, mine in brokers.items() for question in questions]
 
 

@@ -126,13 +126,8 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float 
 def _witness(cluster: Cluster, topic: str) -> list[str]:
     """Try to ask the leaders for their producers: some brokers do not list the user's rights on a topic."""
     leaders = Leaders(cluster)
-
-    def attempt() -> None:
-        leaders.learn([topic])
-        leaders.ask(leaders.partitions(), Producers())
-
     try:
-        cluster.until(cluster.deadline(), attempt)
+        cluster.until(cluster.deadline(), lambda: leaders.look([topic], leaders.partitions, Producers()))
     except Refused as failure:
         if failure.facts["code"] not in errors.NOT_AUTHORIZED:
             raise

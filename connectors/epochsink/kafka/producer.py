@@ -330,7 +330,7 @@ class TransactionalProducer:
                 self._rdkafka.check(call(wait_ms))
             except NativeError as failure:
                 self._events.serve(0)
-                self._raise_standing_trouble()
+                self._raise_permanent_trouble()
                 if not failure.retriable:
                     raise
                 if time.monotonic() >= deadline:
@@ -343,9 +343,9 @@ class TransactionalProducer:
     def _with_trouble(self, text: str) -> str:
         return f"{text}; the client's last error: {self._events.trouble.text}" if self._events.trouble else text
 
-    def _raise_standing_trouble(self) -> None:
+    def _raise_permanent_trouble(self) -> None:
         trouble = self._events.trouble
-        if trouble is None or not errors.stands(trouble.code):
+        if trouble is None or not errors.is_permanent(trouble.code):
             return
         # a broker that is restarted cuts handshakes short, which looks like a wrong certificate or password
         lasted = time.monotonic() - self._events.trouble_since

@@ -1,4 +1,4 @@
-"""Take in librdkafka's events: undelivered rows, errors, statistics, its log."""
+"""Handle librdkafka's events: undelivered rows, errors, statistics, its log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class DeliveryFailed(NativeError):
 
 
 class Events:
-    """Takes in the events of one producer's main queue, a ``rd_kafka_queue_t *``.
+    """Handles the events of one producer's main queue, a ``rd_kafka_queue_t *``.
 
     ``undelivered`` is the first row that did not arrive, ``trouble`` the last error of the connections (one that
     does not pass stays), ``statistics`` the newest statistics, as JSON.
@@ -42,7 +42,7 @@ class Events:
         self.statistics = b""
 
     def serve(self, wait_ms: int) -> None:
-        """Take in all events that are there, waiting up to ``wait_ms`` for the first."""
+        """Handle all events that are there, waiting up to ``wait_ms`` for the first."""
         while event := self._rdkafka.queue_poll(self._queue, wait_ms):
             wait_ms = 0
             try:
@@ -60,7 +60,7 @@ class Events:
             text = self._rdkafka.event_error_string(event).decode(errors="replace")
             trouble = NativeError(self._rdkafka.event_error(event), text)
             # "all brokers are down" must not hide why
-            if self.trouble is None or not errors.stands(self.trouble.code):
+            if self.trouble is None or not errors.is_permanent(self.trouble.code):
                 self.trouble = trouble
                 self.trouble_since = time.monotonic()
         elif kind == librdkafka.EVENT_LOG:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from epochsink.errors import LogIncomplete, SpoolMissing
 from epochsink.identity import identity_key, marker_group
@@ -35,15 +35,6 @@ logger = logging.getLogger("epochsink.kafka")
 
 
 _RESOLVE: Final = "see 'epochsink status', then 'epochsink resolve'"
-
-
-class Log(Protocol):
-    """What is read of a topic: see `TopicLog`."""
-
-    topic: str
-
-    def starts(self) -> Mapping[int, int]: ...  # noqa: D102 - described there
-    def fetch(self, positions: Mapping[int, int]) -> Mapping[int, bytes | None]: ...  # noqa: D102 - described there
 
 
 class Found(NamedTuple):
@@ -151,7 +142,7 @@ def _abort(cluster: Cluster, transaction: Transaction) -> None:
 
 
 def lost_batches(
-    log: Log, lost: KafkaCommittable, ends: Mapping[int, int], timeout: float, task: Task
+    log: TopicLog, lost: KafkaCommittable, ends: Mapping[int, int], timeout: float, task: Task
 ) -> Iterator[Found]:
     """Yield the batches of a transaction, those of one partition in their order, and prove that they are all.
 
@@ -162,7 +153,9 @@ def lost_batches(
 
 
 class _Search:
-    def __init__(self, log: Log, lost: KafkaCommittable, ends: Mapping[int, int], timeout: float, task: Task) -> None:
+    def __init__(
+        self, log: TopicLog, lost: KafkaCommittable, ends: Mapping[int, int], timeout: float, task: Task
+    ) -> None:
         self._log = log
         self._lost = lost
         self._timeout = timeout

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from kafka.errors import TransactionalIdNotFoundError
-
 from epochsink.identity import PREFIX, Remnant, TransactionalId
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import Transaction
@@ -13,7 +11,8 @@ from epochsink.kafka.transactions import State, Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Any
+
+    from epochsink.kafka.transactions import Description
 
 OPEN: Final = "open transaction"
 _SECONDS: Final = 30.0
@@ -30,8 +29,8 @@ class Brokers:
         """Return the open transactions of every sink, oldest first."""
         deadline = self._cluster.deadline()
         names = self._transactions.open_ids(f"{PREFIX}.", deadline)
-        parsed = ((name, TransactionalId.parse(name)) for name in names)
-        found = [self._remnant(text, name) for text, name in parsed if name is not None]
+        described = self._transactions.describe(names, deadline) if names else {}
+        found = (_remnant(text, now) for text, now in described.items() if now.state is State.ONGOING)
         return sorted((one for one in found if one is not None), key=lambda one: one.since or 0)
 
     def end(self, remnant: Remnant) -> None:
@@ -47,29 +46,19 @@ class Brokers:
         """Release the connections."""
         self._cluster.close()
 
-    def _remnant(self, text: str, name: TransactionalId) -> Remnant | None:
-        told = self._described(text)
-        if told is None or told.state.value != State.ONGOING.value:
-            return None
-        return Remnant(
-            kind=OPEN,
-            name=text,
-            key=name.key,
-            label=name.label,
-            generation=name.generation,
-            since=told.transaction_start_time_ms / 1000,
-            owner=f"producer {told.producer_id}, aborted after {told.transaction_timeout_ms // 1000} s",
-            # a transaction's own group, which bears its marker, has no other readers
-            holds=tuple(sorted(f"{at.topic}-{at.partition}" for at in told.topic_partitions if at.topic[:2] != "__")),
-        )
 
-    def _described(self, text: str) -> Any:
-        """Return the coordinator's description of a transactional id, None if it has forgotten the id."""
-
-        def attempt() -> Any:
-            try:
-                return self._cluster.admin().describe_transactions([text])[text]
-            except TransactionalIdNotFoundError:
-                return None
-
-        return self._cluster.until(self._cluster.deadline(), attempt)
+def _remnant(text: str, now: Description) -> Remnant | None:
+    name = TransactionalId.parse(text)
+    if name is None:
+        return None
+    return Remnant(
+        kind=OPEN,
+        name=text,
+        key=name.key,
+        label=name.label,
+        generation=name.generation,
+        since=now.begun_ms / 1000,
+        owner=f"producer {now.producer_id}, aborted after {now.timeout_ms // 1000} s",
+        # a transaction's own group, which bears its marker, has no other readers
+        holds=tuple(sorted(f"{topic}-{number}" for topic, number in now.partitions if not topic.startswith("__"))),
+    )

@@ -102,6 +102,12 @@ class Description(NamedTuple):
     state: State
     producer_id: int = -1
     producer_epoch: int = -1
+    begun_ms: int = 0
+    """When the transaction began, in milliseconds since 1970."""
+    timeout_ms: int = 0
+    """After how long the brokers abort it."""
+    partitions: Sequence[tuple[str, int]] = ()
+    """Where it has records: those of its marker's group are in an internal topic."""
 
     def is_of(self, transaction: Transaction) -> bool:
         """Whether the id is still used by the producer of this very transaction."""
@@ -235,7 +241,12 @@ class Transactions:
                     self._cluster.forget(CoordinatorType.TRANSACTION, [told.transactional_id])
                 raise_for(told.error_code, f"describing {told.transactional_id}")
                 found[told.transactional_id] = Description(
-                    State(told.transaction_state), told.producer_id, told.producer_epoch
+                    State(told.transaction_state),
+                    told.producer_id,
+                    told.producer_epoch,
+                    told.transaction_start_time_ms,
+                    told.transaction_timeout_ms,
+                    [(at.topic, number) for at in told.topics for number in at.partitions],
                 )
         return found
 
