@@ -1,0 +1,132 @@
+"""What the leaders' logs show of committed transactions: their ends, aborts before them, and rows that are lost."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+from kafka.protocol.consumer import FetchRequest
+from record_batches import ABORT, COMMIT, batch, end
+
+from epochsink.kafka.cluster import Topic
+from epochsink.kafka.committable import KafkaCommittable, Place, Transaction
+from epochsink.kafka.leaders import End
+from epochsink.kafka.witness import Loss, Witness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ID: Final = "f" * 32
+FIRST: Final = Transaction("epochsink.x", 7, 3)
+SECOND: Final = Transaction("epochsink.y", 8, 3)
+AT: Final = ("orders", 0)
+
+
+class Brokers:
+    """A cluster of one partition, which holds ``log``; leader epoch 1 has ended at ``epoch_end``."""
+
+    def __init__(self, *log: bytes, epoch_end: int = 1000, topic_id: str = ID) -> None:
+        self.log = log
+        self.epoch_end = epoch_end
+        self.topic_id = topic_id
+        self.positions: list[int] = []
+
+    def until(self, deadline: float, attempt: Callable[[], Any]) -> Any:
+        del deadline
+        return attempt()
+
+    def topics_known(self, names: Sequence[str]) -> dict[str, Topic]:
+        return {name: Topic(self.topic_id, {0: 1}) for name in names}
+
+    def topics_and(self, names: Sequence[str], others: Sequence[tuple[int, Any]]) -> tuple[dict[str, Topic], list[Any]]:
+        return self.topics_known(names), self.ask_all(others)
+
+    def ask_all(self, requests: Sequence[tuple[int, Any]]) -> list[Any]:
+        return [self._answer(request) for _, request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        [topic] = request.topics
+        [asked] = topic.partitions
+        told = SimpleNamespace(error_code=0)
+        if not isinstance(request, FetchRequest):
+            told.partition, told.end_offset = asked.partition, self.epoch_end
+            return SimpleNamespace(topics=[SimpleNamespace(topic=topic.topic, partitions=[told])])
+        self.positions.append(asked.fetch_offset)
+        diverged = asked.last_fetched_epoch >= 0 and self.epoch_end < asked.fetch_offset
+        told.partition_index, told.high_watermark = asked.partition, max(map(after, self.log), default=0)
+        told.diverging_epoch = SimpleNamespace(epoch=1, end_offset=self.epoch_end) if diverged else None
+        told.records = b"" if diverged else b"".join(one for one in self.log if after(one) > asked.fetch_offset)
+        answered = SimpleNamespace(topic=topic.topic, partitions=[told])
+        return SimpleNamespace(error_code=0, responses=[answered])
+
+
+def after(kept: bytes) -> int:
+    return int.from_bytes(kept[:8], "big") + int.from_bytes(kept[23:27], "big") + 1
+
+
+def part(transaction: Transaction = FIRST, voted_end: int = 10) -> KafkaCommittable:
+    return KafkaCommittable(
+        transaction=transaction,
+        partition=0,
+        task="b" * 32,
+        rows=3,
+        prepared_at=0,
+        topics={"orders": ID},
+        places=(Place("orders", 0, 5, voted_end, 1),),
+    )
+
+
+def look(
+    brokers: Any, *parts: KafkaCommittable, ended: bool = True, seen: dict[Transaction, int] | None = None
+) -> Loss:
+    """Look for losses; ``seen`` is where the partition ended when a transaction was seen whole."""
+    ends = {transaction: {AT: End(offset, 1)} for transaction, offset in (seen or {}).items()}
+    return Witness(brokers).lost(parts or [part()], ends, time.monotonic() + 10, ended=ended)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_the_end_of_a_transaction_proves_that_its_rows_are_there(*, ended: bool) -> None:
+    assert look(Brokers(end(COMMIT, offset=12)), ended=ended) == Loss(None, [])
+
+
+def test_an_operators_abort_before_the_end_is_a_loss() -> None:
+    loss = look(Brokers(end(ABORT, offset=12), end(COMMIT, offset=13)))
+    assert loss.words == "orders-0 had aborted epochsink.x before"
+
+
+def test_an_end_that_is_not_there_yet_is_no_loss_and_no_proof() -> None:
+    brokers = Brokers(batch(b"of the next epoch", offset=10, producer_id=9))
+    assert look(brokers, ended=False) == Loss(None, [FIRST])
+    assert len(brokers.positions) > 1, "it was waited for"
+
+
+def test_an_end_that_was_deleted_stops_no_commit() -> None:
+    """The coordinator has written it, and retention or compaction has removed it."""
+    assert look(Brokers(batch(b"later", offset=40, producer_id=9))) == Loss(None, [FIRST])
+
+
+def test_a_log_that_was_cut_before_the_rows_ended_is_a_loss() -> None:
+    assert look(Brokers(epoch_end=8)).words == "orders-0 has lost its records from offset 8 on"
+
+
+def test_a_log_that_was_cut_behind_the_rows_is_read_from_where_they_ended() -> None:
+    """Rows of others were lost, and what follows is where they were: an abort there must not be passed over."""
+    brokers = Brokers(end(ABORT, offset=12), end(COMMIT, offset=13), epoch_end=12)
+    assert look(brokers, seen={FIRST: 20}).words == "orders-0 had aborted epochsink.x before"
+    assert brokers.positions == [20, 10]
+    whole = Brokers(end(COMMIT, offset=12), epoch_end=12)
+    assert look(whole, seen={FIRST: 20}) == Loss(None, [])
+
+
+def test_of_transactions_that_ended_at_several_offsets_none_is_lost_unnoticed() -> None:
+    """The log was cut between the ends of the first and of the second, which was prepared again later."""
+    brokers = Brokers(end(COMMIT, offset=12), epoch_end=15)
+    loss = look(brokers, part(), part(SECOND, voted_end=30))
+    assert loss.words == "orders-0 has lost its records from offset 15 on"
+
+
+def test_a_topic_that_was_created_again_has_lost_the_rows() -> None:
+    loss = look(Brokers(end(COMMIT, offset=12), topic_id="e" * 32))
+    assert loss.words == "topic(s) orders were deleted, and perhaps created again"
