@@ -117,7 +117,7 @@ def test_a_key_that_comes_twice_without_an_order_is_refused_by_name(
     table = f"{pg_schema}.t"
     pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
     driver = pg_driver(table, rows(1), key="id", **mode)
-    with pytest.raises(RowsRejected, match=r"\(id\) comes 2 times in one epoch[\s\S]*Values: id=42") as caught:
+    with pytest.raises(RowsRejected, match=r"\(id\) occurs 2 times in one epoch[\s\S]*Values: id=42") as caught:
         driver.prepare(0, [rows(1, 42), rows(42, 3)])
     assert "order_by=" in caught.value.hint
     assert pg_truth.count(table) == 0

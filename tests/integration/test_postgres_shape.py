@@ -434,7 +434,7 @@ def test_an_epoch_without_the_unique_index_behind_its_key_is_refused(
     driver = pg_driver(table, orders(1), key="id", **mode)
     driver.run(0, orders(1))
     pg_truth.execute(f"ALTER TABLE {table} DROP CONSTRAINT orders_pkey")
-    with pytest.raises(PrepareFailed, match=r"key=\['id'\] is no primary key.*ADD UNIQUE") as caught:
+    with pytest.raises(PrepareFailed, match=r"key=\['id'\] is not a primary key.*ADD UNIQUE") as caught:
         driver.prepare(1, orders(1))
     assert not caught.value.may_pass
 
@@ -445,7 +445,7 @@ def test_a_staged_epoch_waits_for_the_unique_index_behind_its_key(
     driver = pg_driver(table, orders(1), key="id", commit="staged")
     written, parts = driver.prepare(0, orders(1))
     pg_truth.execute(f"ALTER TABLE {table} DROP CONSTRAINT orders_pkey")
-    with pytest.raises(PrepareFailed, match=r"key=\['id'\] is no primary key"):
+    with pytest.raises(PrepareFailed, match=r"key=\['id'\] is not a primary key"):
         driver.commit(written, parts)
     pg_truth.execute(f"ALTER TABLE {table} ADD UNIQUE (id)")
     assert outcomes(driver, written, parts) == {Outcome.COMMITTED}

@@ -37,7 +37,7 @@ def test_another_cluster_or_database_is_refused_with_the_way_on(now: Place) -> N
 
 
 def test_a_server_that_was_failed_over_from_is_refused() -> None:
-    with pytest.raises(WentBack, match="this server was failed over from"):
+    with pytest.raises(WentBack, match="this server is the old primary"):
         Place("orders", 16384, "7412", 1).require(RECORDED, "orders", 7)
 
 

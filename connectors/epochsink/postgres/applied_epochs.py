@@ -68,13 +68,13 @@ class Marker:
         return cls(schema, identity_key(identity), identity.origin.get("base"))
 
     def join(self, connection: Connection, identity: Identity, base: str) -> None:
-        """Leave the row that stands before the first epoch; right to repeat."""
+        """Insert the row that precedes the first epoch. May be repeated."""
         with suppress(errors.UniqueViolation), connection.transaction():
             connection.execute(LOCAL)
             self.insert(connection, identity, JOINED, base, base)
 
     def insert(self, connection: Connection, identity: Identity, epoch: int, part: str, attempt: str) -> None:
-        """Mark a part as applied by the transaction under way; `errors.UniqueViolation` if it has been before."""
+        """Mark a part as applied by the transaction under way; `errors.UniqueViolation` if it is marked already."""
         connection.execute(
             sql.SQL(
                 "INSERT INTO {} (key, epoch, part, attempt, query_id, sink) VALUES (%s, %s, %s, %s, %s, %s)"
@@ -83,14 +83,14 @@ class Marker:
         )
 
     def attempt(self, connection: Connection, epoch: int, part: str) -> str | None:
-        """Return the attempt that a part was applied by, or None if it was not."""
+        """Return the attempt that applied a part, or None."""
         found = self._fetch(
             connection, "SELECT attempt FROM {} WHERE key = %s AND epoch = %s AND part = %s", epoch, part
         )
         return None if found is None else str(found)
 
     def other_attempt(self, connection: Connection, epoch: int, attempts: list[str]) -> str | None:
-        """Return an attempt that has applied something of this epoch and is none of ``attempts``."""
+        """Return an attempt, except ``attempts``, that has applied a part of this epoch; or None."""
         query = "SELECT attempt FROM {} WHERE key = %s AND epoch = %s AND attempt <> ALL (%s) LIMIT 1"
         found = self._fetch(connection, query, epoch, attempts)
         return None if found is None else str(found)
@@ -101,7 +101,7 @@ class Marker:
         return None if found is None else int(str(found))
 
     def verify(self, connection: Connection, table: Relation, done: LastDone | None, pending: LastDone | None) -> None:
-        """Raise `WentBack` unless the marker rows say what the ledger does."""
+        """Raise `WentBack` unless the marker rows and the ledger agree."""
         found = self._newest_of(connection, done.epoch if done else None, marks_of(done) if done else {})
         base = {} if self.base is None else {self.base: Mark(JOINED, self.base)}
         verify_marks(f"table {table}", found, done, pending, marks_of, base=base)
@@ -109,9 +109,9 @@ class Marker:
     def _newest_of(self, connection: Connection, epoch: int | None, parts: Iterable[str]) -> dict[str, Mark]:
         """Return the newest mark of each part applied at ``epoch`` (None: whatever is newest) or later.
 
-        Where nothing of that epoch is left, the newest older epoch stands for ``parts``: the table was set back.
+        If nothing of that epoch is left, the table was set back: ``parts`` get the mark of the newest older epoch.
         """
-        # also asked within the transaction that touches the target, whose search path is not ours
+        # this also runs in transactions on the target, whose search path is the user's
         query = (
             "SELECT part, epoch, attempt FROM {0} WHERE key OPERATOR(pg_catalog.=) %s "
             "AND (epoch OPERATOR(pg_catalog.>=) "
@@ -123,7 +123,7 @@ class Marker:
             rows = connection.execute(statement, [self._key, epoch, self._key, self.base]).fetchall()
         except (errors.UndefinedTable, errors.InvalidSchemaName):
             return {}
-        # a start that went no further than its row of joining has left one that means nothing
+        # a start that failed after its row of joining has left a row that means nothing
         marks = {part: Mark(int(number), attempt) for part, number, attempt in rows}
         found = {part: mark for part, mark in marks.items() if mark.epoch > JOINED or part == self.base}
         newest = max(found.values(), key=lambda mark: mark.epoch, default=None)
@@ -132,14 +132,14 @@ class Marker:
         return found
 
     def purge(self, connection: Connection, epoch: int) -> None:
-        """Forget epochs too old to be asked for again."""
+        """Delete the marks of epochs that are too old to be needed."""
         statement = sql.SQL("DELETE FROM {} WHERE key = {} AND epoch BETWEEN 0 AND {}").format(
             self._table, sql.Literal(self._key), sql.Literal(epoch - KEPT_EPOCHS - 1)
         )
         connection.execute(LOCAL + statement)
 
     def _fetch(self, connection: Connection, query: str, *values: object) -> object:
-        """Return the one value asked for; None without a row, or before the marker table is made."""
+        """Return the first value of the first row; None if there is no row or no marker table yet."""
         try:
             row = connection.execute(sql.SQL(query).format(self._table), [self._key, *values]).fetchone()
         except (errors.UndefinedTable, errors.InvalidSchemaName):
@@ -153,7 +153,7 @@ def marks_of(last: LastDone) -> dict[str, Mark]:
 
 
 def create(connection: Connection, schema: str) -> None:
-    """Create the schema and the marker table where they do not exist. Raises `psycopg.Error`."""
+    """Create the schema and the marker table if they do not exist. Raises `psycopg.Error`."""
     for exists, statement in (("to_regnamespace", schema_ddl(schema)), ("to_regclass", table_ddl(schema))):
         name = sql.Identifier(schema) if exists == "to_regnamespace" else sql.Identifier(schema, TABLE)
         query = sql.SQL("SELECT {}(%s) IS NULL").format(sql.SQL(exists))
@@ -220,7 +220,7 @@ def require_same_table(
 ) -> None:
     """Raise `WentBack` if the table is another one than at the last look, or a crash may have emptied it.
 
-    What is found is noted if nothing is lost by that. ``schema`` is that of the markers. Raises `psycopg.Error`.
+    The look is noted unless it shows a loss. ``schema`` is that of the markers. Raises `psycopg.Error`.
     """
     path = list(connection.schemas) if table.schema is None else [table.schema]
     oid, unlogged, files, crash = connection.execute(_LOOK, [path, table.name]).fetchone() or (None, False, {}, None)
@@ -229,9 +229,9 @@ def require_same_table(
         query = sql.SQL("SELECT part, attempt FROM {} WHERE key = %s").format(marker)
         row = connection.execute(query, [key]).fetchone()
     except (errors.UndefinedTable, errors.InvalidSchemaName):
-        # the markers themselves are gone, which is for them to say
+        # the markers are gone: `Marker.verify` reports that
         return
-    # noted while it is UNLOGGED, a crash would leave no trace; the next epoch refuses such a table
+    # a look noted while the table is UNLOGGED would hide a later crash; the next epoch refuses such a table
     if oid is None or unlogged:
         return
     now, before = _Look(oid, files, crash), None if row is None else _Look(row[0], **json.loads(row[1]))

@@ -148,7 +148,7 @@ class Target:
 
 
 def read_target(connection: Connection, relation: Relation) -> Target | None:
-    """Return the table as it is now, or None if this user sees none of that name. Outside `begin`'s transactions."""
+    """Return the table as it is now, or None if this user sees no such table. Outside `begin`'s transactions."""
     if relation.schema is None:
         found = connection.execute(_ON_PATH, [list(connection.schemas), relation.name]).fetchone()
         relation = Relation(found[0] if found else None, relation.name)
@@ -156,7 +156,7 @@ def read_target(connection: Connection, relation: Relation) -> Target | None:
 
 
 def read_written_target(connection: Connection, relation: Relation) -> Target | None:
-    """Likewise, within the transaction that has written to the table, whose search path is that of its triggers."""
+    """Return the same within a transaction that has written to the table, whose search path is the user's."""
     ours_and_back = sql.SQL(
         "SET LOCAL search_path = pg_catalog, pg_temp; {}; SELECT pg_catalog.set_config('search_path', {}, true)"
     )
@@ -178,7 +178,7 @@ def _target(rows: Sequence[tuple[Any, ...]]) -> Target | None:
 
 
 def read_checks(connection: Connection, target: Target, columns: Sequence[str]) -> dict[str, str]:
-    """Return the expressions of the CHECK constraints that concern no other than ``columns``, by name."""
+    """Return the expressions of the CHECK constraints that use no columns but ``columns``, by name."""
     return dict(connection.execute(_CHECKS, [str(target.relation), list(columns)]).fetchall())
 
 
@@ -189,7 +189,7 @@ def max_prepared_transactions(connection: Connection) -> int:
 
 
 class TableChanged(PrepareFailed):
-    """The table is not the one that rows were staged for, or copied into: they have to be written again."""
+    """The table has changed since rows were staged for it or copied into it. They have to be written again."""
 
 
 def unsafe(target: Target, key: Sequence[str], *, deletes: bool) -> Iterator[str]:
@@ -209,14 +209,14 @@ def unsafe(target: Target, key: Sequence[str], *, deletes: bool) -> Iterator[str
         known = "; ".join(", ".join(index) for index in target.unique) or "none"
         columns = sql.SQL(", ").join(map(sql.Identifier, key)).as_string()
         yield (
-            f"key={list(key)} is no primary key or unique constraint of {target.relation} (it has: {known}; "
+            f"key={list(key)} is not a primary key or unique constraint of {target.relation} (it has: {known}; "
             "partial, deferrable and expression indexes do not count); "
             f"ALTER TABLE {target.relation} ADD UNIQUE ({columns})"
         )
 
 
 def require_safe(target: Target, key: Sequence[str], *, deletes: bool) -> None:
-    """Raise `PrepareFailed` if the table cannot hold epochs safely: somebody has to act."""
+    """Raise `PrepareFailed` if the table cannot hold epochs safely; an operator has to act."""
     found = list(unsafe(target, key, deletes=deletes))
     if found:
         raise PrepareFailed(
@@ -225,12 +225,12 @@ def require_safe(target: Target, key: Sequence[str], *, deletes: bool) -> None:
 
 
 def require_unchanged(connection: Connection, merge: Merge, *, copied: bool = False) -> None:
-    """Raise `PrepareFailed` unless the table is the one that rows were staged for, and safe.
+    """Raise `PrepareFailed` unless the table is as it was when rows were staged for it, and safe.
 
-    ``copied``: by COPY, which passes rules by and has to be refused by policies.
+    ``copied``: the rows came by COPY, which ignores rules and policies.
 
-    Call this after the transaction has written: the locks of its writes then keep the table as it is until it ends, a
-    prepared one also through a crash. Raises `psycopg.Error`.
+    Call this after the transaction has written. Its locks then keep the table as it is until the transaction ends;
+    those of a prepared one survive a crash. Raises `psycopg.Error`.
     """
     target = read_written_target(connection, merge.target)
     if target is None:

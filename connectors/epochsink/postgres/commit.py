@@ -56,11 +56,11 @@ class Commit:
     retry_seconds: float
 
     def __call__(self, epoch: Epoch, known: Part, rows: Rows, after: LastDone | None) -> Verdict:
-        """Commit a prepared transaction, or merge staged rows: again for ``retry_seconds`` where that may help."""
+        """Commit a prepared transaction or merge staged rows. Passing failures are retried for ``retry_seconds``."""
         again = retrying(_is_worth_repeating, seconds=self.retry_seconds, first_pause=0.05, longest_pause=2.0)
         try:
             if known.gid is not None:
-                # its own transaction has looked at the epoch before it, and cannot outlive that
+                # the prepared transaction has compared the markers itself
                 return again(self._commit_prepared, epoch, known, known.gid)
             return again(self._commit_staged, epoch, known, after)
         except TableChanged as changed:
@@ -74,11 +74,11 @@ class Commit:
             change = self._change(known)
             if change is not None:
                 return self._written_again(epoch, change, rows)
-            # the server has answered and committed nothing: a refusal, which has a name and a remedy
+            # the server has answered and committed nothing: this is a refusal, not an unknown outcome
             raise self._refused(error, epoch, known) from error
 
     def _change(self, known: Part) -> TableChanged | None:
-        """Return how a table has changed since rows were staged for it: the INSERT may have failed because of that."""
+        """Return how a table has changed since rows were staged for it, which may be why the INSERT failed."""
         if known.gid is not None:
             return None
         connection = self.session.connection()
@@ -93,7 +93,7 @@ class Commit:
         return None
 
     def _written_again(self, epoch: Epoch, changed: TableChanged, rows: Rows) -> Verdict:
-        """Say that staged rows are void, if the spool has them: they are staged again for the table as it is now."""
+        """Declare staged rows void if the spool has them: they are staged again for the table as it is now."""
         try:
             rows.verify()
         except SpoolMissing as gone:
@@ -118,7 +118,7 @@ class Commit:
             with watched(connection, self.server, self.retry_seconds):
                 commit_prepared(connection, gid)
         except errors.UndefinedObject:
-            # also where it was shared, and committed for another sink: each has a marker of its own in it
+            # a shared transaction may be committed already for another sink; each sink has a marker in it
             return self._ask_marker(connection, epoch, part)
         reach("postgres.committed")
         return COMMITTED
@@ -175,7 +175,7 @@ def _is_worth_repeating(error: BaseException) -> bool:
 
 
 def commit_side_by_side(server: Server, name: str, gids: Mapping[int, str], seconds: float) -> set[int]:
-    """Commit prepared transactions; return the keys of those of which the server has said so.
+    """Commit prepared transactions; return the keys of those that the server has confirmed.
 
     ``name`` is that of the sessions, ``seconds`` the limit for one commit. What fails is committed one by one later.
     """
@@ -216,7 +216,7 @@ def _commit(server: Server, name: str, turns: _Turns, seconds: float) -> set[int
                 with watched(connection, server, seconds):
                     commit_prepared(connection, gid)
             except psycopg.Error as failure:
-                _log.info("%s: %s is asked for again: %s", server.database, gid, describe(failure))
+                _log.info("%s: the commit of %s is tried again: %s", server.database, gid, describe(failure))
                 if connection.closed or isinstance(failure, AwaitsStandby):
                     break
             else:

@@ -1,4 +1,4 @@
-"""The driver's side: check, vote, commit, replay, and the clearing away of orphans."""
+"""The driver's side of one table: check, vote, commit, replay, and end orphans."""
 
 from __future__ import annotations
 
@@ -83,21 +83,21 @@ class PostgresCommitter:
         return findings
 
     def initial_state(self) -> dict[str, Any]:
-        """Leave the mark of joining; return it, and where markers and table are.
+        """Insert the mark of joining; return it, the markers' schema and the database.
 
-        Looked for elsewhere, an applied epoch would be taken for a lost one.
+        In another schema or database an applied epoch would look lost.
         """
         base = uuid.uuid4().hex
         with translated(f"joining {self._relation}"):
             connection = self._voting.connection(self._retry_seconds)
             marker_table.create(connection, self._config.marker_schema)
-            # before the ledger names it, so that a mark which the ledger names and nobody finds was removed
+            # before the ledger names it: so a mark that the ledger names and the table lacks was removed
             self._marker.join(connection, self._identity, base)
             place = Place.of(connection).to_json()
         return {"schema": self._config.marker_schema, "base": base, "place": place}
 
     def open(self, identity: Identity) -> None:
-        """Learn who this sink is. Raises `ConfigurationError` if its markers are in another schema."""
+        """Take the sink's identity. Raises `ConfigurationError` if its markers are in another schema."""
         configured = self._config.marker_schema
         schema = identity.origin.get("schema", configured)
         if schema != configured:
@@ -136,8 +136,8 @@ class PostgresCommitter:
             return self._sweeper(self._voting.connection(self._retry_seconds)).newest_generation()
 
     def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the marker rows with the ledger; commit what a failover has brought back as prepared."""
-        # both threads ask, and the session is one
+        """Compare the marker rows with the ledger; commit what a failover has made prepared again."""
+        # both threads call this, and share the session
         with self._check_lock, translated(f"reading the marker of {self._relation}"):
             connection = self._checking.connection(self._retry_seconds)
             try:
@@ -153,7 +153,7 @@ class PostgresCommitter:
                 require_same_table(connection, schema, self._identity, self._relation, done=done, pending=pending)
 
     def _require_place(self, connection: Connection, done: LastDone | None) -> None:
-        """Raise `WentBack` if this is not where the newest epoch was prepared; an operator's word may have moved it."""
+        """Raise `WentBack` if the newest epoch was prepared in another database."""
         if done is None:
             recorded = Place.from_json(self._identity.origin.get("place"))
         else:
@@ -162,7 +162,7 @@ class PostgresCommitter:
             Place.of(connection).require(recorded, self._relation, done.epoch if done else -1)
 
     def _join_again(self, connection: Connection, pending: LastDone | None) -> bool:
-        """Leave the mark of joining again while nothing was ever committed: its loss hides no epoch."""
+        """Insert the mark of joining again if no epoch was ever committed: its loss hides no epoch."""
         if pending is not None or self._marker.base is None:
             return False
         self._marker.join(connection, self._identity, self._marker.base)
@@ -171,8 +171,8 @@ class PostgresCommitter:
     def _finish_again(self, connection: Connection, done: LastDone) -> bool:
         """Commit parts of a done epoch that are prepared again: the server has lost the end of its log.
 
-        The log is lost from its end, so what was committed before these were prepared is still there, and the order
-        of epochs is kept. Return whether there was one.
+        What was committed before these parts were prepared is still there, so the order of epochs is kept. Return
+        whether there was such a part.
         """
         gids = {part.gid for part in map(read_part, done.parts) if part.gid}
         again = orphans.still_prepared(connection, gids)
@@ -224,10 +224,10 @@ class PostgresCommitter:
         return Voter(self._config, self._identity, after)
 
     def _repeated(self, epoch: Epoch, tables: Sequence[Relation], vote: Callable[[Connection], Voted]) -> Voted:
-        """Vote, and again where that may help."""
+        """Vote; a passing failure is retried."""
 
         def once() -> Voted:
-            # a new session where the last one was lost: a server that restarts in mid-vote has kept what is durable
+            # a new session if the last one was lost: a server that restarts in mid-vote has kept what is durable
             connection = self._voting.connection(self._retry_seconds)
             with watched(connection, self._server):
                 return vote(connection)
@@ -251,7 +251,7 @@ class PostgresCommitter:
         rows: Rows,
         after: LastDone | None = None,
     ) -> Verdict:
-        """Commit a prepared transaction, or merge staged rows; repeated for `RETRY_SECONDS` where that may help."""
+        """Commit a prepared transaction, or merge staged rows; passing failures are retried for `RETRY_SECONDS`."""
         return self._commit(epoch, read_part(part), rows, after)
 
     def commit_at_once(
@@ -280,7 +280,7 @@ class PostgresCommitter:
         return write_all(writer, rows.read(uuid))
 
     def _as_recorded(self, merge: Merge) -> PostgresConfig:
-        """Return the options with which an epoch was written, whatever a later start brings: table, key, deletes."""
+        """Return the options with table, key and deletes as the epoch was written, whatever a later start sets."""
         given = {item.name: getattr(self._config, item.name) for item in fields(PostgresConfig)}
         schema, table = merge.target.schema, merge.target.name
         recorded = {
@@ -291,7 +291,7 @@ class PostgresCommitter:
         }
         return PostgresConfig(**given | recorded)
 
-    # ---- clearing away
+    # ---- leftovers
 
     def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
         """End sessions, prepared transactions and staging tables that ``keep`` does not name.
@@ -310,7 +310,7 @@ class PostgresCommitter:
                 raise
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
-        """Drop the epoch's staging table, and now and then markers that nobody will ask for."""
+        """Drop the epoch's staging table, and from time to time old markers."""
         tables = {part.members[self._identity.sink].table for part in map(read_part, parts)}
         try:
             connection = self._settling.connection()
@@ -328,5 +328,5 @@ class PostgresCommitter:
 
 
 def _is_worth_voting_again(error: BaseException) -> bool:
-    # a lock that others hold has been waited for already, for as long as ``timeout`` says
+    # not LockNotAvailable: the lock has been waited for already, for ``timeout`` seconds
     return is_passing(error) or isinstance(error, (errors.DeadlockDetected, errors.SerializationFailure))

@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean, in one table: the error of ours, whether to retry, and what to do about it."""
+"""What PostgreSQL's errors mean, in one table: our error, whether to retry, and what to do about it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _UNREACHABLE: Final = "see that the server runs and is reachable; Spark runs the epoch again when the query restarts"
 _PASSING_REFUSALS: Final = ("the database system is", "too many", "connection slots")
-"""libpq gives no SQLSTATE for what the server says while a session is being opened, only this text."""
+"""Parts of messages. While a session is opened, libpq gives the text of a refusal and no SQLSTATE."""
 
 
 class Refused(psycopg.OperationalError):
-    """The server answered and did not let us in: wrong password, no such database, pg_hba.conf."""
+    """The server answered and refused the connection: wrong password, unknown database, pg_hba.conf."""
 
 
 class SharedSession(Refused):
@@ -30,7 +30,7 @@ class SharedSession(Refused):
 
 
 class AwaitsStandby(psycopg.OperationalError):
-    """A PREPARE or COMMIT was cancelled that waited for a synchronous standby: it has happened on this server."""
+    """A PREPARE or COMMIT that waited for a synchronous standby was cancelled. It has happened on this server."""
 
 
 class Retry(enum.Enum):
@@ -51,67 +51,47 @@ class Rule(NamedTuple):
     hint: str = ""
 
 
+def _rejects(error: type[psycopg.Error], hint: str = "") -> Rule:
+    """Return the rule for rows that the server refuses for good."""
+    return Rule(error, RowsRejected, Retry.NEVER, hint)
+
+
+def _fails(error: type[psycopg.Error], hint: str) -> Rule:
+    """Return the rule for an epoch that fails until an operator acts."""
+    return Rule(error, PrepareFailed, Retry.NEVER, hint)
+
+
 RULES: Final = (  # the first that fits
-    Rule(
-        errors.NotNullViolation,
-        RowsRejected,
-        Retry.NEVER,
-        "filter such rows with where=, fill them with coalesce() in select=, or drop NOT NULL",
+    _rejects(
+        errors.NotNullViolation, "filter such rows with where=, fill them with coalesce() in select=, or drop NOT NULL"
     ),
-    Rule(errors.CheckViolation, RowsRejected, Retry.NEVER, "filter such rows with where=, or change the constraint"),
-    Rule(
-        errors.UniqueViolation,
-        RowsRejected,
-        Retry.NEVER,
-        "rows that replace others need key=; else filter the duplicates before the sink",
-    ),
-    Rule(
+    _rejects(errors.CheckViolation, "filter such rows with where=, or change the constraint"),
+    _rejects(errors.UniqueViolation, "rows that replace others need key=; else filter the duplicates before the sink"),
+    _rejects(
         errors.ForeignKeyViolation,
-        RowsRejected,
-        Retry.NEVER,
-        "load the referenced table first; where another sink of this query feeds it, give both the same dsn= and "
+        "load the referenced table first; if another sink of this query feeds it, give both the same dsn= and "
         "atomic=True, and name that sink first: they share a transaction; or filter such rows with where=",
     ),
-    Rule(
+    _rejects(
         errors.CharacterNotInRepertoire,
-        RowsRejected,
-        Retry.NEVER,
         "PostgreSQL's text cannot hold NUL (0x00): remove it in select=, for example "
         "translate(column, '\\u0000', ''), or store the column as bytea",
     ),
-    Rule(
+    _rejects(
         errors.UntranslatableCharacter,
-        RowsRejected,
-        Retry.NEVER,
         "this character cannot be stored there (\\u0000 in jsonb, or a database that is not UTF8): remove it in "
         "select=",
     ),
-    Rule(
-        errors.StringDataRightTruncation,
-        RowsRejected,
-        Retry.NEVER,
-        "cut it in select= with left(column, n), or widen the column",
-    ),
-    Rule(
-        errors.NumericValueOutOfRange,
-        RowsRejected,
-        Retry.NEVER,
-        "filter such rows with where=, or widen the column",
-    ),
-    Rule(
+    _rejects(errors.StringDataRightTruncation, "cut it in select= with left(column, n), or widen the column"),
+    _rejects(errors.NumericValueOutOfRange, "filter such rows with where=, or widen the column"),
+    _rejects(
         errors.InvalidTextRepresentation,
-        RowsRejected,
-        Retry.NEVER,
-        "the text is no value of the column's type: convert it in select=, for example with try_cast, or filter it "
-        "with where=",
+        "invalid value for the column type: convert it in select=, for example with try_cast, or filter it with where=",
     ),
-    Rule(errors.IntegrityError, RowsRejected, Retry.NEVER),
-    Rule(errors.DataError, RowsRejected, Retry.NEVER),
-    Rule(
-        errors.InsufficientPrivilege,
-        PrepareFailed,
-        Retry.NEVER,
-        "grant it to the sink's user; ExactlyOnce.check() lists every privilege needed",
+    _rejects(errors.IntegrityError),
+    _rejects(errors.DataError),
+    _fails(
+        errors.InsufficientPrivilege, "grant it to the sink's user; ExactlyOnce.check() lists every privilege needed"
     ),
     Rule(
         errors.LockNotAvailable,
@@ -122,17 +102,11 @@ RULES: Final = (  # the first that fits
     ),
     Rule(errors.DeadlockDetected, PrepareFailed, Retry.TRANSACTION),
     Rule(errors.SerializationFailure, PrepareFailed, Retry.TRANSACTION),
-    Rule(
-        errors.UndefinedTable,
-        PrepareFailed,
-        Retry.NEVER,
-        "it was dropped or renamed while the query ran: create it again, then restart the query",
+    _fails(
+        errors.UndefinedTable, "it was dropped or renamed while the query ran: create it again, then restart the query"
     ),
-    Rule(
-        errors.UndefinedColumn,
-        PrepareFailed,
-        Retry.NEVER,
-        "the table has changed while the query ran: restart the query, which checks it anew",
+    _fails(
+        errors.UndefinedColumn, "the table has changed while the query ran: restart the query, which checks it anew"
     ),
     Rule(
         AwaitsStandby,
@@ -140,24 +114,18 @@ RULES: Final = (  # the first that fits
         Retry.ATTEMPT,
         "bring the standby back (SELECT * FROM pg_stat_replication), or take it out of synchronous_standby_names",
     ),
-    Rule(
+    _fails(
         SharedSession,
-        PrepareFailed,
-        Retry.NEVER,
         "connect to the server itself, or to a pool in session mode (PgBouncer: pool_mode=session): the settings of a "
         "session would reach the pool's other clients, and ending a session that was left behind would end theirs",
     ),
-    Rule(
+    _fails(
         Refused,
-        PrepareFailed,
-        Retry.NEVER,
         "set the right user, password (or passfile), sslmode and dbname in dsn= or options=, or allow them in "
         "pg_hba.conf",
     ),
-    Rule(
+    _fails(
         errors.FeatureNotSupported,
-        PrepareFailed,
-        Retry.NEVER,
         "what the table does (NOTIFY in a trigger, foreign or temporary tables) does not go into a prepared "
         "transaction: use commit='staged'",
     ),
@@ -168,19 +136,14 @@ RULES: Final = (  # the first that fits
         "a statement_timeout cancelled it: raise it for this user, or set "
         "options={'options': '-c statement_timeout=0'}",
     ),
-    Rule(
-        errors.GeneratedAlways,
-        PrepareFailed,
-        Retry.NEVER,
-        "the table generates this column itself: leave it out of select=, or drop GENERATED",
+    _fails(
+        errors.GeneratedAlways, "the table generates this column itself: leave it out of select=, or drop GENERATED"
     ),
-    Rule(
+    _fails(
         errors.RaiseException,
-        PrepareFailed,
-        Retry.NEVER,
         "a trigger or function of the table refuses the row: filter such rows with where=, or change the trigger",
     ),
-    Rule(errors.DiskFull, PrepareFailed, Retry.NEVER, "free disk space on the server"),
+    _fails(errors.DiskFull, "free disk space on the server"),
     Rule(
         errors.ReadOnlySqlTransaction,
         PrepareFailed,
@@ -204,14 +167,14 @@ def rule_of(error: psycopg.Error) -> Rule:
 
 
 def is_disconnected(error: BaseException) -> bool:
-    """Return whether ``error`` says that the connection is gone: what was under way may or may not have happened."""
+    """Return whether the connection is lost, so that the outcome of its last statement is unknown."""
     if not isinstance(error, psycopg.OperationalError) or isinstance(error, (Refused, AwaitsStandby)):
         return False
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether waiting may help: a server that starts, stops, is out of reach or has no free connection."""
+    """Return whether waiting may help: the server starts, stops, is unreachable or has no free connection."""
     return isinstance(error, psycopg.Error) and rule_of(error).retry is Retry.CONNECTION
 
 
@@ -230,7 +193,7 @@ def refusal(error: psycopg.OperationalError) -> psycopg.OperationalError:
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turn what psycopg or pyarrow raise into `PrepareFailed`, or `RowsRejected` where no retry can help."""
+    """Turn what psycopg or pyarrow raise into `PrepareFailed`, or `RowsRejected` if no retry can help."""
     try:
         yield
     except psycopg.Error as error:
@@ -241,7 +204,7 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def failure(error: psycopg.Error, doing: str) -> PrepareFailed:
-    """Return the error of ours that stands for ``error``, with what the server says and the hint."""
+    """Return our error for ``error``, with the server's message and the hint."""
     rule = rule_of(error)
     diagnosis = error.diag
     return rule.raises(

@@ -17,33 +17,33 @@ if TYPE_CHECKING:
     from epochsink.postgres.server import Connection
 
 WORK_MEM: Final = "128MB"
-"""For the hash over the keys and, where a key comes twice, the sort; the server's default spills at once."""
+"""For the hash over the keys, and the sort if a key is duplicated. The server's default spills to disk at once."""
 
 
 def merge(connection: Connection, members: Sequence[Member]) -> None:
     """Apply the staged rows of one or several sinks to their targets within the transaction under way.
 
-    Rows are written in the order of ``members`` and deleted in the reverse order, after all are written: so one that
-    refers to another is written after it and deleted before it, and one that moves away from what is deleted has moved.
+    Rows are written in the order of ``members``, then deleted in the reverse order. So a row that refers to another one
+    is written after it and deleted before it.
 
     Raises `PrepareFailed` if staging does not hold exactly the rows that it should, or a target is not what they were
-    staged for; `RowsRejected` if a key comes twice and nothing says which row is the last; `psycopg.Error`.
+    staged for; `RowsRejected` if a key is duplicated and there is no order_by; `psycopg.Error`.
     """
     connection.execute(sql.SQL("SET LOCAL work_mem = {}").format(sql.Literal(WORK_MEM)))
     if len(members) > 1:
-        # those that may be: references in a circle have no order
+        # as far as they are deferrable: references in a circle have no order
         connection.execute("SET CONSTRAINTS ALL DEFERRED")
     sources = [_write(connection, member) for member in members]
     for member, source in reversed(list(zip(members, sources, strict=True))):
         if member.merge.deletes:
             connection.execute(_delete(member.merge, source))
     for member in members:
-        # an INSERT casts whatever it can to the column's type, and the lock that it took keeps the table as it is now
+        # an INSERT casts what it can to the column's type. Its lock now keeps the table as it is until the end
         require_unchanged(connection, member.merge)
 
 
 def _write(connection: Connection, member: Member) -> sql.Composed:
-    """Insert or update what is not to be deleted; return the rows that count, one for each key."""
+    """Insert or update the rows that are not deleted; return the rows to apply, one for each key."""
     plan, source = member.merge, _source(member)
     if not plan.key:
         merged = connection.execute(_append(plan, source)).rowcount
@@ -87,7 +87,7 @@ def verify_count(connection: Connection, member: Member) -> None:
 
 
 def _verify_keys(connection: Connection, member: Member) -> bool:
-    """Return whether a key comes more than once; counting the rows is a by-product."""
+    """Count the rows, and return whether a key is duplicated."""
     plan = member.merge
     many = sql.Identifier(TAG)  # a name that no column of the row has
     grouped = sql.SQL("SELECT {key}, pg_catalog.count(*) AS {many} FROM {source} GROUP BY {key}").format(
@@ -103,16 +103,16 @@ def _verify_keys(connection: Connection, member: Member) -> bool:
     _expect(member.staging, found, member.rows)
     if without_key:
         raise RowsRejected(
-            f"{without_key} rows for {plan.target} have null in their key ({', '.join(plan.key)}), which replaces or "
-            "deletes no row",
+            f"{without_key} rows for {plan.target} have null in their key ({', '.join(plan.key)}), which matches "
+            "no row",
             hint="filter them with where=, or fill the key with coalesce() in select=",
         )
     if most > 1 and not plan.ranks:
         example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
         raise RowsRejected(
-            f"a key of {plan.target} ({', '.join(plan.key)}) comes {most} times in one epoch, and order_by= does not "
-            "say which row is the last",
+            f"a key of {plan.target} ({', '.join(plan.key)}) occurs {most} times in one epoch, and without order_by= "
+            "no row of it is the last",
             hint="set order_by= to a column or Spark SQL expression whose largest value wins, or make keys unique with "
             "dropDuplicatesWithinWatermark",
             values=key,
@@ -124,7 +124,7 @@ def _expect(staging: Relation, found: int, rows: int) -> None:
     if found != rows:
         raise PrepareFailed(
             f"staging table {staging} holds {found} rows of the accepted tasks, and they wrote {rows}",
-            hint="the server has crashed since (unlogged tables are emptied) or somebody changed the table; Spark "
+            hint="the server has crashed since (unlogged tables are emptied) or the table was changed; Spark "
             "runs the epoch again when the query restarts",
             found=found,
             expected=rows,
@@ -143,7 +143,7 @@ def _upsert(plan: Merge, source: sql.Composed) -> sql.Composed:
     action = sql.SQL("UPDATE SET {}").format(settings) if values else sql.SQL("NOTHING")
     if plan.deletes:
         source = sql.SQL("{} WHERE {} IS NOT TRUE").format(source, sql.Identifier(DELETED))
-    # in the order of the key: neighbours share a page of its index, and of the table where that is in order
+    # in the order of the key: neighbours share a page of its index, and often of the table
     return sql.SQL("{} ORDER BY {key} ON CONFLICT ({key}) DO {}").format(
         _append(plan, source), action, key=_names(plan.key)
     )

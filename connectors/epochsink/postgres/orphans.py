@@ -1,7 +1,7 @@
-"""Ending what an identity has left behind: sessions of zombies, prepared transactions, staging tables.
+"""End what an identity has left: sessions of zombies, then prepared transactions, then staging tables.
 
-In this order, so that a session that is about to prepare cannot do it after the look at what is prepared, and a
-prepared transaction does not lock the staging table that is to be dropped.
+Sessions come first, because a session could prepare a transaction after the look at prepared transactions. Staging
+tables come last, because a prepared transaction locks its staging table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DROP_TIMEOUT: Final = "100ms"
-"""Whoever reads a staging table for longer (pg_dump) must not delay each epoch."""
+"""A reader that holds a staging table for longer (pg_dump) must not delay each epoch."""
 _TERMINATE_MILLISECONDS: Final = 2000  # milliseconds
 
 _SESSIONS: Final = """
@@ -83,13 +83,13 @@ class Orphans:
         again = still_prepared(self._connection, done)
         if again:
             raise WentBack(
-                f"prepared transaction {min(again)} is there, and the ledger says that its epoch is done: the server "
+                f"prepared transaction {min(again)} exists, and the ledger says that its epoch is done: the server "
                 "has lost the commit, as after a failover to a standby that lacked it; its rows are not visible",
                 hint="put the newer state of the server back; the transaction is left as it is",
             )
 
     def drop(self, table: str) -> bool:
-        """Drop a staging table; False if something still holds it, which the next sweep finds."""
+        """Drop a staging table; False if it is locked: then the next sweep drops it."""
         name = Relation(self._schema, table).quoted
         statement = "SET LOCAL lock_timeout = {}; SET LOCAL synchronous_commit = off; DROP TABLE IF EXISTS {}"
         try:
@@ -100,7 +100,7 @@ class Orphans:
         return True
 
     def _end_sessions(self, is_left: Callable[[SessionName], bool]) -> list[str]:
-        """Terminate sessions of older generations, and tasks' sessions of ours that nobody waits for."""
+        """Terminate sessions of older generations, and tasks' sessions of our generation whose attempt is over."""
         ended = []
         for pid, name in self._sessions():
             if name.generation > self._generation:
@@ -131,9 +131,9 @@ class Orphans:
         return prepared_gids(self._connection, self._key)
 
     def _shared(self, attempts: Collection[str]) -> set[str]:
-        """Return the transactions of attempts that have staged rows of ours, whichever sink's name they bear.
+        """Return the transactions of attempts that have staged rows of this sink.
 
-        A shared one bears that of its first sink, which may have left the query since.
+        A shared transaction is named after its first sink, which may have left the query since.
         """
         if not attempts:
             return set()
@@ -170,7 +170,7 @@ def _gids_like(connection: Connection, pattern: str) -> set[str]:
 
 
 def still_prepared(connection: Connection, gids: Collection[str]) -> set[str]:
-    """Return those of ``gids`` that are prepared, whosever name they bear. Raises `psycopg.Error`."""
+    """Return those of ``gids`` that are prepared, also if another sink's name is in them. Raises `psycopg.Error`."""
     if not gids:
         return set()
     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid = ANY (%s)"

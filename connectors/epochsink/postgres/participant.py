@@ -29,11 +29,11 @@ class PostgresParticipant(Participant):
         return self._tables[sink].check(schema)
 
     def initial_state(self, sink: str) -> dict[str, Any]:
-        """Leave the mark of joining; return it, and where markers and table are."""
+        """Insert the mark of joining; return it, the markers' schema and the database."""
         return self._tables[sink].initial_state()
 
     def open(self, identity: Identity) -> None:
-        """Learn who a sink is. Raises `ConfigurationError` if its markers are in another schema."""
+        """Take a sink's identity. Raises `ConfigurationError` if its markers are in another schema."""
         self._tables[identity.sink].open(identity)
 
     def newest(self, sink: str) -> int | None:
@@ -49,7 +49,7 @@ class PostgresParticipant(Participant):
         return self._tables[sink].newest_generation()
 
     def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the marker rows with the ledger; commit what a failover has brought back as prepared."""
+        """Compare the marker rows with the ledger; commit what a failover has made prepared again."""
         self._tables[sink].verify_applied(done, pending)
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
@@ -69,11 +69,11 @@ class PostgresParticipant(Participant):
         return {name: [part] for name in ballots}
 
     def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
-        """Commit prepared transactions, or merge staged rows; repeated for a while where that may help."""
+        """Commit prepared transactions, or merge staged rows; passing failures are retried."""
         verdicts: dict[str, Sequence[Verdict]] = {}
         committed: list[Committable] = []
         for name, ballot in ballots.items():
-            # what another sink's commit has made visible is visible for this one too
+            # a part that another sink's commit has made visible needs no second commit
             known = {index for index, part in enumerate(ballot.parts) if part in committed}
             verdicts[name] = self._commit_table(self._tables[name], epoch, ballot, known)
             for part, verdict in zip(ballot.parts, verdicts[name], strict=True):
@@ -110,7 +110,7 @@ class PostgresParticipant(Participant):
         return prepared.gid or f"rows staged in {', '.join(sorted(prepared.tables))}"
 
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
-        """Drop the epoch's staging tables, and now and then markers that nobody will ask for."""
+        """Drop the epoch's staging tables, and from time to time old markers."""
         for name, ballot in ballots.items():
             self._tables[name].finish(epoch, ballot.parts)
 

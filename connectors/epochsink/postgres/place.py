@@ -1,10 +1,9 @@
 """Which database a sink's epochs are in: cluster, database and timeline, compared with what was recorded.
 
-Markers go along with a copy of the data, so they cannot tell a copy from the original. The system identifier can: it
-is made by initdb, and stays through crashes, physical backups and failovers. A timeline begins whenever a standby is
-promoted or a backup is recovered, and has a larger number than the one that it branched off. So a larger timeline is
-what a failover looks like, and whether that lost commits is for the markers to say; a smaller one is a server that was
-failed over from.
+A copy of the data includes the markers, so they cannot tell a copy from the original. The system identifier can: initdb
+makes it, and it stays through crashes, physical backups and failovers. A new timeline begins whenever a standby is
+promoted or a backup is recovered; its number is larger than that of the timeline before. So a larger timeline means a
+failover, and the markers show whether that lost commits. A smaller timeline means that this server is the old primary.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ _UNTOLD: Final = (
     errors.FeatureNotSupported,
     errors.ObjectNotInPrerequisiteState,
 )
-"""Some hosted servers do not let everybody ask, and a standby has no timeline of its own."""
+"""Some hosted servers refuse the question, and a standby has no timeline of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One database of one cluster. ``cluster`` is None, and ``timeline`` 0, where the server does not say."""
+    """One database of one cluster. ``cluster`` is None, and ``timeline`` 0, if the server does not tell."""
 
     database: str
     oid: int
@@ -58,7 +57,7 @@ class Place:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any] | None) -> Self | None:
-        """Return what was recorded; None where an earlier version of this package recorded nothing."""
+        """Return what was recorded; None if nothing was."""
         return None if values is None else cls(**values)
 
     def to_json(self) -> dict[str, Any]:
@@ -74,13 +73,13 @@ class Place:
             raise WentBack(
                 f"table {table} is in {self}, and the ledger says that this query writes to {recorded}: dsn= names "
                 "another server, or the database was restored from a dump or upgraded by pg_upgrade",
-                hint=f"name the right server in dsn=; or if the new one is to go on, and holds {holds}, say so: "
+                hint=f"name the right server in dsn=; or if this one replaces it, and holds {holds}, accept it: "
                 f"epochsink accept CHECKPOINT {epoch if epoch >= 0 else 'none'} --sink NAME",
             )
         if 0 < self.timeline < recorded.timeline:
             raise WentBack(
                 f"table {table} is on timeline {self.timeline} of its cluster, and epoch {epoch} was prepared on "
-                f"timeline {recorded.timeline}: this server was failed over from, and another one has gone on",
+                f"timeline {recorded.timeline}: this server is the old primary; a standby was promoted",
                 hint="name the present primary in dsn= (several hosts with target_session_attrs=read-write); "
                 "stop this server",
             )

@@ -1,4 +1,4 @@
-"""Is everything there that the first epoch will need? Asked before any row moves."""
+"""Check, before any row moves, that everything the first epoch needs is there."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ WHERE NOT has_column_privilege(to_regclass(%s), c.name, %s)
 def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> list[str]:
     """Return what does not fit between a configuration, the rows' schema and the live server.
 
-    Creates the marker table, its schema and, with ``create``, the target where they are missing. Raises `psycopg.Error`
+    Creates the marker table, its schema and, with ``create``, the target if they are missing. Raises `psycopg.Error`
     if the connection dies.
     """
     unfit = list(_check_server(connection))
@@ -109,7 +109,7 @@ def _create_target(config: PostgresConfig, connection: Connection, relation: Rel
 
 
 def unreachable(config: PostgresConfig, error: psycopg.OperationalError) -> str:
-    """Return the finding for a server that does not let us in."""
+    """Return the finding for a server that refuses the connection."""
     known = failure(error, f"cannot connect to {Server.of(config).database}")
     return f"{known.message}; {known.hint}"
 
@@ -132,7 +132,7 @@ def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[s
     table = sql.Identifier(config.marker_schema, applied_epochs.TABLE).as_string(connection)
     published = list(_check_marker_publication(config, connection, table))
     if published:
-        # before it is created: from then on it is published
+        # before the table is created: afterwards it is published
         yield from published
         return
     try:
@@ -156,12 +156,12 @@ def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[s
 
 
 def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
-    """Yield why the marker table cannot prove what is applied: somebody has made or changed it by hand."""
+    """Yield why the marker table cannot prove what is applied: it was made or changed by hand."""
     found = connection.execute(_MARKER, [list(applied_epochs.KEY), table]).fetchone()
     if found is None:
         return
     kind, persistence, has_key, row_security = found
-    repair = "drop it while no query runs and let epochsink make it anew, or correct it by hand"
+    repair = "drop it while no query runs and let epochsink create it again, or correct it by hand"
     if kind != "r":
         yield f"the marker table {table} is not an ordinary table; {repair}"
     if persistence != "p":
@@ -227,7 +227,7 @@ def _check_key(config: PostgresConfig, connection: Connection, target: Target, s
 def _check_spread(
     config: PostgresConfig, connection: Connection, target: Target, encodings: Sequence[Encoding]
 ) -> Iterator[str]:
-    """Yield key columns of which Spark takes two values for different that the table takes for equal.
+    """Yield key columns in which two values differ for Spark and are equal for the table.
 
     Two tasks would then write the same row, and wait for each other.
     """

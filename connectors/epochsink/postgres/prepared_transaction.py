@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _BUSY_SECONDS: Final = 5.0
 LOCAL: Final = sql.SQL("SET LOCAL synchronous_commit = local; ")
-"""For what needs no standby to have it: whatever makes an epoch durable later also sends this there."""
+"""For statements that need no synchronous standby: a later commit of the epoch sends them to it as well."""
 
 
 def is_busy(error: BaseException) -> bool:
@@ -79,7 +79,7 @@ def rollback_prepared(connection: Connection, gid: str) -> bool:
     """Roll a prepared transaction back; return whether there was one of that name. Raises `psycopg.Error`."""
     statement = sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid))
     again = retrying(is_busy, seconds=_BUSY_SECONDS, longest_pause=1.0)
-    # a standby that is away must not keep what is to go; a rollback that a failover loses, the next sweep repeats
+    # an unreachable standby must not block this; if a failover loses the rollback, the next sweep repeats it
     connection.execute("SET synchronous_commit = local")
     try:
         again(connection.execute, statement)

@@ -52,7 +52,7 @@ _NOTE: Final = re.compile(r"epochsink generation (\d+) epoch (\d+)(?: of (\S+))?
 
 
 class Database:
-    """One database, for an operator. Raises `EpochsinkError` where it cannot be reached or refuses."""
+    """One database, for an operator. Raises `EpochsinkError` if it is unreachable or refuses."""
 
     def __init__(self, dsn: str, options: Mapping[str, str]) -> None:
         # a table's name is part of every configuration; none is written to
@@ -61,7 +61,7 @@ class Database:
             self._connection: Connection = server.connect(f"{PREFIX}-orphans")
 
     def remnants(self) -> list[Remnant]:
-        """Return the prepared transactions and staging tables of every sink, oldest first where that is known."""
+        """Return the prepared transactions and staging tables of every sink, oldest first if that is known."""
         with translated("looking for what sinks have left"):
             sessions = [SessionName.parse(name or "") for (name,) in self._connection.execute(_SESSIONS).fetchall()]
             used = {session.key for session in sessions if session}

@@ -125,13 +125,13 @@ class Server:
         except psycopg.OperationalError as error:
             raise refusal(error) from None
         connection.backend = _backend(connection)
-        # before anything is set: in a session that others get too, a setting would reach them
+        # before anything is set: a pooler in transaction mode would pass a setting on to other clients
         if not _is_direct(connection):
             if self.address not in _own_sessions:
                 self._refuse_shared(connection)
             connection.borrowed = connection.execute(_SETTINGS, [list(_SET)]).fetchall()
-        # UTC, because an instant that goes into a column without time zone is stored as UTC.
-        # synchronous_commit, because it may be off for the role or database, and what is done must outlive a crash.
+        # UTC: an instant in a column without time zone is stored as UTC.
+        # synchronous_commit: it may be off for the role or database, and a done epoch must survive a crash.
         said = connection.execute(
             "SELECT pg_catalog.current_setting('search_path'), pg_catalog.current_schemas(true), "
             "CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'remote_apply' "
@@ -183,7 +183,7 @@ class Server:
 
     @property
     def database(self) -> str:
-        """Where it connects to, for messages."""
+        """The database, host and port, for messages."""
         host = self.parameters.get("host") or self.parameters.get("hostaddr") or "the local socket"
         port = self.parameters.get("port", "5432")
         return f"database {self.parameters.get('dbname', '(default)')!r} at {host}:{port}"
@@ -194,7 +194,7 @@ class Server:
 
 
 def _is_direct(connection: Connection) -> bool:
-    # a pooler makes up the process id that it tells to who connects
+    # a pooler tells its clients a process id that it has made up
     return connection.info.backend_pid == connection.backend
 
 
@@ -207,7 +207,7 @@ def is_lent_to_both(one: Connection, other: Connection) -> bool:
     for _ in range(_ROUNDS):
         first = _backend(one)
         with other.transaction():
-            # in this order: the first would wait for ever for the only session of a pool, which the other holds
+            # in this order: if the pool has one session, which the other holds, the first would wait for ever
             if _backend(other) == first or _backend(one) != first:
                 return True
     return False
@@ -271,6 +271,6 @@ def deadline(connection: psycopg.Connection[Any], seconds: float) -> Iterator[No
 
 
 def cut(line: socket.socket) -> None:
-    """End a connection at once, as if the network had: whoever waits for it gets an error."""
+    """Cut a connection at once, like a network failure: every wait on it ends with an error."""
     with suppress(OSError):  # the server may have closed it at the same moment
         line.shutdown(socket.SHUT_RDWR)

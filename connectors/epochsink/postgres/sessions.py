@@ -1,4 +1,4 @@
-"""Sessions: each is named for whom it works, so that whoever takes over can end it."""
+"""Sessions, each named after the sink and attempt that it serves, so that a later driver can end it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Session:
 
 @contextmanager
 def watched(connection: Connection, server: Server, limit: float | None = None) -> Iterator[None]:
-    """Give up a statement that waits for nothing good, while the body runs; a slow one may take its time.
+    """Cut the session if the server stops answering while the body runs; a slow statement may take its time.
 
     A server that is frozen acknowledges what the network brings, so the connection is cut if the server does not answer
     another one, and in any case after ``limit`` seconds. A wait for a synchronous standby has no end: it is logged, and
@@ -129,7 +129,7 @@ class _Watch(threading.Thread):
         self._line.close()
 
     def run(self) -> None:
-        """Look now and then, until the statement has ended or is given up."""
+        """Look from time to time, until the statement has ended or is cut."""
         began = time.monotonic()
         silent, awaits_since = 0, None
         while not self._done.wait(self._pause(awaits_since)):

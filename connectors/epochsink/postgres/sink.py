@@ -35,7 +35,7 @@ class Postgres(PostgresConfig, Sink):
         key: columns of a primary key or unique constraint; rows replace the row of their key. None: rows are appended.
         select: Spark SQL expressions that make the row, each named as its column of the table.
         where: Spark SQL predicate: which rows go to this sink.
-        order_by: Spark SQL; of several rows of a key in one epoch, the one with the largest value wins, and nulls lose.
+        order_by: Spark SQL; if an epoch has several rows of a key, the one with the largest value wins, and nulls lose.
             Without it such an epoch is refused.
         delete_when: Spark SQL predicate; rows for which it is true delete their key instead.
         atomic: True: readers see all of an epoch or none of it. False: each task commits on its own, which is faster;
@@ -101,13 +101,13 @@ class Postgres(PostgresConfig, Sink):
 
     @property
     def distribute_by(self) -> Sequence[str]:
-        """The key, as expressions over the stream, where tasks merge on their own and must not share keys."""
+        """The key, as expressions over the stream, with ``atomic=False``: tasks must not share keys."""
         return self._spread
 
     @property
     def commits_with(self) -> Hashable | None:
         """What sinks have in common whose rows of an epoch go into one transaction; None with ``atomic=False``."""
-        # what "auto" becomes, all sinks of one server find out alike
+        # "auto" becomes the same for all sinks of one server
         return (self._server().address, self.commit == "staged") if self.atomic else None
 
     def _origin(self, column: str) -> str:
@@ -131,7 +131,7 @@ class Postgres(PostgresConfig, Sink):
 
         for name in filter(is_reserved, schema.names):
             raise ConfigurationError(
-                f"the row has a column {name!r}, a name that epochsink uses itself",
+                f"the row has a column {name!r}, which is a reserved name",
                 hint="select it under another name with AS",
             )
         columns = [_rendered(row, field.name, as_json=is_nested(field.type)) for field in schema]

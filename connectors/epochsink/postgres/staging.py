@@ -1,8 +1,8 @@
-"""The staging table of one attempt: every task copies into it, the merge reads it, dropping it fences zombies.
+"""The staging table of one attempt: rows are copied into it, the merge reads it, and dropping it fences zombies.
 
-Each row carries the tag of its task, so that rows of attempts that Spark did not accept are never merged. The
-table is unlogged where the merge is prepared before the checkpoint decides, and logged where it has to outlive a
-crash. Its comment names the generation that made it.
+Each row has the tag of its task, so that rows of attempts that Spark did not accept are never merged. The table is
+unlogged if the merge is prepared before the checkpoint decides, and logged if it has to survive a crash. Its comment
+names the generation that made it.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def tag_value(task: str) -> pa.Scalar:
 
 
 def tag(task: str) -> int:
-    """Return the number that stands for a task's uuid in each of its rows: its first 8 bytes."""
+    """Return the number that marks each row of a task: the first 8 bytes of its uuid."""
     return int.from_bytes(bytes.fromhex(task)[:8], signed=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Where one attempt's rows wait."""
+    """The table in which one attempt's rows are staged."""
 
     relation: Relation
     logged: bool

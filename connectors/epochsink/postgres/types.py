@@ -53,7 +53,7 @@ _SPARK_TYPES: Final = {
     "timestamptz_recv": "TIMESTAMP",
 }
 _CUT_BY_INPUT: Final = {"charrecv": '"char" keeps one byte', "namerecv": "name keeps 63 bytes"}
-# Strings are not parsed into types that Spark has itself: there the cast belongs, where it can be tested.
+# Strings are not parsed into types that Spark has: cast them in select=, where the cast can be tested.
 _HAVE_ARROW_TYPES: Final = frozenset(_SPARK_TYPES)
 _SAME: Final = {
     "boolrecv": pa.types.is_boolean,
@@ -310,7 +310,7 @@ def _refusal(field: pa.Field, column: Column) -> str:
         rule = "a column without a type is only ever null"
     elif pa.types.is_duration(field.type):
         rule = "an interval goes into a column of type interval"
-        # its text in Spark, INTERVAL '...' DAY TO SECOND, is none that PostgreSQL reads
+        # PostgreSQL cannot read its text in Spark, INTERVAL '...' DAY TO SECOND
         hint = f"count it in select=, for example unix_micros(timestamp_seconds(0) + {field.name}) AS {field.name}"
     else:
         rule = "one does not go into the other without loss"

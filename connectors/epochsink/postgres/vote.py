@@ -49,7 +49,7 @@ class Voter:
 
     @property
     def key(self) -> str:
-        """What names of ours know the sink by."""
+        """The sink in names."""
         return identity_key(self.identity)
 
     def expect(self, connection: Connection) -> None:
@@ -196,14 +196,14 @@ def vote_by_task(connection: Connection, voter: Voter, epoch: Epoch, written: Se
     if missing:
         raise PrepareFailed(
             f"prepared transaction(s) {', '.join(sorted(missing))} are not in pg_prepared_xacts",
-            hint="somebody rolled them back; Spark runs the epoch again when the query restarts",
+            hint="they were rolled back; Spark runs the epoch again when the query restarts",
         )
     place = Place.of(connection)
     return [replace(part, place=place) for part in written]
 
 
 def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> Part:
-    """Return the one part that stands for the rows of one or several sinks, by their names. May be repeated.
+    """Make one part of the rows of one or several sinks, by their names. May be repeated.
 
     Spooled rows of a single append are copied straight into the target. All others are staged, merged into every target
     in one transaction, and that is prepared; if the staging tables are logged, the merge waits for the decision.
@@ -259,11 +259,10 @@ def _prepared(
         return part
     with transaction(connection):
         for voter in voters:
-            # in the transaction that is prepared, which cannot outlive what it rests on; and before any mark of ours,
-            # which would look like an epoch that nobody has recorded
+            # in the prepared transaction itself, and before any mark of ours, which would look like an unrecorded epoch
             voter.expect(connection)
         for voter in voters:
-            # the markers first: an epoch that is applied already stops here, before any row is written
+            # before any row: an epoch that is applied already stops here
             voter.mark(connection, epoch)
         write()
         reach("postgres.merged")
