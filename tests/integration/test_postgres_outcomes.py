@@ -274,7 +274,7 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
 
     monkeypatch.setattr(Server, "connect", counted)
     losses = cut_once(monkeypatch, "commit_prepared", "after")
-    committed = committer.commit_at_once(written.epoch, parts)
+    committed = committer.commit_at_once(parts)
     assert losses == ["after"]
     assert len(opened) == 3
     assert 5 not in committed
@@ -283,7 +283,7 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
     assert [index for index, outcome in enumerate(found) if outcome is not Outcome.COMMITTED] == [5]
     assert sorted(pg_truth.rows(table)) == [(n, f"x{n}") for n in range(24) if n != 5]
     assert pg_truth.prepared() == []
-    assert committer.commit_at_once(written.epoch, parts[:3]) == set()
+    assert committer.commit_at_once(parts[:3]) == set()
 
 
 def cut_once(monkeypatch: pytest.MonkeyPatch, name: str, moment: str, where: ModuleType = module) -> list[str]:
@@ -348,7 +348,7 @@ def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postg
     for driver, (written, parts) in zip(drivers, pending, strict=True):
         with closing(PostgresCommitter(driver.sink, retry_seconds=0.3)) as hasty:
             hasty.open(driver.identity)
-            verdict = hasty.commit(written.epoch, parts[0], written.rows)
+            verdict = hasty.commit(written.epoch, parts[0], written.rows, {})
             assert verdict.outcome is Outcome.UNKNOWN
             assert str(server.port) in verdict.evidence
             with pytest.raises(PrepareFailed):
@@ -403,7 +403,7 @@ def test_a_frozen_server_makes_the_outcome_unknown_in_bounded_time(private_postg
     assert hasty.newest() is None
     server.pause()
     try:
-        assert hasty.commit(written.epoch, parts[0], written.rows).outcome is Outcome.UNKNOWN
+        assert hasty.commit(written.epoch, parts[0], written.rows, {}).outcome is Outcome.UNKNOWN
     finally:
         server.resume()
     assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
@@ -435,7 +435,7 @@ def test_a_server_that_freezes_at_the_commit_itself_is_given_up(
     monkeypatch.setattr(module, "commit_prepared", frozen)
     with closing(PostgresCommitter(driver.sink, retry_seconds=1.0)) as hasty:
         hasty.open(driver.identity)
-        verdict = hasty.commit(written.epoch, part, written.rows)
+        verdict = hasty.commit(written.epoch, part, written.rows, {})
     thaw.cancel()
     server.resume()
     assert verdict.outcome is Outcome.UNKNOWN
@@ -578,7 +578,7 @@ def test_what_the_server_refuses_after_the_decision_is_named_and_stays_recorded(
     with closing(PostgresCommitter(driver.sink, retry_seconds=0.5)) as hasty:
         hasty.open(driver.identity)
         with pytest.raises(PrepareFailed, match=says) as caught:
-            hasty.commit(written.epoch, parts[0], written.rows)
+            hasty.commit(written.epoch, parts[0], written.rows, {})
     assert "which is decided" in caught.value.message
     assert "the next start commits it" in caught.value.hint
     pg_truth.execute(repair.format(table))

@@ -16,6 +16,8 @@ from epochsink.cli.resolve import Resolution, Ruling
 from epochsink.errors import ConfigurationError, RowsRejected, WentBack
 from epochsink.postgres import Postgres
 from epochsink.protocol.storage import LocalStorage
+from epochsink.sink import Ballot, Epoch, LastDone
+from epochsink.testing.sink_rig import NO_ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,6 +115,28 @@ def test_no_reader_sees_a_child_without_its_parent_or_a_table_ahead_of_the_other
     assert len(seen) > 2, "the reader was not looking"
     assert rows(family, pg_truth) == expected(*map(epoch, range(12)))
     assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["marker_schema"]) == []
+
+
+def test_one_table_set_back_between_the_comparison_and_the_merge_of_all_takes_no_rows(
+    family: FamilyTables, pg_truth: Truth
+) -> None:
+    """The transaction that merges compares the markers of each sink, whichever is committed first."""
+    use(family, commit="staged")
+    driver = family.driver()
+    family.run(driver, 0, epoch(0))
+    family.prepare(driver, 1, epoch(1))
+    first, second = family.ledger()
+    (part,) = second["parents"]
+    markers, key = family.sinks["children"]["marker_schema"], part["members"]["children"]["key"]
+    pg_truth.execute(f"DELETE FROM {markers}.marker WHERE key = %s AND epoch = 0", key)  # noqa: S608 - our own names
+    ballots = {
+        name: Ballot(second[name], NO_ROWS, LastDone(0, first[name][0]["attempt"], tuple(first[name])))
+        for name in TYPES
+    }
+    (participant,) = family.participants
+    with pytest.raises(WentBack, match=r"children.* has no marker of this query"):
+        participant.commit(Epoch(1, part["attempt"]), ballots)
+    assert rows(family, pg_truth) == expected(epoch(0))
 
 
 BEFORE_THE_RECORD = (

@@ -55,8 +55,11 @@ class Commit:
     session: Session
     retry_seconds: float
 
-    def __call__(self, epoch: Epoch, known: Part, rows: Rows, after: LastDone | None) -> Verdict:
-        """Commit a prepared transaction or merge staged rows. Passing failures are retried for ``retry_seconds``."""
+    def __call__(self, epoch: Epoch, known: Part, rows: Rows, after: Mapping[str, LastDone]) -> Verdict:
+        """Commit a prepared transaction or merge staged rows. Passing failures are retried for ``retry_seconds``.
+
+        ``after`` has the newest done epoch of each sink of the part, as far as it is known.
+        """
         again = retrying(_is_worth_repeating, seconds=self.retry_seconds, first_pause=0.05, longest_pause=2.0)
         try:
             if known.gid is not None:
@@ -136,17 +139,17 @@ class Commit:
             f"{part.attempt}",
         )
 
-    def _commit_staged(self, epoch: Epoch, part: Part, after: LastDone | None) -> Verdict:
+    def _commit_staged(self, epoch: Epoch, part: Part, after: Mapping[str, LastDone]) -> Verdict:
         connection, members = self.session.connection(), part.members
         try:
             with watched(connection, self.server), transaction(connection):
-                if after is not None:
-                    # before our own mark, which would hide that the one of the epoch before it is missing; the lock
-                    # that this takes keeps the markers from being dropped until the transaction ends
-                    own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
-                    self.marker.verify(connection, self.table, after, own)
+                own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
                 for sink, member in members.items():
                     marker, identity = Marker(member.schema, member.key), replace(self.identity, sink=sink)
+                    if sink in after:
+                        # before our own mark, which would hide that the one of the epoch before it is missing; the lock
+                        # that this takes keeps the markers from being dropped until the transaction ends
+                        marker.verify(connection, member.merge.target, after[sink], own)
                     marker.insert(connection, identity, epoch.number, WHOLE, part.attempt)
                 for member in members.values():
                     if not orphans.exists(connection, member.staging):

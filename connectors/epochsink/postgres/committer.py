@@ -54,10 +54,7 @@ _PURGE_EVERY: Final = 100
 
 
 class PostgresCommitter:
-    """The driver's side of one PostgreSQL sink: two sessions, one for each of the coordinator's threads.
-
-    ``commit_mode`` says, after `check`, how epochs wait for the decision: "prepared" or "staged".
-    """
+    """The driver's side of one PostgreSQL sink. Each of the coordinator's threads has a session, and both share one."""
 
     def __init__(self, config: PostgresConfig, retry_seconds: float = RETRY_SECONDS) -> None:
         self._config = config
@@ -68,7 +65,6 @@ class PostgresCommitter:
         self._settling = Session(self._server, "epochsink")
         self._checking = Session(self._server, "epochsink")
         self._check_lock = threading.Lock()
-        self.commit_mode: str | None = None
         self._purge_at = 0  # by number alone, epochs without rows would be the ones that purge
 
     def check(self, schema: pa.Schema) -> list[str]:
@@ -76,10 +72,10 @@ class PostgresCommitter:
         try:
             connection = self._voting.connection()
             findings = check(self._config, connection, schema)
-            self.commit_mode = self._config.mode(max_prepared_transactions(connection))
+            mode = self._config.mode(max_prepared_transactions(connection))
         except psycopg.OperationalError as error:
             return [unreachable(self._config, error)]
-        _log.info("%s: commit=%r, epochs are %s", self._relation, self._config.commit, self.commit_mode)
+        _log.info("%s: commit=%r, epochs are %s", self._relation, self._config.commit, mode)
         return findings
 
     def initial_state(self) -> dict[str, Any]:
@@ -184,11 +180,6 @@ class PostgresCommitter:
 
     # ---- phase 1
 
-    @property
-    def relation(self) -> Relation:
-        """The target table."""
-        return self._relation
-
     def share(self, epoch: Epoch, ballot: Ballot) -> Share:
         """Return where the accepted tasks' rows are. Raises `PrepareFailed`."""
         written = [read_written(answer) for answer in ballot.parts]
@@ -244,23 +235,12 @@ class PostgresCommitter:
 
     # ---- phase 2
 
-    def commit(
-        self,
-        epoch: Epoch,
-        part: Committable,
-        rows: Rows,
-        after: LastDone | None = None,
-    ) -> Verdict:
+    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: Mapping[str, LastDone]) -> Verdict:
         """Commit a prepared transaction, or merge staged rows; passing failures are retried for `RETRY_SECONDS`."""
         return self._commit(epoch, read_part(part), rows, after)
 
-    def commit_at_once(
-        self,
-        epoch: Epoch,  # noqa: ARG002 - the contract's: each name says which epoch it is of
-        parts: Sequence[Committable],
-        after: LastDone | None = None,  # noqa: ARG002 - as in `Commit`: a prepared transaction cannot outlive that
-    ) -> set[int]:
-        """Commit the transactions that tasks have prepared side by side; see `epochsink.postgres.commit`."""
+    def commit_at_once(self, parts: Sequence[Committable]) -> set[int]:
+        """Commit prepared transactions side by side if there are many; return the indices of those committed."""
         known = {index: read_part(part).gid for index, part in enumerate(parts)}
         gids = {index: gid for index, gid in known.items() if gid is not None}
         name = str(SessionName(self._key, self._identity.generation))

@@ -71,23 +71,30 @@ class PostgresParticipant(Participant):
     def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
         """Commit prepared transactions, or merge staged rows; passing failures are retried."""
         verdicts: dict[str, Sequence[Verdict]] = {}
+        # for all sinks: the merge of one sink's part writes the rows of those that share it
+        after = {name: ballot.after for name, ballot in ballots.items() if ballot.after is not None}
         committed: list[Committable] = []
         for name, ballot in ballots.items():
             # a part that another sink's commit has made visible needs no second commit
             known = {index for index, part in enumerate(ballot.parts) if part in committed}
-            verdicts[name] = self._commit_table(self._tables[name], epoch, ballot, known)
+            verdicts[name] = self._commit_table(self._tables[name], epoch, ballot, after, known)
             for part, verdict in zip(ballot.parts, verdicts[name], strict=True):
                 if verdict.outcome is Outcome.COMMITTED:
                     committed.append(part)
         return verdicts
 
     def _commit_table(
-        self, table: PostgresCommitter, epoch: Epoch, ballot: Ballot, committed: set[int]
+        self,
+        table: PostgresCommitter,
+        epoch: Epoch,
+        ballot: Ballot,
+        after: Mapping[str, LastDone],
+        committed: set[int],
     ) -> Sequence[Verdict]:
-        at_once = table.commit_at_once(epoch, ballot.parts, ballot.after)
+        at_once = table.commit_at_once(ballot.parts)
 
         def commit(part: Committable) -> Verdict:
-            return table.commit(epoch, part, ballot.rows, ballot.after)
+            return table.commit(epoch, part, ballot.rows, after)
 
         return one_by_one(ballot.parts, commit, at_once | committed)
 
