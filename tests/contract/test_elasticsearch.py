@@ -10,6 +10,7 @@ import pytest
 from elasticsearch_rig import keyless
 
 from epochsink.elasticsearch import Elasticsearch
+from epochsink.elasticsearch.connection import connect
 from epochsink.testing.sink_contract import SinkContract
 from epochsink.testing.sink_rig import SinkRig
 
@@ -38,7 +39,7 @@ class ElasticsearchRig(SinkRig):
         return pa.schema([("n", pa.int64())])
 
     def visible(self) -> list[int]:
-        with contextlib.closing(self._sink.connect()) as client:
+        with contextlib.closing(connect(self._sink)) as client:
             if not client.indices.exists(index=self._sink.index):
                 return []
             client.indices.refresh(index=self._sink.index)

@@ -12,6 +12,7 @@ from elasticsearch_requests import SmallRequests
 from elasticsearch_rig import SCHEMA, Rig, rendered
 from http_proxy import Answer, Proxy, Seen
 
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import OutcomeUnknown
 from epochsink.sink import Outcome
 from epochsink.testing.sink_rig import OneSink
@@ -127,7 +128,7 @@ def test_a_pipeline_that_needs_fields_is_accepted_and_a_missing_one_is_not(
     options: dict[str, Any], status: int, said: list[str]
 ) -> None:
     """The node refuses the empty document, for it has no pipelines; what stands for them says whether there is one."""
-    with closing(SmallRequests(**options).connect()) as client:
+    with closing(connect(SmallRequests(**options))) as client:
         client.indices.create(index=options["index"], settings={"index.default_pipeline": "needs-fields"})
     findings = check(options, lambda seen: Answer(status) if "/_ingest/" in seen.path else None)
     assert len(findings) == len(said)

@@ -24,6 +24,7 @@ from http_proxy import Answer, Lost, Proxy, Seen, refuse_some
 from epochsink import failpoints
 from epochsink.elasticsearch import Elasticsearch, applied_epochs, committer
 from epochsink.elasticsearch.committable import WrittenTask
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, SpoolDamaged, SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_document
 from epochsink.protocol.spool import Spool
@@ -198,7 +199,7 @@ def test_deleted_documents_stay_deleted_when_their_epoch_is_replayed(rig: Rig) -
 
 def _change_elsewhere(rig: Rig, document_id: str, *, times: int = 3, delete: bool = False) -> None:
     """Change a document as another program would: its version then lies above the next epoch's."""
-    with closing(rig.sink.connect()) as client:
+    with closing(connect(rig.sink)) as client:
         for time in range(times):
             client.update(index=rig.sink.index, id=document_id, doc={"elsewhere": time})
         if delete:
@@ -260,7 +261,7 @@ def test_a_new_checkpoint_loses_no_update_to_an_old_index(rig: Rig) -> None:
 
 @pytest.mark.parametrize("version", [1, 1_795_000_000, 1_795_000_000_000, 1_795_000_000_000_000_000])
 def test_the_base_lies_above_counters_and_timestamps_used_as_versions(rig: Rig, version: int) -> None:
-    with closing(rig.sink.connect()) as client:
+    with closing(connect(rig.sink)) as client:
         client.index(index=rig.sink.index, id="d0", document={"n": -1}, version=version, version_type="external")
     rig.apply(0, [rendered(numbered(0, 1))])
     assert rig.stored() == {"d0": {"n": 0}}
@@ -322,7 +323,7 @@ def test_a_document_that_cannot_be_read_is_not_taken_for_an_absent_one(options: 
     with closing(Rig.joining(SmallRequests(**options))) as rig:
         prepared = rig.apply(0, [keyless([{"n": number} for number in range(10)])])
         _forget_marker(rig)
-        with closing(rig.sink.connect()) as client:
+        with closing(connect(rig.sink)) as client:
             for touch in range(2):
                 client.update(index=rig.sink.index, id=next(iter(rig.stored())), doc={"touched": touch})
         before = rig.stored()
@@ -538,14 +539,14 @@ def test_a_document_with_hostile_id_and_text_comes_back_as_it_went(rig: Rig) -> 
 
 
 def _versions(rig: Rig) -> dict[str, int]:
-    with closing(rig.sink.connect()) as client:
+    with closing(connect(rig.sink)) as client:
         client.indices.refresh(index=rig.sink.index)
         found = client.search(index=rig.sink.index, size=1000, version=True, seq_no_primary_term=False)
         return {hit["_id"]: hit["_version"] for hit in found["hits"]["hits"]}
 
 
 def _forget_marker(rig: Rig) -> None:
-    with closing(rig.sink.connect()) as client:
+    with closing(connect(rig.sink)) as client:
         client.delete(index=applied_epochs.INDEX, id=marker_document(identity_key(rig.identity)))
 
 

@@ -15,6 +15,7 @@ from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import applied_epochs, apply_on_executors, deduplicate
 from epochsink.elasticsearch.apply_on_executors import Part, PartJob
+from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.errors import GaveUp, UnfitIndex
 from epochsink.errors import OutcomeUnknown, RowsRejected, SpoolDamaged
 from epochsink.sink import NotCarriedOut, Outcome
@@ -136,7 +137,7 @@ def test_where_spark_brings_keys_together_each_task_finds_its_last_rows_and_the_
 def test_an_executor_sees_that_a_pipeline_takes_documents_elsewhere(options: dict[str, Any]) -> None:
     """The index has an empty pipeline; what stands for one that drops answers each request."""
     rig = Rig.joining(SmallRequests(**options))
-    with closing(rig), closing(rig.sink.connect()) as client:
+    with closing(rig), closing(connect(rig.sink)) as client:
         client.ingest.put_pipeline(id="epochsink-test-empty", processors=[])
         client.indices.put_settings(index=rig.sink.index, settings={"index.final_pipeline": "epochsink-test-empty"})
         prepared = rig.prepare(0, [numbered(0, 50)], [numbered(50, 100)])
@@ -199,7 +200,7 @@ def test_a_part_that_goes_on_after_later_epochs_changes_nothing(rig: Rig, monkey
 
 def test_documents_changed_elsewhere_are_written_over_by_the_driver(rig: Rig) -> None:
     rig.apply(0, [numbered(0, 10)], [numbered(10, 20)])
-    with closing(rig.sink.connect()) as client:
+    with closing(connect(rig.sink)) as client:
         for _ in range(3):
             client.update(index=rig.sink.index, id="d3", doc={"n": 99})
     rig.apply(1, [numbered(0, 10, 1)], [numbered(10, 20, 1)])

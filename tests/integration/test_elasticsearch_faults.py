@@ -16,6 +16,7 @@ from http_proxy import Answer, Lost, Proxy, Seen
 from indices import RECOVERS_LATE
 
 from epochsink.elasticsearch import Elasticsearch, applied_epochs, config
+from epochsink.elasticsearch.connection import connect
 from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def test_a_server_that_restarts_while_an_epoch_is_made_searchable_is_waited_for(
         with Proxy(server.url, behave) as proxy, closing(behind(rig, options, proxy, refresh=True)) as restarting:
             assert restarting.commit(prepared).outcome is Outcome.COMMITTED
         started[0].result()
-        with closing(sink.connect()) as client:
+        with closing(connect(sink)) as client:
             assert client.count(index=sink.index)["count"] == len(KEPT)
     assert refused[0].status == 404 or b'"successful":0' in refused[0].body, "the server was to know no index"
 
@@ -190,7 +191,7 @@ def wait_until_forgotten(rig: Rig, document_id: str) -> None:
     """Write a deleted document as a writer that does not look at the marker would, until the server takes it."""
     stale = {"version": rig.identity.origin["base"], "version_type": "external_gte"}
     deadline = time.monotonic() + DEADLINE
-    with closing(rig.sink.connect()) as client:
+    with closing(connect(rig.sink)) as client:
         while True:
             try:
                 client.index(index=rig.sink.index, id=document_id, document={"n": -1}, **stale)

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from epochsink.cli.app import app
 from epochsink.elasticsearch import Elasticsearch
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import OutcomeUnknown, RowsRejected, WentBack
 from epochsink.sink import LastDone, Outcome
 from epochsink.testing.sink_rig import OneSink
@@ -42,7 +43,7 @@ def sink(elasticsearch: ElasticsearchService, name: str) -> Elasticsearch:
 
 @pytest.fixture
 def client(sink: Elasticsearch) -> Iterator[vendor.Elasticsearch]:
-    with closing(sink.connect()) as connected:
+    with closing(connect(sink)) as connected:
         yield connected
 
 

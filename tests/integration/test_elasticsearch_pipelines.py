@@ -15,6 +15,7 @@ from elasticsearch_requests import OneByOne
 from elasticsearch_rig import SCHEMA, Rig, keyless, rendered
 from http_proxy import Answer, Proxy, Seen
 
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import OutcomeUnknown, PrepareFailed
 from epochsink.sink import Outcome
 from epochsink.testing.sink_rig import OneSink
@@ -48,7 +49,7 @@ def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict
 
 @pytest.fixture
 def client(options: dict[str, Any]) -> Iterator[vendor.Elasticsearch]:
-    with closing(OneByOne(**options).connect()) as connected:
+    with closing(connect(OneByOne(**options))) as connected:
         connected.ingest.put_pipeline(id=PIPELINE["index.default_pipeline"], processors=[])
         yield connected
 

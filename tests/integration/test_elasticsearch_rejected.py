@@ -15,6 +15,7 @@ from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch, preflight
 from epochsink.elasticsearch.committable import WrittenTask
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import claim_document, identity_key, marker_document
 from epochsink.sink import Epoch, LastDone, Outcome
@@ -38,7 +39,7 @@ BAD: list[Document] = [("bad-number", {"n": "many"}), ("bad-date", {"at": "2026-
 def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
     """Return the arguments of a sink whose index refuses more than one that it makes itself would."""
     name = fresh_index()
-    with closing(Elasticsearch(elasticsearch.url, index=name).connect()) as connected:
+    with closing(connect(Elasticsearch(elasticsearch.url, index=name))) as connected:
         connected.indices.create(index=name, settings={"number_of_replicas": 0}, mappings={"properties": FIELDS})
     return {
         "hosts": elasticsearch.url,
@@ -50,7 +51,7 @@ def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict
 
 @pytest.fixture
 def client(options: dict[str, Any]) -> Iterator[vendor.Elasticsearch]:
-    with closing(Elasticsearch(options["hosts"], index="any").connect()) as connected:
+    with closing(connect(Elasticsearch(options["hosts"], index="any"))) as connected:
         yield connected
 
 

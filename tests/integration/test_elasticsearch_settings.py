@@ -11,6 +11,7 @@ from elasticsearch_rig import SCHEMA, Rig, rendered
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.applied_epochs import INDEX as MARKERS
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import EpochsinkError, OutcomeUnknown, PrepareFailed
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def sink(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> Elastic
 
 @pytest.fixture
 def client(sink: Elasticsearch) -> Iterator[vendor.Elasticsearch]:
-    with closing(sink.connect()) as connected:
+    with closing(connect(sink)) as connected:
         yield connected
 
 
@@ -148,5 +149,5 @@ def test_markers_and_dead_letters_may_not_be_forgotten_either(
 
 def change(rig: Rig, index: str, settings: dict[str, str]) -> None:
     """Change an index's settings, as an operator would."""
-    with closing(rig.sink.connect()) as client:
+    with closing(connect(rig.sink)) as client:
         client.indices.put_settings(index=index, settings=settings)

@@ -14,6 +14,7 @@ from elasticsearch_rig import Rig
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from epochsink.elasticsearch import Elasticsearch
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import RowsRejected
 from epochsink.spark.query_plan import one_pass
 
@@ -193,7 +194,7 @@ def test_an_index_that_we_make_takes_every_value_and_keeps_it(spark: SparkSessio
         (batch,) = made = rendered(frame, sink)
         rig.apply(0, made)
         assert rig.stored() == {"x": json.loads(batch["source"][0].as_py())}
-    with closing(sink.connect()) as client:
+    with closing(connect(sink)) as client:
         text = client.get(index=sink.index, id="x").body["_source"]
     assert (text["x_0"], text["y_0"], text["local_4"]) == ("NaN", "Infinity", "1969-12-31T23:59:59.999999")
 

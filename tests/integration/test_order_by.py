@@ -11,6 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from streams import Stream
 
 from epochsink import Elasticsearch, Postgres
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def test_the_row_that_spark_ranks_first_wins_in_every_target(
     stream.run(stream.exactly_once({"search": search, "table": table}), ranked(stream.frame().select("id")))
     stream.end()
     best, latest = winners(spark)
-    with closing(search.connect()) as client:
+    with closing(connect(search)) as client:
         client.indices.refresh(index=name)
         hits = client.search(index=name, size=len(IDS))["hits"]["hits"]
     assert {hit["_id"]: hit["_source"]["id"] for hit in hits} == latest

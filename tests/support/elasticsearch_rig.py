@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from epochsink.elasticsearch.connection import connect
 from epochsink.errors import SpoolMissing
 from epochsink.sink import Epoch, Identity, Task, Verdict, write_all
 from epochsink.testing.sink_rig import OneSink
@@ -124,7 +125,7 @@ class Rig:
 
     def stored(self, index: str | None = None) -> dict[str, dict[str, Any]]:
         """Every document of the index by its id."""
-        client = self.sink.connect()
+        client = connect(self.sink)
         with contextlib.closing(client):
             name = index or self.sink.index
             client.indices.refresh(index=name)

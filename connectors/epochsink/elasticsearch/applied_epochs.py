@@ -1,4 +1,4 @@
-"""The index of markers: the newest epoch applied of each sink, and which version base is whose.
+"""The index of markers: the newest epoch that each sink has applied, and which versions belong to which sink.
 
 A version is ``base + epoch``. The base is a second of the clock times 2^30, claimed for one sink by a document
 that only one can create. So it lies above every version that an earlier sink has written (2^30 epochs
@@ -28,6 +28,7 @@ VERSION: Final = 1
 EPOCHS: Final = 2**30
 """How many epochs a base has room for."""
 
+# hidden: patterns in searches of other programs do not match it
 _SETTINGS: Final = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True}
 _MAPPING: Final = {
     "dynamic": False,
@@ -71,6 +72,7 @@ def ensure(client: elasticsearch.Elasticsearch) -> None:
 def claim_base(client: elasticsearch.Elasticsearch) -> int:
     """Return a version base that nobody else has or will have."""
     ensure(client)
+    # a search finds only what was refreshed; two drivers with the same newest claim are told apart by the create below
     refresh(client, INDEX)
     newest = client.search(index=INDEX, size=0, aggs={"newest": {"max": {"field": "claimed"}}})
     second = max(int(time.time()), int(newest["aggregations"]["newest"]["value"] or 0) + 1)

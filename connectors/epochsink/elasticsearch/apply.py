@@ -1,4 +1,4 @@
-"""Applying one epoch: bulk requests in parallel, what is refused judged, the marker written last."""
+"""Apply one epoch: send bulk requests in parallel, judge what is refused, write the marker last."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _TURNS: Final = 3
 
 
 class Application:
-    """One run at applying one part of an epoch. A further run does the same again.
+    """One run at applying an epoch. Another run sends the same operations.
 
     ``kept`` is the marker as read before, ``found`` the index as looked at since.
-    ``executors`` do the posting of a large epoch (None: this process does all).
+    ``executors`` send the requests of a large epoch; with None this process sends all.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Application:
                 epoch,
                 run=self._run,
                 timeout=config.timeout,
-                # Each time: a letter written after the successor has cleared away would stay.
+                # Before each request: a letter written after the successor has deleted ours would stay.
                 stop_if_overtaken=self._lookout.now,
             )
             if config.dead_letter_index
@@ -125,12 +125,13 @@ class Application:
             raise Overtaken
 
     def _apply_to_one_index(self, rows: Rows) -> target_index.Target:
-        """Apply all to the index that the name stands for; again if it has got a pipeline, or was none before."""
+        """Apply the epoch to the index that the name stands for; again if that or its pipeline changed."""
         before = self._found
         for _ in range(_TURNS):
             self._poster.stored_in = before.stored_in
             self._apply(rows)
-            # asked again: what was restored, or moved to, while this ran may lack any of it, and of the epochs before
+            # asked again: an index that was restored during the run, or that the alias moved to, may lack parts of this
+            # epoch and of earlier ones
             after = target_index.require_same(self._client, self._config, self._at(before), self._index)
             if (before.incarnation, before.stored_in) == (after.incarnation, after.stored_in):
                 return after
@@ -138,11 +139,11 @@ class Application:
         raise OutcomeUnknown(
             f"{self._index!r} stood for another index, or had another ingest pipeline, after each of {_TURNS} runs at "
             f"epoch {self._epoch.number}",
-            hint="keep the alias and the index' settings still and start the query again: the epoch is then applied",
+            hint="leave the alias and the index settings unchanged, and start the query again: it applies the epoch",
         )
 
     def _at(self, index: target_index.Target) -> applied_epochs.Marker | None:
-        """Return the marker as it would be, had its epoch been applied to what the index is now."""
+        """Return the marker as if its epoch had been applied to ``index``."""
         if self._kept is None:
             return None
         return replace(self._kept, index=index.index, index_uuid=index.uuid, history=index.history)
@@ -184,6 +185,7 @@ class Application:
             return False
         failpoints.reach("elasticsearch.parts.after")
         for partition, each in enumerate(posted):
+            # more was refused than an answer may hold: sent again by the driver, which judges request by request
             if each.rows < 0:
                 requests = self._of_task(rows, partition, self._parts.flags(partition, survives))
                 post_all(self._poster, requests, self._config.threads, self._answered)
@@ -203,7 +205,7 @@ class Application:
             post_all(self._poster, chain(first, requests), self._config.threads, self._answered)
 
     def _apply_searchable(self, request: Request) -> None:
-        """Apply an epoch of one request, which refreshes the index too: a third of a small epoch's time is saved."""
+        """Apply an epoch by one request that also refreshes the index: a small epoch takes a third less time."""
         poster = Poster(
             self._client,
             self._index,
@@ -241,6 +243,7 @@ class Application:
         return operations.seen
 
     def _survivors(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
+        # equal versions overwrite each other in the order of arrival, so each id is sent once
         if not self._prepared.replaced:
             return None
         return deduplicate.survivors(rows, self._prepared.tasks, self._prepared.rows)
@@ -249,7 +252,7 @@ class Application:
         if counted != self._prepared.rows:
             raise OutcomeUnknown(
                 f"the spool of epoch {self._epoch.number} holds {counted} rows, recorded are {self._prepared.rows}",
-                hint="look for what has changed or removed spool files; `epochsink resolve` says what can be done",
+                hint="find out what changed or removed spool files; `epochsink resolve` lists the choices",
             )
 
     def _judge(self, refusals: Sequence[Refusal]) -> None:
@@ -261,11 +264,12 @@ class Application:
             self._dead_letters.keep(others)
             return
         self._rejected += others
+        # the error shows a few of them, and millions would fill the memory
         if len(self._rejected) >= _MOST_SHOWN:
             raise self._stopped()
 
     def _refuse_unfit_index(self) -> None:
-        """Keep a fault of the index (a missing pipeline, say) from setting every document aside."""
+        """Stop at a fault of the index, such as a missing pipeline, for which every document would be set aside."""
         if faults_of_index := preflight.refused_by_index(self._client, self._index, self._poster):
             raise RowsRejected(
                 f"the index {self._index!r} refuses even an empty document: {faults_of_index[0].reason}",

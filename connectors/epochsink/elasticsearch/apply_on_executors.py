@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """What became of a part: its rows, whether they have keys, what was refused, or what ended it."""
+    """The result of a part: its rows, whether they have keys, the refused operations, or the error that ended it."""
 
     rows: int
     keyed: bool = False
@@ -63,12 +63,12 @@ class Posted:
 
 
 class _TooManyRefused(Exception):
-    """The driver has to judge more than a part may hand to it."""
+    """A part has more refused documents than it may send to the driver."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartJob:
-    """What an executor needs to know of an epoch. Crosses to executors. ``stored_in`` as in `Poster`."""
+    """What an executor needs to apply parts of an epoch; pickled. ``stored_in`` as in `Poster`."""
 
     config: ElasticsearchConfig
     identity: Identity
@@ -100,7 +100,7 @@ class PartJob:
     def _post(self, part: Part) -> Posted:
         client = _client(self.config)
         lookout = Lookout(client, self.identity, self.epoch)
-        # a task that was held up for long, or comes again after all is over, sends nothing
+        # a task that was delayed for long, or repeated after the epoch was done, sends nothing
         lookout.now()
         poster = Poster(client, self.index, self.config.timeout, lookout.now_and_then, stored_in=self.stored_in)
         operations = Operations(self.identity, self.epoch, part.partition, part.task, size=self.config.bulk_bytes)
@@ -133,7 +133,7 @@ def _client(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
 
 
 class OnExecutors:
-    """One epoch's parts, as the driver lets executors do them; every method may raise `NotCarriedOut`."""
+    """Lets executors verify and apply the parts of an epoch. Every method may raise `NotCarriedOut`."""
 
     def __init__(self, executors: Executors, job: PartJob, tasks: Sequence[str]) -> None:
         self._executors = executors
@@ -148,7 +148,7 @@ class OnExecutors:
         return self._ends[-1]
 
     def post(self, survives: npt.NDArray[np.bool_] | None, stored_in: str | None) -> list[Posted]:
-        """Apply all parts, once they are verified; return what became of each. ``stored_in`` as in `Poster`.
+        """Apply all parts, once they are verified; return the result of each. ``stored_in`` as in `Poster`.
 
         Raises `Overtaken`, `GaveUp`, `UnfitIndex`, and what `Rows.read` raises.
         """

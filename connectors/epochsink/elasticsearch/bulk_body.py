@@ -1,4 +1,4 @@
-"""Bulk request bodies made of Arrow columns, without Python code for each row."""
+"""Make the bodies of bulk requests from Arrow columns, without Python code for each row."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _request(operations: pa.Array) -> Request:
 
 
 def gathered(requests: Iterable[Request], size: int) -> Iterator[Request]:
-    """Yield small requests together, as many as ``size`` bytes hold: an epoch of many tasks has a few rows of each."""
+    """Join small requests up to ``size`` bytes: an epoch of many tasks may have a few rows of each."""
     waiting: list[Request] = []
     total = 0
     for request in requests:
@@ -160,7 +160,8 @@ class Operations:
         self.keyed = False
 
     def requests(self, rows: Rows, survives: npt.NDArray[np.bool_] | None) -> Iterator[Request]:
-        """Yield requests; of the rows only those that survive, one flag for each, where not all do."""
+        """Yield requests for the rows whose flag in ``survives`` is set; None for all rows."""
+        # gte: the epoch may be applied again, and its documents then have this version
         heads = action_heads(version=self._version, version_type="external_gte")
         for batches in _gathered(rows.read(self._task), self._size):
             count = sum(map(len, batches))

@@ -1,4 +1,4 @@
-"""Posting bulk requests until every operation has an answer that is not a passing one."""
+"""Send bulk requests until every operation is applied or refused for good."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Stopped(Exception):
 
 
 class _NothingSucceeded(Exception):
-    """Every operation of a request had a passing failure; the argument says one of them."""
+    """No operation of a request was applied, and all may be later; the argument says why for one of them."""
 
 
 class Poster:
@@ -68,7 +68,7 @@ class Poster:
         self._before_sending = before_sending
         self._refresh = refresh
         self._stop = threading.Event()
-        # Telling each operation's status costs the server a tenth of its throughput: only once something failed.
+        # The status of each operation costs the server a tenth of its throughput: asked for after a failure only.
         self._detailed = False
         self.stored_in = stored_in
 
@@ -95,12 +95,13 @@ class Poster:
                 raise UnfitIndex(f"the index {self._index!r} takes no writes: {said}", hint) from error
             except _NothingSucceeded as last:
                 raise self._gave_up(str(last)) from last
+            # some operations succeeded, so the timeout begins anew; the server is busy all the same
             if len(request):
                 self._stop.wait(FIRST_PAUSE_SECONDS)
         return refusals
 
     def _post_until_some_succeed(self, request: Request, refusals: list[Refusal]) -> Request:
-        """Return the operations that are to be sent again; what is refused for good goes to ``refusals``."""
+        """Return the operations that are to be sent again; add those refused for good to ``refusals``."""
         policy = retrying(_may_pass, seconds=self._timeout).copy(sleep=sleep_using_event(self._stop))
         return policy(self._post_once, request, refusals)
 
@@ -161,6 +162,7 @@ class Poster:
         return passing
 
     def _in_halves(self, request: Request) -> list[Refusal]:
+        # the limit is that of a request, so each half may pass
         if len(request) > 1:
             first, second = request.halves()
             return self.post(first) + self.post(second)
@@ -206,11 +208,13 @@ def post_all(
         try:
             for request in requests:
                 under_way.add(pool.submit(poster.post, request))
+                # one more than are sent: a thread that ends finds the next request rendered
                 if len(under_way) > threads:
                     under_way = settle(under_way)
             while under_way:
                 under_way = settle(under_way)
         except BaseException:
+            # the other requests may be in the pause before their next try
             poster.stop()
             pool.shutdown(cancel_futures=True)
             raise

@@ -1,9 +1,9 @@
-"""Documents whose stored version is newer than the epoch's, although no later epoch was applied.
+"""Write an epoch's rows over documents that another program has changed.
 
-Each write of somebody else (`_update`, a delete) raises the version by one, so after two of them since this sink's last
-write a document lies above the next epoch's version, and the server refuses that with 409. While the marker names an
-earlier epoch, such a document was changed elsewhere; the epoch's row is written over it, one version above. Versions
-of another sink, which begin at another base, are left alone and stop the query.
+Each write by another program (`_update`, a delete) raises a document's version by one. After two of them the version is
+above that of the next epoch, whose row the server then refuses with 409. As long as the marker names an earlier epoch,
+such a document was changed elsewhere: the row is written over it, one version above. Documents of another sink, whose
+versions begin at another base, are left alone and stop the query.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DELETED_STEP: Final = 16
 
 
 class ChangedElsewhere:
-    """Writes one epoch's rows over documents that were changed elsewhere.
+    """Writes the refused rows of one epoch.
 
     ``stop_if_overtaken`` raises if the epoch is applied meanwhile.
     """
@@ -59,13 +59,13 @@ class ChangedElsewhere:
         conflicts = list(refused)
         for attempt in range(_ROUNDS):
             stored = self._stored(conflicts)
-            # After the look, not before: what a later epoch has written in between would be taken for a stranger's.
+            # After reading the versions, not before: a later epoch's documents would be taken for another writer's.
             self._stop_if_overtaken()
             self._refuse_other_sinks(conflicts, stored)
             if not keyed:
-                # Only this epoch writes these ids: the document has arrived, and somebody has changed it since.
+                # Only this epoch writes these ids: the document has arrived and was changed since, and that stays.
                 conflicts = [each for each in conflicts if each.id not in stored]
-            # Never the same version again: a slow driver's request that arrives late must be refused.
+            # Never the same version twice: a request of a slow driver that arrives late must be refused.
             above = self._version + _DELETED_STEP**attempt
             again = [(each.id, each.source, stored.get(each.id, above - 1) + 1) for each in conflicts]
             answers = self._poster.post(bulk_body.newer(again))

@@ -1,6 +1,6 @@
-"""What a task hands to the driver, and what the ledger keeps of an epoch: values and their JSON, in version 1.
+"""What a task returns to the driver, and what the ledger records of an epoch: values and their JSON, in version 1.
 
-An epoch names what it is applied to: a later start with other options must not change how it is applied.
+The record of an epoch names its index: other options in a later start must not change how the epoch is applied.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class WrittenTask:
-    """What one task has spooled: its uuid, its rows, and the bytes of its largest document.
+    """What one task spooled: its uuid, its rows, and the bytes of its largest document.
 
     ``by_task``: Spark has brought all rows of an id into one task.
     """

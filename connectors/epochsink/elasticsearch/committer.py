@@ -1,4 +1,4 @@
-"""The driver's side: applies a recorded epoch from the spool, and says so in the marker."""
+"""Commit recorded epochs: apply their rows from the spool, then write the marker."""
 # ruff: noqa: ARG002 - there is one sink, whose spool is all that is prepared
 
 from __future__ import annotations
@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, errors, preflight, target_index
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.config import ElasticsearchConfig
     from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, Marks, Parts, Rows
 
-_WHOLE: Final = "all"
 _JUST_READ_SECONDS: Final = 0.05
 
 
@@ -38,12 +38,12 @@ class ElasticsearchCommitter(Participant):
 
     def __init__(self, members: Mapping[str, ElasticsearchConfig]) -> None:
         super().__init__(members)
-        (self._config,) = members.values()
+        ((self._sink, self._config),) = members.items()
         self._identity: Identity | None = None
         self._connected: elasticsearch.Elasticsearch | None = None
         self._seen_index = False
         self._claim: applied_epochs.Claim | None = None
-        # of each of the two threads: one that the other has read may be older than what this one has written since
+        # one for each thread: the other one may have read its marker before this one wrote a newer one
         self._compared = threading.local()
         self._voted: str | None = None
 
@@ -70,7 +70,7 @@ class ElasticsearchCommitter(Participant):
             return {"base": self._patiently(applied_epochs.claim_base, self._client)}
 
     def open(self, identity: Identity) -> None:
-        """Learn who this sink is."""
+        """Set the identity of this sink."""
         self._identity = identity
         self._seen_index = False
         self._claim = None
@@ -109,7 +109,8 @@ class ElasticsearchCommitter(Participant):
         return retrying(errors.is_passing, seconds=self._config.timeout)
 
     def _verify(self, kept: applied_epochs.Marker | None, done: LastDone | None, pending: LastDone | None) -> None:
-        verify_marks(f"index {self._config.index!r}", _marks(kept), done, pending, _marks_of)
+        marks_of = partial(self.marks_of, self._sink)
+        verify_marks(f"index {self._config.index!r}", _marks(kept), done, pending, marks_of)
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Verify spool, target and ids. Raises `PrepareFailed`, `RowsRejected` or `WentBack`."""
@@ -118,6 +119,7 @@ class ElasticsearchCommitter(Participant):
         shares = [WrittenTask.from_json(share) for share in ballot.parts]
         tasks = tuple(rows.tasks())
         expected = {share.task: share.rows for share in shares}
+        # a task whose rows are not in the spool would be committed without them
         if set(tasks) != set(expected):
             raise PrepareFailed(
                 f"the spool of epoch {epoch.number} holds tasks {list(tasks)}, accepted were {sorted(expected)}"
@@ -127,8 +129,10 @@ class ElasticsearchCommitter(Participant):
             kept = applied_epochs.read(self._client, self._me)
             self._refuse_epoch(epoch, kept)
             found = self._require_same(_trusted(kept, after))
+            # before the record: a recorded epoch with such a document could never be applied
             preflight.refuse_too_large(self._client, max(share.largest for share in shares))
         total = sum(expected.values())
+        # one task that was not part of the shuffle may share ids with any other
         by_task = all(share.by_task for share in shares)
         replaced = 0 if by_task else self._replaced(epoch, rows, tasks, total)
         self._voted = epoch.attempt
@@ -182,6 +186,7 @@ class ElasticsearchCommitter(Participant):
             self._require_same(trusted)
             self._forget_other_runs(kept, epoch)
             return verdict
+        # the target may have been set back since the vote
         if after is not None:
             self._verify(kept, after, None)
         with ThreadPoolExecutor(1, thread_name_prefix="epochsink-look") as beside:
@@ -189,8 +194,8 @@ class ElasticsearchCommitter(Participant):
             looking = beside.submit(self._require_same, trusted, prepared.index)
             self._claim_for(epoch)
             found = looking.result()
-        # else other runs may have left dead letters: this committer's last, or a driver's before. One that supersedes
-        # us while this runs finds our marker, and clears its own away.
+        # Otherwise earlier runs may have left dead letters: a run of this driver, or of one before. A driver that
+        # supersedes this one during the run finds our marker, and deletes its own letters.
         only_run, self._voted = self._voted == epoch.attempt, None
         try:
             Application(
@@ -233,13 +238,13 @@ class ElasticsearchCommitter(Participant):
         )
 
     def _overtaken(self, epoch: Epoch, kept: applied_epochs.Marker | None) -> Verdict:
-        """Say what it means that the marker is not the one that was read before."""
+        """Return the verdict on an epoch whose marker was changed by another driver."""
         now = applied_epochs.read(self._client, self._me)
         if (verdict := _told(now, epoch)) is not None:
             self._forget_other_runs(now, epoch)
             return verdict
         if kept is not None:
-            # one that is older than it was, or gone, was set back while this epoch was applied
+            # a marker that is older than before, or gone, was set back while this epoch was applied
             self._verify(now, LastDone(kept.epoch, kept.attempt, ({},)), None)
         return Verdict(
             Outcome.UNKNOWN,
@@ -268,7 +273,7 @@ class ElasticsearchCommitter(Participant):
         return part
 
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """Find nothing: the target holds nothing before `commit`."""
+        """Return nothing: the target holds nothing before `commit`."""
         return []
 
     def describe(self, part: Committable) -> str:
@@ -289,6 +294,7 @@ class ElasticsearchCommitter(Participant):
                 f"{kept.epoch} of this sink already: the checkpoint is an older copy",
                 hint="restore the newest copy of the checkpoint, or start with a new checkpoint",
             )
+        # its versions would be those of the next base, which belongs to another sink
         if epoch.number >= applied_epochs.EPOCHS:
             raise PrepareFailed(
                 f"epoch {epoch.number} is beyond the {applied_epochs.EPOCHS} that a version base has room for",
@@ -298,7 +304,7 @@ class ElasticsearchCommitter(Participant):
 
 
 def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
-    """Say what the marker tells about an epoch; None if it is not yet applied."""
+    """Return what the marker says about an epoch; None if it is not applied yet."""
     if kept is None or kept.epoch < epoch.number:
         return None
     if kept.epoch == epoch.number and kept.attempt != epoch.attempt:
@@ -311,14 +317,10 @@ def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
 
 
 def _trusted(kept: applied_epochs.Marker | None, last: LastDone | None) -> applied_epochs.Marker | None:
-    """Return the marker if the index must be the one that it names; None if an operator vouches for what is there."""
-    vouched = kept is not None and last is not None and not last.parts and kept.epoch <= last.epoch
-    return None if vouched else kept
+    """Return the marker if the index must be the one that it names; None if an operator accepted the index."""
+    accepted = kept is not None and last is not None and not last.parts and kept.epoch <= last.epoch
+    return None if accepted else kept
 
 
 def _marks(kept: applied_epochs.Marker | None) -> dict[str, Mark]:
-    return {} if kept is None else {_WHOLE: Mark(kept.epoch, kept.attempt)}
-
-
-def _marks_of(last: LastDone) -> dict[str, Mark]:
-    return {_WHOLE: Mark(last.epoch, last.attempt)} if last.parts else {}
+    return {} if kept is None else {"": Mark(kept.epoch, kept.attempt)}

@@ -1,4 +1,4 @@
-"""What a user says about an Elasticsearch index: checked without I/O, and never changed afterwards."""
+"""The arguments of an Elasticsearch sink, and the checks that need no server."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class ElasticsearchConfig:
         local = credentials.is_loopback(url.hostname)
         if url.scheme == "http" and secret and not self.allow_insecure and not local:
             raise ConfigurationError(
-                f"credentials would travel in the clear to {credentials.without_userinfo(host)}",
+                f"credentials would be sent unencrypted to {credentials.without_userinfo(host)}",
                 hint="use https (ca_certs or ssl_assert_fingerprint in options= for a private certificate), or allow "
                 "it with allow_insecure=True",
             )
@@ -171,7 +171,7 @@ class ElasticsearchConfig:
         for name, value in (("delete_when", self.delete_when), ("order_by", self.order_by)):
             if value and not self.key:
                 raise ConfigurationError(
-                    f"{name}= is given without key=: without one no two rows concern the same document",
+                    f"{name}= is given without key=: without a key no row replaces or deletes another",
                     hint=f"give key= (a column, an SQL expression or a list), or leave {name}= out",
                 )
 
@@ -180,23 +180,23 @@ class ElasticsearchConfig:
 
     @property
     def partitioning(self) -> tuple[str, ...]:
-        """What Spark spreads rows by with ``partition_by_key``, over the stream's columns: the texts of the ``_id``."""
+        """The expressions over the stream by which ``partition_by_key`` shuffles rows: texts that make the ``_id``."""
         if not self.partition_by_key:
             return ()
         made = (arguments.origin(self.select, name) or name for name in self.key)
-        # texts, as the _id is made of them: whatever has one text goes to one task
+        # as texts, of which the _id is made: all values with the same text must meet in one task
         return tuple(f"CAST(({each}\n) AS STRING)" for each in made)
 
     def _check_partitioning(self) -> None:
         if not self.key or not self.order_by:
             raise ConfigurationError(
-                "partition_by_key=True without key= and order_by=: in a shuffle rows lose the order that they had",
+                "partition_by_key=True needs key= and order_by=: a shuffle does not keep the order of rows",
                 hint="give order_by= (the highest value of a key wins), or leave partition_by_key= out",
             )
         if not arguments.says_all_names(self.select):
             raise ConfigurationError(
-                f"partition_by_key=True brings rows together by the key, and select= does not say what its columns are "
-                f"called: {list(self.select)}",
+                f"partition_by_key=True needs the name of every column, and select= has expressions without one: "
+                f"{list(self.select)}",
                 hint="write each expression that is more than a name with AS: '... AS name'",
             )
 
@@ -213,7 +213,8 @@ class ElasticsearchConfig:
             )
         if self.dead_letter_index is not None and self.validate:
             raise ConfigurationError(
-                "validate=True stops at what dead_letter_index= would set aside", hint="choose one of the two"
+                "validate=True stops the query at the documents that dead_letter_index= would set aside",
+                hint="choose one of the two",
             )
 
 

@@ -1,4 +1,4 @@
-"""The vendor's client, as a configuration describes it."""
+"""Connect the vendor's client; make and refresh indices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
 
 
 class _AsRendered(NdjsonSerializer):
-    """Passes on a body that is rendered already; the client's own would copy it twice, as long as sending it takes."""
+    """Passes on a body that is rendered already: the client's own copies it twice, which takes as long as sending."""
 
     def dumps(self, data: Any) -> bytes:
         match data:
@@ -43,7 +43,7 @@ def ensure_index(
     client: elasticsearch.Elasticsearch, index: str, *, mappings: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> None:
     """Create an index of our own if it is missing, without the settings where the server (serverless) takes none."""
-    # Asked first: a user without the right to create it may use one that is there.
+    # Asked first: a user who may not create an index can use one that exists.
     if client.options(ignore_status=(403, 404)).indices.exists(index=index).meta.status == _FOUND:
         return
     try:

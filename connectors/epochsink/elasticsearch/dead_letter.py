@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Epoch, Identity
 
 _PAGE: Final = 1000
+# a source may be longer than any term of an index
 _TEXT_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
 _MAPPING: Final = {
     "dynamic": False,
@@ -46,11 +47,11 @@ def ensure(client: elasticsearch.Elasticsearch, index: str) -> None:
 def forget_other_runs(
     client: elasticsearch.Elasticsearch, index: str, identity: Identity, epoch: Epoch, *, run: str, timeout: float
 ) -> None:
-    """Delete the letters of all runs at an epoch but the one that its marker names. Raises `GaveUp`.
+    """Delete the letters of all runs at an epoch except ``run``, which its marker names. Raises `GaveUp`.
 
-    Only for who has read that marker: without it a driver that wakes up deletes its successor's letters.
+    Call this after the marker was read: otherwise a driver that was paused deletes the letters of its successor.
     """
-    # One version above the letters': a write of such a run that is still under way must not bring them back.
+    # One version above that of the letters: a late write of such a run must not bring them back.
     heads = action_heads(version=identity.origin["base"] + epoch.number + 1, version_type="external_gte")
     mine = [{"term": {"key": identity_key(identity)}}, {"term": {"epoch": epoch.number}}]
     query = {"bool": {"filter": mine, "must_not": {"term": {"run": run}}}}
@@ -62,14 +63,14 @@ def forget_other_runs(
             return
         ids = pa.array([json.dumps({"_id": hit["_id"]})[1:] for hit in found])
         if poster.post(render(ids, pa.nulls(len(found), pa.string()), heads)):
-            return  # another driver is at it
+            return  # another driver deletes them
 
 
 class DeadLetters:
     """The dead letters of one run at one epoch.
 
-    Each run writes letters of its own, so that no run touches another's: which documents are refused may differ, and
-    the other run may be a driver that has taken over. Who writes the marker deletes those of all other runs.
+    Each run writes its own letters and leaves those of others alone: they may be those of a driver that has taken over,
+    and may name other documents. The run that writes the marker deletes the letters of all others.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class DeadLetters:
             )
 
     def _id(self, refused: str) -> str:
+        # with the prefix, a long _id would pass the 512 bytes of an _id
         digest = hashlib.sha256(refused.encode()).hexdigest()[:32]
         return f'"_id":"{document_id_prefix(self._key, self._epoch.number)}{digest}-{self._run}"}}'
 

@@ -1,4 +1,4 @@
-"""Rows of one epoch that share an ``_id``: the last one counts, and which that is must be certain.
+"""Find the rows of an epoch that share an ``_id``, and which of them is the last.
 
 Equal versions overwrite each other in the order of arrival, which retries and parallel requests do not
 keep. So an epoch writes each ``_id`` once.
@@ -109,13 +109,13 @@ _MOST_FILES: Final = 256
 """Open at the same time; a process may often have 1024. Beyond 25 million rows the tables grow."""
 
 _ROWS_GATHERED: Final = 50_000
-"""So many rows are spread at once: each file gets some hundreds of them, not a few."""
+"""Rows spread over the files at once, so that each file gets hundreds of them."""
 
 _BYTES_OF_A_ROW: Final = 60
 
 
 class NoTemporaryFiles(Exception):
-    """The driver's temporary folder does not take the ids of an epoch."""
+    """The temporary folder has no room for the ids of an epoch."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(f"{message}: {hint}")
@@ -123,6 +123,8 @@ class NoTemporaryFiles(Exception):
         self.hint = hint
 
 
+# A driver that held the ids of a backfill at once would need some 200 bytes for each, 10 GB for 50 million rows. So a
+# large epoch is spread over files by the hash of its ids, and one file at a time is read.
 class RowsById:
     """The columns "id", "rank", "rank_2", ... of some tasks, with "task" and "number", a row's place in the epoch.
 
@@ -163,11 +165,11 @@ class RowsById:
 
     @contextmanager
     def _naming(self, folder: Path) -> Iterator[None]:
-        """Say of an error of the file system which folder it was, and what is wanted there."""
+        """Name the folder in an error of the file system, and how much room it needs."""
         try:
             yield
         except OSError as error:
-            free = f"{shutil.disk_usage(folder).free >> 20} MiB are free" if folder.exists() else "it is not there"
+            free = f"{shutil.disk_usage(folder).free >> 20} MiB are free" if folder.exists() else "it does not exist"
             raise NoTemporaryFiles(
                 f"sorting out the ids of {self._total} rows needs files of about {self._megabytes_wanted()} MiB in the "
                 f"driver's temporary folder {folder}, where {free}: {error}",
@@ -220,8 +222,8 @@ class RowsById:
         places: list[npt.NDArray[np.int64]] = []
         for batch in self._batches():
             batches.append(batch)
-            # Python's hash of a text is no slower here than one made of numpy's steps, and nobody can foresee it: the
-            # ids of an epoch, whatever they look like, do not all meet in one file
+            # Python's hash of a text is as fast here as numpy's steps, and random in each process: no pattern in the
+            # ids brings them all into one file
             ids = batch.column("id").to_pylist()
             places.append(np.fromiter(map(hash, ids), np.int64, len(ids)) % files)
             if sum(map(len, places)) >= _ROWS_GATHERED:

@@ -1,4 +1,4 @@
-"""Index mappings: made from a schema, and compared with one."""
+"""Make the mapping of an index from a schema, and compare a mapping with one."""
 
 from __future__ import annotations
 

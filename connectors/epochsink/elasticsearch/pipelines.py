@@ -100,8 +100,8 @@ def refuse_moved(request: Request, items: Sequence[Mapping[str, Any]], index: st
         raise UnfitIndex(
             f"an ingest pipeline of index {index!r} has dropped {moved} of {len(items)} documents of one request, or "
             "sent them to another index, _id or version",
-            f"mend the pipeline or remove it ({_removed(index)}), delete what it has written elsewhere, and start the "
-            "query again: all documents of the epoch are then written",
+            f"correct the pipeline or remove it ({_removed(index)}), delete what it has written elsewhere, and start "
+            "the query again: all documents of the epoch are then written",
         )
 
 

@@ -1,4 +1,4 @@
-"""Comparing a sink's configuration with the live server, and creating what it may create."""
+"""Compare a sink's configuration with the live server, and create what is missing."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ _SUPPORTED: Final = (8, 9)
 _ASK_ABOUT_SIZE: Final = 1_000_000
 _ACTION_LINE: Final = 1_000
 _MEMORY: Final = "indexing_pressure.memory.limit"
-_NOT_TO_BE_KNOWN: Final = frozenset({400, 403, 404, 410})
-"""Statuses of questions about nodes where the user has no such right, or the server (serverless) no such API."""
+_NOT_ALLOWED: Final = frozenset({400, 403, 404, 410})
+"""Answers to requests about nodes, if the user has no such privilege or the server (serverless) no such API."""
 
 
 def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema) -> list[str]:
     """Return what does not fit, each with its hint; none if all is well."""
     try:
+        # first: what an unsupported server answers to the rest means nothing
         if wrong := _server(client):
             return [wrong]
+        # at the start, where a missing privilege can still be reported before rows move
         applied_epochs.ensure(client)
         if config.dead_letter_index is not None:
             dead_letter.ensure(client, config.dead_letter_index)
@@ -58,7 +60,7 @@ def refuse_too_large(client: elasticsearch.Elasticsearch, largest: int) -> None:
     """Raise `RowsRejected` if a document of ``largest`` bytes is more than some node takes."""
     if largest < _ASK_ABOUT_SIZE:
         return
-    # Where nobody may ask, the server itself says so when the epoch is applied.
+    # If this user may not ask, the server refuses the document when the epoch is applied.
     for setting, limit in [("http.max_content_length", _longest_request(client)), (_MEMORY, _indexing_memory(client))]:
         if limit is not None and largest + _ACTION_LINE > limit:
             raise RowsRejected(
@@ -73,14 +75,14 @@ def _longest_request(client: elasticsearch.Elasticsearch) -> int | None:
 
 
 def _indexing_memory(client: elasticsearch.Elasticsearch) -> int | None:
-    """Return the most bytes of operations that every node takes at once: above, it answers 429, however often asked."""
+    """Return how many bytes of operations every node takes at once: above that it answers 429 each time."""
     path = "nodes.*.indexing_pressure.memory.limit_in_bytes"
     told = _asking(client).nodes.stats(metric="indexing_pressure", filter_path=path).body
     return min((node["indexing_pressure"]["memory"]["limit_in_bytes"] for node in _nodes(told)), default=None)
 
 
 def _asking(client: elasticsearch.Elasticsearch) -> elasticsearch.Elasticsearch:
-    return client.options(ignore_status=tuple(_NOT_TO_BE_KNOWN))
+    return client.options(ignore_status=tuple(_NOT_ALLOWED))
 
 
 def _nodes(answer: Mapping[str, Any]) -> list[Any]:
@@ -103,12 +105,12 @@ def _server(client: elasticsearch.Elasticsearch) -> str | None:
 
 
 def _version(client: elasticsearch.Elasticsearch) -> str | None:
-    """Return the server's version, None where the user may not know it."""
+    """Return the server's version, None if the user may not ask."""
     try:
         nodes = client.nodes.info(node_id="_local", filter_path="nodes.*.version").body
         return next((str(node["version"]) for node in nodes.get("nodes", {}).values()), None)
     except elasticsearch.ApiError as error:
-        if error.status_code not in _NOT_TO_BE_KNOWN:
+        if error.status_code not in _NOT_ALLOWED:
             raise
         _refuse_newer_client(client)
         return None
@@ -149,7 +151,7 @@ def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
 
 
 def _writable(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
-    """Ask for a write that ends in a conflict: it needs the same privileges and an open index."""
+    """Send a write that ends in a conflict: it needs the same privileges as a real one, and an open index."""
     try:
         refused = refused_by_index(client, index, Poster(client, index, timeout=10))
     except UnfitIndex as error:
@@ -160,6 +162,9 @@ def _writable(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
     return [f"index {index!r} refuses an empty document: {each.reason}: {hint}" for each in refused]
 
 
+# An operation that demands a sequence number that no document has is parsed against the mapping, goes through every
+# check of the index, and ends in a version conflict: 409 says that all else was right. Only fields that a dynamic
+# mapping adds stay behind.
 _HEADS: Final = bulk_body.action_heads(if_seq_no=2**62, if_primary_term=1)
 
 

@@ -1,4 +1,4 @@
-"""Which sinks have written to a cluster, found without a checkpoint: their markers, which are all that they leave."""
+"""Find the markers of all sinks that have written to a cluster, without a checkpoint."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _METADATA: Final = frozenset(
     {"_id", "_index", "_source", "_routing", "_field_names", "_ignored", "_nested_path", "_seq_no", "_version"}
     | {"_data_stream_timestamp", "_doc_count", "_feature", "_ignored_source", "_primary_term", "_tier", "_tsid"}
 )
-"""Names that the server keeps for itself at a document's top level."""
+"""Names that the server reserves at a document's top level."""
 
 
 def columns(
@@ -104,17 +104,17 @@ def _check_fields(fields: Iterable[pa.Field], path: str) -> None:
         name = f"{path}{field.name}"
         if field.name in seen:
             raise ConfigurationError(
-                f"the row has two fields {name!r}, and a document holds a field once",
+                f"the row has two fields {name!r}, and a document has each field once",
                 hint="select one of them under another name with AS",
             )
         if not all(part.strip() for part in field.name.split(".")):
             raise ConfigurationError(
-                f"Elasticsearch takes no field {name!r}: a name must not be empty, nor a part of it between dots",
+                f"invalid field {name!r}: a name, and each part of it between dots, must not be empty",
                 hint="select it under another name with AS",
             )
         if not path and field.name in _METADATA:
             raise ConfigurationError(
-                f"Elasticsearch takes no field {name!r}: that is a name of its own",
+                f"invalid field {name!r}: Elasticsearch reserves this name",
                 hint=f"select it under another name with AS, or leave it out; key={name!r} needs no field of that name",
             )
         seen.add(field.name)
@@ -129,7 +129,7 @@ def _check_values(kind: pa.DataType, name: str) -> None:
     elif pa.types.is_map(kind):
         if pa.types.is_nested(kind.key_type) or pa.types.is_binary(kind.key_type):
             raise ConfigurationError(
-                f"the map {name!r} has keys of type {kind.key_type}, which have no text that two runs would share",
+                f"the map {name!r} has keys of type {kind.key_type}, whose text is not the same in every run",
                 hint=f"give its keys a text, e.g. transform_keys({name}, (k, v) -> hex(k))",
             )
         _check_values(kind.item_type, name)
@@ -138,16 +138,16 @@ def _check_values(kind: pa.DataType, name: str) -> None:
 def _check_id_type(field: pa.Field) -> None:
     kind = field.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        raise _no_id(field, f"hex({field.name})", "bytes that are no text would fall together")
+        raise _no_id(field, f"hex({field.name})", "different bytes may become the same text")
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         raise _no_id(field, f"unix_micros({field.name})", "its text depends on the session's time zone")
     if pa.types.is_nested(kind):
-        raise _no_id(field, f"to_json({field.name})", "it has no text of its own")
+        raise _no_id(field, f"to_json({field.name})", "it has no text form")
 
 
 def _no_id(field: pa.Field, instead: str, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"key={field.name!r} is of type {field.type}, which makes no _id: {reason}",
+        f"key={field.name!r} is of type {field.type}, which cannot be an _id: {reason}",
         hint=f"give an expression, e.g. key={instead!r}",
     )
 
@@ -158,6 +158,9 @@ bytes."""
 _SHOWN: Final = 200
 
 
+# A field of type flattened refuses a whole document for one key that holds a NUL or is very long, any index one that
+# holds a key twice (`from_json` makes such maps), and JSON puts one sign for every byte that is not UTF-8, so that two
+# keys may become one. The server would refuse such a document after the decision only, when the query cannot go on.
 def _refused_keys(row: str, schema: pa.Schema) -> str | None:
     """Return the SQL of a sentence about the first column with such a key, NULL for none; None if there are no maps."""
     found = [

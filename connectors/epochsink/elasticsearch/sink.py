@@ -1,7 +1,7 @@
-"""The Elasticsearch sink: its configuration, and what tasks and driver make of it.
+"""The Elasticsearch sink that users construct.
 
-A task that only spools needs no client, and importing it takes each of Spark's Python workers more than a second of
-processor time: it is imported where it is used.
+The vendor's client is imported where it is used: a task that only spools does not need it, and the import takes more
+than a second of processor time in each of Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from epochsink.sink import Sink
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    import elasticsearch
     import pyarrow as pa
 
     from epochsink.elasticsearch.committer import ElasticsearchCommitter
@@ -40,7 +39,7 @@ class Elasticsearch(ElasticsearchConfig, Sink):
             Spark's order: NULL is the smallest, NaN the largest. Without it the later row of a task wins, and rows of
             one key in several tasks are refused.
         delete_when: an SQL predicate: which rows delete the document of their key.
-        on_rejected: what becomes of documents that the server refuses for good: ``"stop"`` stops the query (the epoch
+        on_rejected: what to do with documents that the server refuses for good: ``"stop"`` stops the query (the epoch
             stays pending), ``"dead_letter"`` writes them to ``dead_letter_index``.
         dead_letter_index: the index for such documents, with reason, epoch and source.
         validate: whether each task asks the server before the checkpoint if it would take the documents; the server
@@ -52,11 +51,10 @@ class Elasticsearch(ElasticsearchConfig, Sink):
             a longer pause a driver's delayed write could bring one back.
         executors_above: above so many rows an epoch is applied by a Spark job beside the stream, task by task, and not
             by the driver alone; None for never.
-        partition_by_key: whether Spark brings all rows of a key into one task, by a shuffle in each epoch. Which of
-            them is the last is then found by whoever applies that task's rows, and the driver never reads the ids of an
-            epoch: for epochs of tens of millions of rows. Needs ``order_by``.
+        partition_by_key: whether Spark brings all rows of a key into one task, by a shuffle in each epoch, so that the
+            driver reads no ids: for epochs of tens of millions of rows. Needs ``order_by``.
         timeout: the seconds without any success after which a commit gives up; the epoch stays pending.
-        allow_insecure: whether credentials may travel over http to another machine.
+        allow_insecure: allow credentials to be sent unencrypted to another machine.
         options: options of the vendor's client: ``api_key``, ``basic_auth``, ``bearer_auth``, ``ca_certs``,
             ``ssl_assert_fingerprint``, ``headers``, ``request_timeout``, ``http_compress``, ...
 
@@ -65,7 +63,7 @@ class Elasticsearch(ElasticsearchConfig, Sink):
 
     @property
     def distribute_by(self) -> tuple[str, ...]:
-        """What makes the ids, as expressions over the stream, with ``partition_by_key``; else rows may lie anywhere."""
+        """The expressions of the key, over the stream, with ``partition_by_key``; else none."""
         return self.partitioning
 
     @property
@@ -94,9 +92,3 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         from epochsink.elasticsearch.committer import ElasticsearchCommitter  # noqa: PLC0415 - imports the client
 
         return ElasticsearchCommitter(members)
-
-    def connect(self) -> elasticsearch.Elasticsearch:
-        """Make a client of the vendor's; nothing is sent yet. Who calls this closes it."""
-        from epochsink.elasticsearch.connection import connect  # noqa: PLC0415 - imports the client
-
-        return connect(self)

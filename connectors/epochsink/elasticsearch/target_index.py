@@ -1,4 +1,4 @@
-"""What an index name stands for, and whether that index keeps documents as the sink promises."""
+"""Find the index that a name stands for, and check that it keeps documents as the sink promises."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
         return f"{moves}; {_PER_INDEX}: a replay after that would duplicate documents", hint
     alias = described.get("aliases", {}).get(name, {})
     if name != index and ("index_routing" in alias or "routing" in alias):
-        reason = "documents of one _id may then lie in several shards of the index, so an update would double them"
+        reason = "documents of one _id may then be in several shards of the index, so an update would duplicate them"
         return f"the alias {name!r} has a routing; {reason}", f"name the index {index!r}, or an alias without routing"
     if described["settings"].get("index.mode") == "time_series":
         return (f"{index!r} is a time series index, which makes every _id itself", "name a standard index")
@@ -194,6 +194,7 @@ def require_same(
             f"{kept.epoch} --sink NAME; else fill it from the source with a new checkpoint",
             index=found.index,
         )
+    # the first is enough: the next start names the others
     for unfit in unfit_settings(found, config):
         raise unfit
     return found

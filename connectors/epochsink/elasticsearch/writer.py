@@ -1,9 +1,9 @@
-"""The executor's side: the redo log is the spool, so a task only looks at its rows."""
+"""Check the rows of a task. It writes nothing to the server: the redo log is the spool."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import pyarrow.compute as pc
 
@@ -15,22 +15,17 @@ from epochsink.errors import RowsRejected
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from epochsink.elasticsearch.preflight import Validator
     from epochsink.sink import Committable, Task
 
 _LONGEST_ID: Final = 512
 _ENVELOPE: Final = len('"_id":""}')
 
 
-class Validator(Protocol):
-    """Asks the server whether it would take documents: see `epochsink.elasticsearch.preflight.Validator`."""
-
-    def validate(self, ids: pa.Array, sources: pa.Array) -> None: ...  # noqa: D102 - described there
-
-
 class ElasticsearchWriter:
     """Counts one task's rows and refuses those that no server would take.
 
-    ``validator`` asks the target; None where the server is not asked. ``by_task`` as in `WrittenTask`.
+    ``validator`` asks the target; None if the server is not asked. ``by_task`` as in `WrittenTask`.
     """
 
     def __init__(self, task: Task, validator: Validator | None = None, *, by_task: bool = False) -> None:
@@ -41,7 +36,7 @@ class ElasticsearchWriter:
         self._largest = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Look at a record batch. Raises `RowsRejected` and, with a validator, `PrepareFailed`."""
+        """Check a record batch. Raises `RowsRejected` and, with a validator, `PrepareFailed`."""
         if "id" in batch.schema.names:
             check_ids(batch.column("id"))
         check_sources(batch.column("source"))
@@ -51,7 +46,7 @@ class ElasticsearchWriter:
         self._largest = max(self._largest, pc.max(pc.binary_length(batch.column("source"))).as_py() or 0)
 
     def prepare(self) -> Committable:
-        """Name what the machine has spooled."""
+        """Return the committable of what was spooled."""
         return WrittenTask(self._task.uuid, self._rows, self._largest, self._by_task).to_json()
 
     def abort(self) -> None:
@@ -85,7 +80,7 @@ def check_ids(ids: pa.Array) -> None:
 
 
 def check_sources(sources: pa.Array) -> None:
-    """Refuse rows that say, in place of their document, which map has a key that no index takes.
+    """Refuse rows whose ``source`` is no document, but names a map with a key that no index takes.
 
     Raises `RowsRejected`.
     """
