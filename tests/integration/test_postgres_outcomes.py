@@ -360,7 +360,7 @@ def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postg
         for driver, (written, parts) in zip(drivers, pending, strict=True):
             assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
             driver.committer.finish(written.epoch, parts)
-        with pytest.raises(PrepareFailed, match="holds 0 rows of the accepted tasks, and they wrote 2"):
+        with pytest.raises(PrepareFailed, match="holds 0 rows of the accepted tasks, but they wrote 2"):
             drivers[0].vote(unvoted)
         drivers[0].committer.abort_orphans([])
         assert [truth.count(f"orders_{index}") for index in range(3)] == [3, 3, 3]

@@ -212,7 +212,7 @@ def test_instants_finer_than_their_column_are_refused_and_not_rounded(
         return pa.record_batch({"at": pa.array([array.to_pylist()], pa.list_(instants)) if "[" in kind else array})
 
     driver = pg_driver(f"{pg_schema}.t", batch(0))
-    with pytest.raises(RowsRejected, match="1500 microseconds since 1970 are no multiple of 1000"):
+    with pytest.raises(RowsRejected, match="1500 microseconds since 1970 is not a multiple of 1000"):
         driver.prepare(0, batch(1500))
     driver.committer.abort_orphans([])
     driver.run(0, batch(-2000))

@@ -1,4 +1,4 @@
-"""What PostgreSQL's errors mean, in one table: our error, whether to retry, and what to do about it."""
+"""Map PostgreSQL's errors, in one table, to epochsink's error, whether to retry, and a hint."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from epochsink.errors import PrepareFailed, RowsRejected
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_UNREACHABLE: Final = "see that the server runs and is reachable; Spark runs the epoch again when the query restarts"
+_UNREACHABLE: Final = "check that the server runs and is reachable; Spark runs the epoch again when the query restarts"
 _PASSING_REFUSALS: Final = ("the database system is", "too many", "connection slots")
-"""Parts of messages. While a session is opened, libpq gives the text of a refusal and no SQLSTATE."""
+"""Parts of messages, because libpq reports a refused connection without an SQLSTATE."""
 
 
 class Refused(psycopg.OperationalError):
@@ -26,15 +26,15 @@ class Refused(psycopg.OperationalError):
 
 
 class SharedSession(Refused):
-    """A pooler in transaction mode: what is set for a session would reach other clients."""
+    """The connection goes through a pooler in transaction mode: session settings would reach other clients."""
 
 
 class AwaitsStandby(psycopg.OperationalError):
-    """A PREPARE or COMMIT that waited for a synchronous standby was cancelled. It has happened on this server."""
+    """A PREPARE or COMMIT was cancelled while it waited for a synchronous standby. It took effect on this server."""
 
 
 class Retry(enum.Enum):
-    """Whether doing it again may help: never; as soon as the server lets us in; in a new transaction; or attempt."""
+    """When a retry may help: never, once the server accepts connections, in a new transaction, or in a new attempt."""
 
     NEVER = enum.auto()
     CONNECTION = enum.auto()
@@ -43,7 +43,7 @@ class Retry(enum.Enum):
 
 
 class Rule(NamedTuple):
-    """What an error of the server, or of one of its subclasses, becomes; whether it is tried again; what to do."""
+    """What to raise for a server error or its subclasses, whether to retry, and the hint."""
 
     error: type[psycopg.Error]
     raises: type[PrepareFailed]
@@ -52,7 +52,7 @@ class Rule(NamedTuple):
 
 
 def _rejects(error: type[psycopg.Error], hint: str = "") -> Rule:
-    """Return the rule for rows that the server refuses for good."""
+    """Return the rule for rows that no retry can make acceptable."""
     return Rule(error, RowsRejected, Retry.NEVER, hint)
 
 
@@ -61,7 +61,7 @@ def _fails(error: type[psycopg.Error], hint: str) -> Rule:
     return Rule(error, PrepareFailed, Retry.NEVER, hint)
 
 
-RULES: Final = (  # the first that fits
+RULES: Final = (  # the first match counts
     _rejects(
         errors.NotNullViolation, "filter such rows with where=, fill them with coalesce() in select=, or drop NOT NULL"
     ),
@@ -105,9 +105,7 @@ RULES: Final = (  # the first that fits
     _fails(
         errors.UndefinedTable, "it was dropped or renamed while the query ran: create it again, then restart the query"
     ),
-    _fails(
-        errors.UndefinedColumn, "the table has changed while the query ran: restart the query, which checks it anew"
-    ),
+    _fails(errors.UndefinedColumn, "the table changed while the query ran: restart the query, which checks it again"),
     Rule(
         AwaitsStandby,
         PrepareFailed,
@@ -126,8 +124,8 @@ RULES: Final = (  # the first that fits
     ),
     _fails(
         errors.FeatureNotSupported,
-        "what the table does (NOTIFY in a trigger, foreign or temporary tables) does not go into a prepared "
-        "transaction: use commit='staged'",
+        "a prepared transaction cannot include what the table does (NOTIFY in a trigger, foreign or temporary tables): "
+        "use commit='staged'",
     ),
     Rule(
         errors.QueryCanceled,
@@ -147,7 +145,7 @@ RULES: Final = (  # the first that fits
     Rule(
         errors.ReadOnlySqlTransaction,
         PrepareFailed,
-        Retry.ATTEMPT,  # in a failover, it is a standby for a moment
+        Retry.ATTEMPT,  # during a failover the new primary is still a standby for a moment
         "connect to the primary; with several hosts, set target_session_attrs=read-write in dsn= or options=",
     ),
     Rule(errors.CannotConnectNow, PrepareFailed, Retry.CONNECTION, _UNREACHABLE),
@@ -161,7 +159,7 @@ _OTHER: Final = Rule(psycopg.Error, PrepareFailed, Retry.ATTEMPT)
 
 
 def rule_of(error: psycopg.Error) -> Rule:
-    """Return what an error means."""
+    """Return the rule for an error."""
     found = next((rule for rule in RULES if isinstance(error, rule.error)), None)
     return found or (_LOST if is_disconnected(error) else _OTHER)
 
@@ -174,17 +172,17 @@ def is_disconnected(error: BaseException) -> bool:
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether waiting may help: the server starts, stops, is unreachable or has no free connection."""
+    """Return whether waiting may help: the server is starting, stopping, unreachable or has no free connection."""
     return isinstance(error, psycopg.Error) and rule_of(error).retry is Retry.CONNECTION
 
 
 def is_contended(error: BaseException) -> bool:
-    """Return whether the same statements may succeed in a new transaction: a deadlock, a lock that others hold."""
+    """Return whether the same statements may succeed in a new transaction, for example after a deadlock."""
     return isinstance(error, psycopg.Error) and rule_of(error).retry is Retry.TRANSACTION
 
 
 def refusal(error: psycopg.OperationalError) -> psycopg.OperationalError:
-    """Return what a failed attempt to connect means: `Refused`, or ``error`` itself if waiting may help."""
+    """Return `Refused` for a failed connection attempt, or ``error`` itself if waiting may help."""
     text = str(error)
     if "FATAL:" not in text or any(known in text for known in _PASSING_REFUSALS):
         return error
@@ -193,7 +191,7 @@ def refusal(error: psycopg.OperationalError) -> psycopg.OperationalError:
 
 @contextmanager
 def translated(doing: str) -> Iterator[None]:
-    """Turn what psycopg or pyarrow raise into `PrepareFailed`, or `RowsRejected` if no retry can help."""
+    """Turn errors of psycopg and pyarrow into `PrepareFailed`, or `RowsRejected` if no retry can help."""
     try:
         yield
     except psycopg.Error as error:
@@ -204,7 +202,7 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def failure(error: psycopg.Error, doing: str) -> PrepareFailed:
-    """Return our error for ``error``, with the server's message and the hint."""
+    """Return epochsink's error for ``error``, with the server's message and the hint."""
     rule = rule_of(error)
     diagnosis = error.diag
     return rule.raises(
@@ -219,13 +217,13 @@ def failure(error: psycopg.Error, doing: str) -> PrepareFailed:
 
 
 def describe(error: psycopg.Error) -> str:
-    """Return the server's message with its detail, constraint and place; never the statement or a value of a row."""
+    """Return the server's message with its detail, constraint and place, without the statement and row values."""
     diagnosis = error.diag
     said = [diagnosis.message_primary or str(error).strip() or type(error).__name__]
     if isinstance(error, errors.RaiseException):
         said = ["a trigger or function of the table raised an exception"]
     elif isinstance(error, errors.DataError):
-        # it quotes the value: invalid input syntax for type integer: "12a"
+        # The message quotes the value: invalid input syntax for type integer: "12a"
         said = [re.sub(r'".*"', "(a value)", said[0], flags=re.DOTALL)]
     if diagnosis.message_detail and not isinstance(error, _QUOTES_ROWS):
         said.append(diagnosis.message_detail)
@@ -240,13 +238,13 @@ _QUOTES_ROWS: Final = (errors.DataError, errors.IntegrityError, errors.RaiseExce
 
 
 def _place(context: str) -> str:
-    """Return the table, line and column, or the function, in which a row was refused."""
+    """Return the table, line and column, or the function, that refused a row."""
     found = re.match(r"COPY [^:]*|PL/\w+ function .*", context)
     return found[0] if found else ""
 
 
 def _values(error: psycopg.Error) -> str:
-    """Return what the server says of the row that it refuses."""
+    """Return the parts of the server's message that quote the refused row."""
     if not isinstance(error, _QUOTES_ROWS):
         return ""
     told = (error.diag.message_primary, error.diag.message_detail, (error.diag.context or "").partition("\n")[0])

@@ -1,4 +1,4 @@
-"""The merge: an epoch's accepted rows go from staging into their targets, as one set for each sink."""
+"""Merge an epoch's accepted rows from staging into the targets, one set of rows for each sink."""
 
 from __future__ import annotations
 
@@ -17,28 +17,29 @@ if TYPE_CHECKING:
     from epochsink.postgres.server import Connection
 
 WORK_MEM: Final = "128MB"
-"""For the hash over the keys, and the sort if a key is duplicated. The server's default spills to disk at once."""
+"""Memory for the hash over the keys and the sort of duplicates. The server's default spills to disk at once."""
 
 
 def merge(connection: Connection, members: Sequence[Member]) -> None:
-    """Apply the staged rows of one or several sinks to their targets within the transaction under way.
+    """Apply the staged rows of one or several sinks to their targets within the current transaction.
 
-    Rows are written in the order of ``members``, then deleted in the reverse order. So a row that refers to another one
-    is written after it and deleted before it.
+    Rows are written in the order of ``members``, then deleted in the reverse order. So a row that references another
+    one is written after it and deleted before it.
 
-    Raises `PrepareFailed` if staging does not hold exactly the rows that it should, or a target is not what they were
-    staged for; `RowsRejected` if a key is duplicated and there is no order_by; `psycopg.Error`.
+    Raises `PrepareFailed` if staging does not hold exactly the accepted rows, or if a target has changed since they
+    were staged; `RowsRejected` if a key is null, or duplicated without order_by; `psycopg.Error`.
     """
     connection.execute(sql.SQL("SET LOCAL work_mem = {}").format(sql.Literal(WORK_MEM)))
     if len(members) > 1:
-        # as far as they are deferrable: references in a circle have no order
+        # Tables that reference each other in a circle have no valid order; deferrable constraints do not need one.
         connection.execute("SET CONSTRAINTS ALL DEFERRED")
     sources = [_write(connection, member) for member in members]
     for member, source in reversed(list(zip(members, sources, strict=True))):
         if member.merge.deletes:
             connection.execute(_delete(member.merge, source))
     for member in members:
-        # an INSERT casts what it can to the column's type. Its lock now keeps the table as it is until the end
+        # Checked after the writes: their lock prevents changes from now on, and an INSERT would have cast silently to
+        # the new type of a column that was changed before it.
         require_unchanged(connection, member.merge)
 
 
@@ -47,7 +48,7 @@ def _write(connection: Connection, member: Member) -> sql.Composed:
     plan, source = member.merge, _source(member)
     if not plan.key:
         merged = connection.execute(_append(plan, source)).rowcount
-        if merged != member.rows:  # a trigger may have swallowed or redirected rows: only staging's own count tells
+        if merged != member.rows:  # a trigger may drop or redirect rows, so count the rows in staging itself
             verify_count(connection, member)
         return source
     if _verify_keys(connection, member):
@@ -57,7 +58,7 @@ def _write(connection: Connection, member: Member) -> sql.Composed:
 
 
 def verify(connection: Connection, member: Member) -> None:
-    """Check what can be checked of staged rows before they are merged; raises as `merge` does."""
+    """Check staged rows before they are merged: their count, and their keys. Raises as `merge` does."""
     if member.merge.key:
         _verify_keys(connection, member)
     else:
@@ -65,9 +66,9 @@ def verify(connection: Connection, member: Member) -> None:
 
 
 def verify_casts(connection: Connection, member: Member) -> None:
-    """Store the values that are staged as text in columns of the target's types, within a transaction to roll back.
+    """Store the values that are staged as text in columns of the target's types. The caller rolls back afterwards.
 
-    A query that only casts them would not do: the length of char(n) and the like is checked when a value is stored.
+    A SELECT with casts is not enough: the server checks the length of char(n) and similar types on storing.
     """
     plan = member.merge
     trial = sql.Identifier(member.schema, f"{member.table}_t")
@@ -79,7 +80,7 @@ def verify_casts(connection: Connection, member: Member) -> None:
 
 
 def verify_count(connection: Connection, member: Member) -> None:
-    """Raise `PrepareFailed` unless staging holds exactly as many rows of the accepted tasks as they wrote."""
+    """Raise `PrepareFailed` unless staging holds exactly the number of rows that the accepted tasks wrote."""
     statement = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(
         member.staging.quoted, _accepted(member.tasks)
     )
@@ -89,7 +90,7 @@ def verify_count(connection: Connection, member: Member) -> None:
 def _verify_keys(connection: Connection, member: Member) -> bool:
     """Count the rows, and return whether a key is duplicated."""
     plan = member.merge
-    many = sql.Identifier(TAG)  # a name that no column of the row has
+    many = sql.Identifier(TAG)  # a name that no row column can have
     grouped = sql.SQL("SELECT {key}, pg_catalog.count(*) AS {many} FROM {source} GROUP BY {key}").format(
         key=_names(plan.key), many=many, source=_source(member)
     )
@@ -112,7 +113,7 @@ def _verify_keys(connection: Connection, member: Member) -> bool:
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
         raise RowsRejected(
             f"a key of {plan.target} ({', '.join(plan.key)}) occurs {most} times in one epoch, and without order_by= "
-            "no row of it is the last",
+            "it is unknown which row is the newest",
             hint="set order_by= to a column or Spark SQL expression whose largest value wins, or make keys unique with "
             "dropDuplicatesWithinWatermark",
             values=key,
@@ -123,8 +124,8 @@ def _verify_keys(connection: Connection, member: Member) -> bool:
 def _expect(staging: Relation, found: int, rows: int) -> None:
     if found != rows:
         raise PrepareFailed(
-            f"staging table {staging} holds {found} rows of the accepted tasks, and they wrote {rows}",
-            hint="the server has crashed since (unlogged tables are emptied) or the table was changed; Spark "
+            f"staging table {staging} holds {found} rows of the accepted tasks, but they wrote {rows}",
+            hint="the server has crashed since (which empties unlogged tables) or the table was changed; Spark "
             "runs the epoch again when the query restarts",
             found=found,
             expected=rows,
@@ -143,7 +144,7 @@ def _upsert(plan: Merge, source: sql.Composed) -> sql.Composed:
     action = sql.SQL("UPDATE SET {}").format(settings) if values else sql.SQL("NOTHING")
     if plan.deletes:
         source = sql.SQL("{} WHERE {} IS NOT TRUE").format(source, sql.Identifier(DELETED))
-    # in the order of the key: neighbours share a page of its index, and often of the table
+    # In key order, because neighbouring keys share a page of the index and often of the table.
     return sql.SQL("{} ORDER BY {key} ON CONFLICT ({key}) DO {}").format(
         _append(plan, source), action, key=_names(plan.key)
     )
@@ -160,7 +161,7 @@ def _delete(plan: Merge, source: sql.Composed) -> sql.Composed:
 
 
 def _source(member: Member) -> sql.Composed:
-    """Return the accepted rows with the target's types; flattened by the planner, so it costs nothing."""
+    """Return the accepted rows with the target's types. The planner flattens the subquery, so it costs nothing."""
     plan = member.merge
     columns: list[sql.Composable] = [
         sql.SQL("{0}::{1} AS {0}").format(sql.Identifier(name), sql.SQL(plan.casts[name]))

@@ -1,7 +1,7 @@
-"""End what an identity has left: sessions of zombies, then prepared transactions, then staging tables.
+"""End what an identity has left: old sessions, then prepared transactions, then staging tables.
 
-Sessions come first, because a session could prepare a transaction after the look at prepared transactions. Staging
-tables come last, because a prepared transaction locks its staging table.
+Sessions come first, because a live session could prepare another transaction after the list was read. Staging tables
+come last, because a prepared transaction locks its staging table.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _DROP_TIMEOUT: Final = "100ms"
-"""A reader that holds a staging table for longer (pg_dump) must not delay each epoch."""
-_TERMINATE_MILLISECONDS: Final = 2000  # milliseconds
+"""A reader that locks a staging table for longer (pg_dump) must not delay each epoch."""
+_TERMINATE_MILLISECONDS: Final = 2000
 
 _SESSIONS: Final = """
 SELECT pid, application_name FROM pg_stat_activity
@@ -42,7 +42,7 @@ WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE %s
 
 
 class Orphans:
-    """Ends what belongs to one identity, of generations up to ours. Raises `psycopg.Error`."""
+    """Ends what belongs to one identity, for generations up to ``generation``. Raises `psycopg.Error`."""
 
     def __init__(self, connection: Connection, schema: str, key: str, generation: int) -> None:
         self._connection = connection
@@ -55,7 +55,7 @@ class Orphans:
         return [*sorted(prepared_gids(self._connection, self._key)), *self._tables()]
 
     def newest_generation(self) -> int:
-        """Return the highest generation of any of them, or of a session; 0 if there is nothing."""
+        """Return the highest generation of a prepared transaction, staging table or session; 0 if there is none."""
         names = [PreparedName.parse(gid) for gid in prepared_gids(self._connection, self._key)]
         found = [*names, *(name for _, name in self._sessions())]
         notes = self._tables().values()
@@ -64,7 +64,7 @@ class Orphans:
     def end_all(self, keep: Sequence[Part], done: Sequence[Part] = ()) -> list[str]:
         """End everything that ``keep`` does not name; return one line for each thing ended.
 
-        Raises `WentBack`, and ends nothing, if a part of ``done`` is prepared.
+        Raises `WentBack`, and ends nothing, if a part of ``done`` is still prepared.
         """
         self._refuse_done({part.gid for part in done if part.gid})
         attempts = {part.attempt for part in keep}
@@ -83,24 +83,24 @@ class Orphans:
         again = still_prepared(self._connection, done)
         if again:
             raise WentBack(
-                f"prepared transaction {min(again)} exists, and the ledger says that its epoch is done: the server "
+                f"prepared transaction {min(again)} exists, but the ledger says that its epoch is done: the server "
                 "has lost the commit, as after a failover to a standby that lacked it; its rows are not visible",
-                hint="put the newer state of the server back; the transaction is left as it is",
+                hint="restore the newer state of the server; the transaction is left as it is",
             )
 
     def drop(self, table: str) -> bool:
-        """Drop a staging table; False if it is locked: then the next sweep drops it."""
+        """Drop a staging table. Return False if it is locked; the next sweep tries again."""
         name = Relation(self._schema, table).quoted
         statement = "SET LOCAL lock_timeout = {}; SET LOCAL synchronous_commit = off; DROP TABLE IF EXISTS {}"
         try:
             self._connection.execute(sql.SQL(statement).format(sql.Literal(_DROP_TIMEOUT), name))
         except (errors.LockNotAvailable, errors.InternalError_, errors.InsufficientPrivilege) as held:
-            _log.warning("staging table %s stays for the next sweep: %s", table, held.diag.message_primary)
+            _log.warning("staging table %s is left for the next sweep: %s", table, held.diag.message_primary)
             return False
         return True
 
     def _end_sessions(self, is_left: Callable[[SessionName], bool]) -> list[str]:
-        """Terminate sessions of older generations, and tasks' sessions of our generation whose attempt is over."""
+        """Terminate sessions of older generations, and task sessions of this generation whose attempt is over."""
         ended = []
         for pid, name in self._sessions():
             if name.generation > self._generation:
@@ -131,9 +131,9 @@ class Orphans:
         return prepared_gids(self._connection, self._key)
 
     def _shared(self, attempts: Collection[str]) -> set[str]:
-        """Return the transactions of attempts that have staged rows of this sink.
+        """Return the transactions of attempts that staged rows of this sink.
 
-        A shared transaction is named after its first sink, which may have left the query since.
+        A shared transaction is named after its first sink, which may no longer be part of the query.
         """
         if not attempts:
             return set()
@@ -170,7 +170,7 @@ def _gids_like(connection: Connection, pattern: str) -> set[str]:
 
 
 def still_prepared(connection: Connection, gids: Collection[str]) -> set[str]:
-    """Return those of ``gids`` that are prepared, also if another sink's name is in them. Raises `psycopg.Error`."""
+    """Return those of ``gids`` that are prepared, including those named after another sink. Raises `psycopg.Error`."""
     if not gids:
         return set()
     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid = ANY (%s)"
@@ -178,7 +178,7 @@ def still_prepared(connection: Connection, gids: Collection[str]) -> set[str]:
 
 
 def exists(connection: Connection, relation: Relation) -> bool:
-    """Return whether there is such a table. Raises `psycopg.Error`."""
+    """Return whether the table exists. Raises `psycopg.Error`."""
     found = connection.execute("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", [str(relation)]).fetchone()
     return bool(found and found[0])
 

@@ -1,4 +1,4 @@
-"""Check, before any row moves, that everything the first epoch needs is there."""
+"""Check that server, marker table and target are ready before the first row is written."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ WHERE NOT has_column_privilege(to_regclass(%s), c.name, %s)
 
 
 def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> list[str]:
-    """Return what does not fit between a configuration, the rows' schema and the live server.
+    """Compare a configuration and the rows' schema with the server; return one line for each problem found.
 
     Creates the marker table, its schema and, with ``create``, the target if they are missing. Raises `psycopg.Error`
-    if the connection dies.
+    if the connection is lost.
     """
     unfit = list(_check_server(connection))
     if unfit:
@@ -105,7 +105,7 @@ def _create_target(config: PostgresConfig, connection: Connection, relation: Rel
     except (errors.InsufficientPrivilege, errors.InvalidSchemaName) as refused:
         yield f"table {relation}: {describe(refused)}; let its owner run: {statement.as_string(connection)};"
     except errors.UniqueViolation:
-        return  # another query has created it at the same moment
+        return  # another query created it at the same moment
 
 
 def unreachable(config: PostgresConfig, error: psycopg.OperationalError) -> str:
@@ -132,7 +132,7 @@ def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[s
     table = sql.Identifier(config.marker_schema, applied_epochs.TABLE).as_string(connection)
     published = list(_check_marker_publication(config, connection, table))
     if published:
-        # before the table is created: afterwards it is published
+        # Before the table is created: a table that exists is already published.
         yield from published
         return
     try:
@@ -156,7 +156,7 @@ def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[s
 
 
 def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
-    """Yield why the marker table cannot prove what is applied: it was made or changed by hand."""
+    """Yield the reasons why the marker table cannot prove what is applied, after it was created or changed by hand."""
     found = connection.execute(_MARKER, [list(applied_epochs.KEY), table]).fetchone()
     if found is None:
         return
@@ -227,9 +227,9 @@ def _check_key(config: PostgresConfig, connection: Connection, target: Target, s
 def _check_spread(
     config: PostgresConfig, connection: Connection, target: Target, encodings: Sequence[Encoding]
 ) -> Iterator[str]:
-    """Yield key columns in which two values differ for Spark and are equal for the table.
+    """Yield key columns in which two values differ in Spark and are equal in the table.
 
-    Two tasks would then write the same row, and wait for each other.
+    Two tasks would then write the same row and wait for each other.
     """
     loose = {name for (name,) in connection.execute(_LOOSE_COLLATIONS, [str(target.relation)]).fetchall()}
     for encoding in encodings:
@@ -241,7 +241,7 @@ def _check_spread(
         if name in loose or foreign or encoding.cast_to or encoding.parses or column.receive == "bpcharrecv":
             yield (
                 f"atomic=False spreads rows over tasks by Spark's own comparison of key column {name!r}, and "
-                f"{column.declared} compares otherwise (case, blanks or spelling), so two tasks would write one row; "
+                f"{column.declared} compares differently (case, blanks or spelling), so two tasks could write one row; "
                 "use atomic=True, or a key of another type"
             )
 
@@ -292,7 +292,7 @@ def _check_publications(config: PostgresConfig, connection: Connection) -> Itera
 
 
 def _check_marker_publication(config: PostgresConfig, connection: Connection, table: str) -> Iterator[str]:
-    """Yield what has to be done first where the marker table would be published: we cannot see the subscribers."""
+    """Yield what to do first if the marker table would be published. The subscribers cannot be checked from here."""
     exists = connection.execute("SELECT to_regclass(%s) IS NOT NULL", [table]).fetchone()
     if exists and exists[0]:
         return
@@ -312,7 +312,7 @@ def _check_marker_publication(config: PostgresConfig, connection: Connection, ta
 
 
 def _publications(config: PostgresConfig, connection: Connection) -> list[tuple[str, str]]:
-    """Return the publications that publish what we create in the schema of the markers, with their kind."""
+    """Return the publications, with their kind, that include every table created in the marker schema."""
     found = connection.execute(_PUBLICATIONS).fetchall()
     if connection.info.server_version >= _SCHEMA_PUBLICATIONS_SINCE:
         found += connection.execute(_SCHEMA_PUBLICATIONS, [config.marker_schema]).fetchall()

@@ -1,6 +1,6 @@
-"""Find what sinks have left in a database without a checkpoint, and name what blocks a vote.
+"""Find what sinks have left in a database, without a checkpoint, and name the transaction that blocks a vote.
 
-A prepared transaction has no session, and keeps its locks until somebody ends it.
+A prepared transaction belongs to no session. It keeps its locks until it is committed or rolled back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 PREPARED: Final = "prepared transaction"
 STAGING: Final = "staging table"
 
-# a prepared transaction has no process; in pg_locks the lock on its own id tells by which name its others go
+# A prepared transaction has no process. Its lock on its own transaction id leads to its virtual transaction in
+# pg_locks, and that to its other locks.
 _PREPARED: Final = """
 SELECT x.gid, x.owner::pg_catalog.text, pg_catalog.date_part('epoch', x.prepared), (
     SELECT pg_catalog.array_agg(DISTINCT pg_catalog.concat(held.relation::pg_catalog.regclass, ' ', held.mode))
@@ -52,10 +53,10 @@ _NOTE: Final = re.compile(r"epochsink generation (\d+) epoch (\d+)(?: of (\S+))?
 
 
 class Database:
-    """One database, for an operator. Raises `EpochsinkError` if it is unreachable or refuses."""
+    """One database, for an operator. Raises `EpochsinkError` if it is unreachable or refuses a statement."""
 
     def __init__(self, dsn: str, options: Mapping[str, str]) -> None:
-        # a table's name is part of every configuration; none is written to
+        # The configuration requires a table; nothing is written to it.
         server = Server.of(PostgresConfig(dsn=connection_string(dsn), table=("none",), options=options))
         with translated(f"connecting to {server.database}"):
             self._connection: Connection = server.connect(f"{PREFIX}-orphans")
@@ -68,7 +69,7 @@ class Database:
             return [*self._prepared(used), *self._staging(used)]
 
     def end(self, remnant: Remnant) -> None:
-        """Roll a prepared transaction back, or drop a staging table: its rows are gone then."""
+        """Roll back a prepared transaction, or drop a staging table. Its rows are lost."""
         with translated(f"ending {remnant.name}"):
             if remnant.kind == PREPARED:
                 rollback_prepared(self._connection, remnant.name)
@@ -122,7 +123,6 @@ class Database:
         return found
 
 
-# a prepared transaction has no process; in pg_locks the lock on its own id tells by which name its others go
 _HOLDERS: Final = """
 SELECT x.gid, pg_catalog.date_part('epoch', x.prepared), c.relname::pg_catalog.text
 FROM pg_catalog.pg_prepared_xacts x
@@ -139,10 +139,10 @@ WHERE x.database OPERATOR(pg_catalog.=) pg_catalog.current_database() ORDER BY x
 def name_holder(
     connection: Connection, tables: Sequence[Relation], key: str, generation: int, waited: PrepareFailed
 ) -> PrepareFailed:
-    """Return the failure of a vote that waited for a lock on one of ``tables``, with the transaction that holds one.
+    """Return ``waited``, the failure of a vote that waited for a lock on ``tables``, and name the holder in it.
 
-    ``key`` and ``generation`` are the sink's own. What this driver or an earlier one holds is not named: the sweep
-    before the next attempt ends it. Raises `psycopg.Error`.
+    ``key`` and ``generation`` are the sink's own. Transactions of this driver or an earlier one are not named, because
+    the sweep before the next attempt ends them. Raises `psycopg.Error`.
     """
     found = connection.execute(_HOLDERS, [[table.name for table in tables]]).fetchone()
     if found is None:

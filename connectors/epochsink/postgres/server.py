@@ -1,4 +1,4 @@
-"""The server that a sink connects to: options checked, secrets masked, sessions opened."""
+"""Check the connection options of a sink, mask their secrets, and open sessions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from epochsink.postgres.config import PostgresConfig
 
-# A peer that has vanished is noticed within half a minute, whatever the system's defaults are.
+# A peer that vanished is noticed within half a minute, whatever the system's defaults are.
 DEFAULTS: Final = {
     "connect_timeout": "10",
     "keepalives_idle": "10",
@@ -35,19 +35,20 @@ DEFAULTS: Final = {
 _ADDRESS: Final = ("host", "hostaddr", "port", "dbname", "user", "service", "options")
 _ROUNDS: Final = 5
 _SET: Final = ("search_path", "TimeZone", "lock_timeout", "synchronous_commit")
-"""What `Server.connect` sets for a whole session; everything else is set for a transaction."""
+"""Settings that `Server.connect` changes for a whole session. All others are set for one transaction."""
 _SETTINGS: Final = "SELECT name, pg_catalog.current_setting(name) FROM pg_catalog.unnest(%s::pg_catalog.text[]) AS name"
 _own_sessions: Final[set[tuple[str | None, ...]]] = set()
-"""Addresses of poolers in session mode: asked once in a process."""
+"""Addresses of poolers known to be in session mode, so that each process checks only once."""
 OURS: Final = ("application_name", "fallback_application_name", "client_encoding", "replication")
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
-    """A session whose search path is pg_catalog's alone, so that no function or operator of others is called.
+    """A session whose search path holds only pg_catalog, so that no user-defined function or operator is called.
 
-    ``search_path`` is what it was before: transactions that touch the target go back to it (see `begin`), for the sake
-    of its triggers. ``schemas`` are those on it. ``place`` is which database it is (see `epochsink.postgres.place`),
-    once that was asked. ``backend`` is the process id of the server's session, ``durability`` its synchronous_commit.
+    ``search_path`` is the original one. Transactions that touch the target restore it (see `begin`) because its
+    triggers may need it. ``schemas`` are the schemas on it. ``place`` identifies the database (see
+    `epochsink.postgres.place`) and is None until it is read. ``backend`` is the process id of the server's session,
+    ``durability`` its synchronous_commit, ``borrowed`` the settings to restore before a pooler gets the session back.
     """
 
     search_path: str = ""
@@ -58,7 +59,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     borrowed: Sequence[tuple[str, str]] = ()
 
     def close(self) -> None:
-        """Give the session back as it was: not every pooler resets it before the next client gets it."""
+        """Restore the session's settings and close: not every pooler resets them before the next client gets it."""
         if self.borrowed and not self.closed:
             again = sql.SQL(", ").join(
                 sql.SQL("pg_catalog.set_config({}, {}, false)").format(*map(sql.Literal, setting))
@@ -72,16 +73,16 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Server:
-    """libpq's connection parameters. Crosses to the executors; its text form shows no secret."""
+    """libpq's connection parameters. It is pickled for the executors; its text form shows no secret."""
 
     parameters: Mapping[str, str] = field(default_factory=dict)
     timeout: float = 60.0
 
     @classmethod
     def of(cls, config: PostgresConfig) -> Server:
-        """Merge ``dsn`` (URL or key=value) with ``options``, the latter winning. No I/O.
+        """Merge ``dsn`` (URL or key=value) with ``options``, which take precedence. No I/O.
 
-        Raises `ConfigurationError`; its text never quotes the dsn, which may hold a password.
+        Raises `ConfigurationError`. Its text never quotes the dsn, which may hold a password.
         """
         for name in config.options:
             _refuse_unknown(name)
@@ -97,7 +98,7 @@ class Server:
         for name in OURS:
             if name in parameters:
                 raise ConfigurationError(
-                    f"{name}={parameters[name]!r} is set, and epochsink sets it itself",
+                    f"{name}={parameters[name]!r} cannot be set: epochsink sets it itself",
                     hint=f"leave {name} out; sessions are named epochsink:... in pg_stat_activity",
                 )
         if not config.allow_insecure:
@@ -107,8 +108,8 @@ class Server:
     def connect(self, application: str, retry_seconds: float = 0.0) -> Connection:
         """Open a session in autocommit mode, in UTC, named ``application``.
 
-        For ``retry_seconds`` seconds a server that does not answer yet, or has no free connection, is tried again.
-        Raises `psycopg.OperationalError`.
+        If the server does not answer or has no free connection, retries for ``retry_seconds`` seconds. Raises
+        `psycopg.OperationalError`.
         """
         again = retrying(is_passing, seconds=retry_seconds, longest_pause=2.0)
         return again(self._connect, application)
@@ -125,14 +126,14 @@ class Server:
         except psycopg.OperationalError as error:
             raise refusal(error) from None
         connection.backend = _backend(connection)
-        # before anything is set: a pooler in transaction mode would pass a setting on to other clients
+        # Before anything is set: a pooler in transaction mode would pass a setting on to other clients.
         if not _is_direct(connection):
             if self.address not in _own_sessions:
                 self._refuse_shared(connection)
             connection.borrowed = connection.execute(_SETTINGS, [list(_SET)]).fetchall()
-        # UTC: an instant in a column without time zone is stored as UTC.
-        # synchronous_commit: it may be off for the role or database, and a done epoch must survive a crash.
-        said = connection.execute(
+        # UTC: a point in time in a column without time zone is stored as UTC.
+        # synchronous_commit: it may be off for the role or database, and a committed epoch must survive a crash.
+        original = connection.execute(
             "SELECT pg_catalog.current_setting('search_path'), pg_catalog.current_schemas(true), "
             "CASE WHEN pg_catalog.current_setting('synchronous_commit') OPERATOR(pg_catalog.=) 'remote_apply' "
             "THEN 'remote_apply' ELSE 'on' END; "
@@ -141,32 +142,32 @@ class Server:
             "SELECT pg_catalog.set_config('synchronous_commit', 'on', false) "
             "WHERE pg_catalog.current_setting('synchronous_commit') <> 'remote_apply'"
         )
-        connection.search_path, connection.schemas, connection.durability = said.fetchone() or ("", (), "on")
+        connection.search_path, connection.schemas, connection.durability = original.fetchone() or ("", (), "on")
         return connection
 
     def _refuse_shared(self, connection: Connection) -> None:
-        """Raise `SharedSession` if a pooler between us and the server lends its sessions to others as well."""
+        """Raise `SharedSession` if a pooler gives one server session to several clients."""
         with Connection.connect(**self.parameters, autocommit=True, prepare_threshold=None) as other:  # type: ignore[arg-type] # as in `_connect`
             if is_lent_to_both(connection, other):
                 connection.close()
-                raise SharedSession(f"a pooler at {self.database} gives each transaction another session")
+                raise SharedSession(f"a pooler at {self.database} gives each transaction a different session")
         _own_sessions.add(self.address)
 
     def look(self, backend: int) -> str | None:
-        """Return the event that a session of ours waits for, "" if the server does not say; None if it is silent."""
+        """Return the wait event of session ``backend``: "" if none is known, None if the server does not answer."""
         return self._beside("SELECT wait_event FROM pg_catalog.pg_stat_activity WHERE pid = %s", backend)
 
     def cancel(self, backend: int) -> str:
-        """Cancel the statement of a session of ours; return the setting of synchronous standbys."""
+        """Cancel the statement of the session ``backend``; return the server's synchronous_standby_names."""
         query = "SELECT current_setting('synchronous_standby_names') WHERE pg_catalog.pg_cancel_backend(%s)"
         return self._beside(query, backend) or ""
 
     def _beside(self, query: str, backend: int) -> str | None:
-        """Ask in a session of its own. A refusal is an answer, too."""
+        """Run ``query`` in a new session. Return None if nothing answers; a refusal counts as an answer, ""."""
         try:
             other = Connection.connect(**self.parameters, autocommit=True, prepare_threshold=None)  # type: ignore[arg-type] # as in `_connect`
             with closing(other), deadline(other, PING_SECONDS):
-                # a role that options= set may not see what the session's own user does
+                # A role set by options= may not see the other session; the login user does.
                 row = other.execute("SET ROLE NONE").execute(query, [backend]).fetchone()
         except psycopg.OperationalError as error:
             return "" if "FATAL:" in str(error) else None
@@ -174,10 +175,10 @@ class Server:
 
     @property
     def address(self) -> tuple[str | None, ...]:
-        """What two sinks have in common that can share a transaction: server, database and user, as they are written.
+        """Server, database, user and initial settings as configured. Sinks with equal addresses share a transaction.
 
-        The user too: only who has prepared a transaction may end it. And the settings that a session begins with
-        (search_path, role): triggers, defaults and policies of a table may ask for them.
+        The user counts because only the role that prepared a transaction may end it. The initial settings (search_path,
+        role) count because triggers, defaults and policies may read them.
         """
         return tuple(self.parameters.get(name) for name in _ADDRESS)
 
@@ -194,20 +195,20 @@ class Server:
 
 
 def _is_direct(connection: Connection) -> bool:
-    # a pooler tells its clients a process id that it has made up
+    # A pooler tells its clients a made-up process id.
     return connection.info.backend_pid == connection.backend
 
 
 def is_lent_to_both(one: Connection, other: Connection) -> bool:
-    """Return whether a server's session is ever lent to another connection while this one is open.
+    """Return whether a pooler gives the session of one open connection to another.
 
-    In session mode each keeps its own. Else the first one's is free between its statements, so that the other gets it,
-    or the first one gets another when it comes back.
+    In session mode each connection keeps its own session. In transaction mode the first one's session is free between
+    statements: the other connection gets it, or the first one gets a different session for its next statement.
     """
     for _ in range(_ROUNDS):
         first = _backend(one)
         with other.transaction():
-            # in this order: if the pool has one session, which the other holds, the first would wait for ever
+            # In this order: if the pool has one session and `other` holds it, asking `one` would wait forever.
             if _backend(other) == first or _backend(one) != first:
                 return True
     return False
@@ -250,14 +251,14 @@ def _refuse_plaintext(parameters: Mapping[str, str]) -> None:
 
 
 PING_SECONDS: Final = 5.0
-"""For an answer that takes a healthy server no time."""
+"""Limit for a statement that a healthy server answers at once."""
 
 
 @contextmanager
 def deadline(connection: psycopg.Connection[Any], seconds: float) -> Iterator[None]:
-    """Cut the connection if the body takes longer: a server that is frozen keeps its side open for ever.
+    """Cut the connection if the body takes longer than ``seconds``: a frozen server keeps its side open forever.
 
-    The body then raises `psycopg.OperationalError`, as for any connection that is lost.
+    The body then raises `psycopg.OperationalError`, as for any lost connection.
     """
     with socket.socket(fileno=os.dup(connection.fileno())) as line:
         timer = threading.Timer(seconds, cut, [line])

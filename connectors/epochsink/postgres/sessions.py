@@ -1,4 +1,4 @@
-"""Sessions, each named after the sink and attempt that it serves, so that a later driver can end it."""
+"""Name sessions after their sink and attempt, so that a later driver can end them, and watch long statements."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _log = logging.getLogger(__name__)
 
 DRIVER: Final = "driver"
 WATCH_SECONDS: Final = 10.0
-"""How often a server is asked whether it still answers, while a statement runs."""
+"""Pause between two checks, in seconds, that the server still answers while a statement runs."""
 SILENT_TURNS: Final = 2
 SYNC_REP: Final = "SyncRep"
 """The wait event of a session that waits for a synchronous standby."""
-_ATTEMPT_DIGITS: Final = 16  # the whole name has to fit into PostgreSQL's 63 bytes
+_ATTEMPT_DIGITS: Final = 16  # the whole name must fit into PostgreSQL's 63 bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SessionName:
-    """An ``application_name``: whose session it is. ``attempt`` is "driver" for the driver's own."""
+    """The owner of a session, as its ``application_name``. ``attempt`` is "driver" for the driver's own session."""
 
     key: str
     generation: int
@@ -46,12 +46,12 @@ class SessionName:
         return f"{PREFIX}:{self.key}:{self.generation}:{self.attempt[:_ATTEMPT_DIGITS]}"
 
     def works_for(self, attempt: str) -> bool:
-        """Return whether this is a task's session of ``attempt``."""
+        """Return whether this is a session of a task of ``attempt``."""
         return self.attempt == attempt[:_ATTEMPT_DIGITS]
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the name that ``text`` is, or None if it is not one of ours."""
+        """Return the parsed name, or None if ``text`` is not the name of an epochsink session."""
         found = re.fullmatch(PREFIX + r":([0-9a-f]{20}):(\d+):(driver|[0-9a-f]{16})", text)
         return cls(found[1], int(found[2]), found[3]) if found else None
 
@@ -62,7 +62,7 @@ class SessionName:
 
 
 class Session:
-    """A connection that is opened when it is needed, and again when it has died."""
+    """A connection that is opened on first use, and opened again after it was lost."""
 
     def __init__(self, server: Server, name: str) -> None:
         self._server = server
@@ -92,13 +92,14 @@ class Session:
 
 @contextmanager
 def watched(connection: Connection, server: Server, limit: float | None = None) -> Iterator[None]:
-    """Cut the session if the server stops answering while the body runs; a slow statement may take its time.
+    """Cut the session if the server stops answering while the body runs. A slow statement is left alone.
 
-    A server that is frozen acknowledges what the network brings, so the connection is cut if the server does not answer
-    another one, and in any case after ``limit`` seconds. A wait for a synchronous standby has no end: it is logged, and
-    cancelled after the server's ``timeout``.
+    The kernel of a frozen server still acknowledges packets, so TCP does not notice. The watch therefore opens a second
+    session from time to time. If that gets no answer twice in a row, or after ``limit`` seconds, it cuts the
+    connection. A wait for a synchronous standby has no limit in PostgreSQL: it is logged, and cancelled after the
+    server's ``timeout`` seconds.
 
-    Raises `AwaitsStandby` then: what was prepared or committed is so on this server, and perhaps on no standby.
+    Raises `AwaitsStandby` then: the statement took effect on this server, and perhaps on no standby.
     """
     watch = _Watch(connection, server, limit)
     watch.start()
@@ -111,7 +112,7 @@ def watched(connection: Connection, server: Server, limit: float | None = None) 
 
 
 class _Watch(threading.Thread):
-    """Looks at a session from another one. ``gave_up`` says why its statement was cancelled."""
+    """Watches a session from a second one. ``gave_up`` says why the statement was cancelled."""
 
     def __init__(self, connection: Connection, server: Server, limit: float | None) -> None:
         super().__init__(daemon=True)
@@ -123,13 +124,13 @@ class _Watch(threading.Thread):
         self.gave_up = ""
 
     def end(self) -> None:
-        """Stop looking."""
+        """Stop watching."""
         self._done.set()
         self.join()
         self._line.close()
 
     def run(self) -> None:
-        """Look from time to time, until the statement has ended or is cut."""
+        """Check every `WATCH_SECONDS` until the statement ends or the connection is cut."""
         began = time.monotonic()
         silent, awaits_since = 0, None
         while not self._done.wait(self._pause(awaits_since)):
@@ -151,12 +152,12 @@ class _Watch(threading.Thread):
         return WATCH_SECONDS if self._limit is None else min(WATCH_SECONDS, self._limit)
 
     def _awaits_standby(self, since: float) -> bool:
-        """Log a wait for a standby, and cancel it in the end; return whether that is done."""
+        """Log a wait for a standby, or cancel it after the timeout. Return whether it was cancelled."""
         waited = time.monotonic() - since
         if waited < self._server.timeout:
             _log.warning(
                 "%s waits for a synchronous standby (wait event SyncRep): see synchronous_standby_names and "
-                "pg_stat_replication. It is given up %.0f s from now (timeout=)",
+                "pg_stat_replication. The wait is cancelled in %.0f s (timeout=)",
                 self._server.database,
                 self._server.timeout - waited,
             )
@@ -164,6 +165,7 @@ class _Watch(threading.Thread):
         names = self._server.cancel(self._backend)
         self.gave_up = (
             f"the server has waited for a synchronous standby for {waited:.0f} s (wait event SyncRep, "
-            f"synchronous_standby_names = {names!r}): it is done on this server, and perhaps on no standby"
+            f"synchronous_standby_names = {names!r}): the statement took effect on this server, and perhaps on no "
+            "standby"
         )
         return True

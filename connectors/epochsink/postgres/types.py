@@ -1,8 +1,8 @@
-"""From Arrow to PostgreSQL: which pairs of types lose nothing, and how they are encoded.
+"""Decide which Arrow types PostgreSQL columns take without loss, and how to encode them.
 
-A binary COPY has no casts: what is sent has to be what the column's receive function reads. So each pair is
-decided by that function. What has no binary form in Arrow (inet, interval, uuid[], ...) is staged as text and
-cast by the merge; a COPY straight into the target cannot take it.
+A binary COPY does not cast: the bytes must be what the column's receive function reads. So that function decides each
+pair of types. A type without a binary form in Arrow (inet, interval, uuid[], ...) is staged as text, and the merge
+casts it; a COPY directly into the target cannot write it.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _SPARK_TYPES: Final = {
     "timestamptz_recv": "TIMESTAMP",
 }
 _CUT_BY_INPUT: Final = {"charrecv": '"char" keeps one byte', "namerecv": "name keeps 63 bytes"}
-# Strings are not parsed into types that Spark has: cast them in select=, where the cast can be tested.
+# Strings are not parsed into types that Spark has too: users cast them in select=, where they can test the cast.
 _HAVE_ARROW_TYPES: Final = frozenset(_SPARK_TYPES)
 _SAME: Final = {
     "boolrecv": pa.types.is_boolean,
@@ -61,9 +61,9 @@ _SAME: Final = {
     "date_recv": pa.types.is_date32,
     "interval_recv": pa.types.is_duration,
 }
-# integers of so many bits are exact in a float, of Spark's widths 8, 16, 32, 64
+# the widest of Spark's integers (8, 16, 32, 64 bits) that a float holds exactly
 _MANTISSA: Final = {pa.float32(): 16, pa.float64(): 32}
-# of dates and instants, since 1970
+# the ranges of PostgreSQL's dates and timestamps, counted from 1970
 _DAYS: Final = (-2440588, 2145042905)
 _MICROSECONDS: Final = (-210866803200000000, 2**63 - 1)
 _BIGINT_DIGITS: Final = 19
@@ -73,16 +73,16 @@ _FRACTION_DIGITS: Final = 6
 
 
 class Mismatch(Exception):
-    """A pair of types that would lose or refuse values; the text says the rule and the hint."""
+    """A pair of types that would lose or refuse values. The text gives the rule and the hint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
     """How one column of the row is sent.
 
-    ``convert`` turns the row's array into one of ``field``'s type. ``staged_as`` is the type of the staging
-    column where it differs from the target's, which the merge then casts to ``cast_to``. ``parses``: several texts give
-    the same value.
+    ``convert`` turns the row's array into one of ``field``'s type. ``staged_as`` is the type of the staging column if
+    it differs from the target's; the merge then casts to ``cast_to``. ``parses`` means that several texts give the same
+    value.
     """
 
     field: pa.Field
@@ -93,7 +93,7 @@ class Encoding:
     parses: bool = False
 
     def builder(self) -> Any:
-        """Return pgpq's encoder for it."""
+        """Return pgpq's encoder for the column."""
         if not self.is_jsonb:
             return pgpq.ArrowToPostgresBinaryEncoder.infer_encoder(self.field)
         large = pa.types.is_large_string(self.field.type)
@@ -102,14 +102,14 @@ class Encoding:
 
 
 def row_encoding(name: str, data: pa.DataType) -> Encoding:
-    """Return the encoding of a column of our own, which has the natural type on both sides."""
+    """Return the encoding of a column that the sink adds. It has the matching type on both sides."""
     return Encoding(pa.field(name, data), _as_is)
 
 
 def rank_encoding(field: pa.Field) -> Encoding:
-    """Return the encoding of a value that decides between rows of a key, such that the server sorts as Spark does.
+    """Return the encoding of an ``order_by`` value, chosen so that the server sorts as Spark does.
 
-    Text goes as its UTF-8 bytes (no collation, NUL allowed), instants as their microseconds. Raises `Mismatch`.
+    Text is sent as its UTF-8 bytes (no collation, NUL allowed), a timestamp as its microseconds. Raises `Mismatch`.
     """
     data = field.type
     if _is_string(data) or _is_binary(data):
@@ -121,7 +121,7 @@ def rank_encoding(field: pa.Field) -> Encoding:
         return _ranked(field, data, "numeric")
     if pa.types.is_nested(data):
         raise Mismatch(
-            f"order_by= gives a value of type {data}, which has no order in PostgreSQL; name its fields one by one"
+            f"order_by= has a value of type {data}, which PostgreSQL cannot sort; name its fields one by one"
         )
     return Encoding(pa.field(field.name, pa.int64()), _as_numbers, "bigint")
 
@@ -137,7 +137,7 @@ def _as_numbers(array: pa.Array) -> pa.Array:
 
 
 def encoding(field: pa.Field, column: Column) -> Encoding:
-    """Return how values of ``field`` go into ``column``. Raises `Mismatch`."""
+    """Return the encoding of ``field`` for ``column``. Raises `Mismatch`."""
     chosen = _encoding(field, column)
     if {column.receive, column.element} & _TIMES and 0 <= column.modifier < _FRACTION_DIGITS:
         step = 10 ** (_FRACTION_DIGITS - column.modifier)
@@ -146,14 +146,14 @@ def encoding(field: pa.Field, column: Column) -> Encoding:
 
 
 def _unrounded(array: pa.Array, convert: Callable[[pa.Array], pa.Array], step: int) -> pa.Array:
-    """Raise `pyarrow.ArrowInvalid` for instants that timestamp(n) would round, without an error."""
+    """Raise `pyarrow.ArrowInvalid` for timestamps that timestamp(n) would round without an error."""
     converted = convert(array)
     numbers = _as_numbers(converted.flatten() if pa.types.is_list(converted.type) else converted)
     finer = numbers.filter(pc.not_equal(pc.multiply(pc.divide(numbers, step), step), numbers))
     if len(finer):
         raise pa.ArrowInvalid(
-            f"{finer[0].as_py()} microseconds since 1970 are no multiple of {step}, and the column would round them; "
-            "cut them with date_trunc(), or widen the column"
+            f"{finer[0].as_py()} microseconds since 1970 is not a multiple of {step}, and the column would round it; "
+            "truncate it with date_trunc(), or widen the column"
         )
     return converted
 
@@ -173,7 +173,7 @@ def _encoding(field: pa.Field, column: Column) -> Encoding:
 
 
 def _binary_target(data: pa.DataType, column: Column, receive: str) -> pa.DataType | None:
-    """Return the Arrow type whose encoding ``receive`` reads, if ``data`` goes into it without loss."""
+    """Return the Arrow type whose encoding ``receive`` reads, or None if ``data`` does not fit it without loss."""
     if receive in _INTEGERS or receive in _FLOATS:
         return _number(data, receive)
     if receive == "numeric_recv":
@@ -181,7 +181,7 @@ def _binary_target(data: pa.DataType, column: Column, receive: str) -> pa.DataTy
     if pa.types.is_timestamp(data):
         return _timestamp(data, receive)
     if receive == "interval_recv" and column.modifier >= 0:
-        return None  # it keeps only some of the fields, or rounds
+        return None  # a restricted interval drops fields or rounds
     is_same = _SAME.get(receive)
     return data if is_same is not None and is_same(data) else None
 
@@ -201,7 +201,7 @@ def _numeric(data: pa.DataType, modifier: int) -> pa.DataType | None:
 
 
 def _scale(modifier: int) -> int:
-    """Return the scale of numeric(precision, scale): 11 bits, signed; no limit without a modifier."""
+    """Return the scale of numeric(precision, scale), 11 signed bits of the modifier; very large without a modifier."""
     if modifier < 0:
         return 1 << 14
     return (((modifier - 4) & 0x7FF) ^ 0x400) - 0x400
@@ -227,16 +227,16 @@ def _string(field: pa.Field, column: Column) -> Encoding:
 
 
 def _refuse_cutting(field: pa.Field, column: Column, receive: str) -> None:
-    """Raise `Mismatch` for types whose input function cuts text without an error."""
+    """Raise `Mismatch` for types whose input function truncates text without an error."""
     if receive in _CUT_BY_INPUT:
         raise Mismatch(
-            f"{field.type} from Spark into {column.declared}: {_CUT_BY_INPUT[receive]}, and the server would cut the "
+            f"{field.type} from Spark into {column.declared}: {_CUT_BY_INPUT[receive]}, and the server would drop the "
             "rest without an error; change the column's type to text"
         )
     if receive == "domain_recv":
         raise Mismatch(
-            f"{field.type} from Spark into {column.declared}: the cast to an array of a domain cuts values without an "
-            "error; change the column to an array of the domain's base type"
+            f"{field.type} from Spark into {column.declared}: the cast to an array of a domain truncates values "
+            "without an error; change the column to an array of the domain's base type"
         )
 
 
@@ -250,7 +250,7 @@ def _array(field: pa.Field, column: Column) -> Encoding:
     if target is None:
         raise Mismatch(_refusal(field, column))
     if element == "timestamptz_recv":
-        # The encoder writes the oid of timestamp into the array; the session's time zone makes the cast exact.
+        # The encoder labels the array's elements as timestamp. The session's time zone, UTC, makes the cast exact.
         return Encoding(field, partial(_in_range, target=field.type), "timestamp[]", column.bare_type)
     return _sent(field, pa.list_(pa.field("item", target)))
 
@@ -265,9 +265,9 @@ def _sent(field: pa.Field, target: pa.DataType) -> Encoding:
 
 
 def _in_range(array: pa.Array, target: pa.DataType) -> pa.Array:
-    """Return dates or instants as ``target``; raises `pyarrow.ArrowInvalid` for what PostgreSQL has no value for.
+    """Return dates or timestamps as ``target``. Raises `pyarrow.ArrowInvalid` if PostgreSQL has no such value.
 
-    Sent as they are, those at the ends of Spark's range would be read as infinity or wrap around.
+    Unchecked, the ends of Spark's range would be read as infinity or wrap around.
     """
     values = array.flatten() if pa.types.is_list(array.type) else array
     numbers = _as_numbers(values)
@@ -287,7 +287,7 @@ def _as_is(array: pa.Array) -> pa.Array:
 
 
 def _uuids(array: pa.Array) -> pa.Array:
-    """Turn uuids as text (hyphens and braces allowed) into their 16 bytes. Raises `pyarrow.ArrowInvalid`."""
+    """Turn uuids from text (hyphens and braces allowed) into 16 bytes. Raises `pyarrow.ArrowInvalid`."""
     digits = pc.replace_substring_regex(pc.cast(array, pa.string()), "[-{}]", "")
     good = pc.match_substring_regex(digits, "^[0-9a-fA-F]{32}$")
     if not pc.all(good, min_count=0).as_py():
@@ -303,17 +303,17 @@ def _uuids(array: pa.Array) -> pa.Array:
 def _refusal(field: pa.Field, column: Column) -> str:
     hint = f"cast it in select=, for example CAST({field.name} AS {_spark_type(column)}) AS {field.name}"
     if pa.types.is_timestamp(field.type) and field.type.tz is None and column.receive == "timestamptz_recv":
-        rule = "a timestamp without time zone names no point in time"
+        rule = "a timestamp without time zone is not a point in time"
     elif pa.types.is_decimal(field.type) and column.receive == "numeric_recv":
-        rule = f"digits behind the point would be rounded away (scale {field.type.scale} > {_scale(column.modifier)})"
+        rule = f"decimal digits would be rounded away (scale {field.type.scale} > {_scale(column.modifier)})"
     elif pa.types.is_null(field.type):
-        rule = "a column without a type is only ever null"
+        rule = "a column without a type holds only null"
     elif pa.types.is_duration(field.type):
-        rule = "an interval goes into a column of type interval"
-        # PostgreSQL cannot read its text in Spark, INTERVAL '...' DAY TO SECOND
-        hint = f"count it in select=, for example unix_micros(timestamp_seconds(0) + {field.name}) AS {field.name}"
+        rule = "an interval needs a column of type interval"
+        # PostgreSQL cannot parse Spark's text form, INTERVAL '...' DAY TO SECOND.
+        hint = f"convert it in select=, for example unix_micros(timestamp_seconds(0) + {field.name}) AS {field.name}"
     else:
-        rule = "one does not go into the other without loss"
+        rule = "this conversion can lose data"
     return f"{field.type} from Spark into {column.declared}: {rule}; {hint}, or change the column's type"
 
 
