@@ -100,8 +100,11 @@ def test_a_refresh_that_reaches_no_shard_is_tried_again(options: dict[str, Any])
     [
         (error(401, "security_exception"), "api_key or basic_auth"),
         (error(403, "security_exception"), "privileges"),
-        (Answer(404, b"no such route", {"content-type": "text/plain"}), "what a proxy before the server answers"),
-        (Answer(404, b'{"message":"no such route"}'), "what a proxy before the server answers"),
+        (
+            Answer(404, b"no such route", {"content-type": "text/plain"}),
+            "the answers of a proxy in front of the server",
+        ),
+        (Answer(404, b'{"message":"no such route"}'), "the answers of a proxy in front of the server"),
     ],
     ids=["401", "403", "404", "404 in JSON"],
 )

@@ -382,7 +382,7 @@ def test_of_two_copies_of_a_checkpoint_only_the_one_that_claims_an_epoch_first_a
     second = copy.prepare(0, [rendered(numbered(20, 70))])
     with pytest.raises(SpoolMissing):
         rig.committer.commit(first.epoch, first.part, first.rows.gone())
-    with pytest.raises(WentBack, match=f"by attempt {first.epoch.attempt}, and epoch 0 is recorded"):
+    with pytest.raises(WentBack, match=f"by attempt {first.epoch.attempt}, but this ledger records epoch 0"):
         copy.commit(second)
     assert rig.stored() == {}
     assert rig.commit(first).outcome is Outcome.COMMITTED
@@ -406,7 +406,7 @@ def test_an_epoch_below_the_marker_is_not_written_again(rig: Rig) -> None:
 
 def test_a_spool_with_other_rows_than_recorded_is_not_called_committed(rig: Rig) -> None:
     prepared = rig.prepare(0, [rendered(numbered(0, 5))])
-    with pytest.raises(OutcomeUnknown, match="holds 5 rows, recorded are 6"):
+    with pytest.raises(OutcomeUnknown, match="holds 5 rows, but the ledger records 6"):
         rig.committer.commit(prepared.epoch, {**prepared.part, "rows": 6}, prepared.rows)
     assert rig.committer.newest() is None
 
@@ -443,7 +443,7 @@ def test_a_marker_that_was_read_a_second_ago_is_read_again_before_a_commit(
 def test_a_vote_refuses_a_spool_that_lacks_a_task(rig: Rig) -> None:
     prepared = rig.prepare(0, [rendered(numbered(0, 5))])
     written = [WrittenTask(uuid.uuid4().hex, 5, 10).to_json()]
-    with pytest.raises(PrepareFailed, match="accepted were"):
+    with pytest.raises(PrepareFailed, match="but the accepted tasks are"):
         rig.committer.vote(prepared.epoch, written, prepared.rows)
 
 

@@ -250,7 +250,7 @@ def test_a_damaged_file_is_found_before_anything_is_sent(rig: Rig, monkeypatch: 
 def test_rows_that_are_missing_are_found_before_anything_is_sent(rig: Rig) -> None:
     prepared = rig.prepare(0, [numbered(0, 10)], [numbered(10, 20)])
     prepared.part["rows"] += 1
-    with pytest.raises(OutcomeUnknown, match="holds 20 rows, recorded are 21"):
+    with pytest.raises(OutcomeUnknown, match="holds 20 rows, but the ledger records 21"):
         rig.commit(prepared)
     assert rig.stored() == {}
 

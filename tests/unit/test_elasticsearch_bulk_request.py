@@ -174,7 +174,7 @@ def test_a_delete_of_nothing_is_done() -> None:
 )
 def test_an_index_that_takes_no_writes_is_no_fault_of_the_documents(status: int, kind: str) -> None:
     refusal = {"status": status, "error": {"type": kind, "reason": "no"}}
-    with pytest.raises(UnfitIndex, match="takes no writes") as caught:
+    with pytest.raises(UnfitIndex, match="accepts no writes") as caught:
         post(lambda *_: items([refusal, refusal]), request_of("a", "b"))
     assert kind in caught.value.message
 

@@ -67,7 +67,7 @@ def test_what_loses_nothing_is_sent_as_the_column_reads_it(given: pa.DataType, r
         (pa.decimal128(10, 4), numeric(12, 2), "scale 4 > 2"),
         (pa.decimal128(10, 2), numeric(12, 2 - 4), "scale 2 > -2"),
         (pa.float64(), numeric(12, 2), "CAST(c AS DECIMAL(12,2))"),
-        (NAIVE, column("timestamptz_recv"), "no point in time"),
+        (NAIVE, column("timestamptz_recv"), "not a point in time"),
         (pa.date32(), column("timestamp_recv"), "CAST(c AS TIMESTAMP_NTZ)"),
         (pa.null(), column("textrecv"), "holds only null"),
         (pa.int64(), column("textrecv"), "CAST(c AS STRING)"),

@@ -1,9 +1,9 @@
-"""The index of markers: the newest epoch that each sink has applied, and which versions belong to which sink.
+"""Keep the marker index: the newest epoch that each sink has applied, and the document versions that it may use.
 
-A version is ``base + epoch``. The base is a second of the clock times 2^30, claimed for one sink by a document
-that only one can create. So it lies above every version that an earlier sink has written (2^30 epochs
-would take 34 years at one a second), above all internal versions, and above external versions that are
-timestamps in seconds, milli-, micro- or nanoseconds, since 2^30 > 10^9. And a version names its writer.
+A version is ``base + epoch``. The base is the current time in seconds times 2^30. A sink claims it by creating a
+document that only one sink can create. So the base is above every version that an earlier sink wrote (2^30 epochs take
+34 years at one a second), above all internal versions, and above external versions that are timestamps in seconds,
+milli-, micro- or nanoseconds, since 2^30 > 10^9. A version therefore also identifies its writer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INDEX: Final = f"{PREFIX}-markers"
 VERSION: Final = 1
 """Of the markers' form."""
 EPOCHS: Final = 2**30
-"""How many epochs a base has room for."""
+"""Number of epochs that fit between two version bases."""
 
 # hidden: patterns in searches of other programs do not match it
 _SETTINGS: Final = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "hidden": True}
@@ -38,9 +38,9 @@ _MAPPING: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """The newest epoch applied, by which attempt and which run at it, and the uuid and history of the index then.
+    """The newest applied epoch, its attempt and run, and the uuid and history of the index at that time.
 
-    ``place`` is the document's sequence number and primary term: what the next write of the marker depends on.
+    ``place`` is the document's sequence number and primary term. The next write of the marker is conditional on it.
     """
 
     epoch: int
@@ -54,7 +54,7 @@ class Marker:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Which attempt at which epoch may be applied: of two drivers on two copies of a checkpoint only one's.
+    """The attempt of an epoch that may be applied. Two drivers on two copies of a checkpoint cannot both claim it.
 
     ``place`` as in `Marker`.
     """
@@ -65,14 +65,15 @@ class Claim:
 
 
 def ensure(client: elasticsearch.Elasticsearch) -> None:
-    """Create the index of markers if it is missing."""
+    """Create the marker index if it is missing."""
     ensure_index(client, INDEX, mappings=_MAPPING, settings=_SETTINGS)
 
 
 def claim_base(client: elasticsearch.Elasticsearch) -> int:
-    """Return a version base that nobody else has or will have."""
+    """Return a version base that no other sink has or will get."""
     ensure(client)
-    # a search finds only what was refreshed; two drivers with the same newest claim are told apart by the create below
+    # A search finds only what was refreshed. If two drivers find the same newest claim, only one of them can create the
+    # next one.
     refresh(client, INDEX)
     newest = client.search(index=INDEX, size=0, aggs={"newest": {"max": {"field": "claimed"}}})
     second = max(int(time.time()), int(newest["aggregations"]["newest"]["value"] or 0) + 1)
@@ -89,7 +90,7 @@ def _claimed(client: elasticsearch.Elasticsearch, second: int) -> bool:
 
 
 def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | None:
-    """Return the marker of a sink, None if no epoch was ever applied. Raises `LedgerCorrupt` for an unknown version."""
+    """Return the marker of a sink, or None if no epoch was applied. Raises `LedgerCorrupt` for an unknown version."""
     found = _read(client, marker_document(identity_key(identity)))
     if found is None:
         return None
@@ -112,7 +113,7 @@ def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | No
 
 
 def _read(client: elasticsearch.Elasticsearch, name: str) -> tuple[dict[str, Any], tuple[int, int]] | None:
-    """Return a document and its place, None if there is none."""
+    """Return a document and its place, or None if it does not exist."""
     try:
         answer = client.get(index=INDEX, id=name, realtime=True)
     except elasticsearch.NotFoundError as error:
@@ -124,15 +125,15 @@ def _read(client: elasticsearch.Elasticsearch, name: str) -> tuple[dict[str, Any
 
 
 def _is_absent(body: object) -> bool:
-    """Return whether the server itself says that it has no such document."""
+    """Return whether the server itself, not a proxy, reports that the document does not exist."""
     return isinstance(body, dict) and body.get("found") is False
 
 
 def claim(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, known: Claim | None) -> Claim:
-    """Claim an epoch for an attempt, before the first document of it is written; return the claim that stands then.
+    """Claim an epoch for an attempt before its first document is written; return the claim in force afterwards.
 
-    That is another one if another attempt at this epoch, or a later epoch, was claimed before. ``known`` is the claim
-    that this driver has seen last: usually it still stands, and nothing has to be read.
+    It is a different one if another attempt of this epoch, or a later epoch, was claimed before. ``known`` is the last
+    claim that this driver saw: if it is still in force, no read is needed.
     """
     name = claim_document(identity_key(identity))
     while True:
@@ -157,7 +158,7 @@ def claim(client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch,
 
 
 def _only_over(place: tuple[int, int] | None) -> dict[str, Any]:
-    """Return the condition that a document is the one that was read, or that there is none."""
+    """Return the write condition that a document has not changed since it was read, or still does not exist."""
     if place is None:
         return {"op_type": "create"}
     return {"if_seq_no": place[0], "if_primary_term": place[1]}
@@ -171,10 +172,10 @@ def _read_claim(client: elasticsearch.Elasticsearch, name: str) -> Claim | None:
 def write(
     client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, *, after: Marker | None, **applied: str
 ) -> bool:
-    """Say that an epoch is applied; False if the marker is not ``after`` any more, the one that was read before.
+    """Record that an epoch is applied. Return False if the marker has changed since ``after`` was read.
 
-    ``applied`` is the run that has applied it, and the index with its uuid and history. Of two drivers at one epoch
-    only one is told True, and clears away what the other's run has left.
+    ``applied`` names the run that applied it, and the index with its uuid and history. If two drivers apply one epoch,
+    only one gets True; it deletes what the other one's run left.
     """
     answer = client.options(ignore_status=CONFLICT).index(
         index=INDEX,
@@ -195,12 +196,12 @@ def write(
 
 
 LOOK_EVERY = 10.0
-"""Seconds after which a run looks, before it sends more, whether it was overtaken: paused for long, it would bring back
-documents whose deletion the server has forgotten (``gc_deletes``)."""
+"""Seconds between two checks, before sending, whether another driver has overtaken this run. After a long pause its
+writes could restore documents whose deletion the server has forgotten (``gc_deletes``)."""
 
 
 class Overtaken(Exception):
-    """While this epoch was applied, another driver has applied it, or later ones."""
+    """Another driver applied this epoch or a later one while this run applied it."""
 
 
 class Lookout:
@@ -213,12 +214,12 @@ class Lookout:
         self._looked_at = time.monotonic()
 
     def now_and_then(self) -> None:
-        """Look if the last look is long ago. Raises `Overtaken`."""
+        """Read the marker if the last read is more than `LOOK_EVERY` seconds ago. Raises `Overtaken`."""
         if time.monotonic() - self._looked_at > LOOK_EVERY:
             self.now()
 
     def now(self) -> None:
-        """Look. Raises `Overtaken`."""
+        """Read the marker. Raises `Overtaken`."""
         self._looked_at = time.monotonic()
         kept = read(self._client, self._identity)
         if kept is not None and kept.epoch >= self._epoch.number:

@@ -1,4 +1,4 @@
-"""Apply one epoch: send bulk requests in parallel, judge what is refused, write the marker last."""
+"""Apply one epoch: send bulk requests in parallel, handle refused documents, write the marker last."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _TURNS: Final = 3
 
 
 class Application:
-    """One run at applying an epoch. Another run sends the same operations.
+    """One run that applies an epoch. Every run sends the same operations.
 
-    ``kept`` is the marker as read before, ``found`` the index as looked at since.
-    ``executors`` send the requests of a large epoch; with None this process sends all.
+    ``kept`` is the marker that was read before, ``found`` the index that was read after it. ``executors`` send the
+    requests of a large epoch; None means that this process sends all of them.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Application:
                 epoch,
                 run=self._run,
                 timeout=config.timeout,
-                # Before each request: a letter written after the successor has deleted ours would stay.
+                # Before each request: a letter written after the successor deleted this run's letters would remain.
                 stop_if_overtaken=self._lookout.now,
             )
             if config.dead_letter_index
@@ -107,12 +107,12 @@ class Application:
             by_task = self._prepared.by_task
             job = PartJob(self._config, self._identity, self._epoch, self._index, rows, by_task)
             self._parts = OnExecutors(self._executors, job, self._prepared.tasks)
-        # of all tasks before the first request: what was applied of a damaged epoch could not be taken back
+        # Verify all tasks before the first request: a partly applied, damaged epoch could not be undone.
         if not self._verified_on_executors():
             rows.verify()
         reached = self._apply_to_one_index(rows)
         if self._config.refresh and not self._searchable:
-            # Before the marker: once that is written, nobody would come back to refresh.
+            # Before the marker: once it is written, no later run would refresh.
             refresh(self._client, self._index, reached.primaries)
         failpoints.reach("elasticsearch.marker.before")
         applied = {
@@ -125,25 +125,25 @@ class Application:
             raise Overtaken
 
     def _apply_to_one_index(self, rows: Rows) -> target_index.Target:
-        """Apply the epoch to the index that the name stands for; again if that or its pipeline changed."""
+        """Apply the epoch to the index that the name resolves to, and again if that index or its pipeline changed."""
         before = self._found
         for _ in range(_TURNS):
             self._poster.stored_in = before.stored_in
             self._apply(rows)
-            # asked again: an index that was restored during the run, or that the alias moved to, may lack parts of this
-            # epoch and of earlier ones
+            # Read again: an index that was restored during the run, or a new target of the alias, may lack documents of
+            # this epoch and of earlier ones.
             after = target_index.require_same(self._client, self._config, self._at(before), self._index)
             if (before.incarnation, before.stored_in) == (after.incarnation, after.stored_in):
                 return after
             before = after
         raise OutcomeUnknown(
-            f"{self._index!r} stood for another index, or had another ingest pipeline, after each of {_TURNS} runs at "
-            f"epoch {self._epoch.number}",
+            f"{self._index!r} named a different index, or had a different ingest pipeline, after each of {_TURNS} runs "
+            f"of epoch {self._epoch.number}",
             hint="leave the alias and the index settings unchanged, and start the query again: it applies the epoch",
         )
 
     def _at(self, index: target_index.Target) -> applied_epochs.Marker | None:
-        """Return the marker as if its epoch had been applied to ``index``."""
+        """Return the marker with ``index`` in place of the index that its epoch was applied to."""
         if self._kept is None:
             return None
         return replace(self._kept, index=index.index, index_uuid=index.uuid, history=index.history)
@@ -163,8 +163,9 @@ class Application:
         return True
 
     def _go_on_alone(self, failure: NotCarriedOut) -> None:
-        # what executors have applied, and may go on to apply, is applied again: the same documents, the same versions
-        _log.warning("executors do not apply epoch %d, so the driver does: %s", self._epoch.number, failure)
+        # Executors may already have applied some of it, or still do. Sending it again is safe: the same documents have
+        # the same versions.
+        _log.warning("executors could not apply epoch %d, so the driver applies it: %s", self._epoch.number, failure)
         self._parts = None
 
     def _apply(self, rows: Rows) -> None:
@@ -185,7 +186,7 @@ class Application:
             return False
         failpoints.reach("elasticsearch.parts.after")
         for partition, each in enumerate(posted):
-            # more was refused than an answer may hold: sent again by the driver, which judges request by request
+            # More documents were refused than a result may hold. The driver sends the part again, request by request.
             if each.rows < 0:
                 requests = self._of_task(rows, partition, self._parts.flags(partition, survives))
                 post_all(self._poster, requests, self._config.threads, self._answered)
@@ -197,15 +198,15 @@ class Application:
     def _apply_here(self, rows: Rows) -> None:
         requests = bulk_body.gathered(self._requests(rows), self._config.bulk_bytes)
         first = list(islice(requests, 2))
-        # on an index that does not refresh itself, an epoch is to appear in all shards at once: a refresh of its own
-        # comes close to that, and one within a bulk request does not
+        # On an index that does not refresh itself, an epoch should appear in all shards at once. A separate refresh
+        # comes close to that; a refresh within a bulk request does not.
         if len(first) == 1 and self._config.refresh and self._found.refreshes_itself:
             self._apply_searchable(first[0])
         else:
             post_all(self._poster, chain(first, requests), self._config.threads, self._answered)
 
     def _apply_searchable(self, request: Request) -> None:
-        """Apply an epoch by one request that also refreshes the index: a small epoch takes a third less time."""
+        """Apply an epoch with one request that also refreshes the index, which takes a third less time."""
         poster = Poster(
             self._client,
             self._index,
@@ -215,7 +216,7 @@ class Application:
             stored_in=self._poster.stored_in,
         )
         refused = poster.post(request)
-        # what is written over documents changed elsewhere goes by other requests
+        # Documents changed elsewhere are overwritten by other requests, which do not refresh.
         self._searchable = not refused
         self._answered(refused)
 
@@ -243,7 +244,7 @@ class Application:
         return operations.seen
 
     def _survivors(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
-        # equal versions overwrite each other in the order of arrival, so each id is sent once
+        # Equal versions overwrite each other in the order of arrival, so each id must be sent only once.
         if not self._prepared.replaced:
             return None
         return deduplicate.survivors(rows, self._prepared.tasks, self._prepared.rows)
@@ -251,7 +252,8 @@ class Application:
     def _require_all(self, counted: int) -> None:
         if counted != self._prepared.rows:
             raise OutcomeUnknown(
-                f"the spool of epoch {self._epoch.number} holds {counted} rows, recorded are {self._prepared.rows}",
+                f"the spool of epoch {self._epoch.number} holds {counted} rows, but the ledger records "
+                f"{self._prepared.rows}",
                 hint="find out what changed or removed spool files; `epochsink resolve` lists the choices",
             )
 
@@ -264,12 +266,12 @@ class Application:
             self._dead_letters.keep(others)
             return
         self._rejected += others
-        # the error shows a few of them, and millions would fill the memory
+        # The error shows only a few of them, and millions would fill the memory.
         if len(self._rejected) >= _MOST_SHOWN:
             raise self._stopped()
 
     def _refuse_unfit_index(self) -> None:
-        """Stop at a fault of the index, such as a missing pipeline, for which every document would be set aside."""
+        """Stop if the index itself is at fault, for example lacks a pipeline: it would refuse every document."""
         if faults_of_index := preflight.refused_by_index(self._client, self._index, self._poster):
             raise RowsRejected(
                 f"the index {self._index!r} refuses even an empty document: {faults_of_index[0].reason}",

@@ -1,9 +1,9 @@
-"""Phase 2 of a large epoch on Spark's executors: each posts the rows of some tasks' files, the driver judges the rest.
+"""Run phase 2 of a large epoch on Spark's executors: they post the rows, and the driver handles what is refused.
 
-A part may be posted twice, or late, by an executor that was cut off and goes on: it sends the same documents with the
-epoch's own version, as a driver that was paused does. So the server refuses it where a later epoch has written, and
-it changes nothing elsewhere. It looks for the marker before it begins, and now and then. What refers to the stored
-documents (those changed elsewhere, dead letters, the marker) is done by the driver alone.
+An executor that lost its connection to the driver may post a part twice or late. That is safe: it sends the same
+documents with the epoch's own version. The server refuses them if a later epoch has written, and otherwise stores the
+same documents again. The executor also checks the marker before it begins and every few seconds. Only the driver
+handles stored documents (those changed elsewhere, dead letters, the marker).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from epochsink.sink import Epoch, Executors, Identity, Rows
 
 MOST_REFUSED: Final = 1_000
-"""Refused documents of one part that go to the driver; if there are more, it applies that part itself."""
+"""Largest number of refused documents of a part sent to the driver. If there are more, it applies the part itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The rows of one task: its place in the epoch, its uuid, a bit for each row that survives (None: all do).
+    """The rows of one task: its place in the epoch, its uuid, and a bit for each row to send (None: all rows).
 
-    ``rows`` is how many there are, once that is known.
+    ``rows`` is their number, once it is known.
     """
 
     partition: int
@@ -54,7 +54,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Posted:
-    """The result of a part: its rows, whether they have keys, the refused operations, or the error that ended it."""
+    """The result of a part: number of rows, whether they have keys, the refused operations, or the error."""
 
     rows: int
     keyed: bool = False
@@ -79,14 +79,14 @@ class PartJob:
     stored_in: str | None = None
 
     def look(self, part: Part) -> Posted:
-        """Compare a part's file with what is recorded of it, and count its rows."""
+        """Compare a part's file with its record in the ledger, and count its rows."""
         try:
             return Posted(sum(batch.num_rows for batch in self.rows.read(part.task)))
         except EpochsinkError as problem:
             return Posted(0, problem=problem)
 
     def post(self, part: Part) -> Posted:
-        """Send a part's operations, again after passing failures as the driver does."""
+        """Send a part's operations, with the same retries as the driver."""
         try:
             return retrying(is_passing, seconds=self.config.timeout)(self._post, part)
         except (EpochsinkError, GaveUp, UnfitIndex, Overtaken) as problem:
@@ -100,7 +100,7 @@ class PartJob:
     def _post(self, part: Part) -> Posted:
         client = _client(self.config)
         lookout = Lookout(client, self.identity, self.epoch)
-        # a task that was delayed for long, or repeated after the epoch was done, sends nothing
+        # A task that was delayed, or repeated after the epoch was applied, must send nothing.
         lookout.now()
         poster = Poster(client, self.index, self.config.timeout, lookout.now_and_then, stored_in=self.stored_in)
         operations = Operations(self.identity, self.epoch, part.partition, part.task, size=self.config.bulk_bytes)
@@ -120,7 +120,7 @@ class PartJob:
         return Posted(operations.seen, operations.keyed, tuple(refused))
 
     def _survivors(self, part: Part) -> npt.NDArray[np.bool_] | None:
-        """Return which of a part's rows survive: as the driver has found, or found here where no other task counts."""
+        """Return which rows of a part to send: found by the driver, or here if no other task shares its ids."""
         if self.by_task:
             return deduplicate.survivors(self.rows, [part.task], part.rows)
         return None if part.survives is None else np.unpackbits(np.frombuffer(part.survives, np.uint8)).astype(bool)
@@ -128,7 +128,7 @@ class PartJob:
 
 @lru_cache(maxsize=4)
 def _client(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
-    """Return a client; one for each process of an executor, whose connections stay open from part to part."""
+    """Return a client, one for each executor process, so that its connections stay open between parts."""
     return connect(config)
 
 
@@ -142,13 +142,13 @@ class OnExecutors:
         self._ends: list[int] = []
 
     def verify(self) -> int:
-        """Compare all files with what is recorded of them; return how many rows they have. Raises as `Rows.read`."""
+        """Compare all files with their records in the ledger; return the number of rows. Raises as `Rows.read`."""
         looked = self._map(self._job.look, [Part(number, task) for number, task in enumerate(self._tasks)])
         self._ends = list(accumulate(each.rows for each in looked))
         return self._ends[-1]
 
     def post(self, survives: npt.NDArray[np.bool_] | None, stored_in: str | None) -> list[Posted]:
-        """Apply all parts, once they are verified; return the result of each. ``stored_in`` as in `Poster`.
+        """Apply all verified parts; return the result of each. ``stored_in`` as in `Poster`.
 
         Raises `Overtaken`, `GaveUp`, `UnfitIndex`, and what `Rows.read` raises.
         """
@@ -160,7 +160,7 @@ class OnExecutors:
         return self._map(replace(self._job, stored_in=stored_in).post, parts)
 
     def flags(self, partition: int, survives: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_] | None:
-        """Return which rows of a part survive, out of those of the epoch."""
+        """Return which rows of a part to send, from the flags of the whole epoch."""
         return None if survives is None else survives[([0, *self._ends])[partition] : self._ends[partition]]
 
     def _map(self, function: Callable[[Part], Posted], parts: Sequence[Part]) -> list[Posted]:

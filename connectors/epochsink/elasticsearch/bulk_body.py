@@ -1,4 +1,4 @@
-"""Make the bodies of bulk requests from Arrow columns, without Python code for each row."""
+"""Build the bodies of bulk requests from Arrow columns, without Python code for each row."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Epoch, Identity, Rows
 
-_TEXT = pa.large_binary()  # 64-bit offsets: a batch of large documents may pass 2 GiB once rendered
+_TEXT = pa.large_binary()  # 64-bit offsets: a rendered batch of large documents may exceed 2 GiB
 _NONE = arrow_buffers.text("", _TEXT)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Operations of one bulk request: the bytes of operation ``i`` lie between offsets ``i`` and ``i + 1``."""
+    """Operations of one bulk request: operation ``i`` is the bytes between offsets ``i`` and ``i + 1``."""
 
     data: pa.Buffer
     offsets: npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ class Request:
 
     @property
     def size(self) -> int:
-        """How many bytes `body` has."""
+        """The length of `body` in bytes."""
         return int(self.offsets[-1] - self.offsets[0])
 
     @property
@@ -45,7 +45,7 @@ class Request:
         return bytes(memoryview(self.data)[self.offsets[0] : self.offsets[-1]])
 
     def operation(self, position: int) -> bytes:
-        """Return the action line of one operation, with its document's line if it has one."""
+        """Return the action line of one operation, and the line of its document if it has one."""
         return bytes(memoryview(self.data)[self.offsets[position] : self.offsets[position + 1]])
 
     def pick(self, positions: list[int]) -> Request:
@@ -68,7 +68,7 @@ def parse(operation: bytes) -> tuple[str, str | None]:
 
 
 def action_heads(**metadata: Any) -> tuple[pa.Scalar, pa.Scalar]:
-    """Return the beginnings of index and delete action lines that carry ``metadata`` before their ``_id``."""
+    """Return the beginnings of index and delete action lines, with ``metadata`` before their ``_id``."""
     fields = json.dumps(metadata, separators=(",", ":")).removesuffix("}")
     index, delete = (arrow_buffers.text(f'{{"{action}":{fields},', _TEXT) for action in ("index", "delete"))
     return index, delete
@@ -86,14 +86,14 @@ def newer(operations: Sequence[tuple[str, str | None, int]]) -> Request:
 
 
 def position_ids(prefix: str, first: int, count: int) -> pa.Array:
-    """Return the ends of action lines for rows without a key: ``_id`` is ``prefix`` and the row's number."""
+    """Return the ends of action lines for rows without a key. ``_id`` is ``prefix`` and the row's number."""
     before, after, nothing = (arrow_buffers.text(part) for part in (f'"_id":"{prefix}', '"}', ""))
     numbers = arrow_buffers.numbers(np.arange(first, first + count)).cast(pa.large_string())
     return pc.binary_join_element_wise(before, numbers, after, nothing)
 
 
 def render(ids: pa.Array, sources: pa.Array, heads: tuple[pa.Scalar, pa.Scalar]) -> Request:
-    """Return the operations of one batch; a document that is NULL is deleted."""
+    """Return the operations of one batch. A NULL source means a delete."""
     index, delete = heads
     ids, documents = ids.cast(_TEXT), sources.cast(_TEXT)
     newline, end = arrow_buffers.text("\n", _TEXT), arrow_buffers.text("}\n", _TEXT)
@@ -113,7 +113,7 @@ def _request(operations: pa.Array) -> Request:
 
 
 def gathered(requests: Iterable[Request], size: int) -> Iterator[Request]:
-    """Join small requests up to ``size`` bytes: an epoch of many tasks may have a few rows of each."""
+    """Join small requests up to ``size`` bytes, because an epoch of many tasks may have only a few rows in each."""
     waiting: list[Request] = []
     total = 0
     for request in requests:
@@ -135,7 +135,7 @@ def _joined(requests: Sequence[Request]) -> Request:
 
 
 def cut(request: Request, size: int) -> Iterator[Request]:
-    """Yield the operations in requests of at most ``size`` bytes, or of one operation that is larger."""
+    """Yield the operations in requests of at most ``size`` bytes. A larger operation gets a request of its own."""
     offsets = request.offsets
     begin = 0
     while begin < len(request):
@@ -146,8 +146,9 @@ def cut(request: Request, size: int) -> Iterator[Request]:
 
 
 class Operations:
-    """Renders the rows of one task. ``seen`` and ``keyed``, known once all are rendered, are its rows and their kind.
+    """Renders the rows of one task.
 
+    ``seen`` is the number of rows and ``keyed`` whether they have keys; both are known once all rows are rendered.
     ``partition`` is the task's place in the epoch, ``size`` the bytes of a request.
     """
 
@@ -166,7 +167,7 @@ class Operations:
         for batches in _gathered(rows.read(self._task), self._size):
             count = sum(map(len, batches))
             sources = pa.concat_arrays([batch.column("source") for batch in batches])
-            # The spool says whether there is a key: a later start with other options must not change that.
+            # The spool says whether rows have a key, because a restart with other options must not change that.
             self.keyed = "id" in batches[0].schema.names
             if self.keyed:
                 ids = pa.concat_arrays([batch.column("id") for batch in batches])
@@ -180,7 +181,7 @@ class Operations:
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:
-    """Yield small batches together, at least ``size`` bytes of them."""
+    """Yield small batches in groups of at least ``size`` bytes."""
     gathered: list[pa.RecordBatch] = []
     for batch in batches:
         gathered.append(batch)

@@ -1,4 +1,4 @@
-"""Send bulk requests until every operation is applied or refused for good."""
+"""Send bulk requests until every operation is applied or permanently refused."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ class Stopped(Exception):
 
 
 class _NothingSucceeded(Exception):
-    """No operation of a request was applied, and all may be later; the argument says why for one of them."""
+    """No operation of a request was applied, but a retry may apply them. The argument is the reason for one of them."""
 
 
 class Poster:
     """Posts bulk requests to one index, from several threads.
 
-    ``timeout`` is the time in seconds after which it gives up if no operation has succeeded meanwhile.
-    ``before_sending`` is called before each request is sent, by the thread that sends it; what it raises ends the post.
-    With ``refresh``, what a request has applied can be searched when it is answered. ``stored_in`` is the index in
-    which each document has to arrive, where a pipeline might send it elsewhere; None where there is no pipeline.
+    ``timeout`` is the time in seconds without any success after which the poster gives up. ``before_sending`` is called
+    in the sending thread before each request; an exception from it ends the post. With ``refresh``, documents can be
+    searched once their request is answered. ``stored_in`` is the index in which each document must be stored, if a
+    pipeline could send it elsewhere; None if there is no pipeline.
     """
 
     def __init__(
@@ -61,26 +61,26 @@ class Poster:
         refresh: bool = False,
         stored_in: str | None = None,
     ) -> None:
-        # The client's own retries would repeat whole requests, and hide why.
+        # The client's own retries would repeat whole requests and hide the reason.
         self._client = client.options(max_retries=0)
         self._index = index
         self._timeout = timeout
         self._before_sending = before_sending
         self._refresh = refresh
         self._stop = threading.Event()
-        # The status of each operation costs the server a tenth of its throughput: asked for after a failure only.
+        # The status of each operation costs a tenth of the server's throughput, so it is requested after failures only.
         self._detailed = False
         self.stored_in = stored_in
 
     def stop(self) -> None:
-        """End all waiting: posts under way raise `Stopped` before their next try."""
+        """End all waiting. Running posts raise `Stopped` before their next try."""
         self._stop.set()
 
     def post(self, request: Request) -> list[Refusal]:
-        """Post until each operation is applied or refused for good; return the refused ones.
+        """Post until each operation is applied or permanently refused; return the refused ones.
 
-        Sending an operation again is always right: equal versions overwrite each other with the same document.
-        Raises `GaveUp`, `Stopped`, and `UnfitIndex` if the index takes no writes at all.
+        Sending an operation again is always safe: equal versions overwrite each other with the same document.
+        Raises `GaveUp`, `Stopped`, and `UnfitIndex` if the index accepts no writes at all.
         """
         refusals: list[Refusal] = []
         while len(request):
@@ -92,16 +92,16 @@ class Poster:
                 said, hint = describe(error)
                 if is_passing(error):
                     raise self._gave_up(said) from error
-                raise UnfitIndex(f"the index {self._index!r} takes no writes: {said}", hint) from error
+                raise UnfitIndex(f"the index {self._index!r} accepts no writes: {said}", hint) from error
             except _NothingSucceeded as last:
                 raise self._gave_up(str(last)) from last
-            # some operations succeeded, so the timeout begins anew; the server is busy all the same
+            # Some operations succeeded, so the timeout starts again. The server is still busy, so wait first.
             if len(request):
                 self._stop.wait(FIRST_PAUSE_SECONDS)
         return refusals
 
     def _post_until_some_succeed(self, request: Request, refusals: list[Refusal]) -> Request:
-        """Return the operations that are to be sent again; add those refused for good to ``refusals``."""
+        """Return the operations to send again; add those permanently refused to ``refusals``."""
         policy = retrying(_may_pass, seconds=self._timeout).copy(sleep=sleep_using_event(self._stop))
         return policy(self._post_once, request, refusals)
 
@@ -116,7 +116,7 @@ class Poster:
         return request.pick(passing)
 
     def _send(self, request: Request) -> list[dict[str, Any]]:
-        """Post once; return each operation's answer, or nothing if all are applied."""
+        """Post once; return the answer to each operation, or an empty list if all were applied."""
         while True:
             if self._before_sending is not None:
                 self._before_sending()
@@ -137,12 +137,12 @@ class Poster:
 
     @property
     def _wanted(self) -> str:
-        """What the server is to tell of each operation."""
+        """The fields of the answer to request for each operation."""
         place = ",items.*._index,items.*._id,items.*._version,items.*.result" if self.stored_in is not None else ""
         return f"errors,items.*.status,items.*.error{place}"
 
     def _sort(self, request: Request, items: list[dict[str, Any]], refusals: list[Refusal]) -> list[int]:
-        """Add what is refused for good to ``refusals``; return the positions of what may pass later."""
+        """Add permanently refused operations to ``refusals``; return the positions of those to send again."""
         passing = []
         for position, item in enumerate(items):
             (answer,) = item.values()
@@ -153,8 +153,8 @@ class Poster:
                 passing.append(position)
             elif what is Meaning.REFUSED:
                 raise UnfitIndex(
-                    f"the index {self._index!r} takes no writes: {describe_operation(answer)}",
-                    "open it, lift its block or grant the privilege, then start the query again: what is recorded is "
+                    f"the index {self._index!r} accepts no writes: {describe_operation(answer)}",
+                    "open it, remove its block or grant the privilege, then start the query again: what is recorded is "
                     "applied",
                 )
             else:
@@ -162,12 +162,12 @@ class Poster:
         return passing
 
     def _in_halves(self, request: Request) -> list[Refusal]:
-        # the limit is that of a request, so each half may pass
+        # The limit applies to a request, so each half may pass.
         if len(request) > 1:
             first, second = request.halves()
             return self.post(first) + self.post(second)
         document_id, source = parse(request.operation(0))
-        reason = f"{len(request.operation(0))} bytes are more than the server takes (http.max_content_length)"
+        reason = f"{len(request.operation(0))} bytes are more than the server accepts (http.max_content_length)"
         return [Refusal(document_id, source, _TOO_LARGE, "content_too_long", reason)]
 
     def _gave_up(self, reason: str) -> GaveUp:
@@ -195,7 +195,7 @@ def _refusal(operation: bytes, answer: dict[str, Any]) -> Refusal:
 def post_all(
     poster: Poster, requests: Iterable[Request], threads: int, answered: Callable[[Sequence[Refusal]], None]
 ) -> None:
-    """Post requests, ``threads`` at once; each answer is judged in this thread, and may end it all by raising."""
+    """Post requests, ``threads`` at once. The caller's thread handles each answer; if that raises, all posts end."""
 
     def settle(under_way: set[Future[list[Refusal]]]) -> set[Future[list[Refusal]]]:
         ended, going_on = wait(under_way, return_when=FIRST_COMPLETED)
@@ -208,13 +208,13 @@ def post_all(
         try:
             for request in requests:
                 under_way.add(pool.submit(poster.post, request))
-                # one more than are sent: a thread that ends finds the next request rendered
+                # One more than are sent at once, so that the next request is ready when a thread becomes free.
                 if len(under_way) > threads:
                     under_way = settle(under_way)
             while under_way:
                 under_way = settle(under_way)
         except BaseException:
-            # the other requests may be in the pause before their next try
+            # Other requests may be waiting for their next try.
             poster.stop()
             pool.shutdown(cancel_futures=True)
             raise

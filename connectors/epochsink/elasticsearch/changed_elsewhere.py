@@ -1,9 +1,9 @@
-"""Write an epoch's rows over documents that another program has changed.
+"""Overwrite documents that another program has changed with an epoch's rows.
 
 Each write by another program (`_update`, a delete) raises a document's version by one. After two of them the version is
-above that of the next epoch, whose row the server then refuses with 409. As long as the marker names an earlier epoch,
-such a document was changed elsewhere: the row is written over it, one version above. Documents of another sink, whose
-versions begin at another base, are left alone and stop the query.
+above that of the next epoch, and the server refuses that epoch's row with 409. If the marker still names an earlier
+epoch, the document was changed elsewhere: the row overwrites it with a version one higher. Documents of another sink
+have versions with another base. They are left alone and stop the query.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 _ROUNDS: Final = 8
 _DELETED_STEP: Final = 16
-"""The server does not tell the version of a deleted document: the next round tries one that many times higher."""
+"""Factor by which the next round raises the version, because the server does not tell that of a deleted document."""
 
 
 class ChangedElsewhere:
     """Writes the refused rows of one epoch.
 
-    ``stop_if_overtaken`` raises if the epoch is applied meanwhile.
+    ``stop_if_overtaken`` raises if another driver has applied the epoch in the meantime.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ChangedElsewhere:
         self._stop_if_overtaken = stop_if_overtaken
 
     def overwrite(self, refused: Sequence[Refusal], *, keyed: bool) -> list[Refusal]:
-        """Write refused operations over what is stored; return what the server refuses for another reason.
+        """Overwrite stored documents with refused operations; return those that the server refuses for another reason.
 
         Raises `RowsRejected` if another sink wrote these documents, and what ``stop_if_overtaken`` raises.
         """
@@ -59,13 +59,13 @@ class ChangedElsewhere:
         conflicts = list(refused)
         for attempt in range(_ROUNDS):
             stored = self._stored(conflicts)
-            # After reading the versions, not before: a later epoch's documents would be taken for another writer's.
+            # After reading the versions, not before: otherwise a later epoch's documents would look changed elsewhere.
             self._stop_if_overtaken()
             self._refuse_other_sinks(conflicts, stored)
             if not keyed:
-                # Only this epoch writes these ids: the document has arrived and was changed since, and that stays.
+                # Only this epoch writes these ids: the document was stored and then changed. The change is kept.
                 conflicts = [each for each in conflicts if each.id not in stored]
-            # Never the same version twice: a request of a slow driver that arrives late must be refused.
+            # Never use a version twice: a late request of a slow driver must be refused.
             above = self._version + _DELETED_STEP**attempt
             again = [(each.id, each.source, stored.get(each.id, above - 1) + 1) for each in conflicts]
             answers = self._poster.post(bulk_body.newer(again))
@@ -81,7 +81,7 @@ class ChangedElsewhere:
         ids = [each.id for each in conflicts]
         found = self._client.mget(index=self._index, ids=ids, source=False)["docs"]
         if failed := [each["error"] for each in found if "error" in each]:
-            # not "absent": the shard that holds it is not served
+            # The document is not absent: its shard is not available.
             raise NotServed(
                 f"index {self._index!r}: {len(failed)} document(s) could not be read: {failed[0]['reason']}"
             )
@@ -97,8 +97,8 @@ class ChangedElsewhere:
         return RowsRejected(
             f"{len(foreign)} document(s) of index {self._index!r} have newer versions than this sink's "
             f"{self._version}, which this sink did not write",
-            hint="let one sink write these documents: stop the other writer, then start this query with a new "
-            "checkpoint, whose versions lie above; the epoch stays pending and nothing is lost",
+            hint="let only one sink write these documents: stop the other writer, then start this query with a new "
+            "checkpoint, whose versions are higher; the epoch stays pending and nothing is lost",
             values=shown,
             ids=list(foreign[:100]),
         )

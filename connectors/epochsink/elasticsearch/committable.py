@@ -1,6 +1,6 @@
-"""What a task returns to the driver, and what the ledger records of an epoch: values and their JSON, in version 1.
+"""Define what a task returns to the driver and what the ledger records of an epoch, and their JSON form.
 
-The record of an epoch names its index: other options in a later start must not change how the epoch is applied.
+The record of an epoch names its index, because a restart with other options must not change how it is applied.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class WrittenTask:
-    """What one task spooled: its uuid, its rows, and the bytes of its largest document.
+    """What one task spooled: its uuid, its number of rows, and the size of its largest document in bytes.
 
-    ``by_task``: Spark has brought all rows of an id into one task.
+    ``by_task`` means that Spark brought all rows of an id into one task.
     """
 
     task: str
@@ -44,11 +44,11 @@ class WrittenTask:
 
 @dataclass(frozen=True, slots=True)
 class PreparedEpoch:
-    """One epoch in the spool: its tasks in order, its rows, and how many of them a later row of their id replaces.
+    """One epoch in the spool: its tasks in order, its rows, and how many of them a later row of the same id replaces.
 
-    ``index`` is the configured name, and ``index_uuid`` the index that it stood for at the vote. With ``by_task`` each
-    task has all rows of its ids, and which of them are replaced is found task by task, when the epoch is applied;
-    ``replaced`` is 0 then.
+    ``index`` is the configured name, and ``index_uuid`` the index that it resolved to at the vote. With ``by_task``
+    each task has all rows of its ids: replaced rows are found task by task when the epoch is applied, and ``replaced``
+    is 0.
     """
 
     tasks: tuple[str, ...]
@@ -83,6 +83,6 @@ def _check_version(given: Mapping[str, Any]) -> None:
     version = given.get("version")
     if version != VERSION:
         raise LedgerCorrupt(
-            f"a committable of Elasticsearch has version {version!r}, and this epochsink reads version {VERSION} only",
+            f"a committable of Elasticsearch has version {version!r}, but this epochsink reads only version {VERSION}",
             hint="run the epochsink version that wrote it",
         )

@@ -1,5 +1,5 @@
 """Commit recorded epochs: apply their rows from the spool, then write the marker."""
-# ruff: noqa: ARG002 - there is one sink, whose spool is all that is prepared
+# ruff: noqa: ARG002 - there is only one sink, and only its spool is prepared
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _JUST_READ_SECONDS: Final = 0.05
 
 
 class ElasticsearchCommitter(Participant):
-    """Applies epochs to one index. Phase 1 is the spool; everything here can be repeated by any process."""
+    """Applies epochs to one index. Phase 1 is the spool; any process can repeat everything here."""
 
     def __init__(self, members: Mapping[str, ElasticsearchConfig]) -> None:
         super().__init__(members)
@@ -43,7 +43,7 @@ class ElasticsearchCommitter(Participant):
         self._connected: elasticsearch.Elasticsearch | None = None
         self._seen_index = False
         self._claim: applied_epochs.Claim | None = None
-        # one for each thread: the other one may have read its marker before this one wrote a newer one
+        # One for each thread: another thread may have read the marker before this one wrote a newer one.
         self._compared = threading.local()
         self._voted: str | None = None
 
@@ -66,7 +66,7 @@ class ElasticsearchCommitter(Participant):
     def initial_state(self, sink: str) -> dict[str, Any]:
         """Claim the version base of this sink."""
         with errors.explained(PrepareFailed, "claiming a version base"):
-            # a claim whose answer was lost is nobody's, and its second goes unused
+            # If the answer to a claim is lost, no sink uses that base; the next try claims another second.
             return {"base": self._patiently(applied_epochs.claim_base, self._client)}
 
     def open(self, identity: Identity) -> None:
@@ -76,7 +76,7 @@ class ElasticsearchCommitter(Participant):
         self._claim = None
 
     def marks(self, sink: str) -> Marks:
-        """Return what the marker says is applied."""
+        """Return the epochs that the marker records as applied."""
         return _marks(self._kept())
 
     def leftovers(self, sink: str) -> list[str]:
@@ -84,9 +84,9 @@ class ElasticsearchCommitter(Participant):
         return []
 
     def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the marker with the ledger, and at a start also the index with the one that the marker names.
+        """Compare the marker with the ledger and, at a start, the index with the one that the marker names.
 
-        Each vote and each commit compare the index themselves.
+        Later, each vote and each commit compare the index.
         """
         kept = self._kept()
         self._compared.marker = (kept, time.monotonic())
@@ -105,7 +105,7 @@ class ElasticsearchCommitter(Participant):
 
     @property
     def _patiently(self) -> Retrying:
-        """Repeats what fails in passing: a server that restarts or is overloaded for a while must not end the query."""
+        """Retries temporary failures: a server that restarts or is overloaded for a while must not end the query."""
         return retrying(errors.is_passing, seconds=self._config.timeout)
 
     def _verify(self, kept: applied_epochs.Marker | None, done: LastDone | None, pending: LastDone | None) -> None:
@@ -119,27 +119,28 @@ class ElasticsearchCommitter(Participant):
         shares = [WrittenTask.from_json(share) for share in ballot.parts]
         tasks = tuple(rows.tasks())
         expected = {share.task: share.rows for share in shares}
-        # a task whose rows are not in the spool would be committed without them
+        # A task whose rows are missing from the spool would be committed without them.
         if set(tasks) != set(expected):
             raise PrepareFailed(
-                f"the spool of epoch {epoch.number} holds tasks {list(tasks)}, accepted were {sorted(expected)}"
+                f"the spool of epoch {epoch.number} holds tasks {list(tasks)}, but the accepted tasks are "
+                f"{sorted(expected)}"
             )
         state = f"epoch {epoch.number} is not recorded, so nothing is lost: the next start writes it"
         with errors.explained(PrepareFailed, f"looking at index {self._config.index!r} and its marker", state):
             kept = applied_epochs.read(self._client, self._me)
             self._refuse_epoch(epoch, kept)
             found = self._require_same(_trusted(kept, after))
-            # before the record: a recorded epoch with such a document could never be applied
+            # Before the record: a recorded epoch with such a document could never be applied.
             preflight.refuse_too_large(self._client, max(share.largest for share in shares))
         total = sum(expected.values())
-        # one task that was not part of the shuffle may share ids with any other
+        # A task that was not part of the shuffle may share ids with any other task.
         by_task = all(share.by_task for share in shares)
         replaced = 0 if by_task else self._replaced(epoch, rows, tasks, total)
         self._voted = epoch.attempt
         return {name: [PreparedEpoch(tasks, total, replaced, self._config.index, found.uuid, by_task).to_json()]}
 
     def _replaced(self, epoch: Epoch, rows: Rows, tasks: Sequence[str], total: int) -> int:
-        """Return how many rows give way to a later one of their id. Raises `RowsRejected` if that is uncertain."""
+        """Return how many rows a later row of their id replaces. Raises `RowsRejected` if that is uncertain."""
         if not self._config.key:
             return 0
         try:
@@ -147,7 +148,7 @@ class ElasticsearchCommitter(Participant):
         except NoTemporaryFiles as error:
             raise PrepareFailed(error.message, hint=error.hint) from error
         if counted != total:
-            raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, the tasks wrote {total}")
+            raise PrepareFailed(f"the spool of epoch {epoch.number} holds {counted} rows, but the tasks wrote {total}")
         return replaced
 
     def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
@@ -168,9 +169,9 @@ class ElasticsearchCommitter(Participant):
             raise OutcomeUnknown(f"{error.message}; {pending}", hint=error.hint) from error
 
     def _just_compared(self) -> applied_epochs.Marker | None:
-        """Return the marker, as this thread has read it for the comparison before a commit if that was only just now.
+        """Return the marker; reuse the one that this thread has just read to compare it before the commit.
 
-        What is applied ends by writing over that very document, so another one there is noticed all the same.
+        A changed marker is still noticed, because the run ends with a conditional write of that document.
         """
         kept: applied_epochs.Marker | None
         kept, read_at = self._compared.__dict__.pop("marker", (None, 0.0))
@@ -182,20 +183,20 @@ class ElasticsearchCommitter(Participant):
         kept = self._just_compared()
         trusted = _trusted(kept, after)
         if (verdict := _told(kept, epoch)) is not None:
-            # it was applied, but perhaps to an index that has been set back since
+            # The epoch was applied, but the index may have been restored to an older state since.
             self._require_same(trusted)
             self._forget_other_runs(kept, epoch)
             return verdict
-        # the target may have been set back since the vote
+        # The target may have been restored to an older state since the vote.
         if after is not None:
             self._verify(kept, after, None)
         with ThreadPoolExecutor(1, thread_name_prefix="epochsink-look") as beside:
-            # both before the first document, and neither needs the other
+            # Both must happen before the first document, in any order.
             looking = beside.submit(self._require_same, trusted, prepared.index)
             self._claim_for(epoch)
             found = looking.result()
-        # Otherwise earlier runs may have left dead letters: a run of this driver, or of one before. A driver that
-        # supersedes this one during the run finds our marker, and deletes its own letters.
+        # Otherwise earlier runs of this driver or a previous one may have left dead letters. A driver that supersedes
+        # this one during the run finds this run's marker, and deletes its own letters.
         only_run, self._voted = self._voted == epoch.attempt, None
         try:
             Application(
@@ -211,7 +212,7 @@ class ElasticsearchCommitter(Participant):
         except Overtaken:
             return self._overtaken(epoch, kept)
         except SpoolMissing:
-            # read again: another driver that has applied the epoch drops its spool
+            # Read the marker again: another driver may have applied the epoch and dropped its spool.
             told = _told(applied_epochs.read(self._client, self._me), epoch)
             if told is None:
                 raise
@@ -223,14 +224,15 @@ class ElasticsearchCommitter(Participant):
         return COMMITTED
 
     def _claim_for(self, epoch: Epoch) -> None:
-        """Claim the epoch for this attempt at it: two that apply one epoch would mix their documents in it."""
+        """Claim the epoch for this attempt: two attempts that apply one epoch would mix their documents."""
         self._claim = claim = applied_epochs.claim(self._client, self._me, epoch, self._claim)
         if (claim.epoch, claim.attempt) == (epoch.number, epoch.attempt):
             return
         raise WentBack(
-            f"epoch {claim.epoch} of this query is being applied to index {self._config.index!r}, or was in part, by "
-            f"attempt {claim.attempt}, and epoch {epoch.number} is recorded as attempt {epoch.attempt}: a driver on "
-            "another copy of this checkpoint writes for the same query; nothing of this attempt is applied",
+            f"epoch {claim.epoch} of this query is being applied, or was applied in part, to index "
+            f"{self._config.index!r} by attempt {claim.attempt}, but this ledger records epoch {epoch.number} as "
+            f"attempt {epoch.attempt}: a driver on another copy of this checkpoint writes for the same query; nothing "
+            "of this attempt is applied",
             hint="stop the other driver, and keep the copy of the checkpoint whose ledger names that attempt "
             "(epochsink status CHECKPOINT --json): its next start completes the epoch. If that copy is gone for good, "
             f"remove that epoch's documents, and delete {claim_document(identity_key(self._me))!r} from the index "
@@ -244,7 +246,7 @@ class ElasticsearchCommitter(Participant):
             self._forget_other_runs(now, epoch)
             return verdict
         if kept is not None:
-            # a marker that is older than before, or gone, was set back while this epoch was applied
+            # A marker that is older than before, or missing, was restored or deleted while this epoch was applied.
             self._verify(now, LastDone(kept.epoch, kept.attempt, ({},)), None)
         return Verdict(
             Outcome.UNKNOWN,
@@ -253,23 +255,23 @@ class ElasticsearchCommitter(Participant):
         )
 
     def _forget_other_runs(self, kept: applied_epochs.Marker | None, epoch: Epoch) -> None:
-        """Delete dead letters of runs that broke off: after the marker, which says whose letters count."""
+        """Delete dead letters of interrupted runs, after the marker, which names the run whose letters are valid."""
         letters = self._config.dead_letter_index
         if letters is None or kept is None or kept.epoch != epoch.number:
             return
-        # A driver that was killed after its marker has left this to the next commit of the epoch.
+        # A driver that was killed after it wrote the marker leaves this to the next commit of the epoch.
         try:
             dead_letter.forget_other_runs(
                 self._client, letters, self._me, epoch, run=kept.run, timeout=self._config.timeout
             )
         except errors.GaveUp as error:
             raise OutcomeUnknown(
-                f"epoch {epoch.number} is applied, but dead letters of a run that broke off are still there: {error}",
-                hint="start the query again: they are then deleted",
+                f"epoch {epoch.number} is applied, but dead letters of an interrupted run still exist: {error}",
+                hint="start the query again: it deletes them",
             ) from error
 
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
-        """Return the part: it is never ABORTED, since the spool is all that is prepared."""
+        """Return the part: it is never ABORTED, because only the spool is prepared."""
         return part
 
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
@@ -277,7 +279,7 @@ class ElasticsearchCommitter(Participant):
         return []
 
     def describe(self, part: Committable) -> str:
-        """Return how many rows are spooled, and for which index."""
+        """Return the number of spooled rows and their index."""
         prepared = PreparedEpoch.from_json(part)
         return f"{prepared.rows} row(s) in the spool for index {prepared.index!r}"
 
@@ -290,28 +292,28 @@ class ElasticsearchCommitter(Participant):
     def _refuse_epoch(self, epoch: Epoch, kept: applied_epochs.Marker | None) -> None:
         if kept is not None and kept.epoch >= epoch.number:
             raise WentBack(
-                f"epoch {epoch.number} is about to be written, but index {self._config.index!r} holds epoch "
-                f"{kept.epoch} of this sink already: the checkpoint is an older copy",
+                f"epoch {epoch.number} is about to be written, but index {self._config.index!r} already holds epoch "
+                f"{kept.epoch} of this sink: the checkpoint is an older copy",
                 hint="restore the newest copy of the checkpoint, or start with a new checkpoint",
             )
-        # its versions would be those of the next base, which belongs to another sink
+        # Its versions would belong to the next base, which another sink may have claimed.
         if epoch.number >= applied_epochs.EPOCHS:
             raise PrepareFailed(
-                f"epoch {epoch.number} is beyond the {applied_epochs.EPOCHS} that a version base has room for",
+                f"epoch {epoch.number} is above the limit of {applied_epochs.EPOCHS} epochs for one checkpoint",
                 hint="start with a new checkpoint",
                 may_pass=False,
             )
 
 
 def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
-    """Return what the marker says about an epoch; None if it is not applied yet."""
+    """Return the verdict of the marker on an epoch; None if the epoch is not applied yet."""
     if kept is None or kept.epoch < epoch.number:
         return None
     if kept.epoch == epoch.number and kept.attempt != epoch.attempt:
         return Verdict(
             Outcome.UNKNOWN,
             f"the marker says that attempt {kept.attempt} of epoch {epoch.number} is applied to index "
-            f"{kept.index!r}; recorded is attempt {epoch.attempt}",
+            f"{kept.index!r}, but the ledger records attempt {epoch.attempt}",
         )
     return COMMITTED
 

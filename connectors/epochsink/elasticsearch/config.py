@@ -1,4 +1,4 @@
-"""The arguments of an Elasticsearch sink, and the checks that need no server."""
+"""Hold the arguments of an Elasticsearch sink, and check them without a server."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ OPTIONS: Final = SECRETS | {
     "ssl_show_warn",
     "verify_certs",
 }
-"""Options of the vendor's client that pass through: those that pickle and that versions 8 and 9 share."""
+"""Options passed to the vendor's client: those that can be pickled and that versions 8 and 9 share."""
 
 _UNITS: Final = {"nanos": 1e-9, "micros": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 LEAST_GC_DELETES: Final = 60.0
-"""Seconds: what every index has by default. A driver looks every `epochsink.elasticsearch.applied_epochs.LOOK_EVERY`
-seconds whether it was overtaken: with a shorter time, a delayed write could bring a deleted document back."""
+"""Smallest ``gc_deletes`` in seconds, the server's default. A driver checks every
+`epochsink.elasticsearch.applied_epochs.LOOK_EVERY` seconds whether it was overtaken: with a shorter time, a delayed
+write could restore a deleted document."""
 _LONGEST_NAME: Final = 255
 _REQUEST_TIMEOUT: Final = 60.0
 
 
 @dataclass(frozen=True, init=False, repr=False)
 class ElasticsearchConfig:
-    """The values of `epochsink.Elasticsearch`, which describes them: equal by value, hashable, picklable.
+    """The arguments of `epochsink.Elasticsearch`, which documents them. Equal by value, hashable, picklable.
 
-    ``settings`` (JSON text) are those of an index to create, ``options`` the client's, as sorted pairs.
+    ``settings`` are those of an index to create, as JSON text; ``options`` are the client's, as sorted pairs.
     """
 
     hosts: tuple[str, ...]
@@ -67,9 +68,9 @@ class ElasticsearchConfig:
     where: str | None = None
 
     bulk_bytes: ClassVar[int] = 2_500_000
-    """The size of a bulk request."""
+    """The size of a bulk request in bytes."""
     threads: ClassVar[int] = 2
-    """Bulk requests at once, by the driver or by each task of a job."""
+    """Number of bulk requests at once, by the driver or by each task of a job."""
 
     def __init__(
         self,
@@ -171,7 +172,7 @@ class ElasticsearchConfig:
         for name, value in (("delete_when", self.delete_when), ("order_by", self.order_by)):
             if value and not self.key:
                 raise ConfigurationError(
-                    f"{name}= is given without key=: without a key no row replaces or deletes another",
+                    f"{name}= is given without key=: without a key, rows cannot replace or delete documents",
                     hint=f"give key= (a column, an SQL expression or a list), or leave {name}= out",
                 )
 
@@ -180,11 +181,11 @@ class ElasticsearchConfig:
 
     @property
     def partitioning(self) -> tuple[str, ...]:
-        """The expressions over the stream by which ``partition_by_key`` shuffles rows: texts that make the ``_id``."""
+        """The expressions over the stream by which ``partition_by_key`` shuffles rows: the texts of the ``_id``."""
         if not self.partition_by_key:
             return ()
         made = (arguments.origin(self.select, name) or name for name in self.key)
-        # as texts, of which the _id is made: all values with the same text must meet in one task
+        # Shuffle by text because the _id is made of text: all values with the same text must be in one task.
         return tuple(f"CAST(({each}\n) AS STRING)" for each in made)
 
     def _check_partitioning(self) -> None:
@@ -203,7 +204,7 @@ class ElasticsearchConfig:
     def _check_dead_letters(self, on_rejected: str) -> None:
         if (on_rejected == "dead_letter") != (self.dead_letter_index is not None):
             raise ConfigurationError(
-                f"on_rejected={on_rejected!r} and dead_letter_index={self.dead_letter_index!r} do not go together",
+                f"on_rejected={on_rejected!r} and dead_letter_index={self.dead_letter_index!r} contradict each other",
                 hint='give both on_rejected="dead_letter" and dead_letter_index=, or neither',
             )
         if self.dead_letter_index == self.index:
@@ -213,13 +214,13 @@ class ElasticsearchConfig:
             )
         if self.dead_letter_index is not None and self.validate:
             raise ConfigurationError(
-                "validate=True stops the query at the documents that dead_letter_index= would set aside",
+                "validate=True stops the query at documents that dead_letter_index= would set aside",
                 hint="choose one of the two",
             )
 
 
 def duration_seconds(duration: str) -> float | None:
-    """Return a duration as Elasticsearch writes it ("60s", "1h", "-1") in seconds; None if it is not one."""
+    """Return the seconds of a duration in Elasticsearch's notation ("60s", "1h", "-1"); None if it is invalid."""
     found = re.fullmatch(r"(-?\d+)(nanos|micros|ms|s|m|h|d)?", duration)
     return None if found is None else int(found[1]) * _UNITS[found[2] or "ms"]
 
@@ -232,9 +233,9 @@ def _gc_deletes(value: str) -> str:
         )
     if seconds < LEAST_GC_DELETES:
         raise ConfigurationError(
-            f"gc_deletes={value!r} is less than {LEAST_GC_DELETES:g} s: a delayed write could bring a deleted document "
-            "back before its driver looks whether another one has taken over",
-            hint='give gc_deletes="60s" at least; the default, "1h", tolerates longer pauses of a driver',
+            f"gc_deletes={value!r} is less than {LEAST_GC_DELETES:g} s: a delayed write could restore a deleted "
+            "document before its driver checks whether another driver has taken over",
+            hint='give gc_deletes="60s" at least; the default, "1h", tolerates longer driver pauses',
         )
     return value
 
@@ -251,7 +252,7 @@ def _settings(create: bool | Mapping[str, Any]) -> str:  # noqa: FBT001 - as the
         return json.dumps(arguments.mapping("create", create), sort_keys=True)
     except TypeError as error:
         raise ConfigurationError(
-            f"create= holds a value that is not JSON: {error}", hint="give settings as the server's API takes them"
+            f"create= has a value that is not JSON: {error}", hint="give settings as in the server's API"
         ) from None
 
 
@@ -259,14 +260,14 @@ def _options(given: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     options = arguments.mapping("options", given)
     if unknown := sorted(options.keys() - OPTIONS):
         raise ConfigurationError(
-            f"options= has names that do not pass through to the client: {', '.join(unknown)}",
-            hint=f"these do: {', '.join(sorted(OPTIONS))}",
+            f"options= has names that are not supported: {', '.join(unknown)}",
+            hint=f"supported are: {', '.join(sorted(OPTIONS))}",
         )
     return tuple((name, _unchangeable(options[name], secret=name in SECRETS)) for name in sorted(options))
 
 
 def _unchangeable(value: Any, *, secret: bool) -> Any:
-    """Return an option's value so that it can be hashed and, if it is secret, shows itself nowhere."""
+    """Return an option's value in a hashable form that, if it is secret, does not appear in any text."""
     if isinstance(value, Mapping):
         return tuple((name, _unchangeable(value[name], secret=secret)) for name in sorted(value))
     if isinstance(value, (list, tuple)):
@@ -277,7 +278,7 @@ def _unchangeable(value: Any, *, secret: bool) -> Any:
 def _split(host: str) -> SplitResult | None:
     try:
         return urlsplit(host)
-    except ValueError:  # whose text may quote a password
+    except ValueError:  # its text may quote a password
         return None
 
 
@@ -293,7 +294,7 @@ def _index_name(name: str, value: str) -> str:
     allowed = re.fullmatch(r"[^A-Z\\/*?\"<>| ,#:\x00-\x1f]+", text)
     if allowed is None or text[0] in "-_+" or text in {".", ".."} or len(text.encode()) > _LONGEST_NAME:
         raise ConfigurationError(
-            f"invalid {name}={text!r}: this cannot be the name of one index",
+            f"invalid {name}={text!r}: this is not a valid name of one index",
             hint=r'use lower case, none of \ / * ? " < > | , # : or space, not beginning with - _ or +, '
             f"at most {_LONGEST_NAME} bytes",
         )

@@ -1,4 +1,4 @@
-"""Connect the vendor's client; make and refresh indices."""
+"""Create the vendor's client, and create and refresh indices."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FOUND = 200
 
 
 def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
-    """Make a client; nothing is sent yet."""
+    """Create a client. Sends nothing yet."""
     return elasticsearch.Elasticsearch(
         list(config.hosts),
-        # One more than bulk requests at once: markers are read while they run.
+        # One more than the bulk requests at once, because markers are read while those run.
         connections_per_node=config.threads + 1,
         serializers={_AsRendered.mimetype: _AsRendered()},
         **config.client_options,
@@ -30,7 +30,7 @@ def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
 
 
 class _AsRendered(NdjsonSerializer):
-    """Passes on a body that is rendered already: the client's own copies it twice, which takes as long as sending."""
+    """Passes on a rendered body. The client's own serializer copies it twice, which takes as long as sending it."""
 
     def dumps(self, data: Any) -> bytes:
         match data:
@@ -42,8 +42,8 @@ class _AsRendered(NdjsonSerializer):
 def ensure_index(
     client: elasticsearch.Elasticsearch, index: str, *, mappings: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> None:
-    """Create an index of our own if it is missing, without the settings where the server (serverless) takes none."""
-    # Asked first: a user who may not create an index can use one that exists.
+    """Create an index if it is missing, without the settings if the server (serverless) does not support them."""
+    # Check first: a user without the privilege to create an index can use an existing one.
     if client.options(ignore_status=(403, 404)).indices.exists(index=index).meta.status == _FOUND:
         return
     try:
@@ -57,10 +57,10 @@ def ensure_index(
 
 
 def refresh(client: elasticsearch.Elasticsearch, index: str, primaries: int = 1) -> None:
-    """Make all that an index of so many primary shards holds searchable.
+    """Make all documents of an index with ``primaries`` primary shards searchable.
 
-    Raises `NotServed`, which is passing, while the server has just started: it then knows no index yet, and would call
-    it missing, or leaves out shards that it has not recovered, without an error.
+    Raises `NotServed`, a temporary failure, if a shard was left out. A server that has just started does not report
+    this as an error: it skips shards that it has not recovered yet, or reports the index as missing.
     """
     shards = client.indices.refresh(index=index, ignore_unavailable=True)["_shards"]
     if shards["failed"] or shards["successful"] < primaries:

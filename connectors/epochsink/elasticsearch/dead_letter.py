@@ -1,4 +1,4 @@
-"""The index that keeps documents which the target refuses for good, each once."""
+"""Keep documents that the target permanently refuses in an index of their own, each once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Epoch, Identity
 
 _PAGE: Final = 1000
-# a source may be longer than any term of an index
+# A source may be longer than the longest term of an index.
 _TEXT_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
 _MAPPING: Final = {
     "dynamic": False,
@@ -47,11 +47,11 @@ def ensure(client: elasticsearch.Elasticsearch, index: str) -> None:
 def forget_other_runs(
     client: elasticsearch.Elasticsearch, index: str, identity: Identity, epoch: Epoch, *, run: str, timeout: float
 ) -> None:
-    """Delete the letters of all runs at an epoch except ``run``, which its marker names. Raises `GaveUp`.
+    """Delete the letters of all runs of an epoch except ``run``, which its marker names. Raises `GaveUp`.
 
-    Call this after the marker was read: otherwise a driver that was paused deletes the letters of its successor.
+    Call this after reading the marker: otherwise a driver that was paused could delete its successor's letters.
     """
-    # One version above that of the letters: a late write of such a run must not bring them back.
+    # One version above that of the letters: a late write of such a run must not restore them.
     heads = action_heads(version=identity.origin["base"] + epoch.number + 1, version_type="external_gte")
     mine = [{"term": {"key": identity_key(identity)}}, {"term": {"epoch": epoch.number}}]
     query = {"bool": {"filter": mine, "must_not": {"term": {"run": run}}}}
@@ -67,10 +67,10 @@ def forget_other_runs(
 
 
 class DeadLetters:
-    """The dead letters of one run at one epoch.
+    """The dead letters of one run of one epoch.
 
-    Each run writes its own letters and leaves those of others alone: they may be those of a driver that has taken over,
-    and may name other documents. The run that writes the marker deletes the letters of all others.
+    Each run writes its own letters and does not touch those of other runs: they may belong to a driver that has taken
+    over, and may hold other documents. The run that writes the marker deletes the letters of all other runs.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class DeadLetters:
             )
 
     def _id(self, refused: str) -> str:
-        # with the prefix, a long _id would pass the 512 bytes of an _id
+        # A digest, because a long _id with the prefix would exceed the limit of 512 bytes.
         digest = hashlib.sha256(refused.encode()).hexdigest()[:32]
         return f'"_id":"{document_id_prefix(self._key, self._epoch.number)}{digest}-{self._run}"}}'
 

@@ -1,7 +1,7 @@
-"""Find the rows of an epoch that share an ``_id``, and which of them is the last.
+"""Find rows of an epoch that share an ``_id``, and the last one of each ``_id``.
 
-Equal versions overwrite each other in the order of arrival, which retries and parallel requests do not
-keep. So an epoch writes each ``_id`` once.
+Equal versions overwrite each other in the order of arrival, and retries and parallel requests change that order. So an
+epoch writes each ``_id`` only once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Rows
 
 MOST_HASHED: Final = 10_000_000
-"""Rows whose hashes are held at once, 8 bytes each, and as much again to sort them together."""
+"""Largest number of rows whose hashes are in memory: 8 bytes each, and as much again to sort them."""
 
 _SHOWN: Final = 5
 
@@ -36,8 +36,8 @@ _SHOWN: Final = 5
 def count(rows: Rows, tasks: Sequence[str], total: int) -> tuple[int, int]:
     """Return how many rows the tasks have, and how many of them a later row of the same ``_id`` replaces.
 
-    ``total`` is how many rows the tasks said they have. Raises `RowsRejected` if it is uncertain which row is the last:
-    rows without a rank that share an ``_id`` across tasks, whose order is unknown.
+    ``total`` is the number of rows that the tasks reported. Raises `RowsRejected` if rows without a rank share an
+    ``_id`` across tasks: their order is unknown, so it is uncertain which row is the last.
     """
     if total <= MOST_HASHED and (counted := _counted_if_different(rows, tasks)) is not None:
         return counted, 0
@@ -54,17 +54,17 @@ def count(rows: Rows, tasks: Sequence[str], total: int) -> tuple[int, int]:
     if across:
         raise RowsRejected(
             f"{across} document(s) have rows in several tasks of this epoch, and nothing says which is the newest",
-            hint="give order_by= (a column or expression; the highest value wins), or make the stream bring all "
-            "rows of one id in one partition",
+            hint="give order_by= (a column or expression; the highest value wins), or partition the stream so that all "
+            "rows of one id are in one partition",
             values=", ".join("{" + text for text in shown),
         )
     return by_id.count, by_id.count - distinct
 
 
 def _counted_if_different(rows: Rows, tasks: Sequence[str]) -> int | None:
-    """Return how many rows the tasks have if each has an ``_id`` of its own; None if some share one, or may.
+    """Return how many rows the tasks have if all ``_id`` are different; None if some are equal, or may be.
 
-    As most epochs' have, and it takes a fifth of what grouping them does: texts of different hashes are different.
+    Compares hashes only: this takes a fifth of the time of grouping, and in most epochs all ``_id`` are different.
     """
     found = [np.zeros(0, np.int64)]
     for task in tasks:
@@ -85,8 +85,8 @@ def _repeats(hashes: npt.NDArray[np.int64]) -> bool:
 def survivors(rows: Rows, tasks: Sequence[str], total: int) -> npt.NDArray[np.bool_]:
     """Return for each row of the tasks, in order, whether it is the last of its ``_id``.
 
-    The last is the one of the highest ``rank``, then ``rank_2``, ... (NULL is lowest), and among equals, or without
-    ranks, the later in its task. The spooled columns say whether there are ranks, not the options of this run.
+    The last row has the highest ``rank``, then ``rank_2``, ... (NULL is lowest). Among equals, or without ranks, the
+    later row of a task is the last. The spooled columns decide whether there are ranks, not the options of this run.
     """
     by_id = RowsById(rows, tasks, total)
     survives = np.zeros(0, np.bool_)
@@ -103,19 +103,19 @@ def _shared_by_tasks(table: pa.Table) -> pa.ChunkedArray:
 
 
 ROWS_IN_MEMORY: Final = 100_000
-"""Rows of one table, about."""
+"""Approximate number of rows in one table."""
 
 _MOST_FILES: Final = 256
-"""Open at the same time; a process may often have 1024. Beyond 25 million rows the tables grow."""
+"""Largest number of open files; a process can often have 1024. Beyond 25 million rows the tables grow instead."""
 
 _ROWS_GATHERED: Final = 50_000
-"""Rows spread over the files at once, so that each file gets hundreds of them."""
+"""Number of rows spread over the files in one step, so that each file gets hundreds of them."""
 
 _BYTES_OF_A_ROW: Final = 60
 
 
 class NoTemporaryFiles(Exception):
-    """The temporary folder has no room for the ids of an epoch."""
+    """The temporary folder has not enough space for the ids of an epoch."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(f"{message}: {hint}")
@@ -123,12 +123,12 @@ class NoTemporaryFiles(Exception):
         self.hint = hint
 
 
-# A driver that held the ids of a backfill at once would need some 200 bytes for each, 10 GB for 50 million rows. So a
-# large epoch is spread over files by the hash of its ids, and one file at a time is read.
+# The ids of a backfill in memory would take some 200 bytes each, 10 GB for 50 million rows. So a large epoch is spread
+# over files by the hash of its ids, and the driver reads one file at a time.
 class RowsById:
     """The columns "id", "rank", "rank_2", ... of some tasks, with "task" and "number", a row's place in the epoch.
 
-    ``total`` is how many rows are expected; ``count`` how many there were, known from the first table on.
+    ``total`` is the expected number of rows. ``count`` is the actual number, known once the first table is read.
     """
 
     def __init__(self, rows: Rows, tasks: Sequence[str], total: int) -> None:
@@ -139,9 +139,9 @@ class RowsById:
         self.count = 0
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield the rows, all those of an id in one table; of a task's rows of one id at least the last.
+        """Yield tables of rows. One table holds all rows of an id, or at least the last one of each task.
 
-        Which one that is, `last` says. Raises `NoTemporaryFiles`.
+        `last` decides which row is the last. Raises `NoTemporaryFiles`.
         """
         if self._total <= ROWS_IN_MEMORY:
             yield pa.Table.from_batches(self._batches())
@@ -165,16 +165,16 @@ class RowsById:
 
     @contextmanager
     def _naming(self, folder: Path) -> Iterator[None]:
-        """Name the folder in an error of the file system, and how much room it needs."""
+        """Turn an error of the file system into one that names the folder and the space that it needs."""
         try:
             yield
         except OSError as error:
             free = f"{shutil.disk_usage(folder).free >> 20} MiB are free" if folder.exists() else "it does not exist"
             raise NoTemporaryFiles(
-                f"sorting out the ids of {self._total} rows needs files of about {self._megabytes_wanted()} MiB in the "
-                f"driver's temporary folder {folder}, where {free}: {error}",
-                "make room there, or set the driver's TMPDIR to a folder that has it; or make the epochs smaller "
-                "(maxOffsetsPerTrigger and the like)",
+                f"finding equal ids among {self._total} rows needs files of about {self._megabytes_wanted()} MiB in "
+                f"the driver's temporary folder {folder}, where {free}: {error}",
+                "free space there, or set the driver's TMPDIR to a folder with enough space, or make the epochs "
+                "smaller (for example with maxOffsetsPerTrigger)",
             ) from error
 
     def _megabytes_wanted(self) -> int:
@@ -201,7 +201,7 @@ class RowsById:
                 table = rows.take(pa.array(order))
                 self._written += table.nbytes
                 found, starts = np.unique(places[order], return_index=True)
-                # not around the reading: the spool's errors are no fault of this folder
+                # Not around the reading: errors of the spool are not errors of this folder.
                 with self._naming(folder):
                     for place, start, end in zip(found.tolist(), starts, [*starts[1:], len(order)], strict=True):
                         if place not in writers:
@@ -217,13 +217,13 @@ class RowsById:
             raise
 
     def _gathered(self, files: int) -> Iterator[tuple[pa.Table, npt.NDArray[np.int64]]]:
-        """Yield rows, and for each of them the file that it belongs to."""
+        """Yield rows, and the number of the file for each of them."""
         batches: list[pa.RecordBatch] = []
         places: list[npt.NDArray[np.int64]] = []
         for batch in self._batches():
             batches.append(batch)
-            # Python's hash of a text is as fast here as numpy's steps, and random in each process: no pattern in the
-            # ids brings them all into one file
+            # Python's hash of a text is as fast here as numpy would be, and different in each process: no pattern in
+            # the ids can send all of them to one file.
             ids = batch.column("id").to_pylist()
             places.append(np.fromiter(map(hash, ids), np.int64, len(ids)) % files)
             if sum(map(len, places)) >= _ROWS_GATHERED:
@@ -234,7 +234,7 @@ class RowsById:
 
 
 def _without_most_repetitions(batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """Return the rows of a file; if they are many because ids repeat, the last ones only."""
+    """Return the rows of a file, or only the last row of each id if repeated ids make them many."""
     kept: list[pa.RecordBatch] = []
     size, limit = 0, 2 * ROWS_IN_MEMORY
     for batch in batches:
@@ -243,23 +243,23 @@ def _without_most_repetitions(batches: Iterable[pa.RecordBatch]) -> pa.Table:
         if size >= limit:
             kept = last(pa.Table.from_batches(kept), "id", "task").to_batches()
             size = sum(map(len, kept))
-            limit = max(limit, 2 * size)  # where most ids are different, it must not be tried with each batch
+            limit = max(limit, 2 * size)  # if most ids are different, do not try again with each batch
     return pa.Table.from_batches(kept)
 
 
 def last(table: pa.Table, *group: str) -> pa.Table:
-    """Return the last row of each group: that of the highest "rank", then "rank_2", ..., then "number".
+    """Return the last row of each group: the one with the highest "rank", then "rank_2", ..., then "number".
 
     In Spark's order: NULL is the lowest value, NaN the highest, and -0.0 equals 0.0.
     """
     sorted_by, keys = table, []
     for name in ranks(table.schema):
         if pa.types.is_floating(table.schema.field(name).type):
-            # Arrow would sort NaN to the end, beside the nulls
+            # Arrow would sort NaN to the end, with the nulls.
             sorted_by = sorted_by.append_column(f"{name} is NaN", pc.is_nan(table[name]))
             keys.append(f"{name} is NaN")
         keys.append(name)
-    # Best first: nulls are sorted to the end, whatever the direction.
+    # Descending, because Arrow sorts nulls to the end in either direction.
     descending = [(name, "descending") for name in (*keys, "number")]
     order = pc.sort_indices(sorted_by, sort_keys=descending).to_numpy()
     place = np.empty(len(order), np.int64)
@@ -270,5 +270,5 @@ def last(table: pa.Table, *group: str) -> pa.Table:
 
 
 def ranks(schema: pa.Schema) -> list[str]:
-    """Return the names of the spooled columns that say which row of an id is the newest, the weightiest first."""
+    """Return the names of the spooled columns that decide which row of an id is the newest, in order of precedence."""
     return [name for name in schema.names if name == "rank" or name.startswith("rank_")]

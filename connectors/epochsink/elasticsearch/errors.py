@@ -1,7 +1,7 @@
-"""What the server's answers and the client's errors mean: one table, for whole requests and for single operations.
+"""Classify the server's answers and the client's errors, for whole requests and for single operations, in one table.
 
-Three questions are answered here alone: whether the same request may succeed later, whose fault it is (the document's,
-or something that concerns every document alike), and what to tell the user.
+Only this module decides whether the same request may succeed later, whether one document or every document is refused,
+and what to tell the user.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from epochsink.errors import EpochsinkError
 
 CLIENT_ERRORS: Final = (elasticsearch.ApiError, TransportError)
-"""Everything that the client raises for a request."""
+"""All errors that the client raises for a request."""
 
 FORBIDDEN: Final = 403
 NOT_FOUND: Final = 404
@@ -32,10 +32,10 @@ CONFLICT: Final = 409
 
 
 class Meaning(enum.Enum):
-    """What an answer means for an epoch."""
+    """The meaning of an answer for an epoch."""
 
     PASSING = "the same request may succeed later"
-    DOCUMENT = "this document is refused for good"
+    DOCUMENT = "this document is permanently refused"
     CONFLICT = "a newer version of the document is stored"
     TOO_LARGE = "the request, or the one document in it, is too large"
     REFUSED = "every document would be refused: credentials, privileges, a missing, closed or blocked index"
@@ -51,18 +51,18 @@ STATUSES: Final = {
     413: Meaning.TOO_LARGE,
     429: Meaning.PASSING,
 }
-"""HTTP status -> what it means. Those from 500 on are passing, any other is refused."""
+"""Meanings of HTTP statuses. Others are passing from 500 on, and refused below."""
 
 TYPES: Final = {"index_closed_exception": Meaning.REFUSED}
-"""The server's name of an error -> what it means, where its status would say something else."""
+"""Meanings of the server's error types whose status alone would be misleading."""
 
 HINTS: Final = {
     400: "correct what the reason names; the server's log says more",
     401: "check api_key or basic_auth in options=: the server does not accept these credentials",
-    403: "lift the index's block, or grant this user the privileges read, write, create_index and "
+    403: "remove the index's block, or grant this user the privileges read, write, create_index and "
     "view_index_metadata on the indices",
-    404: "check the name of the index, and what a proxy before the server answers",
-    408: "the server or a proxy before it is overloaded; start the query again: what is recorded is applied",
+    404: "check the name of the index, and the answers of a proxy in front of the server",
+    408: "the server or a proxy in front of it is overloaded; start the query again: what is recorded is applied",
     429: "the server is overloaded; start the query again: what is recorded is applied",
 }
 _OTHER_HINT: Final = "look at the reason; the server's log says more"
@@ -71,7 +71,7 @@ _SERVER_ERROR: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One operation that the server refuses for good: 409 a newer version is there, 400 or 413 the document."""
+    """One operation that the server permanently refuses: 409 for a newer version, 400 or 413 for the document."""
 
     id: str
     source: str | None
@@ -86,15 +86,15 @@ class Refusal:
 
 
 class NotServed(TransportError):
-    """The server answers, and does not serve some shard yet: the same request may succeed later."""
+    """The server answers, but some shard is not available yet: the same request may succeed later."""
 
 
 class GaveUp(Exception):
-    """Only passing failures for as long as the timeout says; the argument says the last one."""
+    """Only temporary failures during the whole timeout. The argument is the last one."""
 
 
 class UnfitIndex(Exception):
-    """An index takes no writes, whatever the document, or does not keep them as the sink promises."""
+    """An index accepts no writes of any document, or does not keep them as the sink promises."""
 
     def __init__(self, message: str, hint: str) -> None:
         super().__init__(f"{message}: {hint}")
@@ -106,7 +106,7 @@ class UnfitIndex(Exception):
 
 
 def meaning(status: int, kind: str = "") -> Meaning:
-    """Return what a status means, for a request or one operation; ``kind`` is the server's name of the error."""
+    """Return the meaning of a status, for a request or one operation. ``kind`` is the server's error type."""
     if kind in TYPES:
         return TYPES[kind]
     return STATUSES.get(status, Meaning.PASSING if status >= _SERVER_ERROR else Meaning.REFUSED)
@@ -120,7 +120,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def error_type(error: Exception) -> str:
-    """Return the type that the server gave an error, or the exception's name."""
+    """Return the server's error type, or the exception's name."""
     body = getattr(error, "body", None)
     cause = body.get("error") if isinstance(body, dict) else None
     if isinstance(cause, dict):
@@ -129,26 +129,26 @@ def error_type(error: Exception) -> str:
 
 
 def describe(error: Exception) -> tuple[str, str]:
-    """Return what an error of the client says, and the hint."""
+    """Return the text of a client error, and the hint."""
     if isinstance(error, TlsError):
         return f"the server's certificate was refused: {error}", (
             "give the authority that signed it (ca_certs) or its fingerprint (ssl_assert_fingerprint) in options="
         )
     if isinstance(error, elasticsearch.UnsupportedProductError):
-        return f"this is not Elasticsearch: {error}", "check the address, and what the proxy before it answers"
+        return f"this is not Elasticsearch: {error}", "check the address, and the answers of a proxy in front of it"
     if not isinstance(error, elasticsearch.ApiError):
         return f"{type(error).__name__}: {error}", "check that the hosts are right and reachable, then start again"
     hint = HINTS.get(error.status_code, _OTHER_HINT)
     if error_type(error) == "media_type_header_exception":
         hint = (
             f"client {client_version()} and server differ in their major version: "
-            "install the client of the server's (elasticsearch>=8,<9 or >=9,<10)"
+            "install the client of the server's major version (elasticsearch>=8,<9 or >=9,<10)"
         )
     return f"HTTP {error.status_code} {error_type(error)}: {_reason(error)}", hint
 
 
 def describe_operation(answer: dict[str, Any]) -> str:
-    """Return what one operation of a bulk request was answered."""
+    """Return the text of the answer to one operation of a bulk request."""
     return f"HTTP {answer['status']} {answer['error']['type']}: {answer['error'].get('reason', '')}"
 
 
@@ -159,7 +159,7 @@ def client_version() -> str:
 
 @contextlib.contextmanager
 def explained(kind: type[EpochsinkError], doing: str, state: str = "") -> Iterator[None]:
-    """Turn the client's errors into ``kind``, saying what was being done; `UnfitIndex` too, saying ``state``."""
+    """Turn errors of the client into ``kind`` with ``doing`` in the text, and `UnfitIndex` with ``state``."""
     try:
         yield
     except UnfitIndex as error:
@@ -170,11 +170,11 @@ def explained(kind: type[EpochsinkError], doing: str, state: str = "") -> Iterat
 
 
 def documents_rejected(refused: Sequence[Refusal], state: str) -> RowsRejected:
-    """Return the error that shows the first refused documents, and how many more there are."""
+    """Return the error that shows the first refused documents and the number of the others."""
     kinds = Counter(_without_values(each) for each in refused)
     shown = "; ".join(f"{count} times {kind}" for kind, count in kinds.most_common(5))
     return RowsRejected(
-        f"Elasticsearch refuses {len(refused)} document(s) for good: {shown}; {state}",
+        f"Elasticsearch permanently refuses {len(refused)} document(s): {shown}; {state}",
         hint="correct the mapping (or the rows, by select= or where=) and start the query again, or give "
         'on_rejected="dead_letter" with dead_letter_index= to set such documents aside',
         values="; ".join(f"_id {each.id!r}: {each.reason}" for each in refused[:5]),
@@ -183,7 +183,7 @@ def documents_rejected(refused: Sequence[Refusal], state: str) -> RowsRejected:
 
 
 def _without_values(refusal: Refusal) -> str:
-    """Return the kind of a refusal, and the field if the server names one; its reason quotes the field's value."""
+    """Return the error type of a refusal and the field if it is named, without the reason, which quotes the value."""
     field = re.search(r"field \[([^\]]*)\](?: of type \[([^\]]*)\])?", refusal.reason)
     return f"{refusal.kind} ({field[0]})" if field else refusal.kind
 

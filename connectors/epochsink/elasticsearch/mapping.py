@@ -1,4 +1,4 @@
-"""Make the mapping of an index from a schema, and compare a mapping with one."""
+"""Make the mapping of an index from a schema, and compare an existing mapping with a schema."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _TEXTS: Final = frozenset(
 )
 _LONG_DIGITS: Final = 18
 _DOUBLE_DIGITS: Final = 15
-"""Up to here no two decimals are the same double: more digits are searched as text, which keeps them."""
+"""Up to this many digits, different decimals are different doubles. Longer ones are mapped as text to stay exact."""
 _LONGEST_KEYWORD: Final = 8191
-"""Characters: at four bytes each, what a term may have (32,766 bytes)."""
+"""Longest indexed text in characters: with four bytes each it fits into a term (32,766 bytes)."""
 _LONGEST_FLATTENED: Final = 4096
-"""A term of a flattened field holds its key too."""
+"""Shorter, because a term of a flattened field also holds the key."""
 _USUAL_LEVELS: Final = 20
-"""How many objects in one another a flattened field takes unless told otherwise."""
+"""The server's default limit of nested objects in a flattened field."""
 
 
 def from_schema(schema: pa.Schema) -> dict[str, Any]:
-    """Return the mapping of an index for rows of ``schema``, one that refuses none of their values.
+    """Return the mapping of an index that accepts every value of rows of ``schema``.
 
-    What a field cannot index (NaN, a timestamp before 1970, a very long text) stays in the document, and is found by
-    ``_ignored`` only.
+    A value that a field cannot index (NaN, a timestamp before 1970, a very long text) is stored in the document, and
+    only a search for ``_ignored`` finds it.
     """
     return {"properties": _properties(schema)}
 
@@ -54,14 +54,14 @@ def _mapped(kind: pa.DataType) -> dict[str, Any]:
     if types.is_struct(kind):
         return {"type": "object", "properties": _properties(kind.fields)}
     if types.is_map(kind):
-        # Not an object: each key would be a field of its own, up to a limit, typed by its first value.
+        # Not an object: each key would become a field, up to a limit, with the type of its first value.
         deep = {"depth_limit": levels} if (levels := _levels(kind)) > _USUAL_LEVELS else {}
         return {"type": "flattened", "ignore_above": _LONGEST_FLATTENED, **deep}
     return _mapped_number(kind) or _mapped_scalar(kind)
 
 
 def _holds_any_json(kind: pa.DataType) -> bool:
-    """Return whether no fields can be made for a value: a VARIANT, or a map that holds such."""
+    """Return whether a type can hold any JSON, so that its fields are unknown: a VARIANT, or a map of VARIANT."""
     return is_variant(kind) or (pa.types.is_map(kind) and _holds_variant(kind))
 
 
@@ -70,10 +70,10 @@ def _holds_variant(kind: pa.DataType) -> bool:
 
 
 def _levels(kind: pa.DataType) -> int:
-    """Return how many objects lie in one another."""
+    """Return the depth of nested objects."""
     inner = max((_levels(kind.field(place).type) for place in range(kind.num_fields)), default=0)
     is_object = pa.types.is_struct(kind) or pa.types.is_map(kind)
-    # a map's only child is the struct of its entries
+    # The only child of a map is the struct of its entries.
     return inner + 1 if is_object and not (pa.types.is_map(kind) and inner) else inner
 
 
@@ -103,7 +103,7 @@ def _decimal(kind: pa.DataType) -> dict[str, Any]:
 
 
 def _number(kind: pa.DataType) -> str:
-    """Return the numeric type that holds a number; what is wider than "long" counts as "double"."""
+    """Return the numeric type for a number: "double" for all that are wider than "long"."""
     if pa.types.is_integer(kind):
         return {8: "byte", 16: "short", 32: "integer"}.get(kind.bit_width, "long")
     if pa.types.is_decimal(kind) and kind.scale == 0 and kind.precision <= _LONG_DIGITS:
@@ -124,10 +124,10 @@ def _is_binary(kind: pa.DataType) -> bool:
 def conflicts(
     schema: Iterable[pa.Field], mapping: Mapping[str, Any], path: str = "", inherited: object = "true"
 ) -> list[str]:
-    """Return one sentence for each field whose documents the mapping would refuse or index with other values.
+    """Return one sentence for each field that the mapping would refuse or index with a different value.
 
-    What depends on the values (a text that is or is not a date) is no conflict. Below an object, ``path`` is its name
-    and ``inherited`` what its parent says about fields that are not mapped.
+    A mismatch that depends on the value (a text that may be a date) is not a conflict. Inside an object, ``path`` is
+    its name and ``inherited`` the parent's rule for unmapped fields.
     """
     found: list[str] = []
     dynamic = mapping.get("dynamic", inherited)
@@ -138,14 +138,14 @@ def conflicts(
             found += _compare(name, field.type, mapped, dynamic)
         elif dynamic == "strict":
             found.append(
-                f"column {name!r} is not in the mapping, which is strict, so every document would be refused: "
+                f"column {name!r} is not in the mapping, which is strict, so the server would refuse every document: "
                 "add the field to the mapping or leave the column out of select="
             )
     return found
 
 
 def _look_up(mapping: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """Find a field; a dot in a name means an object's field, as the server takes it."""
+    """Find a field. As for the server, a dot in a name means a field of an object."""
     properties = mapping.get("properties", {})
     if name in properties:
         return dict(properties[name])
@@ -166,22 +166,22 @@ def _compare(name: str, kind: pa.DataType, mapped: Mapping[str, Any], dynamic: o
 
 
 def _reason(kind: pa.DataType, target: str) -> str | None:
-    """Say why values of ``kind`` do not fit, with the hint; None if they do, or if it depends on the value."""
+    """Return why values of ``kind`` do not fit, with the hint; None if they fit, or if it depends on the value."""
     if target == "alias":
-        return "an alias of another field cannot be written; name the column as that field in select="
+        return "an alias of another field cannot be written; rename the column to that field in select="
     if pa.types.is_nested(kind):
-        # Points, shapes, ranges, vectors and the like are written as objects or arrays too.
+        # Points, shapes, ranges and vectors are also written as objects or arrays.
         scalar = target in _NUMERIC | _DATES | _TEXTS | {"boolean", "ip", "binary"}
-        return "objects do not fit; select its fields, or to_json() of it for a text" if scalar else None
+        return "objects do not fit; select its fields, or convert it to text with to_json()" if scalar else None
     if target in _OBJECTS:
-        return "only objects fit; make it one with named_struct() in select=, or map the field anew in a new index"
+        return "only objects fit; make it one with named_struct() in select=, or change the mapping in a new index"
     if target in _TEXTS:
         return None
     return _scalar_reason(kind, target)
 
 
 def _scalar_reason(kind: pa.DataType, target: str) -> str | None:
-    cast = f"cast it in select=, e.g. CAST(... AS {_cast_for(target)}), or map the field anew in a new index"
+    cast = f"cast it in select=, e.g. CAST(... AS {_cast_for(target)}), or change the mapping in a new index"
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return cast if target in _NUMERIC | {"boolean"} else None
     if pa.types.is_boolean(kind) or pa.types.is_timestamp(kind) or pa.types.is_date(kind):
@@ -198,7 +198,7 @@ def _number_reason(kind: pa.DataType, target: str, cast: str) -> str | None:
     own = _number(kind)
     if own in {"float", "double"}:
         return (
-            f"fractions would be cut off for searches; {cast}"
+            f"searches would see the value without its fraction; {cast}"
             if target in _NUMERIC - _FRACTIONAL - _LESS_EXACT
             else None
         )

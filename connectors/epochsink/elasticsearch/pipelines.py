@@ -1,8 +1,8 @@
-"""Ingest pipelines: what the server runs on a document before it is stored, and where the document ends up.
+"""Refuse ingest pipelines that drop or move documents.
 
-A pipeline may change a document's fields as its index's owner likes. One that drops documents, or sends them to another
-index or ``_id``, loses rows without an error. Its definition shows most of this to `check`; scripts and conditions show
-only in the answer to each operation.
+The server runs a pipeline on each document before it stores it. A pipeline may change fields. One that drops documents,
+or sends them to another index or ``_id``, loses rows without an error. `check` finds most of these in the pipeline's
+definition; the effects of scripts and conditions appear only in the answer to each operation.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 SETTINGS: Final = ("index.default_pipeline", "index.final_pipeline")
 _NONE: Final = "_none"
 _MOVING: Final = frozenset({"date_index_name", "drop", "reroute"})
-"""Processors after which a document is not where it was sent."""
+"""Processors that drop documents or send them elsewhere."""
 _PLACE: Final = frozenset({"_id", "_index", "_routing", "_version", "_version_type"})
-"""Fields that say where a document is stored, and over which version."""
+"""Fields that decide where a document is stored, and with which version."""
 
 
 def named(settings: Mapping[str, str]) -> list[str]:
@@ -34,12 +34,12 @@ def named(settings: Mapping[str, str]) -> list[str]:
 
 
 def missing(client: elasticsearch.Elasticsearch, names: Sequence[str]) -> list[str]:
-    """Return the pipelines that do not exist; none where the user may not know."""
+    """Return the pipelines that do not exist; none if the user lacks the privilege to ask."""
     return [name for name in names if _ask(client, name).meta.status == NOT_FOUND]
 
 
 def moving(client: elasticsearch.Elasticsearch, index: str, names: Sequence[str]) -> list[UnfitIndex]:
-    """Return why documents would not stay where they are sent, as far as the pipelines' definitions say."""
+    """Return the processors, found in the pipelines' definitions, that would drop or move documents."""
     found: list[UnfitIndex] = []
     seen: set[str] = set()
     waiting = list(names)
@@ -63,7 +63,7 @@ def _ask(client: elasticsearch.Elasticsearch, name: str) -> ObjectApiResponse[An
 
 
 def _processors(described: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield each processor's type and options; also those that others run, or that run on a failure."""
+    """Yield each processor's type and options, including nested processors and those that run on a failure."""
     nested = [described["processor"]] if "processor" in described else []
     for processor in [*described.get("processors", []), *described.get("on_failure", []), *nested]:
         for kind, options in processor.items():
@@ -80,8 +80,7 @@ def _moves(index: str, pipeline: str, kind: str) -> UnfitIndex:
     return UnfitIndex(
         f"index {index!r} has the ingest pipeline {pipeline!r}, whose processor {kind!r} drops documents or sends them "
         "to another index, _id or version: their rows would be missing",
-        f"take that processor out (where= and select= leave rows out and name documents), or remove the pipeline: "
-        f"{_removed(index)}",
+        f"remove that processor (use where= and key= instead), or remove the pipeline: {_removed(index)}",
     )
 
 
@@ -90,7 +89,7 @@ def _removed(index: str) -> str:
 
 
 def refuse_moved(request: Request, items: Sequence[Mapping[str, Any]], index: str) -> None:
-    """Raise `UnfitIndex` if a document that the server has taken is not in ``index`` under its ``_id`` and version."""
+    """Raise `UnfitIndex` if an accepted document is not in ``index`` under its ``_id`` and version."""
     moved = sum(
         _is_moved(request.operation(position), *one, index)
         for position, item in enumerate(items)
@@ -101,12 +100,12 @@ def refuse_moved(request: Request, items: Sequence[Mapping[str, Any]], index: st
             f"an ingest pipeline of index {index!r} has dropped {moved} of {len(items)} documents of one request, or "
             "sent them to another index, _id or version",
             f"correct the pipeline or remove it ({_removed(index)}), delete what it has written elsewhere, and start "
-            "the query again: all documents of the epoch are then written",
+            "the query again: it writes all documents of the epoch",
         )
 
 
 def _is_moved(operation: bytes, action: str, answer: Mapping[str, Any], index: str) -> bool:
-    # a pipeline does not run on deletes
+    # Pipelines do not run on deletes.
     if action == "delete" or "error" in answer:
         return False
     sent = json.loads(operation.partition(b"\n")[0])[action]

@@ -34,16 +34,16 @@ _ASK_ABOUT_SIZE: Final = 1_000_000
 _ACTION_LINE: Final = 1_000
 _MEMORY: Final = "indexing_pressure.memory.limit"
 _NOT_ALLOWED: Final = frozenset({400, 403, 404, 410})
-"""Answers to requests about nodes, if the user has no such privilege or the server (serverless) no such API."""
+"""Answers about nodes to ignore: the user lacks the privilege, or the server (serverless) lacks the API."""
 
 
 def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema) -> list[str]:
-    """Return what does not fit, each with its hint; none if all is well."""
+    """Return one line with a hint for each problem found."""
     try:
-        # first: what an unsupported server answers to the rest means nothing
+        # First: the other answers of an unsupported server mean nothing.
         if wrong := _server(client):
             return [wrong]
-        # at the start, where a missing privilege can still be reported before rows move
+        # At the start, so that a missing privilege is reported before rows are written.
         applied_epochs.ensure(client)
         if config.dead_letter_index is not None:
             dead_letter.ensure(client, config.dead_letter_index)
@@ -57,10 +57,10 @@ def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, s
 
 
 def refuse_too_large(client: elasticsearch.Elasticsearch, largest: int) -> None:
-    """Raise `RowsRejected` if a document of ``largest`` bytes is more than some node takes."""
+    """Raise `RowsRejected` if some node accepts no document of ``largest`` bytes."""
     if largest < _ASK_ABOUT_SIZE:
         return
-    # If this user may not ask, the server refuses the document when the epoch is applied.
+    # If this user lacks the privilege to ask, the server refuses the document when the epoch is applied.
     for setting, limit in [("http.max_content_length", _longest_request(client)), (_MEMORY, _indexing_memory(client))]:
         if limit is not None and largest + _ACTION_LINE > limit:
             raise RowsRejected(
@@ -75,7 +75,7 @@ def _longest_request(client: elasticsearch.Elasticsearch) -> int | None:
 
 
 def _indexing_memory(client: elasticsearch.Elasticsearch) -> int | None:
-    """Return how many bytes of operations every node takes at once: above that it answers 429 each time."""
+    """Return how many bytes of operations every node accepts at once. It answers 429 to all larger requests."""
     path = "nodes.*.indexing_pressure.memory.limit_in_bytes"
     told = _asking(client).nodes.stats(metric="indexing_pressure", filter_path=path).body
     return min((node["indexing_pressure"]["memory"]["limit_in_bytes"] for node in _nodes(told)), default=None)
@@ -105,7 +105,7 @@ def _server(client: elasticsearch.Elasticsearch) -> str | None:
 
 
 def _version(client: elasticsearch.Elasticsearch) -> str | None:
-    """Return the server's version, None if the user may not ask."""
+    """Return the server's version, or None if the user lacks the privilege to ask."""
     try:
         nodes = client.nodes.info(node_id="_local", filter_path="nodes.*.version").body
         return next((str(node["version"]) for node in nodes.get("nodes", {}).values()), None)
@@ -117,7 +117,7 @@ def _version(client: elasticsearch.Elasticsearch) -> str | None:
 
 
 def _refuse_newer_client(client: elasticsearch.Elasticsearch) -> None:
-    """Raise what an older server says of this client's requests; asked anew, since filter_path cuts the reason off."""
+    """Raise an older server's error for this client. Sends a new request, because filter_path removes the reason."""
     try:
         client.nodes.info(node_id="_local")
     except elasticsearch.ApiError as error:
@@ -145,38 +145,38 @@ def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
     if config.delete_when is not None and duration_seconds(config.gc_deletes) != duration_seconds(
         target_index.SERVER_GC_DELETES
     ):
-        # what every index has anyway is not set: serverless knows no such setting
+        # Leave the default out: serverless does not support this setting.
         settings["index.gc_deletes"] = config.gc_deletes
     return settings
 
 
 def _writable(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
-    """Send a write that ends in a conflict: it needs the same privileges as a real one, and an open index."""
+    """Send a write that always conflicts. It needs the same privileges as a real one, and an open index."""
     try:
         refused = refused_by_index(client, index, Poster(client, index, timeout=10))
     except UnfitIndex as error:
         return [str(error)]
     except GaveUp as error:
-        return [f"{error}: see why the server is overloaded or the index unavailable, then start again"]
-    hint = "look at its mapping and pipelines"
+        return [f"{error}: find out why the server is overloaded or the index unavailable, then start again"]
+    hint = "check its mapping and pipelines"
     return [f"index {index!r} refuses an empty document: {each.reason}: {hint}" for each in refused]
 
 
-# An operation that demands a sequence number that no document has is parsed against the mapping, goes through every
-# check of the index, and ends in a version conflict: 409 says that all else was right. Only fields that a dynamic
-# mapping adds stay behind.
+# An operation conditional on a sequence number that no document has is parsed with the mapping and passes every check
+# of the index, then ends in a version conflict. So 409 means that all else is right. Only fields that a dynamic mapping
+# adds remain.
 _HEADS: Final = bulk_body.action_heads(if_seq_no=2**62, if_primary_term=1)
 
 
 class Validator:
-    """Asks for one task (``validate=True``)."""
+    """Validates the documents of one task (``validate=True``)."""
 
     def __init__(self, config: ElasticsearchConfig) -> None:
         self._poster = Poster(connect(config), config.index, config.timeout)
         self._bulk_bytes = config.bulk_bytes
 
     def validate(self, ids: pa.Array, sources: pa.Array) -> None:
-        """Raise `RowsRejected` if the server would refuse some documents, `PrepareFailed` if it cannot be asked."""
+        """Raise `RowsRejected` if the server would refuse documents, `PrepareFailed` if it does not answer."""
         try:
             for request in bulk_body.cut(bulk_body.render(ids, sources, _HEADS), self._bulk_bytes):
                 if refused := refused_by_server(self._poster, request):
@@ -189,14 +189,14 @@ class Validator:
 
 
 def refused_by_server(poster: Poster, request: bulk_body.Request) -> list[Refusal]:
-    """Return what the server would refuse. Raises as `Poster.post` does."""
+    """Return the operations that the server would refuse. Raises as `Poster.post` does."""
     return [refusal for refusal in poster.post(request) if not refusal.conflict]
 
 
 def refused_by_index(client: elasticsearch.Elasticsearch, index: str, poster: Poster) -> list[Refusal]:
-    """Return why the index would refuse even an empty document. Raises as `Poster.post` does.
+    """Return the reasons why the index would refuse even an empty document. Raises as `Poster.post` does.
 
-    A pipeline may need fields that an empty document lacks: only one that is missing is the index's fault.
+    A pipeline may fail because an empty document lacks fields. That does not count; a missing pipeline does.
     """
     empty = bulk_body.render(pa.array(['"_id":"epochsink-check"}']), pa.array(["{}"]), _HEADS)
     refused = refused_by_server(poster, empty)

@@ -1,4 +1,4 @@
-"""Find the markers of all sinks that have written to a cluster, without a checkpoint."""
+"""Find the markers of all sinks that wrote to a cluster, without a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MOST: Final = 1000
 
 
 class Node:
-    """One cluster, for an operator. Raises `EpochsinkError` where it cannot be reached or refuses."""
+    """One cluster, for an operator. Raises `EpochsinkError` if it is unreachable or refuses a request."""
 
     def __init__(self, hosts: Sequence[str], options: Mapping[str, str]) -> None:
         self._client = elasticsearch.Elasticsearch(list(hosts), **options)  # type: ignore[arg-type] # its own names
 
     def remnants(self) -> list[Remnant]:
-        """Return the marker of every sink. Nothing waits because of one: between commits the server holds no rows."""
+        """Return the marker of every sink. A marker blocks nothing: between commits the server holds no rows."""
         with explained(EpochsinkError, "reading the markers"):
             answer = self._client.options(ignore_status=NOT_FOUND).search(
                 index=INDEX, query={"exists": {"field": "query_id"}}, size=_MOST
@@ -34,7 +34,7 @@ class Node:
         return [self._remnant(hit["_id"], hit["_source"]) for hit in answer.body.get("hits", {}).get("hits", [])]
 
     def end(self, remnant: Remnant) -> None:
-        """Delete a marker: an older epoch of this query could then be applied again."""
+        """Delete a marker. After that, an older epoch of this query could be applied again."""
         with explained(EpochsinkError, f"deleting {remnant.name}"):
             self._client.options(ignore_status=NOT_FOUND).delete(index=INDEX, id=remnant.name, refresh=True)
 

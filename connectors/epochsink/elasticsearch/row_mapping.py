@@ -1,9 +1,9 @@
-"""The SQL that makes, in the JVM, what a bulk request needs of each row.
+"""Make the SQL by which Spark renders each row for a bulk request, in the JVM.
 
-A row becomes ``id``, the end of an action line (``"_id":"..."}``), and ``source``, the document, or NULL where the
-document is to be deleted. Both come from Spark's JSON encoder, whatever characters the values hold. The
-beginning of the action line names the version, which differs in each epoch: it is put before at apply
-time, since a literal in the SQL would have Spark compile the plan anew for each epoch.
+A row becomes ``id``, the end of an action line (``"_id":"..."}``), and ``source``, the document, or NULL for a delete.
+Spark's JSON encoder makes both, so values may hold any character. The beginning of the action line has the version,
+which differs in each epoch. It is added when the epoch is applied, because a literal in the SQL would make Spark
+compile the plan again for each epoch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def columns(
 ) -> list[str]:
     """Return the expressions for ``id`` (with a key), ``source``, and ``rank``, ``rank_2``, ... (with an order).
 
-    Raises `ConfigurationError` if a column's type makes no stable ``_id``, or no document.
+    Raises `ConfigurationError` if a column's type has no stable text for ``_id``, or does not fit into a document.
     """
     _check_fields(schema, "")
     made = [f"{_source(row, schema, delete_when)} AS source"]
@@ -51,18 +51,18 @@ def _rank_names(order_by: Sequence[str]) -> list[str]:
 
 
 def check_ranks(schema: pa.Schema, order_by: Sequence[str]) -> None:
-    """Raise `ConfigurationError` for values of ``order_by`` that have no order; ``schema`` is that of `columns`."""
+    """Raise `ConfigurationError` for ``order_by`` values that cannot be sorted. ``schema`` is that of `columns`."""
     for name, expression in zip(_rank_names(order_by), order_by, strict=True):
         kind = schema.field(name).type
         if pa.types.is_nested(kind) or pa.types.is_interval(kind):
             raise ConfigurationError(
-                f"invalid order_by={expression!r}: it gives values of type {kind}, which cannot be put in order",
-                hint="name the parts that decide, the weightiest first, e.g. order_by=['s.a', 's.b']",
+                f"invalid order_by={expression!r}: it gives values of type {kind}, which cannot be sorted",
+                hint="name the fields to sort by, the most important first, e.g. order_by=['s.a', 's.b']",
             )
 
 
 def _source(row: str, schema: pa.Schema, delete_when: str | None) -> str:
-    """Return the SQL of the document: NULL for one to delete, and no JSON for one to refuse, but what is wrong."""
+    """Return the SQL of the document: NULL for a delete, and the reason instead of JSON for one to refuse."""
     source = json_text(row)
     if (wrong := _refused_keys(row, schema)) is not None:
         source = f"coalesce({wrong}, {source})"
@@ -70,11 +70,11 @@ def _source(row: str, schema: pa.Schema, delete_when: str | None) -> str:
 
 
 def _end_of_action(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
-    """Return the SQL of ``"_id":"..."}``; a NULL id leaves the action line without one, which the writer refuses."""
+    """Return the SQL of ``"_id":"..."}``. A NULL id gives an action line without an id, which the writer refuses."""
     if len(key) == 1 and key[0] in schema.names and pa.types.is_integer(schema.field(key[0]).type):
-        # a number has nothing to escape, and the JSON encoder takes a quarter of what a whole document does
+        # A number needs no escaping, and the JSON encoder would take a quarter of the time of a whole document.
         return f"""coalesce(concat('"_id":"', CAST({_operand(row, schema, key[0])} AS STRING), '"}}'), '}}')"""
-    # whatever the session says of NULLs
+    # Do not depend on the session's setting for NULLs.
     named = f"to_json(named_struct('_id', {_id(row, schema, key)}), map('ignoreNullFields', 'true'))"
     return f"substring({named}, 2)"
 
@@ -84,9 +84,9 @@ def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
         if name in schema.names:
             _check_id_type(schema.field(name))
     texts = [f"CAST({_operand(row, schema, name)} AS STRING)" for name in key]
-    # JSON puts one sign for every byte that is not UTF-8, so two such ids could fall together: then there is no id.
+    # JSON replaces every byte that is not UTF-8 by the same character, so two such ids could become equal: use NULL.
     whole = " AND ".join(f"coalesce(is_valid_utf8({text}), false)" for text in texts)
-    # A JSON array keeps ("a", "bc") and ("ab", "c") apart, as no separator does.
+    # A JSON array keeps ("a", "bc") and ("ab", "c") apart; a separator would not.
     made = texts[0] if len(texts) == 1 else f"to_json(array({', '.join(texts)}))"
     return f"CASE WHEN {whole} THEN {made} END"
 
@@ -98,13 +98,13 @@ def _operand(row: str, schema: pa.Schema, expression: str) -> str:
 
 
 def _check_fields(fields: Iterable[pa.Field], path: str) -> None:
-    """Refuse what no document can hold."""
+    """Raise `ConfigurationError` for fields that no document can hold."""
     seen: set[str] = set()
     for field in fields:
         name = f"{path}{field.name}"
         if field.name in seen:
             raise ConfigurationError(
-                f"the row has two fields {name!r}, and a document has each field once",
+                f"the row has two fields {name!r}, but a document can have each field only once",
                 hint="select one of them under another name with AS",
             )
         if not all(part.strip() for part in field.name.split(".")):
@@ -130,7 +130,7 @@ def _check_values(kind: pa.DataType, name: str) -> None:
         if pa.types.is_nested(kind.key_type) or pa.types.is_binary(kind.key_type):
             raise ConfigurationError(
                 f"the map {name!r} has keys of type {kind.key_type}, whose text is not the same in every run",
-                hint=f"give its keys a text, e.g. transform_keys({name}, (k, v) -> hex(k))",
+                hint=f"convert its keys to text, e.g. transform_keys({name}, (k, v) -> hex(k))",
             )
         _check_values(kind.item_type, name)
 
@@ -153,16 +153,15 @@ def _no_id(field: pa.Field, instead: str, reason: str) -> ConfigurationError:
 
 
 PATH_BYTES: Final = 20_000
-"""How long the keys of a value may be together: with a text that is not too long to be indexed, a term may have 32,766
-bytes."""
+"""Largest total length of a value's keys in bytes: they share a term of 32,766 bytes with an indexed text."""
 _SHOWN: Final = 200
 
 
-# A field of type flattened refuses a whole document for one key that holds a NUL or is very long, any index one that
-# holds a key twice (`from_json` makes such maps), and JSON puts one sign for every byte that is not UTF-8, so that two
-# keys may become one. The server would refuse such a document after the decision only, when the query cannot go on.
+# A field of type flattened refuses a whole document if one key holds a NUL or is very long. Every index refuses a
+# document with a duplicate key: `from_json` makes such maps, and two keys that are not UTF-8 can become equal in JSON.
+# The server would refuse the document only after the epoch is recorded, and the query could not go on.
 def _refused_keys(row: str, schema: pa.Schema) -> str | None:
-    """Return the SQL of a sentence about the first column with such a key, NULL for none; None if there are no maps."""
+    """Return the SQL of a sentence about the first column with such a key, or of NULL; None if there are no maps."""
     found = [
         f"WHEN {predicate} THEN concat({_literal(f'column {field.name!r}: ')}, "
         f"left(to_json({row}.{quoted(field.name)}), {_SHOWN}))"
@@ -173,13 +172,13 @@ def _refused_keys(row: str, schema: pa.Schema) -> str | None:
 
 
 def levels(kind: pa.DataType) -> int:
-    """Return how many maps lie in one another."""
+    """Return the depth of nested maps."""
     inner = max(map(levels, _children(kind)), default=0)
     return inner + 1 if pa.types.is_map(kind) else inner
 
 
 def is_variant(kind: pa.DataType) -> bool:
-    """Return whether a type stands for Spark's VARIANT, which holds any JSON."""
+    """Return whether a type represents Spark's VARIANT, which holds any JSON."""
     return pa.types.is_struct(kind) and any(b"variant" in (field.metadata or ()) for field in kind.fields)
 
 
@@ -189,7 +188,7 @@ def _children(kind: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def _unfit(value: str, kind: pa.DataType, longest: int, depth: int = 0) -> str | None:
-    """Return the predicate that is true for a value with such a key, None if it can have none."""
+    """Return the predicate that is true for a value with such a key; None if the type cannot have one."""
     types = pa.types
     if is_variant(kind):
         return None
@@ -213,7 +212,7 @@ def _unfit_keys(keys: str, kind: pa.DataType, longest: int) -> str:
     twice = f"size(array_distinct({keys})) < size({keys})"
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return f"coalesce({twice}, false)"
-    # All keys as one text first: that is compiled code, which a look at each of them is not.
+    # Check all keys as one text first: Spark compiles that, but not a lambda for each key.
     joined = f"array_join({keys}, ',')"
     too_long = f"octet_length({joined}) > {longest} AND exists({keys}, k -> octet_length(k) > {longest})"
     return f"coalesce({twice} OR instr({joined}, char(0)) > 0 OR NOT is_valid_utf8({joined}) OR ({too_long}), false)"

@@ -1,7 +1,7 @@
-"""The Elasticsearch sink that users construct.
+"""Define the Elasticsearch sink that users construct.
 
-The vendor's client is imported where it is used: a task that only spools does not need it, and the import takes more
-than a second of processor time in each of Spark's Python workers.
+The vendor's client is imported where it is used, because a task that only spools does not need it. The import takes
+more than a second of processor time in each of Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -31,48 +31,48 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         hosts: one URL or several, each with scheme, name and port: ``"https://search.example:9200"``.
         index: the name of an index, or of an alias of exactly one index.
         key: the document's ``_id``: a column, an SQL expression, or several (then the ``_id`` is their JSON array). A
-            row replaces the stored document of its key. Without a key documents are only added, with an ``_id`` made of
-            query, sink, epoch and position.
+            row replaces the stored document with its key. Without a key documents are only added, with an ``_id`` made
+            of query, sink, epoch and position.
         select: the SQL expressions of the document's fields; all columns by default.
         where: an SQL predicate: which rows become documents.
-        order_by: SQL expressions: of several rows of one key in one epoch the one with the largest value wins, in
-            Spark's order: NULL is the smallest, NaN the largest. Without it the later row of a task wins, and rows of
-            one key in several tasks are refused.
+        order_by: SQL expressions. If several rows of an epoch have the same key, the row with the largest value wins,
+            in Spark's order: NULL is the smallest, NaN the largest. Without it the later row of a task wins, and rows
+            of one key in several tasks are refused.
         delete_when: an SQL predicate: which rows delete the document of their key.
-        on_rejected: what to do with documents that the server refuses for good: ``"stop"`` stops the query (the epoch
-            stays pending), ``"dead_letter"`` writes them to ``dead_letter_index``.
+        on_rejected: what to do with documents that the server permanently refuses: ``"stop"`` stops the query (the
+            epoch stays pending), ``"dead_letter"`` writes them to ``dead_letter_index``.
         dead_letter_index: the index for such documents, with reason, epoch and source.
-        validate: whether each task asks the server before the checkpoint if it would take the documents; the server
+        validate: whether each task asks the server before the checkpoint if it would accept the documents. The server
             then parses each document twice.
-        refresh: whether an epoch is searchable at the end of its commit. With ``index.refresh_interval`` of -1 nothing
-            of it is found before, see "What searches see" on the reference page.
+        refresh: whether an epoch is searchable at the end of its commit. With ``index.refresh_interval`` of -1 searches
+            find nothing of it before, see "What searches see" on the reference page.
         create: whether `check` creates a missing index from the row's schema; a dict gives its settings.
-        gc_deletes: for how long the index has to remember the versions of deleted documents, at least ``"60s"``; after
-            a longer pause a driver's delayed write could bring one back.
-        executors_above: above so many rows an epoch is applied by a Spark job beside the stream, task by task, and not
-            by the driver alone; None for never.
-        partition_by_key: whether Spark brings all rows of a key into one task, by a shuffle in each epoch, so that the
-            driver reads no ids: for epochs of tens of millions of rows. Needs ``order_by``.
-        timeout: the seconds without any success after which a commit gives up; the epoch stays pending.
+        gc_deletes: how long the index must remember the versions of deleted documents, at least ``"60s"``. If a driver
+            pauses for longer, its delayed write could restore a deleted document.
+        executors_above: the number of rows above which a separate Spark job applies the epoch, task by task, instead of
+            the driver alone; None for never.
+        partition_by_key: whether a shuffle in each epoch brings all rows of a key into one task, so that the driver
+            reads no ids: for epochs of tens of millions of rows. Needs ``order_by``.
+        timeout: the seconds without any success after which a commit gives up. The epoch stays pending.
         allow_insecure: allow credentials to be sent unencrypted to another machine.
         options: options of the vendor's client: ``api_key``, ``basic_auth``, ``bearer_auth``, ``ca_certs``,
             ``ssl_assert_fingerprint``, ``headers``, ``request_timeout``, ``http_compress``, ...
 
-    Raises `ConfigurationError`; nothing is connected to.
+    Raises `ConfigurationError`. Does not connect.
     """
 
     @property
     def distribute_by(self) -> tuple[str, ...]:
-        """The expressions of the key, over the stream, with ``partition_by_key``; else none."""
+        """The key's expressions over the stream if ``partition_by_key`` is set, else none."""
         return self.partitioning
 
     @property
     def keeps_order(self) -> bool:
-        """Without ``order_by`` the later row of a key in a task wins."""
+        """Whether the order of rows in a task counts: without ``order_by`` the later row of a key wins."""
         return bool(self.key) and not self.order_by
 
     def check_columns(self, schema: pa.Schema) -> None:
-        """Refuse values of order_by= that have no order. Raises `ConfigurationError`."""
+        """Check that the values of order_by= can be sorted. Raises `ConfigurationError`."""
         row_mapping.check_ranks(schema, self.order_by)
 
     def columns(self, row: str, schema: pa.Schema) -> list[str]:
@@ -80,7 +80,7 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         return row_mapping.columns(row, schema, key=self.key, delete_when=self.delete_when, order_by=self.order_by)
 
     def writer(self, task: Task) -> ElasticsearchWriter:
-        """Make the writer of one task attempt; it connects only to validate."""
+        """Make the writer of one task attempt. It connects only to validate."""
         if not self.validate:
             return ElasticsearchWriter(task, by_task=self.partition_by_key)
         from epochsink.elasticsearch.preflight import Validator  # noqa: PLC0415 - imports the client
@@ -88,7 +88,7 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         return ElasticsearchWriter(task, Validator(self), by_task=self.partition_by_key)
 
     def participant(self, members: Mapping[str, ElasticsearchConfig]) -> ElasticsearchCommitter:
-        """Make the driver's side; does not connect yet."""
+        """Make the driver's part. Does not connect yet."""
         from epochsink.elasticsearch.committer import ElasticsearchCommitter  # noqa: PLC0415 - imports the client
 
         return ElasticsearchCommitter(members)

@@ -1,4 +1,4 @@
-"""Find the index that a name stands for, and check that it keeps documents as the sink promises."""
+"""Find the index that a name resolves to, and check that it keeps documents as the sink promises."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.config import ElasticsearchConfig
 
 SERVER_GC_DELETES: Final = "60s"
-"""What ``index.gc_deletes`` is where nobody has set it."""
+"""The server's default of ``index.gc_deletes``."""
 _PER_INDEX: Final = "an _id is unique within one index only"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """An existing index, as the configured name or alias resolves now. ``settings`` are flat.
+    """The existing index that the configured name or alias resolves to now. ``settings`` are flat.
 
-    A restore over a closed index leaves its uuid and gives it another ``history``, which is "" before the first one.
-    ``beside`` has the settings of the other indices that the sink writes to: markers, and dead letters.
+    A restore over a closed index keeps its uuid and changes its ``history``, which is "" before the first restore.
+    ``beside`` has the settings of the other indices that the sink writes to: markers and dead letters.
     """
 
     name: str
@@ -41,47 +41,47 @@ class Target:
 
     @property
     def history(self) -> str:
-        """The uuid of the history that the documents have, "" for that which began with the index."""
+        """The uuid of the documents' history, or "" if the index was never restored."""
         return self.settings.get("index.history.uuid", "")
 
     @property
     def incarnation(self) -> tuple[str, str]:
-        """This index with this history: another one may lack what was applied before."""
+        """The index and its history. If either is different, documents applied before may be missing."""
         return self.uuid, self.history
 
     @property
     def primaries(self) -> int:
-        """How many primary shards it has, as far as the server says."""
+        """The number of primary shards, if the server reports it."""
         return int(self.settings.get("index.number_of_shards", 1))
 
     @property
     def stored_in(self) -> str | None:
-        """The index if it has a pipeline, which might send documents elsewhere: see `Poster`."""
+        """The index if it has a pipeline, which could send documents elsewhere (see `Poster`), else None."""
         return self.index if pipelines.named(self.settings) else None
 
     @property
     def refreshes_itself(self) -> bool:
-        """Whether searches see new documents without a request for it."""
+        """Whether searches see new documents without an explicit refresh."""
         return self.settings.get("index.refresh_interval", "1s") != "-1"
 
 
 def find(
     client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, *features: str, name: str | None = None
 ) -> Target | None:
-    """Return the one index that ``name`` (the configured one, unless given) stands for, None if there is none.
+    """Return the one index that ``name`` (default: the configured name) resolves to, or None if it does not exist.
 
-    ``features`` beside its settings are "mappings".
+    ``features`` to read besides the settings can be "mappings".
 
     Raises `UnfitIndex` for a data stream, an alias of several indices, and an alias that rolls over.
     """
     name = name or config.index
     wanted = ["settings", "aliases", *features]
     others = [applied_epochs.INDEX, *filter(None, [config.dead_letter_index])]
-    # one request for all of them: it is sent in every vote and commit
+    # One request for all indices, because it is sent in every vote and commit.
     found = client.indices.get(index=[name, *others], flat_settings=True, features=wanted, ignore_unavailable=True).body
     mine = {index: described for index, described in found.items() if _stands_for(name, index, described)}
     if not mine:
-        # asked alone: what the user may not see is left out above, and would be called missing
+        # Ask for this one alone: the request above leaves out what the user may not see, as if it were missing.
         try:
             mine = client.indices.get(index=name, flat_settings=True, features=wanted).body
         except elasticsearch.NotFoundError:
@@ -108,7 +108,7 @@ def missing(name: str) -> UnfitIndex:
 
 def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
     if any("data_stream" in described for described in found.values()):
-        reason = "which takes neither versions nor a second write of an _id, so a replay would fail or duplicate"
+        reason = "which accepts neither versions nor a second write of an _id, so a replay would fail or duplicate"
         return f"{name!r} is a data stream, {reason}", "name an index"
     if len(found) > 1:
         reason = "after a rollover a replay would duplicate documents, and an update would leave the old one"
@@ -122,16 +122,16 @@ def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
     alias = described.get("aliases", {}).get(name, {})
     if name != index and ("index_routing" in alias or "routing" in alias):
         reason = "documents of one _id may then be in several shards of the index, so an update would duplicate them"
-        return f"the alias {name!r} has a routing; {reason}", f"name the index {index!r}, or an alias without routing"
+        return f"the alias {name!r} has routing; {reason}", f"name the index {index!r}, or an alias without routing"
     if described["settings"].get("index.mode") == "time_series":
         return (f"{index!r} is a time series index, which makes every _id itself", "name a standard index")
     return None
 
 
 def unfit_settings(found: Target, config: ElasticsearchConfig) -> list[UnfitIndex]:
-    """Return what is wrong with the settings of the indices, each with its rule and the request that sets it back.
+    """Return the wrong settings of the indices, each with its rule and the request that corrects it.
 
-    Settings change while a query runs, so this is asked in every vote and on both sides of every apply.
+    Settings can change while a query runs, so every vote checks them, and every apply before and after.
     """
     written = {found.index: found.settings, **found.beside}
     unfit = [_forgets_documents(index) for index, settings in written.items() if _is_asynchronous(settings)]
@@ -141,8 +141,8 @@ def unfit_settings(found: Target, config: ElasticsearchConfig) -> list[UnfitInde
         unfit.append(
             UnfitIndex(
                 f"index {found.index!r} forgets the version of a deleted document after index.gc_deletes={deletes}, "
-                "and a delayed write would then bring the document back: gc_deletes= asks for "
-                f"{config.gc_deletes} at least",
+                "and a delayed write would then restore the document: gc_deletes= requires at least "
+                f"{config.gc_deletes}",
                 f"{_set_back(found.index, 'index.gc_deletes', config.gc_deletes)}; or lower gc_deletes= to the longest "
                 "pause of a driver to tolerate",
             )
@@ -165,7 +165,7 @@ def _forgets_documents(index: str) -> UnfitIndex:
 def _takes_from_us(index: str, settings: Mapping[str, str]) -> UnfitIndex:
     return UnfitIndex(
         f"index {index!r} has the ingest pipeline(s) {', '.join(pipelines.named(settings))}, which may drop or move "
-        "what is kept there: the index of markers and that of dead letters must have none",
+        "its documents: the indices of markers and dead letters must have none",
         f"PUT /{index}/_settings {json.dumps(dict.fromkeys(pipelines.SETTINGS))}, then start the query again",
     )
 
@@ -177,10 +177,10 @@ def _set_back(index: str, setting: str, value: str) -> str:
 def require_same(
     client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, kept: Marker | None, name: str | None = None
 ) -> Target:
-    """Return the index that ``name`` (the configured one, unless given) stands for.
+    """Return the index that ``name`` (default: the configured name) resolves to.
 
-    Raises `WentBack` if it is not the one that the marker names: it was made anew or restored, or an alias has moved.
-    Raises `UnfitIndex` if there is none, or if it does not keep documents as promised.
+    Raises `WentBack` if it is not the one that the marker names: it was recreated or restored, or an alias has moved.
+    Raises `UnfitIndex` if it does not exist, or does not keep documents as promised.
     """
     name = name or config.index
     found = find(client, config, name=name)
@@ -190,11 +190,11 @@ def require_same(
         raise WentBack(
             f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to "
             f"({_difference(found, kept)}), and may lack what was applied before: {_reason(found, kept)}",
-            hint="if it holds everything up to that epoch, or need not, type: epochsink accept CHECKPOINT "
+            hint="if it holds everything up to that epoch, or does not need to, type: epochsink accept CHECKPOINT "
             f"{kept.epoch} --sink NAME; else fill it from the source with a new checkpoint",
             index=found.index,
         )
-    # the first is enough: the next start names the others
+    # Report the first one only: the next start reports the others.
     for unfit in unfit_settings(found, config):
         raise unfit
     return found
@@ -211,4 +211,4 @@ def _reason(found: Target, kept: Marker) -> str:
         return "a snapshot was restored over it"
     if found.index == kept.index:
         return "it was deleted and created again, or restored from a snapshot"
-    return f"{found.name!r} stood for the index {kept.index!r} then"
+    return f"{found.name!r} was the index {kept.index!r} then"

@@ -1,4 +1,4 @@
-"""Check the rows of a task. It writes nothing to the server: the redo log is the spool."""
+"""Check the rows of a task. Nothing is written to the server, because the spool is the redo log."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ENVELOPE: Final = len('"_id":""}')
 
 
 class ElasticsearchWriter:
-    """Counts one task's rows and refuses those that no server would take.
+    """Counts one task's rows and refuses those that no server would accept.
 
-    ``validator`` asks the target; None if the server is not asked. ``by_task`` as in `WrittenTask`.
+    ``validator`` asks the server; None means that it is not asked. ``by_task`` as in `WrittenTask`.
     """
 
     def __init__(self, task: Task, validator: Validator | None = None, *, by_task: bool = False) -> None:
@@ -46,11 +46,11 @@ class ElasticsearchWriter:
         self._largest = max(self._largest, pc.max(pc.binary_length(batch.column("source"))).as_py() or 0)
 
     def prepare(self) -> Committable:
-        """Return the committable of what was spooled."""
+        """Return the committable for the spooled rows."""
         return WrittenTask(self._task.uuid, self._rows, self._largest, self._by_task).to_json()
 
     def abort(self) -> None:
-        """Do nothing: nothing was written but the spool."""
+        """Do nothing: only the spool was written."""
 
     def _validate(self, validator: Validator, batch: pa.RecordBatch) -> None:
         indexed = batch.filter(pc.is_valid(batch.column("source")))
@@ -80,16 +80,16 @@ def check_ids(ids: pa.Array) -> None:
 
 
 def check_sources(sources: pa.Array) -> None:
-    """Refuse rows whose ``source`` is no document, but names a map with a key that no index takes.
+    """Refuse rows whose ``source`` is not a document but the reason: a map has a key that no index accepts.
 
     Raises `RowsRejected`.
     """
     refused = sources.filter(pc.invert(pc.starts_with(sources, "{")))
     if len(refused):
         raise RowsRejected(
-            f"{len(refused)} row(s) hold a map with a key that no index takes: twice in the map, with a NUL, not valid "
+            f"{len(refused)} row(s) hold a map with a key that no index accepts: duplicate, with a NUL, not valid "
             f"UTF-8, or longer than {row_mapping.PATH_BYTES} bytes together with the keys around it",
-            hint="take such keys out in select=, e.g. map_filter(m, (k, v) -> ...) or transform_keys(...), or store "
-            "the map as a text with to_json(m)",
+            hint="remove such keys in select=, e.g. with map_filter(m, (k, v) -> ...) or transform_keys(...), or store "
+            "the map as text with to_json(m)",
             values=str(refused[0]),
         )
