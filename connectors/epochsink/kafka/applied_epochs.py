@@ -1,9 +1,9 @@
 """Read the markers of applied epochs: offsets of two consumer groups for each Spark partition.
 
 Each transaction commits its epoch as the offset of its partition's group, and the attempt as the metadata. The marker
-becomes visible with the rows or not at all. It is kept under a topic that the Spark partition has written to; the
-largest offset counts. Even and odd epochs have groups of their own, because an epoch's marker must not hide that the
-one before it is gone: EndTxn takes no condition, so a cluster that is set back just before it is noticed only here.
+becomes visible together with the rows. It is stored under a topic that the Spark partition has written to; the largest
+offset counts. Even and odd epochs have separate groups, so that an epoch's marker does not hide the loss of the one
+before. EndTxn takes no condition: if the cluster is set back just before EndTxn, only the markers show that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DAY_SECONDS = 86_400
 _SEVERAL_GROUPS: Final = 8
-"""The version of OffsetFetch that asks for many groups at once, in brokers since 3.0."""
+"""The first version of OffsetFetch that takes many groups, in brokers since 3.0."""
 
 
 class Markers:
@@ -42,26 +42,26 @@ class Markers:
         return {self._group(last.epoch, part): Mark(last.epoch, last.attempt) for part in committables(last)}
 
     def read_around(self, *epochs: LastDone | None, deadline: float) -> dict[str, Mark]:
-        """Return the marks, even and odd, of all Spark partitions that some epochs had, by group: in one request."""
+        """Return the marks, even and odd, of all Spark partitions of these epochs, by group. Sends one request."""
         parts = [part for last in epochs if last for part in committables(last)]
         return self.read(
             {marker_group(self._key, part.partition, parity) for part in parts for parity in (0, 1)}, deadline
         )
 
     def read(self, groups: Collection[str], deadline: float) -> dict[str, Mark]:
-        """Return the marks of some groups; none where no offset is kept."""
+        """Return the marks of these groups; a group without an offset is left out."""
         if not groups:
             return {}
-        # not RequireStable: the next epoch's transaction is often open now, and the read must not wait for it
+        # without RequireStable: the next epoch's transaction is often open now, and this read must not wait for it
         found: dict[str, Mark] = self._cluster.until(deadline, lambda: self._read_once(sorted(groups)))
         return found
 
     def of_partition(self, partition: int, deadline: float) -> int | None:
-        """Return the newest epoch applied in a Spark partition; None if no offset is kept."""
+        """Return the newest epoch applied in a Spark partition; None if there is no offset."""
         return _newest(self.read([marker_group(self._key, partition, parity) for parity in (0, 1)], deadline))
 
     def read_all(self, deadline: float) -> dict[str, Mark]:
-        """Return the marks of all Spark partitions, also of those that later runs no longer have."""
+        """Return the marks of all Spark partitions, including those of earlier runs."""
         prefix = marker_group_prefix(self._key)
         groups = self._cluster.until(deadline, lambda: self._cluster.admin().list_groups())
         return self.read({group["group_id"] for group in groups if group["group_id"].startswith(prefix)}, deadline)
@@ -71,20 +71,21 @@ class Markers:
         known = list(zip(committables(done), done.parts, strict=True))
         if all(self._group(done.epoch, part) in found for part, _ in known):
             return done
-        # a part that was prepared within the retention must still have its marker
+        # a marker that is younger than the retention must still exist
         oldest = time.time() - self.retention()
+        # a marker that is there is compared, whatever its age
         kept = [raw for part, raw in known if self._group(done.epoch, part) in found or part.prepared_at > oldest]
         return LastDone(done.epoch, done.attempt, tuple(kept))
 
     def retention(self) -> float:
-        """Return for how long (seconds) the broker keeps offsets of groups without members."""
+        """Return for how many seconds the broker keeps offsets of groups without members."""
         if self._retention is None:
             self._retention = self._ask_retention()
         return self._retention
 
     def _ask_retention(self) -> float:
         found = self._cluster.broker_setting("offsets.retention.minutes")
-        # without the right to ask, assume a day: a marker that has expired must never count as absent
+        # without the right to ask, assume a day: an expired marker must never count as absent
         return DAY_SECONDS if found is None else 60.0 * int(found)
 
     def _group(self, epoch: int, part: KafkaCommittable) -> str:
@@ -95,7 +96,7 @@ class Markers:
         told = [group for answer in answers for group in answer.groups]
         for group in told:
             if group.error_code:
-                # because the coordinator may have moved to another broker
+                # the coordinator may have moved to another broker
                 self._cluster.forget(CoordinatorType.GROUP, [group.group_id])
             raise_for(group.error_code, f"the offsets of group {group.group_id}")
         found = {group.group_id: _newest_mark(group) for group in told}

@@ -1,7 +1,7 @@
-"""One set of client options, in librdkafka's names, for both clients in use.
+"""Check the client options, and translate them for both clients. Their names are librdkafka's.
 
-Tasks produce with librdkafka; the driver ends transactions with kafka-python. What concerns connections and
-credentials reaches both, or is refused; the rest only tunes the producer.
+Tasks produce with librdkafka, and the driver ends transactions with kafka-python. Options of connections and
+credentials go to both clients, or are refused. All other options only tune the producer.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ ALIASES: Final = {
 
 SECRETS: Final = frozenset({"sasl.password", "ssl.key.password"})
 
-_COMMITS_ELSEWHERE: Final = "epochsink sets it, because the names and the fencing of transactions depend on it"
+_SET_BY_EPOCHSINK: Final = "epochsink sets it, because the names and the fencing of transactions depend on it"
 FORBIDDEN: Final = {
-    "transactional.id": _COMMITS_ELSEWHERE,
+    "transactional.id": _SET_BY_EPOCHSINK,
     "transaction.timeout.ms": "set transaction_timeout= of Kafka(...) instead, which is compared with the broker's cap",
     "bootstrap.servers": "set bootstrap_servers= of Kafka(...) instead",
     "statistics.interval.ms": "epochsink reads the producer's id from the statistics",
@@ -71,23 +71,23 @@ _CONNECTION_PREFIXES: Final = ("sasl.", "ssl.", "security.", "https.", "socket.n
 
 
 def normalise(options: Mapping[str, Any], bootstrap_servers: str, *, allow_insecure: bool) -> dict[str, str]:
-    """Return the options as strings under their main names. Raises ConfigurationError with the reason."""
+    """Return the options as strings under their main names. Raises ConfigurationError for a forbidden option."""
     known: dict[str, str] = {}
     for given, value in options.items():
         name = ALIASES.get(given, given)
         text = str(value).lower() if isinstance(value, bool) else str(value)
         known[name] = Secret(text) if name in SECRETS else text
-    # under their main names, so that an alias does not pass
+    # after the translation to main names: otherwise an alias of a forbidden option would pass
     for name, value in known.items():
         _refuse(name, value)
     _refuse_combination(known)
     if not allow_insecure:
-        _refuse_readable_password(known, bootstrap_servers)
+        _refuse_unencrypted_password(known, bootstrap_servers)
     return known
 
 
 def for_kafka_python(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options that concern kafka-python, under its names."""
+    """Return the options for kafka-python, under its names."""
     return {TRANSLATION[name][0]: TRANSLATION[name][1](value) for name, value in options.items() if name in TRANSLATION}
 
 
@@ -102,13 +102,13 @@ def _refuse(name: str, value: str) -> None:
     if name in REQUIRED and value not in REQUIRED[name][0]:
         allowed, reason = REQUIRED[name]
         raise ConfigurationError(
-            f"options: '{name}' = '{value}' cannot be exactly-once: {reason}",
-            hint=f"leave it out, or '{allowed[0]}'",
+            f"options: '{name}' = '{value}' is not exactly-once: {reason}",
+            hint=f"leave it out, or set it to '{allowed[0]}'",
         )
     if name.startswith(_CONNECTION_PREFIXES) and name not in TRANSLATION:
         raise ConfigurationError(
-            f"options: '{name}' is known to the tasks' client only, and the driver's client needs it too",
-            hint=f"use the options that both know: {', '.join(sorted(TRANSLATION))}",
+            f"options: '{name}' is known to the tasks' client only, and the driver's client would need it too",
+            hint=f"use the options that both clients know: {', '.join(sorted(TRANSLATION))}",
         )
 
 
@@ -132,29 +132,29 @@ def _refuse_combination(options: Mapping[str, str]) -> None:
         )
 
 
-def _refuse_readable_password(options: Mapping[str, str], bootstrap_servers: str) -> None:
-    in_clear = options.get("security.protocol", "").upper() == "SASL_PLAINTEXT"
-    if not in_clear or options.get("sasl.mechanism", "").upper() != "PLAIN":
+def _refuse_unencrypted_password(options: Mapping[str, str], bootstrap_servers: str) -> None:
+    unencrypted = options.get("security.protocol", "").upper() == "SASL_PLAINTEXT"
+    if not unencrypted or options.get("sasl.mechanism", "").upper() != "PLAIN":
         return
     for server in bootstrap_servers.split(","):
         host = server.strip().rpartition(":")[0].strip("[]")
         if not is_loopback(host):
             raise ConfigurationError(
                 f"options: SASL_PLAINTEXT with PLAIN would send the password unencrypted to {host}",
-                hint="use SASL_SSL or SCRAM, or allow_insecure=True if nobody can read the network",
+                hint="use SASL_SSL or SCRAM, or allow_insecure=True on a network that nobody else can read",
             )
 
 
-# ---- the settings of one transaction's producer: the user's, over our defaults, under what transactions need
+# ---- the settings of a producer: our defaults, then the user's options, then what transactions need
 
 BYTES_IN_FLIGHT: Final = 64 << 20
-"""How much a task lets librdkafka hold, roughly, before it waits for the broker."""
+"""Bytes, roughly, in librdkafka's queue before a task waits for the broker."""
 
 BATCH_BYTES: Final = 1 << 20
-"""How much librdkafka sends to a partition at once, if the topic takes it."""
+"""The size of librdkafka's batches in bytes, if the topic allows it."""
 
 STATISTICS_MS: Final = 50
-"""How often librdkafka makes statistics. Only they hold the producer's id and epoch."""
+"""Milliseconds between librdkafka's statistics. Only they contain the producer's id and epoch."""
 
 _FORCED: Final = {
     "enable.idempotence": "true",
@@ -164,9 +164,9 @@ _FORCED: Final = {
     "log.queue": "true",
 }
 _DEFAULTS: Final = {
-    "partitioner": "murmur2_random",  # as the Java client, so that keys stay on their partitions
+    "partitioner": "murmur2_random",  # as in the Java client: each key stays in its partition
     "linger.ms": "20",
-    "reconnect.backoff.ms": "20",  # half of it is the pause before the first real connection
+    "reconnect.backoff.ms": "20",  # half of it is a pause before the first connection
     "batch.size": str(BATCH_BYTES),
     "batch.num.messages": "100000",
     "queue.buffering.max.messages": "1000000",
@@ -177,10 +177,10 @@ _DEFAULTS: Final = {
 def merged(
     options: Mapping[str, str], bootstrap_servers: str, transactional_id: str, transaction_timeout_ms: int
 ) -> dict[str, str]:
-    """Return all settings of one transaction's producer."""
+    """Return all settings of a producer."""
     return (
         _DEFAULTS
-        # a slow broker, or one with a quota, may take as long as the transaction may
+        # as long as the transaction may be open, for a slow broker or one with a quota
         | {"delivery.timeout.ms": str(transaction_timeout_ms)}
         | dict(options)
         | _FORCED
@@ -193,9 +193,9 @@ def merged(
 
 
 def fitting(options: Mapping[str, str], largest_batch: int | None) -> Mapping[str, str]:
-    """Return options with batches that a topic takes, of ``largest_batch`` bytes if that is known.
+    """Return the options with a default batch size that the topic allows: ``largest_batch`` bytes, if known.
 
-    A batch above the topic's max.message.bytes is refused as a whole, however small its rows are.
+    Brokers refuse a batch above the topic's max.message.bytes, even if each of its rows is small.
     """
     if largest_batch is None or largest_batch >= BATCH_BYTES:
         return options
@@ -215,7 +215,7 @@ def configure(rdkafka: Library, options: Mapping[str, str]) -> int:
                     f"options: librdkafka {rdkafka.version_str().decode()} knows no option '{name}'",
                     hint="see librdkafka's CONFIGURATION.md for the names",
                 )
-            # the reason repeats the value, which may be a secret
+            # the reason contains the value, which may be a secret
             text = reason.value.decode(errors="replace").replace(value, "***") if value else reason.value.decode()
             raise ConfigurationError(f"options: librdkafka refuses the value of '{name}': {text}")
     return conf

@@ -1,7 +1,7 @@
-"""Connect the driver to the cluster, by kafka-python.
+"""Connect the driver to the cluster with kafka-python.
 
-Only kafka-python has protocol classes that can end a transaction which another process began. Requests are sent by its
-connection manager, which is not public; everything that depends on private parts of kafka-python is in this file.
+The driver uses kafka-python because its protocol classes can end a transaction that another process began. Its
+connection manager, which sends requests, is not public: only this file uses private parts of kafka-python.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _COORDINATORS_KEPT: Final = 10_000
 _IN_FLIGHT: Final = 64
-"""Requests of one commit that are sent to a broker before the first of them is answered."""
+"""Requests of one commit that are sent to a broker before its first answer."""
 _MOST_IN_FLIGHT: Final = 2 * _IN_FLIGHT
-"""Of all threads: kafka-python refuses what would go beyond that."""
+"""For all threads together: kafka-python refuses a request beyond this limit."""
 
 _TOPIC: Final = 2
 _BROKER: Final = 4
-"""Kinds of resources whose settings can be described."""
+"""Kinds of resources in DescribeConfigs."""
 _TOPIC_SETTINGS: Final = (
     "cleanup.policy",
     "max.message.bytes",
@@ -55,7 +55,7 @@ _TOPIC_SETTINGS: Final = (
     "retention.ms",
     "unclean.leader.election.enable",
 )
-"""Those that this package judges: to decode all of a topic's takes the driver longer than the rest of a vote."""
+"""The settings that this package checks. To decode all settings takes the driver longer than the rest of a vote."""
 
 
 class Topic(NamedTuple):
@@ -68,15 +68,15 @@ class Topic(NamedTuple):
 
 
 class Cluster:
-    """Sends requests, connecting when first used. May be used by several threads.
+    """Sends requests. Connects when first used. May be used by several threads.
 
-    ``timeout`` in seconds bounds each method, retries included.
+    ``timeout`` (seconds) bounds each method, including its retries.
     """
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str], timeout: float) -> None:
         self._servers = [server.strip() for server in bootstrap_servers.split(",")]
         self.target = f"Kafka at {bootstrap_servers}"
-        """The cluster in words."""
+        """The name of the cluster in messages."""
         self._settings = for_kafka_python(options)
         _redact(options)
         self._admin: KafkaAdminClient | None = None
@@ -87,6 +87,7 @@ class Cluster:
 
     def admin(self) -> KafkaAdminClient:
         """Return the connected admin client. Raises `Unreachable`, `Refused`."""
+        # the stream's thread and the thread that commits may come here at the same time
         with self._connecting:
             if self._admin is None:
                 self._admin = self._connect()
@@ -116,17 +117,17 @@ class Cluster:
             self._admin = None
 
     def broker_setting(self, name: str) -> str | None:
-        """Return a setting of the brokers as one of them has it; None without the right to ask.
+        """Return a setting of one broker; None without the right to read it.
 
         Raises `Unreachable`, `Refused`.
         """
-        # kafka-python's describe_cluster ends with a KeyError at brokers before 3.7
+        # not describe_cluster of kafka-python, which raises KeyError with brokers before 3.7
         cluster = self.until(self.deadline(), lambda: self.ask(MetadataRequest(topics=[]), None))
         broker = cluster.brokers[0].node_id
         return self._settings_of(_BROKER, str(broker), [name], broker).get(name)
 
     def topic_settings(self, topic: str) -> Mapping[str, str]:
-        """Return `_TOPIC_SETTINGS` by their names; none if the topic does not exist, or without the right to ask."""
+        """Return `_TOPIC_SETTINGS` by name; empty if the topic does not exist, or without the right to read them."""
         return self._settings_of(_TOPIC, topic, _TOPIC_SETTINGS, None)
 
     def _settings_of(self, kind: int, resource: str, names: Sequence[str], node: int | None) -> dict[str, str]:
@@ -148,15 +149,16 @@ class Cluster:
         return {name: topic.id for name, topic in topics.items()}
 
     def topics_known(self, names: Iterable[str]) -> dict[str, Topic]:
-        """Return those of some topics that are known from earlier answers, as they were then."""
+        """Return the topics that earlier answers described, as they were then."""
         return {name: self._topics[name] for name in names if name in self._topics}
 
     def topics_and(self, names: Iterable[str], others: Sequence[tuple[int, Any]]) -> tuple[dict[str, Topic], list[Any]]:
-        """Return those of some topics that exist, by name, and the answers to other requests, sent in the same moment.
+        """Return the topics that exist, by name, and the answers to other requests, which are sent at the same time.
 
         Raises what kafka-python raises.
         """
         wanted = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+        # without auto-creation: a question must not create a deleted topic again, under another id
         request = MetadataRequest(topics=wanted, allow_auto_topic_creation=False)
         metadata, *answers = self.ask_all([(None, request), *others])
         found = {}
@@ -170,17 +172,17 @@ class Cluster:
         return found, answers
 
     def require(self, request: type) -> None:
-        """Raise kafka-python's IncompatibleBrokerVersion if the brokers do not know a kind of request."""
+        """Raise kafka-python's IncompatibleBrokerVersion if the brokers do not support this request."""
         self.admin()._manager.broker_version_data.api_version(request)  # noqa: SLF001 - not told in public
 
     def version(self) -> str:
-        """Return the brokers' version, as far as their protocol shows it."""
+        """Return the brokers' version as derived from their protocol."""
         return ".".join(map(str, self.admin()._manager.broker_version))  # noqa: SLF001 - not told in public
 
     def until(self, deadline: float, attempt: Callable[[], Any]) -> Any:
-        """Repeat ``attempt`` while its failures may pass, until the deadline (monotonic seconds).
+        """Repeat ``attempt`` while a retry may help, until the deadline (monotonic seconds).
 
-        Raises `Unreachable` or `Refused`, and nothing of kafka-python's.
+        Raises `Unreachable` or `Refused`, never an exception of kafka-python.
         """
         policy = retrying(
             is_passing,
@@ -204,10 +206,10 @@ class Cluster:
             raise self._translated(failure) from failure
 
     def _look_again(self) -> None:
-        """Forget brokers, leaders of partitions and coordinators of groups, so that the next request asks for them."""
+        """Forget brokers, leaders and coordinators, so that the next request looks them up."""
         self._topics.clear()
-        # kafka-python does not do this itself: it would go on asking a coordinator that has moved or died, and for five
-        # minutes it would not know a broker that was unreachable when it last asked for the brokers
+        # kafka-python does not do this: it would keep asking a coordinator that has moved or died, and for five minutes
+        # it would not know a broker that was unreachable when it last listed the brokers
         if self._admin is not None:
             known = self._admin._manager.cluster  # noqa: SLF001 - there is no public way
             known._coordinators.clear()  # noqa: SLF001 - likewise
@@ -218,11 +220,11 @@ class Cluster:
             return refused(f"{self.target} refuses a request", failure)
         return Unreachable(
             f"{self.target} did not answer within {self.timeout:g} s: {type(failure).__name__}: {failure}",
-            hint="check that the brokers run and that the driver can reach them; nothing is lost meanwhile",
+            hint="check that the brokers run and that the driver can reach them; no row is lost",
         )
 
     def deadline(self) -> float:
-        """Return when a method called now has to give up."""
+        """Return the deadline (monotonic seconds) of a method that is called now."""
         return time.monotonic() + self.timeout
 
     def ask_coordinators(
@@ -230,21 +232,21 @@ class Cluster:
     ) -> list[Any]:
         """Send one request to each coordinator of the given transactional ids (or groups) and return the answers.
 
-        ``request`` makes it for the keys of one coordinator. Raises what kafka-python raises; the coordinators are
-        looked up again after any error.
+        ``request`` makes the request for the keys of one coordinator. Raises what kafka-python raises. After an error
+        the coordinators are looked up again.
         """
         wanted = list(keys)
         try:
             return [self.ask(request(mine), node) for node, mine in self._by_coordinator(kind, wanted).items()]
         except (kafka_errors.KafkaError, OSError):
-            # they may have moved to other brokers
+            # the coordinators may have moved to other brokers
             self.forget(kind, wanted)
             raise
 
     def ask_each(self, kind: CoordinatorType, requests: Mapping[str, Any]) -> dict[str, Any]:
-        """Send each transactional id's (or group's) request to its coordinator, many before the first answer.
+        """Send the request of each transactional id (or group) to its coordinator, many before the first answer.
 
-        Return the answers that came; the outcome of the others is unknown. Raises what kafka-python raises if the
+        Return the answers that arrived; the outcome of the others is unknown. Raises what kafka-python raises if the
         coordinators cannot be found.
         """
         nodes = self._by_coordinator(kind, list(requests))
@@ -252,6 +254,7 @@ class Cluster:
         for node, mine in nodes.items():
             answers = self._ask_in_flight(node, [requests[key] for key in mine])
             found |= {key: answer for key, answer in zip(mine, answers, strict=True) if answer is not None}
+        # no answer: the coordinator may have moved or died
         self.forget(kind, requests.keys() - found.keys())
         return found
 
@@ -263,6 +266,7 @@ class Cluster:
             sent: list[Any] = []
             for request in requests:
                 sent.append(manager.send(request, node))
+                # wait for the oldest answer before more is sent than kafka-python allows
                 if len(sent) - len(answers) >= _IN_FLIGHT:
                     answers.append(await _answer(sent[len(answers)]))
             return answers + [await _answer(waiting) for waiting in sent[len(answers) :]]
@@ -271,16 +275,16 @@ class Cluster:
         return found
 
     def forget(self, kind: CoordinatorType, keys: Iterable[str]) -> None:
-        """Look these coordinators up again next time."""
+        """Forget these coordinators, so that the next request looks them up."""
         for key in keys:
             self._coordinators.pop((kind.value, key), None)
 
     def _by_coordinator(self, kind: CoordinatorType, keys: Sequence[str]) -> dict[int, list[str]]:
         if len(self._coordinators) > _COORDINATORS_KEPT:
-            self._coordinators.clear()  # with spool=False each id is used once, so the memory would grow for ever
+            self._coordinators.clear()  # with spool=False each id is used once: the cache would grow without limit
         unknown = [key for key in keys if (kind.value, key) not in self._coordinators]
         if unknown:
-            # version 4 is the first that asks for several keys
+            # version 4 is the first that takes several keys
             answer = self.ask(
                 FindCoordinatorRequest(key_type=kind.value, coordinator_keys=unknown, min_version=4), None
             )
@@ -293,12 +297,12 @@ class Cluster:
         return nodes
 
     def ask(self, request: Any, node: int | None) -> Any:
-        """Send one request to a broker, any if ``node`` is None; raises what kafka-python raises."""
+        """Send one request to a broker, or to any if ``node`` is None. Raises what kafka-python raises."""
         manager = self.admin()._manager  # noqa: SLF001 - no public method sends a request
         return manager.run(manager.send, request, node)
 
     def ask_all(self, requests: Sequence[tuple[int | None, Any]]) -> list[Any]:
-        """Send each request as `ask` does, all before the first answer; a broker gets its requests in this order."""
+        """Send all requests before the first answer; each broker gets its requests in this order. Raises as `ask`."""
         manager = self.admin()._manager  # noqa: SLF001 - as in `ask`
 
         async def ask_all() -> list[Any]:
@@ -310,7 +314,7 @@ class Cluster:
 
 
 class _Admin(KafkaAdminClient):  # type: ignore[misc] # kafka-python has no types
-    """Leaves no threads behind when it cannot connect, and lets the time to connect be set."""
+    """An admin client that ends its threads if it cannot connect, and whose time to connect can be set."""
 
     DEFAULT_CONFIG: ClassVar[dict[str, Any]] = {
         **KafkaAdminClient.DEFAULT_CONFIG,
@@ -322,6 +326,7 @@ class _Admin(KafkaAdminClient):  # type: ignore[misc] # kafka-python has no type
         try:
             super().__init__(**settings)
         except BaseException:
+            # its network thread would go on otherwise, and each retry would add one
             with contextlib.suppress(Exception):
                 self._client.close()
                 self._net.stop()
@@ -332,23 +337,24 @@ async def _answer(sent: Any) -> Any:
     try:
         return await sent
     except (kafka_errors.KafkaError, OSError):
+        # the other requests are under way: read their answers too
         return None
 
 
 def raise_for(code: int, what: str) -> None:
-    """Raise kafka-python's exception for an error code of the protocol; none for 0."""
+    """Raise kafka-python's exception for an error code of the protocol; do nothing for 0."""
     kind = kafka_errors.for_code(code)
     if kind is not kafka_errors.NoError:
         raise kind(what)
 
 
-# ---- passwords are kept out of kafka-python's debug log, which writes down every request as it is sent
+# ---- keep passwords out of kafka-python's debug log, which shows every request as it is sent
 
 LOGGERS: Final = ("kafka.net.connection", "kafka.protocol.parser", "kafka.net.transport")
 
 
 class _Silence(logging.Filter):
-    """Drops records about a request that authenticates, and those with the bytes of a known secret."""
+    """Drops log records with an authentication request or with the bytes of a known secret."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +374,7 @@ _silence: Final = _Silence()
 
 
 def _redact(options: Mapping[str, str]) -> None:
-    """Keep the secrets among these options out of the log from now on."""
+    """Keep the secrets in these options out of the log from now on."""
     _silence.secrets |= {value.encode() for name, value in options.items() if name in SECRETS and value}
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_silence)

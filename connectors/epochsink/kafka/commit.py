@@ -1,6 +1,6 @@
 """Commit the transactions of a decided epoch, and wait until readers see them.
 
-The partitions' leaders are asked for the rows before and after EndTxn, which takes no condition.
+EndTxn takes no condition. So the partitions' leaders are asked for the rows before EndTxn and again after it.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = logging.getLogger("epochsink.kafka")
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
 _MANY: Final = 8
-"""Transactions of an epoch that are ended side by side: fewer are not worth it."""
+"""The least number of transactions that are ended side by side: for fewer it saves no time."""
 
 
 class Commits:
-    """The commits of the sink ``name``, whose ``markers`` these are. Used by one thread at a time."""
+    """The commits of the sink ``name``; ``markers`` are its markers. Used by one thread at a time."""
 
     def __init__(
         self, name: str, config: KafkaConfig, cluster: Cluster, transactions: Transactions, markers: Markers
@@ -50,21 +50,22 @@ class Commits:
         self._markers = markers
         self._witness = Witness(cluster)
         self._attempt = ""
-        # where partitions ended when a transaction was seen whole, for the attempt that is committed now
+        # the ends of the partitions when a transaction was first seen whole; for the attempt that is committed now
         self._ends: dict[Transaction, Mapping[Partition, End]] = {}
         self._blocked = False
 
     def commit(self, epoch: Epoch, parts: Sequence[KafkaCommittable], after: LastDone | None) -> list[Verdict]:
-        """Decide that parts become visible; return a verdict for each. May be repeated.
+        """Commit the parts; return a verdict for each. May be repeated.
 
-        The leaders are asked for all parts at once before the first is ended. After the first unknown outcome the
-        outcomes of the later parts are unknown too. Raises `WentBack` if ``after`` was written to other topics.
+        The leaders are asked about all parts at once, before the first transaction is ended. After the first unknown
+        outcome, the outcomes of the later parts are unknown too. Raises `WentBack` if ``after`` was written to other
+        topics.
         """
         deadline = self._cluster.deadline()
         before = topics_of(committables(after)) if after else {}
         try:
             seen = self._witness.look(parts, before, deadline)
-            # after the look: a commit reaches the coordinator before the partitions, so the other order could miss it
+            # after the look: a commit reaches the partitions last, so the other order could miss it
             now = self._describe([parts[index] for index in seen.missing], deadline)
         except (Unreachable, Refused) as failure:
             return [_unknown(part, failure) for part in parts]
@@ -74,6 +75,7 @@ class Commits:
         decided = self._side_by_side(epoch, [parts[index] for index in seen.whole], deadline)
         verdicts: list[Verdict] = []
         for index, part in enumerate(parts):
+            # after an unknown outcome nothing more is ended: a later call tries again
             if verdicts and verdicts[-1].outcome is Outcome.UNKNOWN:
                 verdicts.append(verdicts[-1])
                 continue
@@ -96,8 +98,8 @@ class Commits:
     def await_visible(self, epoch: Epoch, ballot: Ballot) -> None:
         """See `epochsink.sink.Participant.await_visible`.
 
-        EndTxn takes no condition, so what came between is seen only now: the topics' partitions must hold the rows, and
-        each Spark partition must show the markers of this epoch and of the one before it.
+        EndTxn takes no condition, so a loss between the look and the commit is seen only now. The topics' partitions
+        must hold the rows, and each Spark partition must show the markers of this epoch and of the one before it.
         """
         deadline = self._cluster.deadline()
         parts = [KafkaCommittable.from_json(part) for part in ballot.parts]
@@ -108,10 +110,9 @@ class Commits:
             raise unseen(epoch, self._cluster, f"{failure.message}; {failure.hint}") from failure
 
     def _expect_whole(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> None:
-        """Wait until partitions show the ends of committed parts, with all of their rows.
+        """Wait until partitions show the ends of committed parts, with all rows.
 
-        Raises `OutcomeUnknown` if partitions have lost rows, or have aborted them. This finds losses between the look
-        before the commit and the commit.
+        Raises `OutcomeUnknown` if partitions lost or aborted rows between the look before the commit and the commit.
         """
         ends = self._ends if self._attempt == epoch.attempt else {}
         ended = False
@@ -121,11 +122,11 @@ class Commits:
                 raise self._lost(epoch, loss.words)
             if ended or not loss.unseen:
                 return
-            # still being written, or deleted since, which the partitions cannot tell apart
+            # the ends are still being written, or were deleted since: only the coordinator can tell
             ended = not self._ending(epoch, loss.unseen, deadline)
 
     def _ending(self, epoch: Epoch, transactions: Iterable[Transaction], deadline: float) -> list[str]:
-        """Return the ids among those of some transactions whose end is still being written to partitions."""
+        """Return the ids of the transactions whose end is still being written to partitions."""
         ids = [each.transactional_id for each in transactions]
         now = self._transactions.describe(ids, deadline)
         ending = [name for name in ids if now[name].state in ENDING]
@@ -134,9 +135,9 @@ class Commits:
         return ending
 
     def _expect_marked(self, epoch: Epoch, ballot: Ballot, deadline: float) -> None:
-        """Raise `WentBack` unless there is the marker of each part, of those of the epoch before too."""
+        """Raise `WentBack` unless the marker of each part of this epoch and of the epoch before exists."""
         this, after = LastDone(epoch.number, epoch.attempt, tuple(ballot.parts)), ballot.after
-        # those of the epoch before, too: EndTxn may have come to a cluster that was set back behind them
+        # also the epoch before: the cluster may have been set back behind it just before EndTxn
         ours = self._markers.marks_of(this)
         groups = ours | (self._markers.marks_of(after) if after else {})
         while True:
@@ -145,11 +146,11 @@ class Commits:
             if not late:
                 break
             if time.monotonic() >= deadline:
-                # groups are partitions too: their part of a transaction may end later than the topic's
+                # a group's offsets are in a partition too: the end may be written there later than in the topic
                 self._ending(epoch, [part.transaction for part in committables(this)], deadline)
                 break
             time.sleep(_LOOK_AGAIN_SECONDS)
-        # in the same group (no rows in between) this epoch's marker has replaced that of the one before
+        # if only empty epochs are in between, both may share a group: this marker has replaced the one before
         before = self._markers.marks_of(self._markers.unexpired(after, found)) if after else {}
         wanted = before | ours
         wrong = next((name for name, mark in wanted.items() if not mark.agrees(found.get(name))), None)
@@ -158,8 +159,8 @@ class Commits:
                 f"epoch {this.epoch} was committed by attempt {this.attempt}, and group {wrong} of "
                 f"{self._cluster.target} shows {found.get(wrong)} in place of {wanted[wrong]}: the cluster "
                 "was set back, or a driver on another copy of this checkpoint writes for the same query",
-                hint="stop the other driver; check in the topic that the rows of the last epochs are there, and not "
-                "duplicated; then start again: the message says how to go on",
+                hint="stop the other driver. Check that the topic has the rows of the last epochs, without duplicates. "
+                "Then start again: the next message says how to continue",
             )
 
     def _lost(self, epoch: Epoch, what: str) -> OutcomeUnknown:
@@ -172,7 +173,7 @@ class Commits:
         )
 
     def may_be_blocked(self, epoch: Epoch) -> bool:
-        """Whether other transactions were open before an epoch's rows when its commit began; True if nobody looked."""
+        """Whether other transactions were open before an epoch's rows when its commit began; True if unknown."""
         return self._attempt != epoch.attempt or self._blocked
 
     def _note(self, epoch: Epoch, whole: Sequence[Transaction], seen: Seen) -> None:
@@ -180,31 +181,32 @@ class Commits:
             self._attempt, self._ends, self._blocked = epoch.attempt, {}, False
         self._blocked |= bool(seen.before)
         for transaction in whole:
-            # the first look counts: an abort that came after it has to be found
+            # keep the first look: an abort after it has to be found
             self._ends.setdefault(transaction, seen.ends)
 
     def _side_by_side(self, epoch: Epoch, parts: Sequence[KafkaCommittable], deadline: float) -> set[Transaction]:
-        """Send "commit" for many transactions without waiting for one before the next; return which are decided.
+        """Commit many transactions without waiting for each answer; return those that the coordinator has decided.
 
-        The others are ended one by one afterwards, which names what is wrong.
+        The others are ended one by one afterwards, so that the error names the transaction.
         """
-        # one by one, an unknown outcome stops before the next transaction is ended
+        # few are ended one by one: after an unknown outcome no further transaction is ended
         if len(parts) < _MANY:
             return set()
         try:
             return self._transactions.commit_many([part.transaction for part in parts], deadline)
         except (Unreachable, Refused) as failure:
-            log.info("epoch %d: its transactions are committed one by one, after %s", epoch.number, failure)
+            log.info("epoch %d: its transactions are committed one by one, because of %s", epoch.number, failure)
             return set()
 
     def _end(self, epoch: Epoch, part: KafkaCommittable, deadline: float) -> Verdict:
         while True:
             answer, name = self._transactions.end(part.transaction, deadline, commit=True)
-            # the coordinator keeps what it has decided: the markers in the partitions follow
+            # the coordinator has stored the decision: it writes the ends to the partitions by itself
             if answer is Answer.DECIDED:
                 return COMMITTED
             if answer is Answer.REFUSED:
                 return _unknown(part, f"the coordinator answers {name}; then start again")
+            # the id may be in use again, after a commit whose answer was lost: the marker decides
             verdict = self._judge(epoch, part, self._describe([part], deadline)[part.transaction], deadline)
             if verdict is not None:
                 return verdict
@@ -213,8 +215,9 @@ class Commits:
     def _without_rows(
         self, epoch: Epoch, part: KafkaCommittable, now: Description, missing: str, deadline: float
     ) -> Verdict:
-        """Return the verdict on a transaction that partitions do not hold whole: lost, unless it was ended before."""
+        """Return the verdict on a transaction that the partitions do not hold whole."""
         if now.is_of(part.transaction) and now.state is State.ONGOING:
+            # still open, so no reader has seen its rows: they can be written again
             return Verdict(Outcome.ABORTED, missing)
         while (verdict := self._judge(epoch, part, now, deadline)) is None:
             self._wait(part, now.state.value, deadline)
@@ -226,19 +229,21 @@ class Commits:
     ) -> Verdict:
         """Return the verdict on a transaction whose topic was deleted, and perhaps created again."""
         now = self._describe([part], deadline)[part.transaction]
-        spooled = self._config.is_redone and not part.kept_in_topic  # what the topic kept has gone with it
+        spooled = self._config.is_redone and not part.kept_in_topic  # rows that only the topic kept are gone with it
         if now.is_of(part.transaction) and now.state is State.ONGOING and spooled:
             return Verdict(
                 Outcome.ABORTED,
-                f"{part.transaction.transactional_id} is open, and topic(s) {', '.join(recreated)}, which it has "
-                "written to, were deleted and perhaps created again",
+                f"{part.transaction.transactional_id} is open, and its topic(s) {', '.join(recreated)} were deleted, "
+                "and perhaps created again",
             )
         verdict = None if now.state is State.ONGOING else self._judge(epoch, part, now, deadline)
+        # even if it was committed, its rows are gone with the topic: an operator has to decide
         if verdict is None or verdict.outcome is Outcome.COMMITTED:
             return _lost_with_topic(part, recreated)
         return verdict
 
     def _judge(self, epoch: Epoch, part: KafkaCommittable, now: Description, deadline: float) -> Verdict | None:
+        # read after `now`: a commit in between then shows in the marker
         marker = self._markers.of_partition(part.partition, deadline)
         age = time.time() - part.prepared_at
         return verdict_on(
@@ -258,20 +263,20 @@ class Commits:
         if time.monotonic() >= deadline:
             raise Unreachable(
                 f"{part.transaction.transactional_id} is still {state} after {self._config.timeout:g} s",
-                hint="check that all brokers run; nothing is lost meanwhile",
+                hint="check that all brokers run; no row is lost",
             )
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 
 def refuse_other_topics(target: str, last: LastDone, now: Mapping[str, str]) -> None:
-    """Raise `WentBack` if a topic is not the one that an epoch was written to; ``now`` has the ids by name."""
+    """Raise `WentBack` if an epoch was written to a topic of another id; ``now`` has the ids by name."""
     if others := sorted({topic for part in committables(last) for topic in part.recreated(now)}):
         raise WentBack(
             f"topic(s) {', '.join(others)} of {target} are not those that epoch {last.epoch} was written to: they were "
             f"deleted, and perhaps created again, or this is another cluster; the rows up to epoch {last.epoch} are "
             "not in them",
-            hint="if that is meant, accept it, and later epochs go there: epochsink accept CHECKPOINT "
-            f"{last.epoch} --sink NAME; to fill them from the source, start with a new checkpoint folder",
+            hint="if this was intended, later epochs can go to the new topics: epochsink accept CHECKPOINT "
+            f"{last.epoch} --sink NAME; to load all rows from the source, start with a new checkpoint folder",
         )
 
 
@@ -290,12 +295,12 @@ def _lost_with_topic(part: KafkaCommittable, recreated: Sequence[str]) -> Verdic
 
 
 def unseen(epoch: Epoch, cluster: Cluster, why: str) -> OutcomeUnknown:
-    """Return what to raise for a committed epoch that the cluster does not show in time."""
-    # the epoch must not be done before: a marker that is missing later would mean that the cluster was set back
+    """Return the error for a committed epoch that the cluster does not show in time."""
+    # such an epoch is not done yet: if it were, a missing marker would later mean that the cluster was set back
     return OutcomeUnknown(
         f"epoch {epoch.number} is committed, and {cluster.target} has not shown it to readers within "
         f"{cluster.timeout:g} s: {why}",
-        hint="nothing is lost: the epoch stays in the ledger, and the next start looks again; check that all "
+        hint="no row is lost: the epoch stays in the ledger, and the next start looks again; check that all "
         "brokers run",
         epoch=epoch.number,
     )

@@ -1,6 +1,6 @@
-"""Name transactions: the id that a task attempt uses, and the committable that the ledger keeps.
+"""Name transactions: the id that a task attempt uses, and the committable that the ledger records.
 
-A task writes the committable, and any later driver can end the transaction with it.
+A task returns the committable. Any later driver can end the transaction with it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 VERSION: Final = 1
 
 NO_ID: Final = uuid.UUID(int=0).hex
-"""The topic id that brokers answer with if they know none yet; it does not identify the topic."""
+"""The topic id that brokers return if they do not know one yet; it does not identify a topic."""
 
 ATTEMPTS: Final = 16
-"""How many ids the attempts of one Spark partition and parity share.
+"""The number of ids that the attempts of one Spark partition and parity share.
 
-Two attempts of one task that run at the same time (a retry or a speculative copy) should use different ids, or the
-later one aborts what the earlier one prepared. With this number they collide one time in sixteen. A collision costs
-time and never rows: the vote notices one that came before it, and the rows are written again; after the vote, the
-marker of the Spark partition proves that the transaction was not applied, and its rows are prepared again.
+Two attempts of one task may run at the same time (a retry or a speculative copy). If they use the same id, the later
+one aborts what the earlier one prepared. With this number they collide one time in sixteen. A collision costs time and
+never rows. If it happens before the vote, the vote notices it, and the rows are written again. If it happens after the
+vote, the marker of the Spark partition proves that the transaction was not applied, and its rows are prepared again.
 """
 
 
 def transactional_id(task: Task, *, bounded: bool) -> TransactionalId:
     """Return the id that one attempt at one Spark partition of an epoch uses.
 
-    It contains the epoch's parity, because epoch N may be uncommitted while N+1 is written. If no copy of the rows is
-    kept, nothing can repair a collision; the id is not ``bounded`` then: it contains the whole uuid and is used once.
+    It contains the epoch's parity, because epoch N may be uncommitted while N+1 is written. If rows are not kept,
+    nothing can repair a collision. The id is not ``bounded`` then: it contains the whole uuid and is used once.
     """
     return TransactionalId(
         key=identity_key(task.identity),
@@ -50,7 +50,7 @@ def transactional_id(task: Task, *, bounded: bool) -> TransactionalId:
 
 
 class Transaction(NamedTuple):
-    """The permanent name of one transaction: each use of an id has another producer epoch."""
+    """The unique name of one transaction: each use of an id has another producer epoch."""
 
     transactional_id: str
     producer_id: int
@@ -60,8 +60,9 @@ class Transaction(NamedTuple):
 class Place(NamedTuple):
     """A partition in which a transaction has rows, as the vote found it.
 
-    ``start`` is the offset of the first row. At ``end``, after the last one, the log ended in the epoch of the leader
-    that said so: a log whose ``leader_epoch`` ends before that has lost rows since. Both are -1 before the vote.
+    ``start`` is the offset of the first row. ``end`` is the end of the log after the last row, and ``leader_epoch`` is
+    the epoch of the leader that reported it; both are -1 before the vote. If that leader epoch later ends before
+    ``end``, the log has lost rows.
     """
 
     topic: str
@@ -75,10 +76,10 @@ class Place(NamedTuple):
 class KafkaCommittable:
     """One open transaction with the rows of one Spark partition.
 
-    ``task`` is the uuid under which the rows are spooled, ``prepared_at`` the time in seconds since 1970. ``topics``
-    holds the id of each topic written to, as it was before the first row: a topic that has another one now is another
-    topic. ``kept_in_topic`` says that the topic itself keeps the rows until the epoch is done. ``places`` are known
-    from the vote on.
+    ``task`` is the uuid under which the rows are spooled. ``prepared_at`` is in seconds since 1970. ``topics`` holds
+    the id of each topic written to, read before the first row: a topic with another id is another topic.
+    ``kept_in_topic`` says that the topic itself keeps the rows until the epoch is done. ``places`` is complete from
+    the vote on.
     """
 
     transaction: Transaction
@@ -91,7 +92,7 @@ class KafkaCommittable:
     places: tuple[Place, ...] = ()
 
     def to_json(self) -> Committable:
-        """Return the committable as the ledger keeps it."""
+        """Return the form that the ledger records."""
         places: dict[str, list[list[int]]] = {}
         for topic, *numbers in self.places:
             places.setdefault(topic, []).append(numbers)
@@ -110,13 +111,14 @@ class KafkaCommittable:
         }
 
     def recreated(self, now: Mapping[str, str]) -> list[str]:
-        """Return the topics that have another id than when the rows were written, or none; ``now`` holds the ids."""
+        """Return the topics that were deleted or have another id since the rows were written; ``now`` holds the ids."""
+        # an unknown id proves nothing
         found = ((topic, was, now.get(topic)) for topic, was in self.topics.items())
         return [topic for topic, was, known in found if known != was and NO_ID not in (was, known)]
 
     @classmethod
     def from_json(cls, part: Committable) -> Self:
-        """Return what ``to_json`` has written. Raises `LedgerCorrupt`."""
+        """Return the committable that ``to_json`` wrote. Raises `LedgerCorrupt`."""
         version = part.get("version")
         if version != VERSION:
             raise LedgerCorrupt(
@@ -140,6 +142,6 @@ class KafkaCommittable:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as failure:
             raise LedgerCorrupt(
-                f"a Kafka committable cannot be read, it has the fields {', '.join(sorted(part))}: {failure!r}",
+                f"a Kafka committable with the fields {', '.join(sorted(part))} cannot be read: {failure!r}",
                 hint="see 'epochsink status'",
             ) from failure

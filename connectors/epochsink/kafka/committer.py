@@ -1,5 +1,5 @@
 """The driver's side of a Kafka sink: vote on an epoch's open transactions, commit them, prepare lost rows again."""
-# ruff: noqa: ARG002 - there is one sink
+# ruff: noqa: ARG002 - a participant has one sink
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("epochsink.kafka")
 
 _TURNS: Final = 3
-"""How often the vote writes lost parts again, before the epoch is taken for too large."""
+"""How often the vote writes lost parts again before it fails."""
 _NOT_ABORTED: Final = frozenset({State.ONGOING, State.PREPARE_COMMIT, State.COMPLETE_COMMIT})
 
 
@@ -68,7 +68,7 @@ class KafkaParticipant(Participant):
         return preflight.findings(self._config, self._cluster, schema)
 
     def initial_state(self, sink: str) -> dict[str, Any]:
-        """Fix the longest transaction timeout that the brokers allow, and the largest batch that the topic takes."""
+        """Return the longest transaction timeout that the brokers allow, and the largest batch that the topic takes."""
         found = {
             "transaction_timeout": preflight.transaction_timeout_cap(self._cluster),
             "largest_batch": preflight.largest_batch(self._cluster, self._config.topic),
@@ -76,7 +76,7 @@ class KafkaParticipant(Participant):
         return {name: value for name, value in found.items() if value is not None}
 
     def open(self, identity: Identity) -> None:
-        """Take the identity of this sink."""
+        """Prepare the driver's side of this identity. Does not connect."""
         self._identity = identity
         self._key = identity_key(identity)
         self._markers = Markers(self._cluster, self._key)
@@ -103,14 +103,14 @@ class KafkaParticipant(Participant):
         return self._transactions.newest_generation(self._key, self._cluster.deadline())
 
     def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
-        """Compare the markers of the Spark partitions that the newest epochs had with the ledger: in one request.
+        """Compare the markers of the newest epochs' Spark partitions with the ledger, in one request.
 
-        At a start, the markers of all partitions: if the checkpoint is an older copy, its ledger does not know in which
+        At a start, compare the markers of all partitions. An older copy of the checkpoint does not know in which
         partitions the later epochs had rows.
         """
         deadline = self._cluster.deadline()
         if not self._seen_all:
-            # a driver on another copy may be committing: its markers have to be compared too
+            # before the markers are read: a driver on another copy may be committing, and its markers count too
             self._fence.await_others(deadline)
         found = self._markers.read_around(done, pending, deadline=deadline)
         if not self._seen_all:
@@ -125,7 +125,7 @@ class KafkaParticipant(Participant):
         self._seen_all = True
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
-        """Let the topic's log keep the rows if it does; see `epochsink.kafka.rows_in_log`."""
+        """Say where an epoch's rows are kept; see `epochsink.kafka.rows_in_log`."""
         seconds = self._config.transaction_timeout_ms(self._identity) / 1000
         ((name, schema),) = schemas.items()
         if self._config.spool is None and self._log_ends.note(epoch, schema, seconds):
@@ -135,10 +135,10 @@ class KafkaParticipant(Participant):
     # ---- the vote
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
-        """Return parts whose transactions were all open, with all rows, in one and the same moment.
+        """Return parts whose transactions were all open, with all rows, at the same time.
 
         A transaction may be lost before the vote: the epoch took longer than the transaction timeout, another attempt
-        at the task has used its id, or a topic was created anew. If its rows are kept they are written again, into a
+        at the task used its id, or a topic was deleted. If its rows are kept, they are written again, into a
         transaction that may stay open for as long as the brokers allow.
         """
         ((name, ballot),) = ballots.items()
@@ -148,14 +148,14 @@ class KafkaParticipant(Participant):
         try:
             return {name: [part.to_json() for part in self._voted(epoch, parts, ballot.rows)]}
         except Fenced:
-            # nothing of it will be recorded, and readers would wait until it expires
+            # this attempt will not be recorded, and its transactions would hold readers back until they expire
             for part in parts:
                 self._sweep.abort(part.transaction)
             raise
 
     def _voted(self, epoch: Epoch, parts: list[KafkaCommittable], rows: Rows) -> list[KafkaCommittable]:
         for turn in range(_TURNS + 1):
-            # all parts in every turn, because one may expire while another is written again
+            # look at all parts in every turn: one may expire while another is written again
             lost, whole = self._asked(epoch, parts)
             if not lost:
                 return [whole[index] for index in range(len(parts))]
@@ -167,25 +167,26 @@ class KafkaParticipant(Participant):
                 try:
                     parts[index] = prepare_again(self._config, self._cluster, task, parts[index], rows)
                 except LogIncomplete as gone:
+                    # before the record, the source still has the rows: fail the attempt, not the query
                     hint = "nothing is recorded yet: Spark runs the epoch again"
                     raise PrepareFailed(gone.message, hint=hint) from gone
         raise PrepareFailed(
             f"epoch {epoch.number}: {next(iter(lost.values()))}",
-            hint="nothing is lost, and Spark runs the epoch again; if the write took longer than transaction_timeout=, "
-            "raise that, or make epochs smaller (maxOffsetsPerTrigger, maxFilesPerTrigger)",
+            hint="no row is lost, and Spark runs the epoch again; if the write took longer than transaction_timeout=, "
+            "raise it, or make epochs smaller (maxOffsetsPerTrigger, maxFilesPerTrigger)",
         )
 
     def _asked(
         self, epoch: Epoch, parts: Sequence[KafkaCommittable]
     ) -> tuple[dict[int, str], Mapping[int, KafkaCommittable]]:
-        """Return why parts cannot be committed, and the others with their places, by their index."""
+        """Return why parts cannot be committed, and the complete parts with their places; both by index."""
         deadline = self._cluster.deadline()
         try:
-            # in one request; the look at the fence has to come after the last part was prepared
+            # the fence in the same request, and after the last part was prepared: see `epochsink.kafka.fence`
             wanted = [*(part.transaction.transactional_id for part in parts), self._fence.name]
             now = self._transactions.describe(wanted, deadline)
             self._fence.verify(now[self._fence.name], deadline)
-            # after the transactions: the commit finds a topic that is created again after this
+            # last: if a topic is deleted after this look, the commit notices it
             seen = self._witness.look(parts, (), deadline)
         except (Unreachable, Refused) as failure:
             raise PrepareFailed(
@@ -210,34 +211,34 @@ class KafkaParticipant(Participant):
     # ---- the commit
 
     def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
-        """End the transactions with "commit", however often; see `epochsink.kafka.commit`."""
+        """Commit the transactions. May be repeated; see `epochsink.kafka.commit`."""
         ((name, ballot),) = ballots.items()
         known = [KafkaCommittable.from_json(part) for part in ballot.parts]
         verdicts = self._commits.commit(epoch, known, ballot.after)
         for part, verdict in zip(known, verdicts, strict=True):
-            # an unknown outcome leaves the id busy: the same replay may be committed again
+            # after an unknown outcome the id stays busy, because the same replay may be committed again
             if verdict.outcome is not Outcome.UNKNOWN:
                 self._sweep.busy.discard(part.transaction.transactional_id)
         return {name: verdicts}
 
     def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
-        """Wait until the decisions are written to the partitions, and check rows and markers."""
+        """Wait until the partitions show the commits, and check rows and markers."""
         (ballot,) = ballots.values()
         self._commits.await_visible(epoch, ballot)
 
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
-        """Write a part's rows into a new transaction: out of the topic's log, or out of the spool as the task did."""
+        """Write a part's rows into a new transaction, from the topic's log or from the spool."""
         lost = KafkaCommittable.from_json(part)
-        # first: a late commit of what is left would show rows beside their copy
+        # first: a late commit of the lost transaction would duplicate rows
         self._end_lost(epoch, lost.transaction)
         (ballot,) = ballots.values()
         task = Task(self._identity, epoch, lost.partition, attempt)
-        # before it begins, because a sweep in the other thread would take it for an orphan
+        # before it begins: otherwise a sweep in the other thread would abort it as an orphan
         self._sweep.busy.add(str(transactional_id(task, bounded=lost.kept_in_topic or self._config.is_redone)))
         again = prepare_again(self._config, self._cluster, task, lost, ballot.rows)
         deadline = self._cluster.deadline()
         try:
-            # after the rows are prepared: a driver that takes the fence later finds them in its sweep
+            # after the rows are prepared: a driver that takes the fence later finds the transaction in its sweep
             self._fence.look(deadline)
             return self._seen_whole(epoch, again, deadline).to_json()
         except (Fenced, PrepareFailed):
@@ -245,9 +246,9 @@ class KafkaParticipant(Participant):
             raise
 
     def _end_lost(self, epoch: Epoch, transaction: Transaction) -> None:
-        """Abort what is left of a lost transaction, so that it holds no reader back and can never be committed.
+        """Abort what is left of a lost transaction, so that it blocks no reader and can never be committed.
 
-        Raises `OutcomeUnknown` if it was committed meanwhile.
+        Raises `OutcomeUnknown` if it is still open or was committed.
         """
         deadline = self._cluster.deadline()
         answer, told = self._transactions.end(transaction, deadline, commit=False)
@@ -257,8 +258,8 @@ class KafkaParticipant(Participant):
         if now.is_of(transaction) and now.state in _NOT_ABORTED:
             raise OutcomeUnknown(
                 f"epoch {epoch.number}: transaction {transaction.transactional_id} has lost rows, and cannot be "
-                f"aborted: the coordinator answers {told}, and it is {now.state.value}",
-                hint="nothing is written again; see 'epochsink status'",
+                f"aborted: the coordinator answers {told}, and its state is {now.state.value}",
+                hint="its rows are not written again; see 'epochsink status'",
                 epoch=epoch.number,
             )
 
@@ -275,12 +276,12 @@ class KafkaParticipant(Participant):
     # ---- the sweep
 
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """Abort every open transaction of this identity that ``keep`` does not name: it holds readers back."""
+        """Abort every open transaction of this identity that ``keep`` does not name, because it blocks readers."""
         return self._sweep.abort_orphans(keep, done)
 
     def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
-        """Abort transactions of attempts that lost, if they are open before this epoch's rows."""
-        # the look before the commit has shown it, at no request of its own
+        """Abort transactions of attempts that Spark did not accept, if they are open before this epoch's rows."""
+        # the look before the commit has already shown that; this saves a request
         if not self._commits.may_be_blocked(epoch):
             return []
         (ballot,) = ballots.values()

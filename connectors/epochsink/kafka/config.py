@@ -1,4 +1,4 @@
-"""The arguments of a Kafka sink, and their checks that need no client."""
+"""Hold the arguments of a Kafka sink, and check what can be checked without a client."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from epochsink.sink import Identity
 
 DEFAULT_TRANSACTION_TIMEOUT: Final = 60.0
-"""Seconds that readers wait for the transaction of a dead job, if rows are kept for epochs that take longer."""
+"""Seconds. Readers wait this long for the transactions of a dead job."""
 
 DEFAULT_CAP: Final = 900.0
-"""Seconds: the brokers' default of transaction.max.timeout.ms."""
+"""Seconds; the brokers' default of transaction.max.timeout.ms."""
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -29,9 +29,9 @@ class NewTopic:
     """How to create the topic if it does not exist.
 
     Args:
-        partitions: how many partitions.
-        replication: how many replicas of each; None for the brokers' default.
-        config: settings of the topic in Kafka's names, e.g. {"cleanup.policy": "compact"}.
+        partitions: the number of partitions.
+        replication: the number of replicas of each partition; None for the brokers' default.
+        config: topic settings in Kafka's names, e.g. {"cleanup.policy": "compact"}.
     """
 
     partitions: int = 1
@@ -47,7 +47,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class KafkaConfig:
-    """The arguments of `epochsink.Kafka`, which describes them; ``select`` is a tuple here."""
+    """The arguments of `epochsink.Kafka`; see there. ``select`` is a tuple here."""
 
     bootstrap_servers: str
     topic: str | None = None
@@ -96,22 +96,22 @@ class KafkaConfig:
         return self.spool is not False
 
     def transaction_timeout_ms(self, identity: Identity) -> int:
-        """Return how long brokers keep the transactions of tasks open.
+        """Return for how long brokers keep the transactions of tasks open.
 
-        By default a short time if a copy of the rows is kept, because readers wait for the transactions of a dead job;
-        without a copy, the longest time that the brokers allowed when this sink joined.
+        If rows are kept, the default is short, because readers wait for the transactions of a dead job. Otherwise the
+        default is the longest time that the brokers allowed when this sink joined.
         """
         known = identity.origin.get("transaction_timeout")
         cap = known or DEFAULT_CAP
-        # the client refuses a delivery timeout that is longer than the transaction may be
+        # the client refuses a delivery timeout above the transaction timeout
         short = max(DEFAULT_TRANSACTION_TIMEOUT, float(self.options.get("message.timeout.ms", 0)) / 1000)
         default = min(short, cap) if self.is_redone else cap
         return round(1000 * (self.transaction_timeout or default))
 
     def longest_transaction_timeout_ms(self, identity: Identity) -> int:
-        """Return how long brokers keep transactions open into which the driver writes lost rows again.
+        """Return for how long brokers keep the transactions open into which the driver writes lost rows again.
 
-        With a timeout as short as the first they could expire again: writing a large epoch again takes a while.
+        The timeout of the tasks may be too short: a large epoch would expire again while the driver writes it.
         """
         cap = identity.origin.get("transaction_timeout")  # None without the right to ask
         return max(self.transaction_timeout_ms(identity), round(1000 * (cap or 0)))

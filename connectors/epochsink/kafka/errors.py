@@ -1,6 +1,6 @@
-"""Say what a failed call of either client means for the epoch: one table by Kafka's error code.
+"""Translate failures of both clients into errors with a hint, by one table of Kafka's error codes.
 
-The answers to EndTxn are in `epochsink.kafka.transactions`.
+`epochsink.kafka.transactions` has the table of the answers to EndTxn.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ NOT_AUTHORIZED: Final = frozenset({29, 30, 31})
 """Kafka's codes for a missing right on a topic, a group or the cluster."""
 
 FENCED: Final = frozenset({-150, -144, 47, 90})
-"""Codes by which a producer learns that its transactional id has another user, or that its transaction was ended."""
+"""Codes that tell a producer that another one uses its transactional id, or that its transaction was ended."""
 
 GIVEN_UP: Final = FENCED | {-192}
-"""Codes after which a transaction cannot be finished, though the same rows in another one could be."""
+"""Codes after which this transaction cannot be finished, but the same rows can be written in another one."""
 
 _FLAPPING: Final = frozenset({-181, -169})
-"""Codes for a failed handshake: of TLS, and of SASL."""
+"""Codes for a failed handshake of TLS or SASL."""
 
 
 class Unreachable(PrepareFailed, OSError):
-    """The cluster did not answer in time; whether it carried out the request is unknown."""
+    """The cluster did not answer in time; it may have carried out the request."""
 
 
 class Refused(PrepareFailed):
-    """The cluster has refused a request, and will again; ``facts["code"]`` is Kafka's error code, if it gave one."""
+    """The cluster refused a request and will refuse it again; ``facts["code"]`` is Kafka's error code, or None."""
 
 
 class Nature(enum.Enum):
@@ -46,14 +46,14 @@ class Nature(enum.Enum):
 
 
 class KnownError(NamedTuple):
-    """What a code of librdkafka or of the broker calls for."""
+    """What to do about an error code of librdkafka or of the broker."""
 
     nature: Nature
     hint: str
 
 
 _FENCED: Final = (
-    "nothing is lost, and Spark runs the task or the epoch again. Either another attempt at this task uses its "
+    "no row is lost: Spark runs the task or the epoch again. Either another attempt at this task uses its "
     "transactional id, or the write took longer than transaction_timeout= and the broker aborted the transaction: "
     "raise transaction_timeout=, make epochs smaller, or set spool=True"
 )
@@ -69,7 +69,7 @@ KNOWN_ERRORS: Final[dict[int, KnownError]] = {
     -185: KnownError(Nature.PASSING, "check that every executor can reach bootstrap_servers and the brokers' "
                   "advertised.listeners; Spark runs the epoch again"),
     -181: KnownError(Nature.SETTING, "check that security.protocol, ssl.ca.location and the host name in the "
-                  "broker's certificate fit"),
+                  "broker's certificate match the broker"),
     -169: KnownError(Nature.SETTING, "correct sasl.username, sasl.password and sasl.mechanism in options"),
     -150: KnownError(Nature.PASSING, _FENCED),
     -144: KnownError(Nature.PASSING, _FENCED),
@@ -91,12 +91,12 @@ KNOWN_ERRORS: Final[dict[int, KnownError]] = {
     53: KnownError(Nature.SETTING, "allow the user WRITE and DESCRIBE on transactional ids with the prefix "
                 "'epochsink.'"),
     87: KnownError(Nature.ROWS, "a topic with cleanup.policy=compact takes only rows with a key: set key=, or keep "
-                "rows without one out with where="),
+                "other rows out with where="),
     90: KnownError(Nature.PASSING, _FENCED),
 }  # fmt: skip
-"""Keys below zero are librdkafka's own codes, those above zero come from the broker."""
+"""Negative keys are librdkafka's own codes; positive keys are the broker's."""
 
-_OTHERWISE: Final = KnownError(Nature.PASSING, "Spark runs the epoch again; if this goes on, read the broker's log")
+_OTHERWISE: Final = KnownError(Nature.PASSING, "Spark runs the epoch again; if this repeats, read the broker's log")
 
 
 def error(failure: NativeError, doing: str, **facts: Any) -> PrepareFailed:
@@ -108,34 +108,34 @@ def error(failure: NativeError, doing: str, **facts: Any) -> PrepareFailed:
 
 
 def may_flap(code: int) -> bool:
-    """Whether a refusal may come from a broker that is starting or stopping: it counts only if it lasts."""
+    """Whether a broker that starts or stops may cause this refusal; only a lasting one counts then."""
     return code in _FLAPPING
 
 
 def is_permanent(code: int) -> bool:
-    """Whether waiting does not help: credentials, certificates, rights or rows are refused."""
+    """Whether waiting cannot help, because credentials, certificates, rights or rows are refused."""
     return code in KNOWN_ERRORS and KNOWN_ERRORS[code].nature is not Nature.PASSING
 
 
 def is_passing(failure: BaseException) -> bool:
-    """Whether the same request of the driver's client may succeed later; the broker may have carried it out.
+    """Whether the same request of the driver's client may succeed later. The broker may have carried it out.
 
-    Recognised by attributes, so that tasks, which do not use that client, need not import it.
+    Exceptions are recognised by attributes, so that tasks do not import the driver's client.
     """
     if isinstance(failure, (Unreachable, Refused)):
-        return False  # has been retried already
+        return False  # already retried
     return (
         isinstance(failure, OSError)
         or bool(getattr(failure, "retriable", False))
-        or type(failure).__name__ == "UnknownBrokerIdError"  # a broker that has just left
+        or type(failure).__name__ == "UnknownBrokerIdError"  # a broker that has just stopped
     )
 
 
 def refused(doing: str, failure: Exception) -> Refused:
-    """Return what to raise for a failure of the driver's client that does not pass."""
+    """Return what to raise if the driver's client failed and a retry cannot help."""
     code = getattr(failure, "errno", None)
     known = KNOWN_ERRORS.get(code) if isinstance(code, int) else None
-    hint = known.hint if known else "read the broker's log; nothing is lost meanwhile"
+    hint = known.hint if known else "read the broker's log; no row is lost"
     return Refused(f"{doing}: {type(failure).__name__}: {failure}", hint=hint, code=code, may_pass=False)
 
 

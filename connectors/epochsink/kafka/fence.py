@@ -1,13 +1,13 @@
 """Fence drivers on other copies of the checkpoint: only the newest driver may prepare.
 
-The ledger fences drivers of one checkpoint. A copy of the checkpoint has a ledger of its own, and EndTxn takes no
+The ledger fences drivers of one checkpoint. A copy of the checkpoint has its own ledger, and EndTxn takes no
 condition. So each driver initialises the same transactional id at its start, and the brokers give that id a new
-producer epoch. No transaction is begun under it. A later look at the id shows whether another driver has started since.
+producer epoch. No transaction is begun under this id. A later look at the id shows whether another driver has started.
 
-Two copies cannot commit the same epoch. A driver looks at the fence after it has prepared and before it records (in the
-vote, and in each replay). The other driver takes the fence first, then ends every open transaction and waits for those
-that are being committed, and only then reads the markers. If the look came before the fence was taken, the sweep finds
-the transaction, and ends it or sees its marker. If it came after, the driver that looks stops.
+Two copies cannot commit the same epoch, because of this order. A driver looks at the fence after it prepares and before
+it records (in the vote, and in each replay). The other driver takes the fence first, then aborts every open
+transaction, waits for those that are being committed, and reads the markers last. If the look came before the fence was
+taken, the other driver aborts the transaction or sees its marker. If the look came after, the driver that looks stops.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.01
 
 
 class Taken(NamedTuple):
-    """Under which producer the fence was taken."""
+    """The producer that took the fence."""
 
     producer_id: int
     producer_epoch: int
@@ -53,16 +53,16 @@ class Fence:
         self._taken: Taken | None = None
 
     def take(self, deadline: float) -> None:
-        """Fence the drivers that have taken it before. Raises `WentBack` if one of them has a later generation."""
-        # first: a driver that this one cannot fence must go on undisturbed
+        """Fence the drivers that took it before. Raises `WentBack` if one of them has a later generation."""
+        # first: a driver of a later generation must not be fenced by this one
         self._refuse_newer(deadline)
         self._taken = Taken(*self._transactions.initialise(self.name, deadline))
-        # for people: the error of the fenced driver says where the other one runs
+        # a second id that only names this driver: the error of the fenced driver shows it
         ours = FenceHolder(self._key, *self._taken, int(time.time()), os.getpid(), socket.gethostname())
         self._transactions.initialise(str(ours), deadline)
 
     def await_others(self, deadline: float) -> None:
-        """Wait until the commits of other drivers show their markers. Called after the first sweep under the fence.
+        """Wait until the markers of other drivers' commits are visible. Called after the first sweep under the fence.
 
         Does nothing if this driver has not taken the fence.
         """
@@ -72,15 +72,16 @@ class Fence:
             if time.monotonic() >= deadline:
                 raise Unreachable(
                     f"{self._target} has not ended transactions of this query in time",
-                    hint="check that all brokers run; nothing is lost meanwhile",
+                    hint="check that all brokers run; no row is lost",
                 )
             time.sleep(_LOOK_AGAIN_SECONDS)
+        # again: a driver of a later generation may have begun a transaction during the wait
         self._refuse_newer(deadline)
 
     def _refuse_newer(self, deadline: float) -> None:
-        """Raise `WentBack` if a transaction of a later generation is open: this driver may not abort it.
+        """Raise `WentBack` if a transaction of a later generation is open: this driver must not abort it.
 
-        On one checkpoint the ledger would say that this driver is superseded.
+        A later generation on the same checkpoint would be in the ledger, so the other driver runs on another copy.
         """
         for name in self._transactions.open_ids(TransactionalId.prefix(self._key), deadline):
             parsed = TransactionalId.parse(name)
@@ -89,25 +90,25 @@ class Fence:
                     f"transaction {name} of {self._target} is open: a driver of this query in generation "
                     f"{parsed.generation} has begun it, and this one is generation {self._generation}, so this "
                     "checkpoint is the older copy, and a driver on the newer one runs or has run until now",
-                    hint="stop the other driver, or use the newer copy of the checkpoint. If there is neither, wait "
-                    "until the brokers have given the transaction up (transaction_timeout=), or end it: epochsink "
-                    "orphans --bootstrap-servers SERVERS",
+                    hint="stop the other driver, or use the newer copy of the checkpoint. If neither exists, wait "
+                    "until the brokers abort the transaction (transaction_timeout=), or abort it: "
+                    "epochsink orphans --bootstrap-servers SERVERS",
                 )
 
     def is_lost(self, now: Description) -> bool:
-        """Whether another driver has taken it since; ``now`` is what the coordinator says about ``name``."""
+        """Whether another driver has taken the fence since; ``now`` describes the id ``name``."""
         if self._taken is None or now.state is State.NOT_FOUND:
-            # brokers forget ids that are not used for days: then no other driver has taken it
+            # brokers forget an id after days without use, so no other driver has taken it
             return False
-        # an older epoch means that the cluster was set back, which the markers show
+        # an older epoch is not a loss: the cluster was set back, and the markers show that
         return now.producer_id != self._taken.producer_id or now.producer_epoch > self._taken.producer_epoch
 
     def look(self, deadline: float) -> None:
-        """Ask the coordinator, and raise `Fenced` if another driver has taken it."""
+        """Ask the coordinator, and raise `Fenced` if another driver has taken the fence."""
         self.verify(self._transactions.describe([self.name], deadline)[self.name], deadline)
 
     def verify(self, now: Description, deadline: float) -> None:
-        """Raise `Fenced` if another driver has taken it."""
+        """Raise `Fenced` if another driver has taken the fence; ``now`` describes the id ``name``."""
         if not self.is_lost(now):
             return
         names = self._transactions.ids(FenceHolder.prefix(self._key), (State.EMPTY,), deadline)
@@ -118,7 +119,7 @@ class Fence:
             f"another driver writes for this query to {self._target} ({who}), and the ledger of this checkpoint does "
             "not name it, so it runs on another copy of the checkpoint; this query stops and writes nothing more",
             hint="keep one copy of the checkpoint, and run one driver on it: stop the other one, or remove this copy. "
-            "Nothing is lost: a driver that is started on the older copy says so",
+            "No row is lost: a driver on the older copy stops at its start, with an error that says so",
         )
 
 

@@ -1,4 +1,4 @@
-"""Ask the leaders of partitions: one request to each broker, for all partitions that it leads."""
+"""Ask the leaders of partitions, with one request to each broker for all partitions that it leads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LATEST: Final = -1
 _NEWEST_FETCH: Final = 12
 _NEWEST_LIST_OFFSETS: Final = 7
 _OFFSETS_SETTLED: Final = 5
-"""The first version of ListOffsets in which a leader that has just taken over says so, in place of an end too low."""
+"""The first version of ListOffsets in which a new leader returns an error instead of an end that is too low."""
 _NEWEST_EPOCH_ENDS: Final = 4
 
 _ListedTopic: Final = ListOffsetsRequest.ListOffsetsTopic
@@ -36,19 +36,19 @@ _EpochsTopic: Final = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
 
 
 class Question(Protocol):
-    """What a leader is asked about its partitions."""
+    """A question to leaders about their partitions."""
 
     def request(self, partitions: Collection[Partition]) -> Any:
         """Return the request for the partitions of one leader."""
 
     def read(self, answer: Any) -> Iterable[tuple[Partition, Any]]:
-        """Return what one leader has answered, by partition; raises what kafka-python raises."""
+        """Return the answers of one leader, by partition. Raises what kafka-python raises."""
 
 
 class Leaders:
-    """The leaders of the partitions of some topics, as they were at the last `look`.
+    """The leaders of some topics' partitions, as of the last `look`.
 
-    Every method raises what kafka-python raises. After an error, look again: another broker may lead by now.
+    Every method raises what kafka-python raises. After an error, look again: another broker may be the leader now.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -58,13 +58,16 @@ class Leaders:
     def look(
         self, names: Collection[str], partitions: Callable[[], Collection[Partition]], *questions: Question
     ) -> list[dict[Partition, Any]]:
-        """Learn who leads, and ask about ``partitions``, which may depend on that; return the answers as `ask` does.
+        """Find the leaders, and ask about ``partitions``, which may depend on them; return the answers as `ask` does.
 
-        The leaders of an earlier look are asked in the same moment. If others lead now, these are asked too.
+        The leaders of an earlier look are asked at the same time, which saves a round trip. If other brokers lead now,
+        the questions are asked again.
         """
         self.topics = self._cluster.topics_known(names)
+        # only if all topics are known: `partitions` may need each of them
         requests = self._requests(partitions(), questions) if len(self.topics) == len(names) else []
         topics, answers = self._cluster.topics_and(names, requests)
+        # the answers count only if they come from the current leaders of the same topics
         if topics == self.topics and requests:
             return _read(questions, answers)
         self.topics = topics
@@ -75,14 +78,14 @@ class Leaders:
         return {name: topic.id for name, topic in self.topics.items()}
 
     def partitions(self, names: Collection[str] | None = None) -> list[Partition]:
-        """Return the partitions of some topics, or of all."""
+        """Return the partitions of these topics, or of all."""
         topics = sorted(self.topics.keys() if names is None else self.topics.keys() & names)
         return [(name, number) for name in topics for number in sorted(self.topics[name].leaders)]
 
     def ask(self, partitions: Collection[Partition], *questions: Question) -> list[dict[Partition, Any]]:
         """Return, for each question, the leaders' answers by partition.
 
-        Each leader gets the questions in this order, and all of them before its first answer.
+        Each leader gets the questions in this order, all before its first answer.
         """
         return _read(questions, self._cluster.ask_all(self._requests(partitions, questions)))
 
@@ -103,7 +106,7 @@ class Leaders:
 
 
 def _read(questions: Sequence[Question], answers: Sequence[Any]) -> list[dict[Partition, Any]]:
-    """Read the answers to `Leaders._requests`: each leader's are in the order of the questions."""
+    """Read the answers to `Leaders._requests`: those of each leader are in the order of the questions."""
     return [
         {at: told for answer in answers[index :: len(questions)] for at, told in question.read(answer)}
         for index, question in enumerate(questions)
@@ -111,14 +114,14 @@ def _read(questions: Sequence[Question], answers: Sequence[Any]) -> list[dict[Pa
 
 
 class End(NamedTuple):
-    """An offset, and the leader epoch in which the leader has given it; -1 for any."""
+    """An offset, and the epoch of the leader that reported it; -1 for any epoch."""
 
     offset: int
     leader_epoch: int = -1
 
 
 class Offsets:
-    """The first offset of each partition, or the one after the last record that all in-sync replicas have: `End`."""
+    """The first offset of each partition, or the offset after the last record that all in-sync replicas have."""
 
     def __init__(self, timestamp: int) -> None:
         self._timestamp = timestamp
@@ -156,7 +159,7 @@ END_OFFSETS: Final = Offsets(_LATEST)
 
 
 class Producers:
-    """What each partition knows of its producers: the states that kafka-python gives."""
+    """The producers of each partition, in the states that kafka-python returns."""
 
     def request(self, partitions: Collection[Partition]) -> DescribeProducersRequest:
         """Return the request."""
@@ -174,7 +177,7 @@ class Producers:
 
 
 class EpochEnds:
-    """Where the records of a leader epoch end in the leader's log; each partition is asked for an epoch of its own."""
+    """The offset at which a leader epoch ends in the leader's log; each partition has an epoch of its own."""
 
     def __init__(self, leader_epochs: Mapping[Partition, int]) -> None:
         self._leader_epochs = leader_epochs
@@ -199,7 +202,7 @@ class EpochEnds:
         )
 
     def read(self, answer: Any) -> Iterator[tuple[Partition, int]]:
-        """Return the offsets; negative for an epoch that the leader has not come to."""
+        """Return the offsets; negative for an epoch that the leader has not reached."""
         for topic in answer.topics:
             for told in topic.partitions:
                 raise_for(told.error_code, f"the leader epochs of {topic.topic}-{told.partition}")
@@ -207,7 +210,7 @@ class EpochEnds:
 
 
 class Fetched(NamedTuple):
-    """What one request has brought from one partition; ``records`` is None if what was asked for is not there."""
+    """The answer about one partition; ``records`` is None if the leader does not have the position."""
 
     records: bytes | None
     end: int
@@ -215,9 +218,9 @@ class Fetched(NamedTuple):
 
 
 class Records:
-    """The record batches from these positions on, committed or not: at least one, if one comes within ``wait_ms``.
+    """The record batches from these positions on, committed or not: at least one if one arrives within ``wait_ms``.
 
-    A position with a leader epoch is not there, too, if the leader's log has lost what that epoch had before it.
+    A position with a leader epoch also counts as missing if the log has lost records of that epoch before it.
     """
 
     def __init__(self, positions: Mapping[Partition, End], *, wait_ms: int, bytes_each: int, bytes_in_all: int) -> None:
@@ -260,12 +263,12 @@ class Records:
         )
 
     def read(self, answer: Any) -> Iterator[tuple[Partition, Fetched]]:
-        """Return what has come."""
+        """Return the records."""
         raise_for(answer.error_code, "fetching")
         for topic in answer.responses:
             for told in topic.partitions:
                 partition = (topic.topic, told.partition_index)
-                # retention has deleted the position, or the log was cut off before it
+                # retention deleted the position, or the log was cut off before it
                 if told.error_code == _OFFSET_OUT_OF_RANGE or told.diverging_epoch is not None:
                     yield partition, Fetched(None, told.high_watermark)
                     continue

@@ -1,8 +1,7 @@
-"""The part of librdkafka's C interface that transactions need, from the library inside confluent-kafka.
+"""Call librdkafka's C interface, in the library that confluent-kafka bundles.
 
-confluent-kafka's own classes take one message for each Python call, and hide the handle that the batch call of the
-same library needs. So the library it brings along is called directly: `rd_kafka_produce_batch` takes a whole
-Arrow record batch. Nothing here knows about epochs; `epochsink.kafka.producer` is the only user.
+The classes of confluent-kafka take one message in each call, and hide the handle that `rd_kafka_produce_batch` needs.
+That function takes a whole Arrow record batch. So the library is called directly.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from epochsink.errors import ConfigurationError
 
 PRODUCER: Final = 0
 UNASSIGNED: Final = -1
-"""Partition number that asks for the partitioner."""
+"""The partition number that lets the partitioner choose."""
 
 COPY: Final = 0x2
 HONOUR_PARTITION: Final = 0x8
@@ -33,7 +32,7 @@ EVENT_ERROR: Final = 0x8
 EVENT_STATISTICS: Final = 0x40
 
 DESCRIBE_TOPICS: Final = 19
-"""`rd_kafka_admin_op_t`: the request whose answer tells a topic's id."""
+"""`rd_kafka_admin_op_t`: the request whose answer has a topic's id."""
 
 OK: Final = 0
 TIMED_OUT: Final = -185
@@ -130,7 +129,7 @@ class Argument(ctypes.Structure):
 
 
 class TopicPartition(ctypes.Structure):
-    """`rd_kafka_topic_partition_t`, as far as it is written here."""
+    """`rd_kafka_topic_partition_t`, up to the last field that is used here."""
 
     _fields_ = (
         ("topic", c_char_p),
@@ -142,7 +141,7 @@ class TopicPartition(ctypes.Structure):
 
 
 def set_metadata(element: int, text: str) -> None:
-    """Give an offset to be committed its metadata, in memory that librdkafka frees with the list."""
+    """Set the metadata of an offset, in memory from malloc, which librdkafka frees with the list."""
     allocate = ctypes.CDLL(None).malloc
     allocate.restype, allocate.argtypes = c_void_p, (ctypes.c_size_t,)
     content = text.encode()
@@ -153,7 +152,7 @@ def set_metadata(element: int, text: str) -> None:
 
 
 class Kind:
-    """`rd_kafka_vtype_t`: what an `Argument` is."""
+    """`rd_kafka_vtype_t`: the kind of an `Argument`."""
 
     TOPIC: Final = 2
     PARTITION: Final = 3
@@ -236,7 +235,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 
 class NativeError(Exception):
-    """A call of librdkafka failed: its error code (``rd_kafka_resp_err_t``), text, and whether to call again."""
+    """A failed call of librdkafka: its error code (``rd_kafka_resp_err_t``), its text, and whether a retry may help."""
 
     def __init__(self, code: int, text: str, *, retriable: bool = False) -> None:
         super().__init__(text)
@@ -246,7 +245,7 @@ class NativeError(Exception):
 
 
 class Library:
-    """The functions in `_SIGNATURES`, as attributes without their ``rd_kafka_``."""
+    """The functions in `_SIGNATURES`, as attributes without the prefix ``rd_kafka_``."""
 
     def __init__(self, path: str) -> None:
         native = ctypes.CDLL(path)
@@ -276,7 +275,7 @@ class Library:
 
 
 def topic_id(rdkafka: Library, client: int, topic: str, seconds: float) -> str:
-    """Return a topic's id (32 hex) by any client of librdkafka. Raises `NativeError`."""
+    """Return a topic's id (32 hex), within ``seconds``; ``client`` is any handle. Raises `NativeError`."""
     names = (ctypes.c_char_p * 1)(topic.encode())
     wanted = rdkafka.TopicCollection_of_topic_names(names, 1)
     options = rdkafka.AdminOptions_new(client, DESCRIBE_TOPICS)
@@ -320,14 +319,14 @@ def _id_of(rdkafka: Library, described: Any, topic: str) -> str:
 def library() -> Library:
     """Return librdkafka. Raises ConfigurationError if confluent-kafka is not installed."""
     try:
-        import confluent_kafka  # noqa: PLC0415 - an optional dependency, needed only where Kafka is written to
+        import confluent_kafka  # noqa: PLC0415 - an optional dependency
     except ImportError as missing:
         raise ConfigurationError(
             "the Kafka sink needs the package confluent-kafka, which is not installed here",
             hint="install epochsink[kafka] on the driver and on every executor",
         ) from missing
     package = Path(confluent_kafka.__file__).parent
-    # wheels for Linux and macOS bring the library along; a build from source links the system's
+    # wheels for Linux and macOS bundle the library; a build from source uses the system's library
     bundled = [
         *package.parent.glob("confluent_kafka.libs/librdkafka*.so*"),
         *package.glob(".dylibs/librdkafka*.dylib"),
@@ -335,7 +334,7 @@ def library() -> Library:
     path = str(bundled[0]) if bundled else ctypes.util.find_library("rdkafka")
     if path is None:
         raise ConfigurationError(
-            f"no librdkafka is found beside {package} or on this system",
+            f"librdkafka was not found beside {package} or on this system",
             hint="install confluent-kafka from a wheel, or librdkafka where the dynamic linker finds it",
         )
     return Library(path)

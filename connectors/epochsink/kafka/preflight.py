@@ -1,6 +1,6 @@
-"""Compare the configuration with the cluster, before the first row moves.
+"""Compare the configuration with the cluster before the first row is written.
 
-Each finding is a sentence that names the value, the rule and the hint.
+Each finding is a sentence with the value, the rule and a hint.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ log = logging.getLogger("epochsink.kafka")
 
 _TOPIC_RIGHTS: Final = {
     "WRITE": "the rows cannot be written",
-    "READ": "the marker of the newest epoch cannot be put into the transaction, and the brokers do not say whether "
+    "READ": "the marker of the newest epoch cannot be added to the transaction, and the brokers do not say whether "
     "they still have the rows",
 }
 
 
 def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str]:
-    """Return what does not fit; creates the topic if the configuration says how."""
+    """Return what does not fit. Creates the topic if the configuration has ``create``."""
     found = _columns(config, schema)
     try:
-        # first: the producing client shows at once what is wrong with credentials or rights
+        # first: the producing client reports wrong credentials or missing rights at once
         found += trial_transaction.beginning(config) or _version(cluster)
         if not found:
             cap = transaction_timeout_cap(cluster)
@@ -55,13 +55,13 @@ def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[s
 
 
 def transaction_timeout_cap(cluster: Cluster) -> float | None:
-    """Return the longest transaction timeout (seconds) that the brokers allow, or None without the right to ask."""
+    """Return the longest transaction timeout (seconds) that the brokers allow; None without the right to ask."""
     found = cluster.broker_setting("transaction.max.timeout.ms")
     return None if found is None else int(found) / 1000
 
 
 def largest_batch(cluster: Cluster, topic: str | None) -> int | None:
-    """Return how many bytes a topic takes at once, or None if it does not exist, or without the right to ask."""
+    """Return a topic's max.message.bytes; None if the topic does not exist, or without the right to ask."""
     found = None if topic is None else cluster.topic_settings(topic).get("max.message.bytes")
     return None if found is None else int(found)
 
@@ -94,7 +94,7 @@ def _transaction_timeout(config: KafkaConfig, cap: float | None) -> list[str]:
             f"transaction.max.timeout.ms = {cap * 1000:.0f}; set it to at most {cap:g}, or raise the brokers' setting"
         )
         return [finding]
-    # as of a sink that joins now
+    # the identity of a sink that joins now
     identity = Identity("", "", origin={} if cap is None else {"transaction_timeout": cap})
     return trial_transaction.settings(config, config.transaction_timeout_ms(identity))
 
@@ -111,7 +111,7 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float 
     if told["error_code"] != 0:
         code = int(told["error_code"])
         return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
-    # after the topic may have been created
+    # after the topic was created: before that it has no settings
     settings = cluster.topic_settings(topic)
     log.info("topic %s: rows are kept %s", topic, rows_in_log.where(config, settings, schema))
     found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
@@ -119,12 +119,13 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float 
         found
         or _compaction(config, settings, schema)
         or _witness(cluster, topic)
+        # last: it needs the topic and the rights that were checked before
         or trial_transaction.ending(config, cluster, topic, cap)
     )
 
 
 def _witness(cluster: Cluster, topic: str) -> list[str]:
-    """Try to ask the leaders for their producers: some brokers do not list the user's rights on a topic."""
+    """Ask the leaders for their producers, because some brokers do not list the user's rights on a topic."""
     leaders = Leaders(cluster)
     try:
         cluster.until(cluster.deadline(), lambda: leaders.look([topic], leaders.partitions, Producers()))
@@ -159,7 +160,7 @@ def _create(config: KafkaConfig, cluster: Cluster, topic: str) -> str | None:
 
 def _rights(topic: str, told: Mapping[str, Any]) -> list[str]:
     allowed = told.get("authorized_operations")
-    if allowed is None:  # the server does not tell
+    if allowed is None:  # the broker does not list the rights
         return []
     return [_no_right(right, topic) for right in _TOPIC_RIGHTS if right not in allowed]
 
@@ -192,8 +193,8 @@ def _sizes(config: KafkaConfig, topic: str, settings: Mapping[str, str]) -> list
     if allowed is None or asked is None or int(asked) <= int(allowed):
         return []
     finding = (
-        f"message.max.bytes = {asked} in options is above max.message.bytes = {allowed} of topic '{topic}': rows "
-        "between them would be refused by the broker only; raise the topic's setting or lower the option"
+        f"message.max.bytes = {asked} in options is above max.message.bytes = {allowed} of topic '{topic}': the broker "
+        "would refuse rows that the client accepts; raise the topic's setting or lower the option"
     )
     return [finding]
 

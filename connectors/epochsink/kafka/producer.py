@@ -1,8 +1,7 @@
-"""One producer with one transaction, from `init_transactions` to "everything flushed, left open".
+"""Produce one transaction with librdkafka, flush it, and leave it open.
 
-Never used for a second transaction: a delayed EndTxn of the first could end the second one (KAFKA-17754).
-Ending the producer neither commits nor aborts: the transaction stays open at the coordinator, which is what
-"prepared" means here.
+A producer has one transaction only: a delayed EndTxn of the first could end a second one (KAFKA-17754). The end of the
+producer neither commits nor aborts the transaction: it stays open at the coordinator. That is what "prepared" means.
 """
 
 from __future__ import annotations
@@ -37,19 +36,19 @@ _PURGED: Final = (-152, -151)
 _ABORT_SECONDS: Final = 5.0
 _LONGEST_SLICE_MS: Final = 500
 _BELIEVED_SECONDS: Final = 3.0
-"""How long handshakes have to fail before the settings are taken to be wrong."""
+"""If handshakes fail for this long, the settings are assumed to be wrong."""
 
 
 _LEAST_BYTES_IN_FLIGHT: Final = 1 << 20
 _PART_OF_DELIVERY_TIME: Final = 0.25
 _PACE_SECONDS: Final = 1.0
-"""Before that, a broker's pace is not known."""
+"""Before this time, a broker's throughput is not known."""
 
 
 class TransactionalProducer:
     """A transaction that is begun, filled and flushed. Used by one thread.
 
-    Raises `NativeError` from every method. ``timeout`` (seconds) bounds each wait for the cluster but that for
+    Every method may raise `NativeError`. ``timeout`` (seconds) bounds each wait for the cluster, except the wait for
     deliveries, which ``delivery.timeout.ms`` bounds.
     """
 
@@ -72,10 +71,10 @@ class TransactionalProducer:
             client_options.merged(options, bootstrap_servers, transactional_id, transaction_timeout_ms)
         )
         queue: int = self._rdkafka.queue_get_main(self._native)
-        # None: to the main queue, so that nothing is written to stderr
+        # None is the main queue; otherwise librdkafka would write its log to stderr
         self._rdkafka.set_log_queue(self._native, None)
         self._events = Events(self._rdkafka, queue)
-        # its threads must not outlive this object; destroying it leaves the transaction open
+        # ends the client's threads with this object; the transaction stays open
         self._release = weakref.finalize(self, _destroy, self._rdkafka, self._native, queue, self._topics)
 
     def _connectable(self, wanted: Mapping[str, str]) -> int:
@@ -92,7 +91,7 @@ class TransactionalProducer:
 
     @property
     def _client(self) -> int:
-        """The handle; librdkafka would crash the process if it were used after its release."""
+        """The handle; its use after the release would crash the process."""
         if not self._release.alive:
             raise RuntimeError("this producer has been released")
         return self._native
@@ -101,12 +100,12 @@ class TransactionalProducer:
 
     def begin(self) -> None:
         """Fence earlier users of the id, abort what they left open, and begin."""
-        # in short slices, because librdkafka's own next look for the coordinator may be half a second away
+        # in short slices: librdkafka itself may wait for half a second before it looks for the coordinator again
         self._until_done(lambda ms: self._rdkafka.init_transactions(self._client, ms), slice_ms=20)
         self._rdkafka.check(self._rdkafka.begin_transaction(self._client))
 
     def flush(self) -> None:
-        """Wait until the broker has every row. Raises `DeliveryFailed` if it does not have one of them."""
+        """Wait until the broker has every row. Raises `DeliveryFailed` if a row could not be delivered."""
         while self._rdkafka.outq_len(self._client) > 0:
             self._rdkafka.flush(self._client, 100)
             self._events.serve(0)
@@ -115,14 +114,14 @@ class TransactionalProducer:
         self._raise_undelivered()
 
     def mark(self, group: str, topic: str, offset: int, metadata: str = "") -> None:
-        """Make an offset of a consumer group, with its metadata, part of the transaction; to be called after `flush`.
+        """Add an offset of a consumer group, with metadata, to the transaction. Call it after `flush`.
 
-        It also is the check that the transaction has not been fenced or failed in the meantime.
+        This also checks that the transaction has not been fenced and has not failed.
         """
         self._until_done(lambda ms: self._send_offset(group, topic, offset, ms, metadata), slice_ms=5_000)
 
     def identity(self) -> tuple[int, int]:
-        """Return (producer id, producer epoch), with which any process can end the transaction."""
+        """Return the producer id and producer epoch, with which any process can end the transaction."""
         deadline = time.monotonic() + self._timeout
         while time.monotonic() < deadline:
             self._events.serve(0)
@@ -130,19 +129,20 @@ class TransactionalProducer:
                 known = json.loads(self._events.statistics)["eos"]
                 if known["producer_id"] >= 0:
                     return int(known["producer_id"]), int(known["producer_epoch"])
+                # made before the producer id was known: wait for the next ones
                 self._events.statistics = b""
             self._events.serve(client_options.STATISTICS_MS)
-        raise NativeError(TIMED_OUT, "librdkafka's statistics did not tell the producer id")
+        raise NativeError(TIMED_OUT, "librdkafka's statistics do not contain the producer id")
 
     def release(self) -> None:
-        """End the producer's threads and connections and leave the transaction open. May be repeated."""
+        """End the producer's threads and connections, and leave the transaction open. May be repeated."""
         self._release()
 
     def abort(self) -> None:
-        """Discard queued rows, abort the transaction and release. Does nothing once released."""
+        """Discard queued rows, abort the transaction and release the producer. Does nothing after `release`."""
         if not self._release.alive:
             return
-        # short, because the task has failed already and the driver can abort too
+        # short: the task has already failed, and the driver can abort too
         self._timeout = min(self._timeout, _ABORT_SECONDS)
         try:
             self._rdkafka.purge(self._client, _PURGE_ALL)
@@ -156,7 +156,7 @@ class TransactionalProducer:
     # ---- rows
 
     def partition_count(self, topic: str) -> int:
-        """Return how many partitions a topic has now. Raises `NativeError` if there is no such topic."""
+        """Return the number of partitions of a topic. Raises `NativeError` if the topic does not exist."""
         if topic not in self._partitions:
             deadline = time.monotonic() + self._timeout
             while not (count := self._ask_partition_count(topic)):
@@ -167,13 +167,13 @@ class TransactionalProducer:
         return self._partitions[topic]
 
     def topic_id(self, topic: str) -> str:
-        """Return the id that a topic has now. Raises `NativeError` if there is no such topic."""
-        self.partition_count(topic)  # waits for a topic that has just been created
+        """Return the current id of a topic (32 hex). Raises `NativeError` if the topic does not exist."""
+        self.partition_count(topic)  # waits until a new topic has a leader
         return librdkafka.topic_id(self._rdkafka, self._client, topic, self._timeout)
 
     def produce(self, topic: str, messages: NDArray[Any]) -> None:
-        """Hand over `MESSAGE` structs; their bytes are copied before this returns."""
-        # librdkafka would take the whole array and fail such rows one by one, later
+        """Produce `MESSAGE` structs; their bytes are copied before this returns."""
+        # here, because librdkafka would accept such rows and report them only later
         self._refuse_partitions(topic, messages["partition"])
         handle = self._topic(topic)
         self._count += len(messages)
@@ -187,7 +187,7 @@ class TransactionalProducer:
     def produce_each(
         self, topic: str, messages: NDArray[Any], headers: Sequence[Any] | None, timestamps: Sequence[int] | None
     ) -> None:
-        """Hand over rows one by one: the way that takes headers and timestamps (ms since 1970, 0 for now)."""
+        """Produce rows one by one, with headers and timestamps (milliseconds since 1970, 0 for now)."""
         self._refuse_partitions(topic, messages["partition"])
         handle = self._topic(topic)
         for index, (_, _, partition, payload, size, key, key_size, _, _) in enumerate(messages.tolist()):
@@ -206,7 +206,7 @@ class TransactionalProducer:
     # ---- steps
 
     def _produce_once(self, topic: str, handle: int, messages: NDArray[Any]) -> NDArray[Any]:
-        """Hand over messages; return those for which the queue had no room."""
+        """Produce messages; return those for which the queue had no room."""
         taken = self._rdkafka.produce_batch(
             handle,
             librdkafka.UNASSIGNED,
@@ -237,6 +237,7 @@ class TransactionalProducer:
             try:
                 self._rdkafka.check(self._rdkafka.produceva(self._client, arguments, len(arguments)))
             except NativeError as failure:
+                # librdkafka owns the headers only after success
                 if native:
                     self._rdkafka.headers_destroy(native)
                 if failure.code != _QUEUE_FULL:
@@ -292,7 +293,7 @@ class TransactionalProducer:
             self._rdkafka.metadata_destroy(answer)
 
     def _make_room(self) -> None:
-        """Wait while librdkafka holds more than the broker takes in time, by the average size of a row."""
+        """Wait while librdkafka's queue is longer than `window` allows; its size is estimated from the average row."""
         average = max(1, self._size_sum // self._count)
         while (held := self._rdkafka.outq_len(self._client) * average) > self._window(held):
             self._events.serve(5)
@@ -317,12 +318,12 @@ class TransactionalProducer:
         return error
 
     def _until_done(self, call: Callable[[int], int | None], slice_ms: int = 500) -> None:
-        """Repeat a call while it times out, and stop at errors that do not pass.
+        """Repeat a call while it times out; raise errors for which a retry cannot help.
 
-        ``call`` gets the time that it may take: ``slice_ms`` at first, then more and more.
+        ``call`` gets its time limit in milliseconds: ``slice_ms`` at first, then longer ones.
         """
         if self._events.trouble is not None and errors.may_flap(self._events.trouble.code):
-            self._events.trouble = None  # of an earlier wait, which succeeded
+            self._events.trouble = None  # from an earlier wait, which succeeded
         deadline = time.monotonic() + self._timeout
         while True:
             wait_ms = max(1, min(slice_ms, int((deadline - time.monotonic()) * 1000)))
@@ -347,7 +348,7 @@ class TransactionalProducer:
         trouble = self._events.trouble
         if trouble is None or not errors.is_permanent(trouble.code):
             return
-        # a broker that is restarted cuts handshakes short, which looks like a wrong certificate or password
+        # the restart of a broker breaks handshakes off, which looks like a wrong certificate or password
         lasted = time.monotonic() - self._events.trouble_since
         if not errors.may_flap(trouble.code) or lasted >= _BELIEVED_SECONDS:
             raise trouble
@@ -356,7 +357,7 @@ class TransactionalProducer:
         if self._events.undelivered is None:
             return
         if self._events.undelivered.code in _PURGED:
-            # librdkafka gave the rows up because the transaction failed: any call on it tells why
+            # librdkafka dropped the rows because the transaction failed: any call on the transaction returns the reason
             self._rdkafka.check(self._send_offset("epochsink", next(iter(self._topics)), 0, 1_000))
         raise self._events.undelivered
 
@@ -364,8 +365,8 @@ class TransactionalProducer:
 def window(taken: int, seconds: float, delivery_seconds: float) -> int:
     """Return how many bytes may wait for a broker that has taken ``taken`` bytes in ``seconds``.
 
-    A slow broker, or one with a quota, gets at most what it takes in a part of the time in which a row has to be
-    delivered (``delivery_seconds``): librdkafka gives up rows that wait longer.
+    librdkafka drops rows that wait for more than ``delivery_seconds``. So for a slow broker, or one with a quota, only
+    the bytes that it takes in a fraction of that time may wait.
     """
     if seconds < _PACE_SECONDS:
         return BYTES_IN_FLIGHT
@@ -374,7 +375,7 @@ def window(taken: int, seconds: float, delivery_seconds: float) -> int:
 
 
 def _destroy(rdkafka: Library, client: int, events: int, topics: Mapping[str, int]) -> None:
-    # first, because destroy would wait until queued rows are delivered
+    # purge first: destroy would wait until queued rows are delivered
     rdkafka.purge(client, _PURGE_ALL)
     for handle in topics.values():
         rdkafka.topic_destroy(handle)

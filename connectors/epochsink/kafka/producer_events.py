@@ -1,4 +1,4 @@
-"""Handle librdkafka's events: undelivered rows, errors, statistics, its log."""
+"""Handle librdkafka's events: undelivered rows, errors, statistics, log lines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger("epochsink.kafka")
 
 
 class DeliveryFailed(NativeError):
-    """Rows were handed over and did not arrive; ``size`` is that of the first such row."""
+    """Rows were not delivered; ``size`` is the size of the first such row in bytes."""
 
     def __init__(self, code: int, text: str, *, size: int = 0) -> None:
         super().__init__(code, text)
@@ -27,8 +27,8 @@ class DeliveryFailed(NativeError):
 class Events:
     """Handles the events of one producer's main queue, a ``rd_kafka_queue_t *``.
 
-    ``undelivered`` is the first row that did not arrive, ``trouble`` the last error of the connections (one that
-    does not pass stays), ``statistics`` the newest statistics, as JSON.
+    ``undelivered`` is the first row that was not delivered. ``trouble`` is the last connection error; a permanent error
+    is not replaced. ``statistics`` is the newest statistics, as JSON.
     """
 
     ENABLED = librdkafka.EVENT_DELIVERY | librdkafka.EVENT_ERROR | librdkafka.EVENT_STATISTICS | librdkafka.EVENT_LOG
@@ -42,7 +42,7 @@ class Events:
         self.statistics = b""
 
     def serve(self, wait_ms: int) -> None:
-        """Handle all events that are there, waiting up to ``wait_ms`` for the first."""
+        """Handle all waiting events; wait up to ``wait_ms`` for the first."""
         while event := self._rdkafka.queue_poll(self._queue, wait_ms):
             wait_ms = 0
             try:
@@ -59,7 +59,7 @@ class Events:
         elif kind == librdkafka.EVENT_ERROR:
             text = self._rdkafka.event_error_string(event).decode(errors="replace")
             trouble = NativeError(self._rdkafka.event_error(event), text)
-            # "all brokers are down" must not hide why
+            # keep a permanent error: the later "all brokers are down" does not say why
             if self.trouble is None or not errors.is_permanent(self.trouble.code):
                 self.trouble = trouble
                 self.trouble_since = time.monotonic()
@@ -72,7 +72,7 @@ class Events:
             if self.undelivered is None and message.err != OK:
                 topic = self._rdkafka.topic_name(message.topic).decode()
                 size = message.len + message.key_len
-                # the broker refuses a batch as a whole: any of its rows, or all together, may be why
+                # the broker refuses whole batches, and does not say which of the rows is the reason
                 self.undelivered = DeliveryFailed(
                     message.err,
                     f"a batch of rows for topic '{topic}', partition {message.partition}, was not delivered (its first "

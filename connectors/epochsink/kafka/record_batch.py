@@ -1,7 +1,7 @@
-"""Read the headers of record batches, and put a batch under another producer.
+"""Read the headers of record batches, and give a batch to another producer.
 
-The records stay as they are, and compressed. The new header's checksum is computed from the stored checksum and the
-changed bytes, so that the broker and every reader still refuse a batch which was damaged in the log.
+The records stay as they are, compressed. The new checksum is computed from the stored checksum and the changed bytes,
+so the broker and every reader still detect a batch that was damaged in the log.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SEQUENCES: Final = 1 << 31
-"""How many sequence numbers there are; then they begin again at 0."""
+"""The number of sequence numbers; after the last one they begin again at 0."""
 
 _PREFIX: Final = struct.Struct(">qi")
-"""Base offset, and the number of bytes that follow: the same in every format that there was."""
+"""Base offset, and the number of bytes that follow; the same in every format."""
 _MAGIC_AT: Final = 16
 _MAGIC: Final = 2
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _CRC_AT: Final = 17
 _COVERED_FROM: Final = 21
-"""The checksum is of all that follows it."""
+"""The checksum covers all bytes after it."""
 _NO_LEADER_EPOCH: Final = -1
 
 _LOG_APPEND_TIME: Final = 0x08
@@ -32,11 +32,11 @@ _CONTROL: Final = 0x20
 
 _CONTROL_TYPE: Final = struct.Struct(">h")
 _CONTROL_TYPE_AT: Final = _HEADER.size + 7
-"""After five numbers of the record, of one byte each, and the version of its key."""
+"""After five one-byte fields of the record and two bytes for the version of its key."""
 _ABORT: Final = 0
 
 _POLYNOMIAL: Final = 0x82F63B78
-"""Castagnoli's, its bits in reverse."""
+"""The Castagnoli polynomial, bits reversed."""
 
 
 class Batch(NamedTuple):
@@ -53,25 +53,26 @@ class Batch(NamedTuple):
 
     @property
     def is_control(self) -> bool:
-        """Whether it is the marker of a transaction's end."""
+        """Whether it is a control batch, which ends a transaction."""
         return bool(self.attributes & _CONTROL)
 
     @property
     def is_abort(self) -> bool:
-        """Whether it is the marker of a transaction's end by an abort."""
+        """Whether it is a control batch that aborts a transaction."""
         return self.is_control and _CONTROL_TYPE.unpack_from(self.data, _CONTROL_TYPE_AT)[0] == _ABORT
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds every record that it was written with: compaction takes records out of batches."""
+        """Whether it is transactional and still has all records: compaction removes records from batches."""
         return bool(self.attributes & _TRANSACTIONAL) and self.records == self.last_offset_delta + 1
 
     def under(self, producer_id: int, producer_epoch: int, base_sequence: int) -> bytes:
-        """Return the batch as another producer sends it."""
+        """Return the batch with another producer and sequence number in its header."""
         fields = list(_HEADER.unpack_from(self.data))
         size, _, _, crc = fields[1:5]
-        # brokers take no timestamps of their own from a producer; they set them again where the topic says so
+        # brokers refuse this flag from a producer; they set it again if the topic has LogAppendTime
         attributes = self.attributes & ~_LOG_APPEND_TIME
+        # the broker sets offset and leader epoch, which the checksum does not cover
         fields[:3] = 0, size, _NO_LEADER_EPOCH
         fields[5] = attributes
         fields[9:12] = producer_id, producer_epoch, base_sequence
@@ -84,9 +85,9 @@ class Batch(NamedTuple):
 
 
 def split(data: bytes) -> Iterator[tuple[int, Batch | None]]:
-    """Yield each complete batch of what a fetch has brought, after the offset that follows it.
+    """Yield, for each complete batch of a fetch, the offset after it and the batch.
 
-    The last one may be cut, and is left out then. None stands for one of the formats before there were transactions.
+    The last batch may be cut off, and is left out then. None is a batch in a format without transactions.
     """
     view, at = memoryview(data), 0
     while len(view) - at >= _HEADER.size:
@@ -104,7 +105,7 @@ def split(data: bytes) -> Iterator[tuple[int, Batch | None]]:
         at = end
 
 
-# ---- the checksum, CRC-32C, of a change: of messages of one length, it is linear in their bits
+# ---- the change of a CRC-32C: for messages of one length, the checksum is linear in the bits
 
 
 @cache
@@ -126,7 +127,7 @@ def _remainder(data: bytes) -> int:
 
 
 def _after_zeros(value: int, count: int) -> int:
-    """Return a remainder after ``count`` more bytes of zero, in as many steps as that number has bits."""
+    """Return a remainder after ``count`` more zero bytes, with one step for each bit of ``count``."""
     power = 0
     while count:
         if count & 1:
@@ -138,7 +139,7 @@ def _after_zeros(value: int, count: int) -> int:
 
 @cache
 def _zeros(power: int) -> tuple[int, ...]:
-    """Return what 2 ** power bytes of zero make of each bit of a remainder."""
+    """Return the matrix that maps a remainder over 2 ** power zero bytes, one column for each bit."""
     if power == 0:
         return tuple(_remainder_step(1 << bit) for bit in range(32))
     half = _zeros(power - 1)

@@ -1,8 +1,8 @@
-"""Prepare the rows of a lost transaction again: out of the topic's log, or out of the spool.
+"""Prepare the rows of a lost transaction again, from the topic's log or from the spool.
 
-An aborted record stays in the log until retention. Its batches are copied as they are, without a look at their records.
-The copy is left open only if it has all rows: in each partition the sequence numbers, which the producer began at 0,
-have no gap, and the records are as many as the task wrote.
+Aborted records stay in the log until retention deletes them. Their batches are copied as they are. The copy must be
+complete: in each partition the sequence numbers start at 0 and have no gap, and the number of records is the number
+that the task wrote.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Found(NamedTuple):
 def prepare_again(
     config: KafkaConfig, cluster: Cluster, task: Task, lost: KafkaCommittable, rows: Rows
 ) -> KafkaCommittable:
-    """Write the rows of a lost transaction into a new one, which ``task`` names, and leave that one open.
+    """Write the rows of a lost transaction into a new one, which ``task`` names, and leave the new one open.
 
     Raises `LogIncomplete` or `SpoolMissing` if rows are missing where they are kept, and `PrepareFailed`.
     """
@@ -67,10 +67,10 @@ def prepare_again(
 
 def _write_again(config: KafkaConfig, task: Task, lost: KafkaCommittable, rows: Rows) -> KafkaCommittable:
     batches = rows.read(lost.task)
-    first = next(batches, None)  # a spool that is gone says so before a transaction is begun
+    first = next(batches, None)  # before a transaction is begun: this raises if the spool is gone
     if first is None:
         raise SpoolMissing(f"the spool of epoch {task.epoch.number}, task {lost.task} is empty", hint=_RESOLVE)
-    # the topic of the lost transaction, because topic= may have changed since
+    # not config.topic: topic= may have changed since
     topic = None if "topic" in first.schema.names else next(iter(lost.topics), config.topic)
     writer = KafkaWriter(config, task, lost.task, topic)
     written = first.num_rows
@@ -113,15 +113,17 @@ def _produce_again(
     try:
         producer.begin()
         transaction = Transaction(name, *producer.identity())
-        # before the first copy, which would be found too
+        # before the first copy: otherwise the search would also find the copies
         ends = log.ends()
         joined: set[int] = set()
         for partition, batch in lost_batches(log, lost, ends, cluster.timeout, task):
+            # the broker refuses a batch for a partition that is not yet part of the transaction
             if partition not in joined:
                 log.join(transaction, [partition])
                 joined.add(partition)
             again = batch.under(transaction.producer_id, transaction.producer_epoch, batch.base_sequence)
             log.append(transaction, partition, again, ends[partition])
+        # after all batches: the marker must not be committed with only some of the rows
         group = marker_group(identity_key(task.identity), task.partition, task.epoch.number % 2)
         producer.mark(group, log.topic, task.epoch.number, task.epoch.attempt)
     except BaseException:
@@ -129,30 +131,33 @@ def _produce_again(
             _abort(cluster, transaction)
         raise
     finally:
+        # leaves the transaction open
         producer.release()
     return replace(lost, transaction=transaction, prepared_at=int(time.time()), places=())
 
 
 def _abort(cluster: Cluster, transaction: Transaction) -> None:
-    """Abort what was begun, by EndTxn: the producing client does not know of its partitions and would not."""
+    """Abort the new transaction by EndTxn: the producing client does not know its partitions, so it would not abort."""
     try:
         Transactions(cluster).end(transaction, cluster.deadline(), commit=False)
     except (Unreachable, Refused) as failure:
-        logger.info("transaction %s is left for a sweep: %s", transaction.transactional_id, failure.message)
+        logger.info("transaction %s will be aborted by a sweep: %s", transaction.transactional_id, failure.message)
 
 
 def lost_batches(
     log: TopicLog, lost: KafkaCommittable, ends: Mapping[int, int], timeout: float, task: Task
 ) -> Iterator[Found]:
-    """Yield the batches of a transaction, those of one partition in their order, and prove that they are all.
+    """Yield the batches of a transaction, in order within each partition, and prove that none is missing.
 
-    ``ends`` are those of the partitions now, ``timeout`` is how many seconds brokers may take to show records.
-    Raises `LogIncomplete`.
+    ``ends`` holds the current ends of the partitions. ``timeout`` (seconds) bounds the wait for further records.
+    Raises `LogIncomplete`, `Unreachable`.
     """
     return _Search(log, lost, ends, timeout, task).batches()
 
 
 class _Search:
+    """Reads the partitions from where the epoch began, and picks the batches of the lost transaction."""
+
     def __init__(
         self, log: TopicLog, lost: KafkaCommittable, ends: Mapping[int, int], timeout: float, task: Task
     ) -> None:
@@ -176,12 +181,13 @@ class _Search:
                     continue
                 for batch in self._ours(partition, records):
                     yield Found(partition, batch)
+            # a new leader may show records late, when its replicas have them
             if self._ahead() != ahead:
                 shown = time.monotonic()
             elif time.monotonic() - shown > self._timeout:
                 raise Unreachable(
                     f"topic '{self._log.topic}' does not show its records from {ahead} on",
-                    hint="check that all brokers run; nothing is lost meanwhile",
+                    hint="check that all brokers run; no row is lost",
                 )
         if self._found != self._lost.rows:
             raise self._incomplete(f"{self._found} of {self._lost.rows} records of the transaction are left")
@@ -190,7 +196,7 @@ class _Search:
         return {partition: at for partition, at in self._positions.items() if at < self._ends[partition]}
 
     def _again_from_start(self, partition: int) -> None:
-        """Go on behind what retention has deleted since the last look; the count of rows shows what is missing."""
+        """Continue after the records that retention has deleted; the count of rows shows what is missing."""
         self._starts = self._log.starts()
         at = self._positions[partition]
         self._positions[partition] = self._starts[partition] if at < self._starts[partition] else self._ends[partition]
@@ -198,14 +204,14 @@ class _Search:
     def _ours(self, partition: int, records: bytes) -> Iterator[Batch]:
         _, producer_id, producer_epoch = self._lost.transaction
         for after, batch in record_batch.split(records):
-            # a fetch begins with the batch that the position lies in
+            # a fetch begins with the batch that contains the position
             if after <= self._positions[partition]:
                 continue
             self._positions[partition] = after
             if batch is None or batch.producer_id != producer_id:
                 continue
             if batch.is_control:
-                # the end of the transaction: what follows in this partition is not part of it
+                # the end of the transaction: nothing after it in this partition belongs to it
                 if batch.producer_epoch >= producer_epoch:
                     self._positions[partition] = self._ends[partition]
                     return
@@ -218,32 +224,32 @@ class _Search:
         where = f"partition {partition} at offset {batch.base_offset}"
         if batch.base_sequence != self._next[partition]:
             raise self._incomplete(
-                f"{where} has sequence number {batch.base_sequence} of the transaction, and the next one is "
-                f"{self._next[partition]}"
+                f"{where} has sequence number {batch.base_sequence} of the transaction, and "
+                f"{self._next[partition]} was expected"
             )
         if not batch.is_whole:
             raise self._incomplete(
-                f"{where} has a batch with {batch.records} records that was written with {batch.last_offset_delta + 1}"
+                f"{where} has a batch of {batch.records} records that was written with {batch.last_offset_delta + 1}"
             )
         self._next[partition] = (batch.base_sequence + batch.records) % SEQUENCES
         self._found += batch.records
         if self._found > self._lost.rows:
-            raise self._incomplete(f"there are more than the {self._lost.rows} records that the task has written")
+            raise self._incomplete(f"there are more than the {self._lost.rows} records that the task wrote")
 
     def _incomplete(self, why: str) -> LogIncomplete:
         number, sink = self._task.epoch.number, self._task.identity.sink
         return LogIncomplete(
             f"epoch {number}, sink '{sink}': the rows of transaction {self._lost.transaction.transactional_id}, which "
-            f"was aborted, cannot be taken from topic '{self._log.topic}' again: {why}{self._deleted()}; none of them "
+            f"was aborted, cannot be read from topic '{self._log.topic}': {why}{self._deleted()}; none of them "
             "is applied",
-            hint="retention or an operator has deleted or compacted them, or a broker lost them: these rows are only "
+            hint="retention or an operator deleted or compacted them, or a broker lost them: these rows are only "
             f"in the source. To close the epoch without them: epochsink resolve CHECKPOINT {number} --sink {sink} "
-            f"--as discard; its input (offsets/{number} in the checkpoint) can then be loaded by a query of its own. "
-            "Kafka(spool=True) keeps a copy outside of the topic",
+            f"--as discard; its input (offsets/{number} in the checkpoint) can then be loaded by a separate query. "
+            "Kafka(spool=True) keeps a copy outside the topic",
         )
 
     def _deleted(self) -> str:
-        """Return which partitions no longer hold all that came after the epoch's beginning."""
+        """Return, in words, which partitions have lost records since the epoch began."""
         deleted = [
             f"; partition {partition} now begins at offset {start}, and the epoch began at {self._begun_at[partition]}"
             for partition, start in sorted(self._starts.items())

@@ -1,4 +1,4 @@
-"""Find the open transactions of all sinks in a cluster, without a checkpoint, for an operator."""
+"""Find and abort open transactions of all sinks in a cluster, for an operator without the checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SECONDS: Final = 30.0
 
 
 class Brokers:
-    """One cluster, for an operator. Raises `EpochsinkError` if it cannot be reached or refuses."""
+    """One cluster, for an operator. Raises `EpochsinkError` if it cannot be reached or refuses a request."""
 
     def __init__(self, bootstrap_servers: str, options: Mapping[str, str]) -> None:
         self._cluster = Cluster(bootstrap_servers, options, _SECONDS)
@@ -34,16 +34,16 @@ class Brokers:
         return sorted((one for one in found if one is not None), key=lambda one: one.since or 0)
 
     def end(self, remnant: Remnant) -> None:
-        """Abort a transaction: its rows are gone then."""
+        """Abort a transaction. Its rows never become visible."""
         deadline = self._cluster.deadline()
         now = self._transactions.describe([remnant.name], deadline)[remnant.name]
-        # asked again: the operator may have taken a while to answer, and the id may be in use again
+        # asked again: while the operator decided, the transaction may have ended
         if now.state is State.ONGOING:
             transaction = Transaction(remnant.name, now.producer_id, now.producer_epoch)
             self._transactions.end(transaction, deadline, commit=False)
 
     def close(self) -> None:
-        """Release the connections."""
+        """Close the connections."""
         self._cluster.close()
 
 
@@ -59,6 +59,6 @@ def _remnant(text: str, now: Description) -> Remnant | None:
         generation=name.generation,
         since=now.begun_ms / 1000,
         owner=f"producer {now.producer_id}, aborted after {now.timeout_ms // 1000} s",
-        # a transaction's own group, which bears its marker, has no other readers
+        # not the internal topic of the marker's group: nobody else reads that group
         holds=tuple(sorted(f"{topic}-{number}" for topic, number in now.partitions if not topic.startswith("__"))),
     )

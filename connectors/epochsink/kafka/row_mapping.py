@@ -1,8 +1,8 @@
-"""Make SQL expressions of the writer's columns from the user's columns and expressions.
+"""Make the SQL expressions of the writer's columns from the user's columns and expressions.
 
 The writer takes, in any order: ``value`` and ``key`` (binary or string), ``topic`` (string), ``partition`` (int),
-``headers`` (array of struct of key and value) and ``timestamp``. Rows that have such columns already, as those of
-Spark's own Kafka source and sink do, pass through; any other row is rendered by SQL.
+``headers`` (array of struct of key and value) and ``timestamp``. Rows with these columns, as Spark's own Kafka source
+and sink have them, pass through. Any other row is rendered by SQL.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def columns(config: KafkaConfig, row: str, schema: pa.Schema) -> Sequence[str]:
         elif name in passing:
             rendered[name] = f"{row}.`{name}`"
     if config.topic is not None:
-        rendered.pop("topic", None)  # as in Spark, the option goes before the column
+        rendered.pop("topic", None)  # as in Spark, the option takes precedence over the column
     elif "topic" not in rendered:
         raise ConfigurationError(
             "the rows have no column 'topic' and no topic is set",
@@ -79,7 +79,7 @@ def columns(config: KafkaConfig, row: str, schema: pa.Schema) -> Sequence[str]:
         if "key" not in rendered:
             raise ConfigurationError(
                 "delete_when= writes tombstones, and a tombstone without a key deletes nothing",
-                hint="set key= to what identifies a row",
+                hint="set key= to the expression that identifies a row",
             )
         rendered["value"] = f"CASE WHEN {operand(config.delete_when)} THEN NULL ELSE {rendered['value']} END"
     return [f"{expression} AS `{name}`" for name, expression in rendered.items()]
@@ -99,21 +99,21 @@ def _passing(schema: pa.Schema) -> frozenset[str]:
         reason = wrong[0] if wrong else f"there are other columns too ({', '.join(others)})"
         raise ConfigurationError(
             f"the rows have a column 'value', which may be the whole message or one field of it; {reason}",
-            hint="say value='value' to write that column alone, or value='to_json(struct(*))' to write the row",
+            hint="set value='value' to write that column alone, or value='to_json(struct(*))' to write the row",
         )
     return frozenset(RULES) & frozenset(schema.names)
 
 
 def _resolve(expression: str, row: str, schema: pa.Schema) -> str:
-    """Let a bare name mean the selected column of that name, even if ``select`` has renamed it."""
+    """Resolve a bare name to the selected column of that name, even if ``select`` has renamed it."""
     bare = re.fullmatch(r"\s*`?(\w+)`?\s*", expression)
     return f"{row}.`{bare[1]}`" if bare and bare[1] in schema.names else operand(expression)
 
 
 def _cast(name: str, expression: str) -> str:
-    """Give an expression the type that the writer takes; text of numbers and dates as SQL writes it."""
+    """Cast an expression to the type that the writer takes; numbers and dates become their SQL text."""
     casts = {
-        # through STRING, so that numbers become their text and not their bytes
+        # by way of STRING: numbers become text, not bytes
         "key": "CAST(CAST({} AS STRING) AS BINARY)",
         "value": "CAST(CAST({} AS STRING) AS BINARY)",
         "topic": "CAST({} AS STRING)",

@@ -1,7 +1,7 @@
 """Decide whether the topic itself keeps an epoch's rows until the epoch is done, and note where they begin.
 
-Records of an aborted transaction stay in the log as long as those of a committed one. So no copy is needed if only time
-removes them, and not too soon.
+Records of an aborted transaction stay in the log as long as those of a committed one. So no copy is needed if only
+retention by time deletes them, and late enough.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("epochsink.kafka")
 
 LEAST_RETENTION_HOURS: Final = 72
-"""How long a job may be down so that its epoch can still be prepared again from the topic: more than a weekend."""
+"""The least retention of the topic. A job that is down over a weekend can still prepare its epoch again."""
 
 _HOUR_MS: Final = 3_600_000
 _LEAST_MS: Final = LEAST_RETENTION_HOURS * _HOUR_MS
 _OLDEST: Final = ("message.timestamp.before.max.ms", "message.timestamp.difference.max.ms")
-"""The age of the oldest timestamp that brokers take from a producer; the second one until Kafka 3.6."""
+"""The age of the oldest timestamp that brokers accept; brokers before Kafka 3.6 know only the second name."""
 
 _NO_LIMIT: Final = "-1"
 
 
 def why_not(config: KafkaConfig, settings: Mapping[str, str], schema: pa.Schema) -> str | None:
-    """Return why a copy of the rows is kept; None if the topic is enough. ``settings`` are the topic's, by their names.
+    """Return why the topic does not keep the rows; None if it does. ``settings`` holds the topic's settings, by name.
 
-    A copy is kept if a setting is not known.
+    If a setting is not known, the topic does not keep them.
     """
     if config.spool is not None:
         return f"spool={config.spool}"
@@ -78,13 +78,13 @@ def _too_soon(settings: Mapping[str, str], *, dated: bool) -> str | None:
         return None
     if hours is not None and dated:
         return "the rows bring their own timestamps, by which retention.ms may delete them at once"
-    # records are appended again with the timestamps that they had
+    # batches are appended again with their old timestamps
     too_old = (f"{name} = {age}" for name in _OLDEST if (age := settings.get(name)) and int(age) < _LEAST_MS)
     return next(too_old, None)
 
 
 def _retention_hours(settings: Mapping[str, str]) -> float | None:
-    """Return for how long records are kept; None if for ever."""
+    """Return for how many hours records are kept; None for ever."""
     told = settings.get("retention.ms", "0")
     return None if told == _NO_LIMIT else int(told) / _HOUR_MS
 
@@ -106,12 +106,12 @@ class _Begun(NamedTuple):
 
 
 class LogEnds:
-    """Notes where the topic's partitions end before an attempt, if the topic keeps the rows. For one thread.
+    """Notes the ends of the topic's partitions before an attempt, if the topic keeps the rows. Used by one thread.
 
-    The topic's settings decide that. They may change, so each attempt and each vote asks for them.
+    The topic's settings may change, so each attempt and each vote reads them.
 
-    If the broker aborts a transaction while its task writes, the task can go on only with a copy. So once an attempt
-    has failed that took longer than its transactions may, copies are kept for the rest of the run.
+    If the broker aborts a transaction while its task writes, the task can continue only with a copy. So if an attempt
+    takes longer than the transaction timeout and fails, copies are kept for the rest of the run.
     """
 
     def __init__(self, config: KafkaConfig, cluster: Cluster) -> None:
@@ -124,10 +124,11 @@ class LogEnds:
         self._outlasted = False
 
     def note(self, epoch: Epoch, schema: pa.Schema, transaction_seconds: float) -> bool:
-        """Note where the topic ends now; return whether the rows that follow are kept there and need no copy.
+        """Note the topic's ends; return whether the topic keeps the rows of this attempt, so that no copy is needed.
 
-        ``transaction_seconds`` is how long the brokers keep a task's transaction open.
+        ``transaction_seconds`` is the transaction timeout of tasks.
         """
+        # what was noted for an earlier attempt is void
         self._noted = None
         if self._has_outlasted(epoch, transaction_seconds):
             return False
@@ -136,20 +137,20 @@ class LogEnds:
                 return False
             ends = self._log.ends()
         except (Unreachable, Refused) as failure:
-            log.info("epoch %d is spooled: topic %s could not be asked: %s", epoch.number, self._log.topic, failure)
+            log.info("epoch %d is spooled: topic %s could not be read: %s", epoch.number, self._log.topic, failure)
             return False
         places = tuple(Place(self._log.topic, partition, end) for partition, end in sorted(ends.items()))
         self._noted = _Noted(epoch.attempt, schema, self._log.topic_id, places)
         return True
 
     def added(self, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> list[KafkaCommittable]:
-        """Return the tasks' parts with what was noted for their attempt.
+        """Return the tasks' parts with the ends that `note` noted for their attempt.
 
-        Raises `PrepareFailed` if the topic was created again, or does not keep rows any more.
+        Raises `PrepareFailed` if the topic was created again, or no longer keeps the rows.
         """
         if self._noted is None or self._noted.attempt != epoch.attempt:
             return list(parts)
-        # before the settings: those of another topic of this name say nothing
+        # before the settings: those of a new topic with this name prove nothing
         if {known for part in parts for known in part.topics.values()} != {self._noted.topic_id}:
             raise PrepareFailed(
                 f"epoch {epoch.number}: topic '{self._log.topic}' was deleted and created again while the epoch was "
@@ -173,12 +174,13 @@ class LogEnds:
     def _has_outlasted(self, epoch: Epoch, transaction_seconds: float) -> bool:
         before, now = self._begun, time.monotonic()
         self._begun = _Begun(epoch.number, now)
+        # the same epoch again: the attempt before has failed
         if before is not None and before.number == epoch.number and now - before.at > transaction_seconds:
             self._outlasted = True
             log.warning(
-                "epoch %d: an attempt has failed that took longer than a transaction may (%g s): from now on rows are "
-                "kept in the spool, with which tasks outlive their transactions. If all epochs are as large, raise "
-                "transaction_timeout=, or make them smaller",
+                "epoch %d: an attempt took longer than the transaction timeout (%g s) and failed: from now on rows are "
+                "also kept in the spool, so that tasks may take longer. If all epochs are this large, raise "
+                "transaction_timeout=, or make epochs smaller",
                 epoch.number,
                 transaction_seconds,
             )

@@ -1,4 +1,4 @@
-"""The Kafka sink that users construct."""
+"""Define the Kafka sink that users construct."""
 
 from __future__ import annotations
 
@@ -22,34 +22,35 @@ if TYPE_CHECKING:
 class Kafka(KafkaConfig, Sink):
     """A Kafka topic (or several) as a sink: exactly once for consumers with ``isolation.level=read_committed``.
 
-    Two forms. Rows with the columns of Spark's own Kafka sink (``value``, and perhaps ``key``, ``headers``, ``topic``,
-    ``partition``, ``timestamp``) are written as they are. Of other rows, ``key``, ``value``, ``headers``,
+    Rows with the columns of Spark's own Kafka sink (``value``, and optionally ``key``, ``headers``, ``topic``,
+    ``partition``, ``timestamp``) are written as they are. For other rows, ``key``, ``value``, ``headers``,
     ``partition`` and ``timestamp`` are SQL expressions; without ``value`` the whole row is written as JSON.
 
     Args:
-        bootstrap_servers: 'host:port', several with commas between.
-        topic: the topic of all rows; None if ``topic_column`` or the column 'topic' names that of each row.
+        bootstrap_servers: 'host:port', or several, separated by commas.
+        topic: the topic of all rows; None if ``topic_column`` or the column 'topic' names the topic of each row.
         key: SQL expression of the message's key; None for no key, or for the column 'key'.
         value: SQL expression of the message's value; None for the row as JSON, or for the column 'value'.
         headers: SQL expression, an array of structs of key and value; None for none, or for the column 'headers'.
-        partition: SQL expression of the topic's partition; null, or None, for the one that the key's hash names.
-        timestamp: SQL expression of the message's timestamp; null, or None, for the time of writing.
+        partition: SQL expression of the topic's partition; if it is null or None, the key's hash chooses.
+        timestamp: SQL expression of the message's timestamp; if it is null or None, the time of writing.
         topic_column: SQL expression of each row's topic.
-        select: SQL expressions that make the row, one as a string or several as a list; all columns by default.
-        where: SQL predicate: which rows go to this topic; None for all.
-        delete_when: SQL predicate: which rows become tombstones (a key without a value); None for none.
-        spool: where rows are kept until their epoch is done, in case the brokers abort its transaction because the job
-            is down for longer than ``transaction_timeout``. None: in the topic, whose log keeps aborted records too, if
-            its retention is long enough (see `epochsink.kafka.rows_in_log`), else in a durable copy beside the
-            checkpoint. True: always in the copy. False: nowhere, and such an epoch stops the query.
-        transaction_timeout: seconds after which the brokers abort an open transaction; its rows are then written again
-            from where they are kept. None for 60, or with ``spool=False`` for the longest that the brokers allow.
+        select: SQL expressions that make the row: one as a string, or several as a list; all columns by default.
+        where: SQL predicate that selects the rows for this topic; None for all rows.
+        delete_when: SQL predicate that selects the rows that become tombstones (a key without a value); None for none.
+        spool: where rows are kept until their epoch is done. If the brokers abort the epoch's transaction, because the
+            job is down for longer than ``transaction_timeout``, the rows are written again from there. None: in the
+            topic, whose log also keeps aborted records, if its retention is long enough (see
+            `epochsink.kafka.rows_in_log`), else in a durable copy beside the checkpoint. True: always in the copy.
+            False: nowhere; an aborted transaction then stops the query.
+        transaction_timeout: seconds after which the brokers abort an open transaction. None for 60, or with
+            ``spool=False`` for the longest time that the brokers allow.
         timeout: seconds that a task or the driver waits for a cluster that does not answer.
-        create: create ``topic`` if it does not exist: True, or NewTopic(...) to say how.
-        options: settings of the client in librdkafka's names, e.g. {"security.protocol": "SSL"}.
+        create: create ``topic`` if it does not exist: True, or NewTopic(...) with its settings.
+        options: client settings in librdkafka's names, e.g. {"security.protocol": "SSL"}.
         allow_insecure: allow a password to be sent unencrypted.
 
-    Raises ConfigurationError for everything that is wrong and can be seen without the cluster.
+    Raises ConfigurationError for each mistake that can be found without the cluster.
     """
 
     __slots__ = ()
@@ -63,11 +64,11 @@ class Kafka(KafkaConfig, Sink):
 
     @property
     def keeps_order(self) -> bool:
-        """A task writes its rows in their order, so that a key's messages have that of the stream's partition."""
+        """True: a task writes its rows in order, so a key's messages keep the order of the stream's partition."""
         return True
 
     def check_columns(self, schema: pa.Schema) -> None:
-        """Nothing to check: `columns` casts what it makes."""
+        """Do nothing: `columns` casts every column."""
 
     def columns(self, row: str, schema: pa.Schema) -> Sequence[str]:
         """Return the SQL expressions that make the messages. Raises ConfigurationError."""
@@ -80,13 +81,13 @@ class Kafka(KafkaConfig, Sink):
         return KafkaWriter(self, task, task.uuid, self.topic)
 
     def participant(self, members: Mapping[str, KafkaConfig]) -> Participant:
-        """Return the driver's side. Does not connect."""
+        """Return the driver's side of the sink. Does not connect."""
         from epochsink.kafka.committer import KafkaParticipant  # noqa: PLC0415 - the clients are an extra
 
         return KafkaParticipant(members)
 
     def _let_librdkafka_check(self) -> None:
-        """Refuse options that librdkafka does not know; it needs no connection for that."""
+        """Refuse options that librdkafka does not know. Does not connect."""
         from epochsink.kafka.client_options import check_options  # noqa: PLC0415 - the clients are an extra
 
         check_options(self.options)

@@ -1,4 +1,4 @@
-"""Abort open transactions that no recorded epoch names: they hold back the readers of their partitions."""
+"""Abort open transactions that no recorded epoch names, because they block the readers of their partitions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOOK_AGAIN_SECONDS: Final = 0.01
 
 
 class Sweep:
-    """The sweeps of one identity. ``busy`` are the transactional ids that a replay uses now: no sweep ends them."""
+    """The sweeps of one identity. ``busy`` holds the transactional ids of running replays: no sweep aborts them."""
 
     def __init__(self, cluster: Cluster, transactions: Transactions, fence: Fence, identity: Identity) -> None:
         self._cluster = cluster
@@ -47,16 +47,16 @@ class Sweep:
         return [self._abort_orphan(each, done, deadline) for each in ongoing if each not in kept]
 
     def unblock(self, epoch: Epoch, parts: Sequence[KafkaCommittable], recorded: Callable[[], Recorded]) -> list[str]:
-        """See `epochsink.sink.Participant.unblock`: what the leaders show open before the parts' rows is aborted.
+        """See `epochsink.sink.Participant.unblock`: abort our transactions that are open before the parts' rows.
 
-        It holds the last stable offset back. An attempt of ours that is open there has lost: the one under way began to
-        write after the epoch was recorded, unless a replay has overtaken it.
+        They hold the last stable offset back. They belong to attempts that lost: an attempt at the next epoch begins to
+        write after this epoch was recorded, unless a replay has moved this epoch's rows behind it.
         """
         deadline = self._cluster.deadline()
         lines: dict[Transaction, str] = {}
         try:
             blocking = self._blocking(parts, deadline)
-            # after the leaders' answer: what was recorded until then must not be ended
+            # after the leaders answered: a transaction that was recorded until then must not be aborted
             keep, done = recorded() if blocking else ((), ())
             kept = _transactions(keep)
             while blocking := {each: state for each, state in blocking.items() if each not in kept}:
@@ -66,7 +66,7 @@ class Sweep:
                 for each, state in blocking.items():
                     if state is State.ONGOING:
                         lines[each] = self._abort_orphan(each, done, deadline)
-                # the coordinator writes the ends to the partitions after its answer
+                # wait: the coordinator answers before it writes the ends to the partitions
                 time.sleep(_LOOK_AGAIN_SECONDS)
                 blocking = self._blocking(parts, deadline)
         except (Unreachable, Refused) as failure:
@@ -74,15 +74,15 @@ class Sweep:
         return list(lines.values())
 
     def abort(self, transaction: Transaction) -> None:
-        """Abort a transaction of this driver's that will not be recorded; if that fails, a later sweep does it."""
+        """Abort a transaction of this driver that will not be recorded. If that fails, a later sweep aborts it."""
         self.busy.discard(transaction.transactional_id)
         try:
             self._transactions.end(transaction, self._cluster.deadline(), commit=False)
         except (Unreachable, Refused) as failure:
-            log.warning("%s is left for the next sweep: %s", transaction.transactional_id, failure)
+            log.warning("%s will be aborted by the next sweep: %s", transaction.transactional_id, failure)
 
     def _blocking(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, State]:
-        """Return our transactions that hold readers back from parts: those that go on, and those that are ending."""
+        """Return our transactions, open or ending, that hold readers back from the parts' rows."""
         producers = self._witness.open_before(parts, deadline)
         if not producers:
             return {}
@@ -90,23 +90,23 @@ class Sweep:
         return {
             each: state
             for each, state in self._unended((State.ONGOING, *ENDING), deadline).items()
-            # exactly, unless it is ending: the id may already be used again, for rows after the epoch's
+            # match the producer epoch too, unless it is ending: the id may be used again, for rows after this epoch
             if each[1:] in producers or (state in ENDING and each.producer_id in ids)
         }
 
     def _unended(self, states: Sequence[State], deadline: float) -> dict[Transaction, State]:
-        """Return the transactions of this identity in some states that this driver may end."""
+        """Return the transactions in these states that this driver may abort, with their states."""
         names = [name for name in self._transactions.ids(self._prefix, states, deadline) if self._is_ours(name)]
         if not names:
             return {}
         described = self._transactions.describe([*names, self._fence.name], deadline)
         if self._fence.is_lost(described.pop(self._fence.name)):
-            # another driver has taken over and sweeps: it may have recorded what is open
+            # another driver has taken the fence: it may have recorded the open transactions, and sweeps itself
             return {}
         return {
             Transaction(name, now.producer_id, now.producer_epoch): now.state
             for name, now in described.items()
-            # read after the listing, because a replay adds its id before it begins
+            # `busy` is read after the listing: a replay adds its id before it begins
             if now.state in states and name not in self.busy
         }
 
@@ -120,7 +120,7 @@ class Sweep:
                 f"transaction {name} (producer {producer_id}, epoch {producer_epoch}) is open, and the ledger says "
                 "that its epoch is done: the cluster has lost the commit, as after an unclean leader election; its "
                 "rows are not visible",
-                hint="put the newer state of the cluster back; the transaction is left as it is",
+                hint="restore the newer state of the cluster; the transaction is left open",
             )
         _, answer = self._transactions.end(transaction, deadline, commit=False)
         return f"aborted transaction {name} (producer {producer_id}, epoch {producer_epoch}): {answer}"

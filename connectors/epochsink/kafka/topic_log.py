@@ -1,4 +1,4 @@
-"""Read and append to the log of one topic: where its partitions begin and end, and their records, committed or not."""
+"""Read the log of one topic, with records that are not committed, and append batches to it."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _ALL_REPLICAS: Final = -1
 _DUPLICATE_SEQUENCE: Final = 46
 
-# the newest versions that belong to the protocol by which our transactions are begun (see
-# `epochsink.kafka.transactions`); brokers from 3.0 to 4.1 take them
+# the newest versions for transactions of the older protocol (see `epochsink.kafka.transactions`); brokers from 3.0 to
+# 4.1 take them
 _NEWEST_PRODUCE: Final = 11
 _NEWEST_ADD_PARTITIONS: Final = 3
 
@@ -33,36 +33,36 @@ _PARTITION_BYTES: Final = 4 << 20
 
 
 class TopicLog:
-    """Reads and writes one topic by the driver's client. Every method may raise `Unreachable`, `Refused`.
+    """Reads and writes one topic with the driver's client. Every method may raise `Unreachable`, `Refused`.
 
-    Each request is repeated while it fails in passing, for as long as ``Cluster.timeout``. Used by one thread.
+    Each request is retried for at most ``Cluster.timeout`` seconds. Used by one thread.
     """
 
     def __init__(self, cluster: Cluster, topic: str) -> None:
         self._cluster = cluster
         self.topic = topic
         self.topic_id = NO_ID
-        """As the last answer about the partitions had it."""
+        """The topic's id in the last answer about its partitions."""
 
     def starts(self) -> dict[int, int]:
-        """Return the first offset that is kept of each partition."""
+        """Return the first offset that each partition keeps."""
         return {number: start.offset for number, start in self._ask(FIRST_OFFSETS).items()}
 
     def ends(self) -> dict[int, int]:
-        """Return the offset after the last record of each partition that all in-sync replicas have."""
+        """Return, for each partition, the offset after the last record that all in-sync replicas have."""
         return {number: end.offset for number, end in self._ask(END_OFFSETS).items()}
 
     def fetch(self, positions: Mapping[int, int]) -> dict[int, bytes | None]:
-        """Return what is in some partitions from these offsets on: a part, of at least one batch, or none in time.
+        """Return some of the records of partitions from these offsets on: whole batches, or nothing if none arrives.
 
-        None means that the partition does not hold the offset.
+        None means that the partition does not have the offset.
         """
         asked = {(self.topic, number): End(offset) for number, offset in positions.items()}
         records = Records(asked, wait_ms=_WAIT_MS, bytes_each=_PARTITION_BYTES, bytes_in_all=_FETCHED_BYTES)
         return {number: fetched.records for number, fetched in self._ask(records, positions).items()}
 
     def join(self, transaction: Transaction, partitions: Collection[int]) -> None:
-        """Make partitions part of a transaction: before anything of it is appended to them."""
+        """Add partitions to a transaction; must be called before `append`."""
         request = AddPartitionsToTxnRequest(
             v3_and_below_transactional_id=transaction.transactional_id,
             v3_and_below_producer_id=transaction.producer_id,
@@ -83,16 +83,16 @@ class TopicLog:
         self._cluster.until(self._cluster.deadline(), attempt)
 
     def append(self, transaction: Transaction, partition: int, batch: bytes, after: int) -> None:
-        """Append one batch to a partition: once, however often it is sent, by its producer and sequence number.
+        """Append one batch to a partition. A retry appends no second copy, because of its sequence number.
 
-        ``after`` is where the partition ended before the transaction's first one. Raises `Refused` if the broker takes
-        the batch for an earlier one.
+        ``after`` is the end of the partition before the first batch of the transaction. Raises `Refused` if the broker
+        mistakes the batch for an earlier one.
         """
         appended = _Appended(transaction, batch, self._cluster.timeout)
-        # the answer to a batch that was sent twice has the offset of the first one
+        # for a batch that it already has, the broker returns the offset of the first copy
         if 0 <= (at := self._ask(appended, [partition])[partition]) < after:
             raise Refused(
-                f"a batch for {self.topic}-{partition} was not appended: the broker takes it for one of the same "
+                f"a batch for {self.topic}-{partition} was not appended: the broker mistakes it for an earlier one of "
                 f"producer ({transaction.producer_id}, epoch {transaction.producer_epoch}) at offset {at}, so the "
                 "cluster has given this producer epoch twice",
                 hint="the topic __transaction_state has lost acknowledged records: check its replicas; nothing of this "
@@ -100,7 +100,7 @@ class TopicLog:
             )
 
     def _ask(self, question: Question, partitions: Iterable[int] | None = None) -> dict[int, Any]:
-        """Return the leaders' answers about some partitions, or about all that the topic has now."""
+        """Return the leaders' answers about some partitions, or about all of the topic."""
         asked = None if partitions is None else [(self.topic, number) for number in partitions]
 
         def attempt() -> dict[int, Any]:
@@ -116,7 +116,7 @@ class TopicLog:
 
 
 class _Appended:
-    """Appends one batch, and reads at which offset it is: -1 if the broker had it and does not say where."""
+    """Appends one batch, and reads its offset: -1 if the broker already had it and does not say where."""
 
     def __init__(self, transaction: Transaction, batch: bytes, timeout: float) -> None:
         self._transaction = transaction
@@ -141,6 +141,7 @@ class _Appended:
         """Return the offset."""
         [topic] = answer.responses
         [told] = topic.partition_responses
+        # a duplicate is in the log already: the answer to its first copy was lost
         if told.error_code != _DUPLICATE_SEQUENCE:
             raise_for(told.error_code, f"appending to {topic.name}-{told.index}: {told.error_message or ''}")
         yield (topic.name, told.index), told.base_offset

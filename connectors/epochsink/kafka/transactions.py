@@ -1,7 +1,6 @@
-"""End, describe and list transactions that other processes have begun, and read the transaction coordinator's answers.
+"""End, describe and list transactions that other processes began, and judge the transaction coordinator's answers.
 
-The two tables here are the only place that says what its answers mean. A time-out, a lost connection or an answer that
-is not in the table never means "aborted".
+Only this module says what these answers mean. A time-out, a lost connection or an unknown answer never means "aborted".
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ _ID_NOT_FOUND = 105
 
 
 _NEWEST_END_TXN = 4
-"""The last version of EndTxn for transactions that are begun by the older protocol, as librdkafka begins ours.
+"""The last version of EndTxn for transactions of the older protocol, which librdkafka uses.
 
-Clusters take it whatever level of transaction.version they have finalised. Version 5 ends what was begun by the
-protocol of level 2, and brokers offer it at any level: below 2 it can leave a transaction open, beyond every timeout,
-until the broker restarts (docs/explanation/decisions.md).
+Brokers accept it at every level of transaction.version. Version 5 is for the protocol of level 2, and brokers offer it
+at every level: below level 2 it can leave a transaction open, beyond every timeout, until the broker restarts
+(docs/explanation/decisions.md).
 """
 
 _NEWEST_INIT_PRODUCER_ID = 4
 """Later versions are for the protocol of level 2."""
 _NO_TRANSACTION_MS = 1000
-"""The timeout of ids under which no transaction is begun: less than any broker's limit."""
+"""The timeout for ids under which no transaction is begun: below any broker's limit."""
 
 
 class Answer(enum.Enum):
@@ -74,12 +73,12 @@ END_TRANSACTION: Final[dict[int, tuple[Answer, str]]] = {
 
 
 def answer_to(code: int) -> tuple[Answer, str]:
-    """Return what an error code of EndTxn calls for; an unknown one calls for an operator."""
+    """Return what to do about an error code of EndTxn; an unknown code needs an operator."""
     return END_TRANSACTION.get(code, (Answer.REFUSED, f"error code {code}"))
 
 
 class State(enum.Enum):
-    """States of a transactional id, as DescribeTransactions names them, and one for "no such id"."""
+    """The states of a transactional id, as DescribeTransactions names them, and one for an unknown id."""
 
     EMPTY = "Empty"
     ONGOING = "Ongoing"
@@ -93,11 +92,11 @@ class State(enum.Enum):
 
 
 ENDING: Final = frozenset({State.PREPARE_COMMIT, State.PREPARE_ABORT, State.PREPARE_EPOCH_FENCE})
-"""States after the decision, while its markers are still being written to the partitions."""
+"""States after the decision, while the ends are still being written to the partitions."""
 
 
 class Description(NamedTuple):
-    """What a coordinator says about a transactional id now."""
+    """A coordinator's description of a transactional id."""
 
     state: State
     producer_id: int = -1
@@ -105,12 +104,12 @@ class Description(NamedTuple):
     begun_ms: int = 0
     """When the transaction began, in milliseconds since 1970."""
     timeout_ms: int = 0
-    """After how long the brokers abort it."""
+    """The brokers abort it after this many milliseconds."""
     partitions: Sequence[tuple[str, int]] = ()
-    """Where it has records: those of its marker's group are in an internal topic."""
+    """Where it has records; the internal topic of its marker's group is among them."""
 
     def is_of(self, transaction: Transaction) -> bool:
-        """Whether the id is still used by the producer of this very transaction."""
+        """Whether the id's newest producer is the producer of this transaction."""
         return self.producer_id == transaction.producer_id and self.producer_epoch == transaction.producer_epoch
 
 
@@ -119,24 +118,25 @@ def verdict_on(
 ) -> Verdict | None:
     """Return the verdict on a transaction that EndTxn could not commit; None if it is not known yet.
 
-    ``marker`` is the newest epoch that the Spark partition's group says is applied, read after ``now``. It became
-    visible together with the transaction, so it is proof; the id is not, because other attempts use it again.
+    ``marker`` is the newest epoch that the Spark partition's groups show as applied, read after ``now``. The marker
+    proves a commit, because it became visible together with the transaction. The id does not, because other attempts
+    use it again.
     """
     mine = now.is_of(transaction)
-    # open, or decided and not written to the partitions yet: the marker could still be missing
+    # open, or decided but not yet written to the partitions: the marker may still appear
     if now.state in ENDING or (mine and now.state is State.ONGOING):
         return None
     if marker is not None and marker >= epoch:
         return COMMITTED
     if now.state is State.COMPLETE_COMMIT:
-        # the marker becomes visible just after the commit; if it never does, it was deleted
+        # the marker becomes visible just after the commit; if it stays absent, it was deleted
         return COMMITTED if mine else None
     evidence = (
         f"transactional id {transaction.transactional_id} is {now.state.value} (producer {now.producer_id}, epoch "
         f"{now.producer_epoch}; prepared as producer {transaction.producer_id}, epoch {transaction.producer_epoch}), "
         f"and the newest epoch applied in its Spark partition is {marker}"
     )
-    # without a marker nothing tells "never committed" from "committed long ago": never conclude "aborted" then
+    # without a marker, "never committed" and "committed long ago" look the same: do not conclude "aborted"
     if marker is None and (marker_may_be_gone or now.state is State.NOT_FOUND):
         return Verdict(
             Outcome.UNKNOWN,
@@ -146,7 +146,7 @@ def verdict_on(
 
 
 class Transactions:
-    """The transactions of one cluster. Every method retries failures that may pass; raises `Unreachable`, `Refused`.
+    """The transactions of one cluster. Every method retries passing failures; raises `Unreachable`, `Refused`.
 
     Deadlines are monotonic seconds.
     """
@@ -155,13 +155,13 @@ class Transactions:
         self._cluster = cluster
 
     def end(self, transaction: Transaction, deadline: float, *, commit: bool) -> tuple[Answer, str]:
-        """Commit or abort; return the coordinator's answer, never AGAIN, and its name; if REFUSED, what to do too."""
+        """Commit or abort; return the coordinator's answer, never AGAIN, and its name; after REFUSED also a hint."""
 
         def attempt() -> tuple[Answer, str]:
             code = self._end_once(transaction, commit=commit)
             answer, name = answer_to(code)
             if answer is Answer.AGAIN:
-                # another broker may coordinate the id by now
+                # another broker may be the coordinator now
                 self._cluster.forget(CoordinatorType.TRANSACTION, [transaction.transactional_id])
                 raise RetriableError(f"EndTxn for {transaction.transactional_id}: {name}")
             return answer, f"{name}; {errors.hint(code)}" if answer is Answer.REFUSED else name
@@ -170,9 +170,9 @@ class Transactions:
         return found
 
     def commit_many(self, transactions: Sequence[Transaction], deadline: float) -> set[Transaction]:
-        """Commit transactions without waiting for one before the next; return those whose coordinator has decided so.
+        """Commit transactions without waiting for each answer; return those that the coordinator has decided.
 
-        The outcome of the others is unknown: `end` asks again, and says what is wrong.
+        The outcome of the others is unknown: call `end` for each, which says what is wrong.
         """
         requests = {each.transactional_id: _end_txn(each, commit=True) for each in transactions}
         answers = self._cluster.until(deadline, lambda: self._cluster.ask_each(CoordinatorType.TRANSACTION, requests))
@@ -186,7 +186,7 @@ class Transactions:
         return found
 
     def initialise(self, name: str, deadline: float) -> tuple[int, int]:
-        """Take a transactional id over, as a producer does; return its producer id and its new producer epoch."""
+        """Initialise a transactional id, as a producer does; return its producer id and new producer epoch."""
         request = InitProducerIdRequest(
             transactional_id=name, transaction_timeout_ms=_NO_TRANSACTION_MS, max_version=_NEWEST_INIT_PRODUCER_ID
         )
@@ -209,7 +209,7 @@ class Transactions:
         """Return the transactional ids with this prefix that are in one of these states, on any broker."""
 
         def attempt() -> list[str]:
-            # from every broker, because each coordinates some of the ids
+            # ask every broker, because each coordinates some of the ids
             listings = self._cluster.admin().list_transactions(state_filters=[state.value for state in states])
             ids = [listing.transactional_id for listed in listings.values() for listing in listed]
             return sorted(found for found in ids if found.startswith(prefix))
@@ -218,7 +218,7 @@ class Transactions:
         return found
 
     def newest_generation(self, key: str, deadline: float) -> int:
-        """Return the highest generation in the transactional ids of an identity, 0 if there are none."""
+        """Return the highest generation in the transactional ids of an identity; 0 if there are none."""
         ids = self.ids(TransactionalId.prefix(key), (), deadline)
         return max((known.generation for known in map(TransactionalId.parse, ids) if known), default=0)
 

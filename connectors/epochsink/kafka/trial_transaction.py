@@ -1,4 +1,4 @@
-"""Try a transaction before the first row moves: begin it as a task does, and end it as the driver does."""
+"""Try a transaction before the first row is written: begin it as a task does, and end it as the driver does."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 _NAME: Final = f"{PREFIX}.check"
 _IDS: Final = 16
-"""Few, because brokers remember each id for days; several, for checks that run at the same time."""
+"""Few, because brokers remember each id for days; several, because checks may run at the same time."""
 
 _ATTEMPTS: Final = 3
 _SHORTEST_MS: Final = 1_000
-"""The shortest timeout that librdkafka takes; brokers allow no less."""
+"""The shortest transaction timeout that librdkafka and brokers allow."""
 _TIMEOUT_MS: Final = 10_000
 _COMPARED_WITH_TIMEOUT: Final = frozenset({"message.timeout.ms", "socket.timeout.ms"})
 _LOOK_AGAIN_SECONDS: Final = 0.02
 
 
 def beginning(config: KafkaConfig) -> list[str]:
-    """Try what a task does first: connect with the producing client and get a producer id under our prefix."""
+    """Connect with the producing client, and get a producer id under our prefix; return what failed."""
     try:
         _begun(config, _SHORTEST_MS).release()
     except ConfigurationError as wrong:
@@ -46,7 +46,7 @@ def beginning(config: KafkaConfig) -> list[str]:
 
 
 def settings(config: KafkaConfig, transaction_timeout_ms: int) -> list[str]:
-    """Have the producing client compare its options with the timeout of the tasks' transactions; needs no broker."""
+    """Let the producing client compare its options with the tasks' transaction timeout. Does not connect."""
     try:
         _producer(config, config.options, transaction_timeout_ms).release()
     except ConfigurationError as wrong:
@@ -55,10 +55,11 @@ def settings(config: KafkaConfig, transaction_timeout_ms: int) -> list[str]:
 
 
 def ending(config: KafkaConfig, cluster: Cluster, topic: str, cap: float | None) -> list[str]:
-    """Try what comes last: put an offset into a transaction, leave it open, and end it with the driver's client.
+    """Add an offset to a transaction, leave it open, and end it with the driver's client; return what failed.
 
-    ``cap`` is the longest timeout of transactions that the brokers allow, in seconds; None if it is not known.
+    ``cap`` is the longest transaction timeout that the brokers allow, in seconds; None if it is not known.
     """
+    # another check may use the same id at the same time
     policy = retrying(_is_fenced, attempts=_ATTEMPTS)
     timeout_ms = _TIMEOUT_MS if cap is None else min(_TIMEOUT_MS, round(1000 * cap))
     try:
@@ -76,7 +77,7 @@ def _finding(wrong: ConfigurationError) -> str:
 def _left_open(config: KafkaConfig, topic: str, timeout_ms: int) -> Transaction:
     trial = _begun(config, timeout_ms)
     try:
-        # an offset, because EndTxn refuses a transaction that is empty
+        # with an offset, because EndTxn refuses an empty transaction
         trial.mark(_NAME, topic, 0)
         return Transaction(trial.transactional_id, *trial.identity())
     finally:
@@ -88,11 +89,12 @@ def _ended(transactions: Transactions, transaction: Transaction, deadline: float
     answer, told = transactions.end(transaction, deadline, commit=False)
     if answer is Answer.REFUSED:
         return [f"the coordinator refuses to end transaction {name}: {told}"]
+    # the answer is not proof: some clusters accept the request and leave the transaction open
     while transactions.describe([name], deadline)[name].state in ENDING:
         if time.monotonic() >= deadline:
             finding = (
-                f"the coordinator has agreed to end transaction {name} and does not end it: no reader would get past "
-                "an epoch; see the broker's log and the feature transaction.version of the cluster"
+                f"the coordinator has accepted the end of transaction {name} and does not carry it out: readers would "
+                "never get past an epoch; see the broker's log and the cluster's feature transaction.version"
             )
             return [finding]
         time.sleep(_LOOK_AGAIN_SECONDS)
@@ -100,7 +102,7 @@ def _ended(transactions: Transactions, transaction: Transaction, deadline: float
 
 
 def _begun(config: KafkaConfig, timeout_ms: int) -> TransactionalProducer:
-    # the client compares these options with the timeout, which is not that of tasks
+    # without the options that the client compares with the timeout: this timeout is not the tasks' timeout
     options = {name: value for name, value in config.options.items() if name not in _COMPARED_WITH_TIMEOUT}
     trial = _producer(config, options, timeout_ms)
     try:
@@ -117,5 +119,5 @@ def _producer(config: KafkaConfig, options: Mapping[str, str], transaction_timeo
 
 
 def _is_fenced(failure: BaseException) -> bool:
-    """Whether another check has taken the id over."""
+    """Whether another check uses the same id."""
     return isinstance(failure, NativeError) and failure.code in errors.FENCED

@@ -1,11 +1,11 @@
 """Ask the leaders of the partitions whether they hold an epoch's rows.
 
-The transaction coordinator does not know: it answers a commit well even if an operator has aborted the transaction at
-the partitions, or if a lost disk or an unclean election has removed its rows.
+The transaction coordinator does not know. It accepts a commit even if an operator has aborted the transaction at the
+partitions, or if a lost disk or an unclean election has removed its rows.
 
-Before the commit, each partition must have the transaction open with all of its rows: a producer numbers a
-transaction's rows from 0 in each partition, so the last numbers give the count. After the commit, no partition may have
-lost records that it had at the vote, and none may have aborted the transaction.
+Before the commit, each partition must show the transaction as open, with all of its rows. A producer numbers a
+transaction's rows from 0 in each partition, so the last sequence numbers give the count. After the commit, no partition
+may have lost records that it had at the vote, and none may have aborted the transaction.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ Producer = tuple[int, int]
 """A producer's id and epoch."""
 
 _NOT_OPEN: Final = -1
-"""The first offset of a producer that has no transaction open."""
+"""The start offset that the leader gives for a producer without an open transaction."""
 _WAIT_MS: Final = 100
 _MARKERS_SECONDS: Final = 0.1
-"""How long ends of transactions are waited for at the partitions, before the coordinator is asked about them."""
+"""How long the partitions are read for the ends of transactions before the coordinator is asked."""
 _BYTES_EACH: Final = 64 << 10
 _BYTES_IN_ALL: Final = 16 << 20
 
@@ -47,8 +47,9 @@ _BYTES_IN_ALL: Final = 16 << 20
 class Seen(NamedTuple):
     """The leaders' answers before a commit.
 
-    ``topics`` are the ids of the topics, by name. ``whole`` holds the complete parts, with their places, by index;
-    ``missing`` says what the others lack. ``ends`` is where the partitions ended, ``before`` as `Witness.open_before`.
+    ``topics`` holds the ids of the topics, by name. ``whole`` holds the complete parts, with their places, by index.
+    ``missing`` says what the others lack. ``ends`` holds the ends of the partitions. ``before`` is what
+    `Witness.open_before` returns.
     """
 
     topics: Mapping[str, str]
@@ -59,7 +60,7 @@ class Seen(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """What partitions have lost of committed parts, in words, and the transactions whose ends they do not all show."""
+    """The loss of committed rows in words, or None, and the transactions whose end some partition does not show."""
 
     words: str | None
     unseen: Sequence[Transaction] = ()
@@ -72,13 +73,13 @@ class Witness:
         self._cluster = cluster
 
     def look(self, parts: Sequence[KafkaCommittable], others: Iterable[str], deadline: float) -> Seen:
-        """See which parts can be committed whole; ``others`` are topics whose ids are wanted, too.
+        """Return which parts are complete; ``others`` are further topics whose ids are wanted.
 
-        A part whose topic has another id now is in neither ``whole`` nor ``missing``. Whether rows were deleted is seen
-        from the vote on, which notes where they begin.
+        A part whose topic has another id now is in neither ``whole`` nor ``missing``. Deleted rows are noticed only
+        after the vote, which notes where a part's rows begin.
         """
         written_to = {topic for part in parts for topic in part.topics}
-        # in this order: an abort that the producers do not show yet is then behind the end, where `lost` looks
+        # the ends first: an abort that the producers do not show yet is then behind the end, where `lost` looks
         questions: list[Question] = [END_OFFSETS, Producers()]
         if any(map(_was_voted_on, parts)):
             questions.append(FIRST_OFFSETS)
@@ -105,10 +106,10 @@ class Witness:
         return seen
 
     def open_before(self, parts: Sequence[KafkaCommittable], deadline: float) -> frozenset[Producer]:
-        """Return the producers, other than the parts', with a transaction open that began before the parts' rows ended.
+        """Return the other producers whose open transactions began before the end of the parts' rows.
 
-        Readers get to these rows when those transactions have ended. There are no new ones: what begins after the vote,
-        as the next epoch does, is behind the rows.
+        Readers get these rows when those transactions have ended. No new ones come: a transaction that begins after the
+        vote, as those of the next epoch do, is behind the rows.
         """
 
         def attempt() -> frozenset[Producer]:
@@ -121,10 +122,10 @@ class Witness:
         return found
 
     def lost(self, parts: Sequence[KafkaCommittable], ends: Ends, deadline: float, *, ended: bool) -> Loss:
-        """Look for the ends of parts that are committed, and for what partitions have lost of their rows.
+        """Look for the ends of committed parts, and for rows that partitions have lost.
 
-        ``ends`` is where partitions ended when transactions were seen whole; of the others, the vote has noted it.
-        ``ended`` says that the coordinator has written all ends: what a partition does not show then was deleted.
+        ``ends`` holds the ends of partitions when transactions were seen whole; for other transactions the vote noted
+        them. ``ended`` says that the coordinator has written all ends: an end that is missing then was deleted.
         """
 
         def attempt() -> Loss:
@@ -134,10 +135,11 @@ class Witness:
             [first] = leaders.look(names, lambda: [at for at in ahead if at[0] in leaders.topics], endings.records())
             if topics := sorted({topic for part in parts for topic in part.recreated(leaders.ids())}):
                 return Loss(f"topic(s) {', '.join(topics)} were deleted, and perhaps created again")
-            # what a leader does not have is lost, or older than what the partition keeps
+            # a leader without these records has lost them, or retention has deleted them: `_cut_off` tells which
             gone = {at for at, found in first.items() if found.records is None}
             if cut := _cut_off(leaders, parts, gone | endings.mixed()):
                 return Loss(cut)
+            # the records of the vote are still there: read from behind them
             endings.again_from_vote(gone)
             shown = {at: found for at, found in first.items() if at not in gone}
             aborted = endings.aborted(leaders, shown, deadline, ended=ended)
@@ -150,7 +152,7 @@ class Witness:
 def _open_places(
     parts: Iterable[KafkaCommittable], producers: Mapping[Partition, Iterable[Any]], ends: Mapping[Partition, End]
 ) -> dict[int, list[tuple[Place, int]]]:
-    """Return where the parts' transactions are open, and the number of rows there, by producer id."""
+    """Return the places where the parts' transactions are open, with their row counts, by producer id."""
     epochs = {part.transaction.producer_id: part.transaction.producer_epoch for part in parts}
     found: dict[int, list[tuple[Place, int]]] = {producer_id: [] for producer_id in epochs}
     for (topic, number), states in producers.items():
@@ -189,7 +191,7 @@ def _why_missing(
     rows = sum(count for _, count in found)
     if gone := [_named(at) for at, start in voted.items() if opened.get(at) != start]:
         why = f"it is not open any more in {', '.join(gone)}"
-    # modulo, because sequence numbers begin again at 0
+    # modulo, because sequence numbers wrap around to 0
     elif not found or (rows - part.rows) % SEQUENCES:
         why = f"they hold {rows} of its {part.rows} row(s)"
     elif cut := [_named(at) for at, start in opened.items() if at in starts and start < starts[at].offset]:
@@ -204,10 +206,10 @@ def _was_voted_on(part: KafkaCommittable) -> bool:
 
 
 def _cut_off(leaders: Leaders, parts: Sequence[KafkaCommittable], doubtful: Collection[Partition]) -> str | None:
-    """Say which of some partitions has lost records that it had at the vote."""
+    """Return, in words, which of the partitions has lost records that it had at the vote; None if none has."""
     left = {place for part in parts for place in part.places if (place.topic, place.partition) in doubtful}
     while left:
-        # one place for each partition in a request; a part that was prepared again has more
+        # a request takes one place of each partition; after a replay there may be several
         now = {(place.topic, place.partition): place for place in left}
         [ends] = leaders.ask(now, EpochEnds({at: place.leader_epoch for at, place in now.items()}))
         for at, end in ends.items():
@@ -218,9 +220,9 @@ def _cut_off(leaders: Leaders, parts: Sequence[KafkaCommittable], doubtful: Coll
 
 
 class _Endings:
-    """The ends of parts' transactions in the partitions' logs, from where the partitions ended when these were whole.
+    """Looks for the ends of transactions in the logs, from the ends of the partitions when these were seen whole.
 
-    A partition without the end of a transaction proves nothing: retention and compaction delete ends too.
+    A missing end proves nothing: retention and compaction delete ends too.
     """
 
     def __init__(self, parts: Sequence[KafkaCommittable], ends: Ends) -> None:
@@ -238,19 +240,19 @@ class _Endings:
         self._deleted: set[Partition] = set()
 
     def mixed(self) -> set[Partition]:
-        """Return the partitions that ended at several offsets: the first of them does not show what is behind it."""
+        """Return the partitions with several noted ends: a fetch from the first one proves nothing about the others."""
         return {at for at, found in self._ends.items() if len(found) > 1}
 
     def again_from_vote(self, partitions: Iterable[Partition]) -> None:
-        """Read some partitions from where the vote has seen them end, whatever has been cut off behind that."""
+        """Read these partitions from the end that the vote noted, without the check for cut-off records."""
         self._positions |= {at: End(self._voted[at]) for at in partitions}
 
     def ahead(self) -> list[Partition]:
-        """Return the partitions whose records are still to be read."""
+        """Return the partitions that have to be read further."""
         return [at for at, waiting in self._waiting.items() if waiting and at not in self._deleted]
 
     def records(self) -> Records:
-        """Return what to ask the leaders next."""
+        """Return the next question to the leaders."""
         return Records(self._positions, wait_ms=_WAIT_MS, bytes_each=_BYTES_EACH, bytes_in_all=_BYTES_IN_ALL)
 
     def unseen(self) -> list[Transaction]:
@@ -260,15 +262,17 @@ class _Endings:
     def aborted(
         self, leaders: Leaders, fetched: Mapping[Partition, Fetched], deadline: float, *, ended: bool
     ) -> str | None:
-        """Say which partition had aborted a transaction before the coordinator told it to commit; None if none had.
+        """Return, in words, which partition had aborted a transaction before its commit; None if none had.
 
         ``fetched`` is the answer to the first `records`.
         """
+        # not for long at first: the coordinator knows whether the ends are still being written
         patience = deadline if ended else time.monotonic() + _MARKERS_SECONDS
         while True:
             for at, found in fetched.items():
                 if lost := self._read(at, found.records or b""):
                     return lost
+                # the position is gone, or the whole log was read: the ends were deleted
                 if found.records is None or (ended and self._positions[at].offset >= found.end):
                     self._deleted.add(at)
             late = time.monotonic() > patience
@@ -277,13 +281,13 @@ class _Endings:
             if late:
                 raise Unreachable(
                     f"{_named(ahead[0])} does not show the end of a transaction in time",
-                    hint="check that all brokers run; nothing is lost meanwhile",
+                    hint="check that all brokers run; no row is lost",
                 )
             [fetched] = leaders.ask(ahead, self.records())
 
     def _read(self, at: Partition, records: bytes) -> str | None:
         for after, batch in record_batch.split(records):
-            # a fetch begins with the batch that the position lies in
+            # a fetch begins with the batch that contains the position
             if after <= self._positions[at].offset:
                 continue
             self._positions[at] = End(after)
@@ -297,17 +301,17 @@ class _Endings:
 
 
 class _Ending:
-    """A transaction whose end is looked for in one partition."""
+    """The search for the end of one transaction in one partition."""
 
     def __init__(self, transaction: Transaction) -> None:
         self.transaction = transaction
         self.was_aborted = False
 
     def is_over(self, end: Batch) -> bool:
-        """Take in an end of this producer; return whether nothing that follows is about the transaction.
+        """Take in an end of this producer; return whether the search is over.
 
-        An operator's abort is followed by the "commit" of the same transaction. An abort without one is the
-        coordinator's: another driver has found the transaction lost, and prepared its rows again.
+        After an operator's abort, the commit of the same transaction follows. An abort without that commit is the
+        coordinator's: another driver has found the transaction lost, and has prepared its rows again.
         """
         if end.producer_epoch == self.transaction.producer_epoch and end.is_abort:
             self.was_aborted = True

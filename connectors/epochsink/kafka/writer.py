@@ -1,4 +1,4 @@
-"""Write a task's rows into one transaction, and leave it open for the driver."""
+"""Write a task's rows into one transaction, and leave the transaction open for the driver."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
 log = logging.getLogger("epochsink.kafka")
 
 _NOBODY: Final = (-1, -1)
-"""Producer id and epoch of a transaction that is not open."""
+"""Producer id and producer epoch in a committable without an open transaction."""
 
 
-# librdkafka takes NULL for "no value"; an empty value needs some address
+# for librdkafka NULL is "no value", so an empty value needs an address
 _EMPTY: Final = np.zeros(1, dtype="u1")
 
 
 class KafkaWriter:
     """Produces one attempt at one Spark partition of an epoch.
 
-    ``spooled_as`` is the uuid under which the rows are spooled: the task's own, unless the driver writes the rows of
-    an earlier task again. ``topic`` is that of all rows, None if each has its own. If the broker aborts
-    the transaction while the task writes, because it takes longer than the timeout, a task with a spool goes on: its
-    committable names no open transaction, so the vote writes the rows again.
+    ``spooled_as`` is the uuid under which the rows are spooled: the task's own uuid, or an earlier task's if the driver
+    writes its rows again. ``topic`` is the topic of all rows, or None if each row names its own. If the task takes
+    longer than the transaction timeout, the broker aborts the transaction. A task with a spool then continues: its
+    committable names no open transaction, and the vote writes the rows again.
     """
 
     def __init__(self, config: KafkaConfig, task: Task, spooled_as: str, topic: str | None) -> None:
@@ -55,7 +55,7 @@ class KafkaWriter:
         self._key = identity_key(task.identity)
         self._rows = 0
         self._topics: dict[str, str] = {}
-        # the driver writes again in the vote or in a replay: what it loses then, nothing would write once more
+        # not if the driver writes in the vote or in a replay: nothing would write the rows a third time
         again = spooled_as != task.uuid
         self._can_be_lost = task.keeping.is_spooled and config.is_redone and not again
         self._lost: NativeError | None = None
@@ -75,7 +75,7 @@ class KafkaWriter:
             raise self._error(failure, f"no transaction could be begun at {config.bootstrap_servers}") from failure
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Hand a batch over to the client. Raises `PrepareFailed`, `RowsRejected`."""
+        """Give a batch to the client. Raises `PrepareFailed`, `RowsRejected`."""
         if self._topic is not None:
             return self._produce(self._topic, batch)
         for topic, rows in by_topic(batch):
@@ -88,7 +88,7 @@ class KafkaWriter:
         return None
 
     def prepare(self) -> Committable:
-        """Flush, put the marker into the transaction, and leave it open."""
+        """Flush, add the marker to the transaction, and leave the transaction open. Raises `PrepareFailed`."""
         if self._rows and self._lost is not None:
             return self._committable(Transaction(self.transactional_id, *_NOBODY))
         marker_topic = next(iter(self._topics), None)
@@ -97,10 +97,10 @@ class KafkaWriter:
                 f"Spark partition {self._partition} has no rows, and an empty transaction cannot be ended"
             )
         try:
-            # before the marker, which must not be committed with a part of the rows
+            # before the marker: it must not be committed with only some of the rows
             self._producer.flush()
             group = marker_group(self._key, self._partition, self._epoch.number % 2)
-            # with the attempt, because a driver on another copy of the checkpoint writes the same epochs
+            # the attempt tells this driver from one on another copy of the checkpoint, which has the same epochs
             self._producer.mark(group, marker_topic, self._epoch.number, self._epoch.attempt)
             producer_id, producer_epoch = self._producer.identity()
         except NativeError as failure:
@@ -108,7 +108,7 @@ class KafkaWriter:
                 return self.prepare()
             raise self._error(failure, "its rows could not be prepared") from failure
         reach("kafka.produced")
-        # ends the client and leaves the transaction open
+        # after the producer id is known: this ends the client and leaves the transaction open
         self._producer.release()
         return self._committable(Transaction(self.transactional_id, producer_id, producer_epoch))
 
@@ -124,14 +124,14 @@ class KafkaWriter:
         return prepared.to_json()
 
     def abort(self) -> None:
-        """Abort the transaction; if that fails, the driver's sweep or the broker's time-out does.
+        """Abort the transaction. If that fails, the driver's sweep or the broker's time-out aborts it.
 
-        What is prepared stays, because only the driver knows whether it is recorded.
+        A prepared transaction stays open, because only the driver knows whether it is recorded.
         """
         try:
             self._producer.abort()
         except NativeError as failure:
-            log.info("transaction %s is left for the driver to abort: %s", self.transactional_id, failure.text)
+            log.info("transaction %s will be aborted by the driver: %s", self.transactional_id, failure.text)
 
     def _produce(self, topic: str, batch: pa.RecordBatch) -> None:
         if self._lost is not None:
@@ -142,7 +142,7 @@ class KafkaWriter:
         array = fill(batch)
         try:
             if topic not in self._topics:
-                # before the first row: a topic that is created again later has another id
+                # before the first row: if the topic is created again later, its id differs
                 self._topics[topic] = self._producer.topic_id(topic)
             if headers is None and timestamps is None:
                 self._producer.produce(topic, array)
@@ -150,14 +150,14 @@ class KafkaWriter:
                 self._producer.produce_each(topic, array, headers, timestamps)
         except NativeError as failure:
             if not self._may_lose(failure):
-                raise self._error(failure, f"rows were not taken for topic '{topic}'") from failure
+                raise self._error(failure, f"rows for topic '{topic}' were refused") from failure
         self._rows += batch.num_rows
 
     def _may_lose(self, failure: NativeError) -> bool:
-        """Whether the task can go on without its transaction, which a failure has ended."""
+        """Whether the task can continue after a failure that ended its transaction."""
         if self._can_be_lost and failure.code in errors.GIVEN_UP:
             log.info(
-                "transaction %s is given up, the rows will be written again: %s", self.transactional_id, failure.text
+                "transaction %s was aborted, the vote writes its rows again: %s", self.transactional_id, failure.text
             )
             self._lost = failure
             self._producer.release()
@@ -173,7 +173,7 @@ class KafkaWriter:
 
 
 def _refuse_partitions(batch: pa.RecordBatch) -> None:
-    """Refuse negative partitions: the client would take -1 for "choose one", which null says."""
+    """Refuse negative partitions: for the client -1 means "choose one", which users write as null."""
     if "partition" not in batch.schema.names:
         return
     lowest = pc.min(batch.column("partition")).as_py()
@@ -200,7 +200,7 @@ def _headers(batch: pa.RecordBatch) -> Sequence[Any] | None:
 
 
 def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
-    """Return milliseconds since 1970, 0 for null: the client then takes the time of writing."""
+    """Return milliseconds since 1970; 0 for null, for which the client uses the time of writing."""
     if "timestamp" not in batch.schema.names:
         return None
     column = batch.column("timestamp")
@@ -208,7 +208,7 @@ def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
     milliseconds = pc.cast(column, unit, safe=False).cast(pa.int64())
     earliest = pc.min(milliseconds).as_py()
     if earliest is not None and earliest <= 0:
-        # librdkafka writes the present for 0, and Kafka has no times before 1970
+        # for librdkafka 0 means "now", and Kafka has no timestamps before 1970
         raise RowsRejected(
             "a row has a timestamp before 1970-01-01 00:00:00.001 UTC, the earliest that can be written",
             hint="correct it, or write null for the time of writing: timestamp='nullif(t, timestamp_millis(0))'",
@@ -218,13 +218,13 @@ def _timestamps(batch: pa.RecordBatch) -> Sequence[int] | None:
     return values
 
 
-# ---- Arrow columns to librdkafka's array of messages, without touching rows from Python
+# ---- convert Arrow columns to librdkafka's array of messages, without a Python loop over rows
 
 
 def fill(batch: pa.RecordBatch) -> NDArray[Any]:
     """Return `MESSAGE` structs that point into the buffers of ``batch``, which must outlive them.
 
-    Columns ``key`` and ``partition`` may be absent; ``key``, ``value`` are strings or binary.
+    The columns ``key`` and ``partition`` may be absent; ``key`` and ``value`` are strings or binary.
     """
     messages = np.zeros(batch.num_rows, dtype=MESSAGE)
     messages["payload"], messages["len"] = _pointers(batch.column("value"))
@@ -236,12 +236,12 @@ def fill(batch: pa.RecordBatch) -> NDArray[Any]:
 
 
 def partitions(batch: pa.RecordBatch) -> NDArray[Any]:
-    """Return the partition of each row, -1 for null: the partitioner then chooses."""
+    """Return the partition of each row; -1 for null, which lets the partitioner choose."""
     return arrow_buffers.to_numpy(pc.fill_null(batch.column("partition"), arrow_buffers.number(UNASSIGNED, "int32")))
 
 
 def by_topic(batch: pa.RecordBatch) -> list[tuple[str | None, pa.RecordBatch]]:
-    """Split a batch by its column ``topic``, in the order of first appearance; None where that is null."""
+    """Split a batch by its column ``topic``, in order of first appearance; null becomes None."""
     column = batch.column("topic")
     parts = []
     for topic in pc.unique(column):
@@ -251,7 +251,7 @@ def by_topic(batch: pa.RecordBatch) -> list[tuple[str | None, pa.RecordBatch]]:
 
 
 def _pointers(column: pa.Array) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return (address, length) of each row's bytes; address 0 for null."""
+    """Return the address and the length of each row's bytes; address 0 for null."""
     if pa.types.is_null(column.type):
         nothing = np.zeros(len(column), dtype="u8")
         return nothing, nothing
