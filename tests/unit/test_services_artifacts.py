@@ -72,7 +72,7 @@ def test_a_registry_that_stays_away_is_an_error_that_leaves_nothing(ivy_that_fai
 def test_another_jar_than_the_recorded_one_is_refused(ivy_that_fails: Path) -> None:
     ivy_that_fails.write_text("0")
     other = Artifact("org.example", "thing", "1.0", "0" * 64)
-    with pytest.raises(ServiceError, match="recorded is 0000"):
+    with pytest.raises(ServiceError, match="expected 0000"):
         artifacts.fetch(Bundle("thing-1.0", (other,)))
     assert [path.name for path in (cache.cache_folder() / "bundles").iterdir()] == [".lock"]
 

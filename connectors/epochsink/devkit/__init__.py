@@ -1,1 +1,1 @@
-"""For development: services to test against, and the demo."""
+"""Development tools: services to test against, and the demo."""

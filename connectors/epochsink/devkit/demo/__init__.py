@@ -1,6 +1,6 @@
-"""`epochsink demo`: a real pipeline is killed -9 again and again, with and without epochsink, and rows are counted.
+"""`epochsink demo`: kill a real pipeline with SIGKILL again and again, with and without epochsink, and count the rows.
 
-    Kafka topic  ->  Spark Structured Streaming (a process of its own: `pipeline`)  ->  table, index and topic
+    Kafka topic  ->  Spark Structured Streaming (a separate process: `pipeline`)  ->  table, index and topic
 
-`show` is the whole demo, `scenario` one pipeline with its kills, `destination` a place that it writes to.
+`show` runs the whole demo, `scenario` one pipeline with its kills; `destination` is a place that it writes to.
 """

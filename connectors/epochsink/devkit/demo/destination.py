@@ -1,6 +1,6 @@
-"""What the demo asks of a place that its pipeline writes to, and the count of its rows at the end.
+"""Define a place that the demo's pipeline writes to, and count its rows at the end.
 
-A new kind of destination is a class, and an entry in `settings`.
+A new kind of destination needs a class and an entry in `settings`.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from epochsink.testing.readers import Reader
 
 Offsets = dict[int, int]
-"""For each partition of the topic of orders, the offset after the last order meant."""
+"""For each partition of the topic of orders, the offset after the last included order."""
 Copies = Counter[int]
-"""How many rows there are of each order, by its id."""
+"""The number of rows of each order, by its id."""
 
 
 class Eye(Protocol):
     """A reader's connection to a destination."""
 
     def look(self) -> int:
-        """Return how many rows are visible now; what is asked next is asked of the same instant."""
+        """Return how many rows are visible now. The following questions are answered for the same point in time."""
 
     def beyond(self, decided: Offsets) -> set[int]:
-        """Return the ids of orders at or after these offsets of the topic that the look saw.
+        """Return the ids of visible orders at or after these offsets of the topic.
 
-        May leave out what an earlier look saw, too.
+        May leave out orders that were already visible at an earlier look.
         """
 
     def close(self) -> None:
@@ -41,39 +41,39 @@ class Eye(Protocol):
 
 
 class Destination(Protocol):
-    """One table, topic or index. A frozen dataclass of plain values: it crosses to the pipeline's process as JSON."""
+    """One table, topic or index. A frozen dataclass of plain values, sent to the pipeline's process as JSON."""
 
     label: ClassVar[str]
-    """What the display calls it."""
+    """Its name in the display."""
     steps: ClassVar[Sequence[Step]]
-    """Steps of its own sink at which to kill."""
+    """Steps of its sink at which to kill."""
 
     def create(self) -> None:
-        """Make it, empty, and without anything that would hide duplicates."""
+        """Create it empty, without unique keys, which would hide duplicates."""
 
     def sink(self) -> Sink:
         """Return its sink for `ExactlyOnce`."""
 
     def eye(self) -> Eye:
-        """Connect as any reader would."""
+        """Connect a reader."""
 
     def copies(self) -> Copies:
-        """Count the rows of each order, after everything has ended."""
+        """Count the rows of each order, after the pipeline has ended."""
 
     def reader(self) -> Reader:
-        """Return the reader for tests, which knows what a sink may leave behind."""
+        """Return the reader for tests, which also finds what a sink may leave behind."""
 
 
 class Appendable(Destination, Protocol):
-    """A destination for the plain pipeline, too: one that Spark has a writer for."""
+    """A destination that Spark has a writer for, so that the plain pipeline can use it too."""
 
     def append(self, frame: DataFrame) -> None:
-        """Write a batch the way that pipelines do it without epochsink."""
+        """Write a batch as pipelines without epochsink do."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowCount:
-    """What a destination holds in the end, against the orders 0 to n - 1 that went in."""
+    """The rows of a destination at the end, compared with the produced orders 0 to n - 1."""
 
     rows_out: int
     lost: int
@@ -81,13 +81,13 @@ class RowCount:
 
     @classmethod
     def of(cls, copies: Copies, orders: int) -> Self:
-        """Count; a row that is not an order is one too many."""
+        """Count. A row that is not an order counts as duplicated."""
         rows = copies.total()
         there = sum(order in copies for order in range(orders))
         return cls(rows_out=rows, lost=orders - there, duplicated=rows - there)
 
 
 def divergent(destinations: Sequence[Copies]) -> int:
-    """Return the number of orders of which some destination holds more rows than another."""
+    """Return the number of orders that have more rows in one destination than in another."""
     every = set().union(*destinations)
     return sum(len({copies[order] for copies in destinations}) > 1 for order in every)

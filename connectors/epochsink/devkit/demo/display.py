@@ -1,4 +1,4 @@
-"""What the demo shows: bars on a terminal, plain lines anywhere, and the closing table."""
+"""Show the demo's progress, as bars on a terminal or plain lines elsewhere, and the closing table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from epochsink.devkit.demo.destination import RowCount
 
 LINE_SECONDS: Final = 10.0
-"""How often a log without a terminal gets a line of figures."""
+"""Pause in seconds between two lines of figures if there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Result:
 
     @property
     def is_exact(self) -> bool:
-        """Whether every order arrived exactly once, as in the other destinations, none too early, and nothing else."""
+        """Whether every order arrived exactly once, none too early, and the destinations agree."""
         count = self.count
         wrong = (count.lost, count.duplicated, self.divergent, self.early, len(self.leftovers))
         return count.rows_out == self.rows_in and not any(wrong)
@@ -59,7 +59,7 @@ class Result:
 
 
 class Display:
-    """Prints; ``seconds`` since its making stand before each line."""
+    """Prints lines, each with the seconds since the start."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -82,7 +82,7 @@ class Display:
 
 
 class Figures:
-    """Orders produced, rows visible, kills: bars that disappear in the end, or a line now and then."""
+    """Orders produced, rows visible and kills, as bars that disappear at the end, or as an occasional line."""
 
     def __init__(self, display: Display, title: str, orders: int, kills: int) -> None:
         self._display = display
@@ -142,7 +142,7 @@ def _count(number: int) -> str:
 
 
 def save_svg(results: Sequence[Result], path: Path) -> None:
-    """Write the closing table as a picture."""
+    """Write the closing table as an image."""
     canvas = Console(record=True, width=82, file=io.StringIO(), force_terminal=True)
     canvas.print(closing_table(results))
     canvas.save_svg(str(path), title="make demo")

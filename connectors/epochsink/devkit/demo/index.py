@@ -1,4 +1,4 @@
-"""An Elasticsearch index as a destination: without ids of the orders' own, which would hide duplicates."""
+"""Use an Elasticsearch index as a destination, without ids made of the orders, which would hide duplicates."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _MAPPING: Final = {
 
 
 class _InSmallRequests(Elasticsearch):
-    """An epoch takes several requests, so that a kill can come between two of them."""
+    """Small requests, so that an epoch takes several of them and a kill can come between two."""
 
     bulk_bytes = 250_000
 
@@ -62,7 +62,7 @@ class ElasticsearchIndex:
         return _InSmallRequests(self.url, index=self.index)
 
     def eye(self) -> _PointsInTime:
-        """Connect a reader that refreshes, and so sees more than others do."""
+        """Connect a reader that refreshes, so that it sees every stored document."""
         return _PointsInTime(Client(self.url), self.index)
 
     def copies(self) -> Copies:
@@ -72,7 +72,7 @@ class ElasticsearchIndex:
             return Counter(eye.orders({"match_all": {}}))
 
     def reader(self) -> ElasticsearchReader:
-        """Return a reader that finds nothing: what is there is visible."""
+        """Return a reader that finds nothing, because all stored documents are visible."""
         return ElasticsearchReader(self.url, self.index)
 
 

@@ -1,4 +1,4 @@
-"""At which steps a pipeline is killed."""
+"""Choose the steps at which a pipeline is killed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANY_MOMENT: Final = "any"
 class Step:
     """A step at which a pipeline may be killed.
 
-    ``reaches`` are the times of passing it that are worth a kill. Every plan has those that are ``always`` in it.
+    ``reaches`` are the passes at which a kill is useful: 1 for the first. ``always`` puts the step in every plan.
     """
 
     point: str
@@ -42,12 +42,12 @@ PLAIN: Final = (
     Step("coordinator.settle.before", "foreachBatch has begun"),
     _EVERYWHERE,
 )
-"""Where foreachBatch of the plain pipeline is at the like step."""
+"""The corresponding steps of the plain pipeline's foreachBatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """SIGKILL at the ``count``-th time that ``point`` is reached, or some time after that many epochs."""
+    """SIGKILL when ``point`` is reached for the ``count``-th time, or at a random time after that many epochs."""
 
     point: str
     title: str
@@ -56,12 +56,12 @@ class Kill:
 
     @property
     def most_epochs(self) -> int:
-        """Return how many epochs may pass until it strikes: each passes every step, and one more may have begun."""
+        """Return the largest number of epochs until the kill: each passes every step, and one more may have begun."""
         return self.count + 1
 
 
 def plan(steps: Sequence[Step], kills: int, random: Random) -> list[Kill]:
-    """Return so many kills in random order: every step once before any comes again, first those that are always in."""
+    """Return ``kills`` kills in random order: first the steps with ``always``, and each once before any is repeated."""
     points: list[Step] = []
     while len(points) < kills:
         points += sorted(random.sample(steps, len(steps)), key=lambda step: not step.always)

@@ -1,4 +1,4 @@
-"""Orders go into the topic while pipelines live and die."""
+"""Produce orders into the topic while pipelines run and are killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PARTITIONS: Final = 2
 CHUNK: Final = 500
-"""Orders between two looks at how many may be there by now."""
+"""Number of orders between two checks of how many are allowed by now."""
 LOOK_SECONDS: Final = 0.02
 FLUSH_SECONDS: Final = 30.0
 _ERRORS_ONLY: Final = 3
@@ -26,14 +26,14 @@ _FIRST_ORDER_SECONDS: Final = 1_760_000_000
 
 
 def make_topic(bootstrap_servers: str, topic: str) -> None:
-    """Make the topic of orders."""
-    # a name of its own: without it, the client would be gone before it has the answer
+    """Create the topic of orders."""
+    # A variable, because otherwise the client would be deleted before the answer arrives.
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": _ERRORS_ONLY})
     admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
 
 
 class Orders(Background):
-    """Produces the orders 0 to ``total`` - 1, in order; ``allowed`` says how many may be there by now."""
+    """Produces the orders 0 to ``total`` - 1, in order. ``allowed`` returns how many may exist by now."""
 
     def __init__(self, bootstrap_servers: str, topic: str, total: int, allowed: Callable[[], int], seed: int) -> None:
         super().__init__("orders")
@@ -53,7 +53,7 @@ class Orders(Background):
         self.produced = 0
 
     def step(self) -> float | None:
-        """Produce some more orders, if they are allowed."""
+        """Produce more orders, up to the allowed number."""
         if self.produced == self._total:
             return None
         upto = min(self.produced + CHUNK, self._total)
@@ -63,7 +63,7 @@ class Orders(Background):
         return 0.0
 
     def end(self) -> None:
-        """Stop producing, and let go of the broker."""
+        """Stop producing, and disconnect."""
         super().end()
         del self._producer
 
@@ -71,7 +71,7 @@ class Orders(Background):
         for order in range(self.produced, upto):
             self._producer.produce(self._topic, self._order(order), on_delivery=self._delivered)
         if self._producer.flush(FLUSH_SECONDS):
-            raise ServiceError(f"Kafka did not take orders within {FLUSH_SECONDS:.0f} s")
+            raise ServiceError(f"Kafka did not accept orders within {FLUSH_SECONDS:.0f} s")
         if self._refused is not None:
             raise ServiceError(f"Kafka refused an order: {self._refused}")
         self.produced = upto

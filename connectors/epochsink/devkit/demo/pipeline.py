@@ -1,9 +1,9 @@
-"""The pipeline that is killed: Kafka -> Spark Structured Streaming -> destinations, with epochsink or without.
+"""Run the pipeline to kill: Kafka -> Spark Structured Streaming -> destinations, with or without epochsink.
 
     python -m epochsink.devkit.demo.pipeline SETTINGS
 
-It starts Spark, and waits: a line "start" on standard input lets it begin, a line "stop" ends it in order. The end of
-standard input means that the demo has died: then it kills its own process group.
+The process starts Spark and waits for a line "start" on standard input. A line "stop" ends it in order. If standard
+input ends, the demo has died, and the process kills its own process group.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ORDER: Final = "order_id long, customer string, amount double, placed_at timesta
 
 
 def main() -> None:
-    """Start Spark, and run the pipeline when told to, until it is stopped or killed."""
+    """Start Spark, wait for "start", and run the pipeline until it is stopped or killed."""
     settings = PipelineSettings.load(Path(sys.argv[1]))
     told = {what: threading.Event() for what in ("start", "stop")}
     threading.Thread(target=_listen, args=[told], daemon=True).start()
     spark = session(settings.jvm_options, **on_cluster(settings.master))
     if not settings.plain:
-        # the plain pipeline has no Python in its tasks
+        # The plain pipeline runs no Python in its tasks.
         warm_up(spark)
     told["start"].wait()
     query = _start(_orders(spark, settings), settings)
@@ -84,7 +84,7 @@ def _start(orders: DataFrame, settings: PipelineSettings) -> StreamingQuery:
 
 
 def _start_plain(orders: DataFrame, settings: PipelineSettings) -> StreamingQuery:
-    # those that the demo gives to the plain pipeline are
+    # The demo gives only such destinations to the plain pipeline.
     destinations = cast("Sequence[Appendable]", list(settings.destinations.values()))
 
     def append(frame: DataFrame, _epoch: int) -> None:
@@ -93,7 +93,7 @@ def _start_plain(orders: DataFrame, settings: PipelineSettings) -> StreamingQuer
             if number:
                 reach("coordinator.vote.between")
             destination.append(frame)
-        # here epochsink, too, has yet to hear what the checkpoint decides
+        # At this point the checkpoint has not decided for epochsink either.
         reach("coordinator.record.after")
 
     return orders.writeStream.foreachBatch(append).option("checkpointLocation", settings.checkpoint).start()

@@ -1,4 +1,4 @@
-"""The pipeline's processes: started one after the other, killed -9 all at once, or stopped in order."""
+"""Start the pipeline's processes, kill all of them at once with SIGKILL, or stop them in order."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _TAIL_LINES: Final = 30
 
 
 class DemoFailed(EpochsinkError):
-    """The demo could not be carried through. Says nothing about rows."""
+    """The demo could not be completed. This says nothing about rows."""
 
 
 class PipelineProcess:
-    """One life of the pipeline: driver, JVM and Python workers, a session of their own.
+    """One run of the pipeline: driver, JVM and Python workers, in a process session of their own.
 
-    ``command`` gets ready, begins at a line "start" on its standard input, and ends at a line "stop". ``armed`` is the
-    kill at whose failpoint a process of it kills itself. As a context manager, it leaves no process.
+    ``command`` starts the driver, which begins at a line "start" on its standard input and ends at a line "stop".
+    ``armed`` is the kill at whose failpoint a process kills itself. As a context manager, it leaves no process behind.
     """
 
     def __init__(self, command: Sequence[str], log: Path, armed: Kill | None = None) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("EPOCHSINK_FAILPOINT")}
-        # the workers' Python is this one, not the first on the path
+        # The workers use this Python, not the first one on the path.
         environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = sys.executable
         self._log = log
         self._struck = log.with_suffix(".struck")
@@ -61,7 +61,7 @@ class PipelineProcess:
             )
 
     def has_struck(self) -> bool:
-        """Return whether the armed failpoint has struck. Raises `DemoFailed` if the driver ended otherwise."""
+        """Return whether the armed failpoint was reached. Raises `DemoFailed` if the driver ended otherwise."""
         if self._struck.exists():
             return True
         self.expect_alive()
@@ -69,7 +69,7 @@ class PipelineProcess:
 
     def expect_alive(self) -> None:
         """Raise `DemoFailed` if the driver has ended by itself."""
-        # looked at in this order: the file is made before the process dies
+        # In this order: the file is written before the process dies.
         if self._driver.poll() is not None and not self._struck.exists():
             raise DemoFailed(
                 f"the pipeline ended by itself, with status {self._driver.returncode}; its log ends:\n{self.tail()}"
@@ -84,16 +84,16 @@ class PipelineProcess:
                     process.kill()
             self._driver.poll()
             if time.monotonic() > deadline:
-                raise DemoFailed(f"processes {[process.pid for process in processes]} outlive SIGKILL")
+                raise DemoFailed(f"processes {[process.pid for process in processes]} survived SIGKILL")
             time.sleep(0.01)
         self._driver.wait()
 
     def begin(self) -> None:
-        """Let the pipeline begin, as soon as it is ready."""
+        """Tell the pipeline to begin as soon as it is ready."""
         self._tell("start")
 
     def stop(self) -> None:
-        """Ask the pipeline to end, and wait until it has. Raises `DemoFailed` if it does not end well."""
+        """Stop the pipeline in order and wait until it ends. Raises `DemoFailed` if it fails or takes too long."""
         self._tell("stop")
         try:
             status = self._driver.wait(STOP_SECONDS)
@@ -108,13 +108,13 @@ class PipelineProcess:
 
     def _tell(self, what: str) -> None:
         assert self._driver.stdin is not None  # noqa: S101 - for the type checker
-        # one that has ended is found out by `expect_alive`
+        # `expect_alive` reports a process that has ended.
         with suppress(BrokenPipeError):
             self._driver.stdin.write(f"{what}\n".encode())
             self._driver.stdin.flush()
 
     def _session(self) -> list[psutil.Process]:
-        """Return the living processes of the session: Spark's Python workers have a process group of their own."""
+        """Return the running processes of the session, because Spark's Python workers have their own process group."""
         members = []
         for process in psutil.process_iter():
             with suppress(ProcessLookupError, psutil.NoSuchProcess):
@@ -126,7 +126,7 @@ class PipelineProcess:
         """Leave no process."""
         self.kill()
         if self._driver.stdin is not None:
-            # what was told to one that had ended stays unread
+            # The process may have ended before it read its last line.
             with suppress(BrokenPipeError):
                 self._driver.stdin.close()
 
@@ -140,7 +140,7 @@ class PipelineProcess:
 
 
 class SuccessiveRuns:
-    """One run for each kill, and one more; while one works, Spark starts for the next.
+    """One run for each kill, and one more. While one works, the next one already starts Spark.
 
     As a context manager, it ends the run that has not begun.
     """
@@ -154,7 +154,7 @@ class SuccessiveRuns:
         self._next: PipelineProcess | None = None
 
     def begin(self) -> PipelineProcess:
-        """Let the next run begin; it is the caller's to end."""
+        """Begin the next run. The caller must end it."""
         process = self._next or self._started()
         process.begin()
         self._next = self._started() if self._armed else None

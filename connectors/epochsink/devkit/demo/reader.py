@@ -1,4 +1,4 @@
-"""Read a destination while the pipeline runs and is killed, as any consumer of its rows would."""
+"""Read a destination, as any consumer would, while the pipeline runs and is killed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.2
 PAUSES: Final = 5
-"""How many times as long as a look the pause after it is, at least: the pipeline needs the processors."""
+"""Shortest pause after a look, as a multiple of the look's time, because the pipeline needs the processors."""
 
 
 class Background(threading.Thread):
-    """Calls `step` again and again until `end`; ``failure`` is what ended it earlier."""
+    """Calls `step` repeatedly until `end`. ``failure`` is the error that ended it earlier."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -29,7 +29,7 @@ class Background(threading.Thread):
         self.failure: Exception | None = None
 
     def step(self) -> float | None:
-        """Do a piece of work; return the seconds to wait before the next one, None if there is none."""
+        """Do one step; return the seconds to wait before the next one, or None after the last one."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -40,22 +40,22 @@ class Background(threading.Thread):
                 if pause is None:
                     return
                 self.ended.wait(pause)
-        except Exception as failure:  # noqa: BLE001 - raised in the main thread, whatever it is
+        except Exception as failure:  # noqa: BLE001 - raised again in the main thread
             self.failure = failure
 
     def end(self) -> None:
-        """Stop working; returns when it has."""
+        """Stop, and wait until the thread has ended."""
         self.ended.set()
         self.join()
 
     def raise_failure(self) -> None:
-        """Raise what ended it, if something did."""
+        """Raise the error that ended it, if any."""
         if self.failure is not None:
             raise self.failure
 
 
 class Reader(Background):
-    """Looks again and again; ``early`` collects the orders that were visible before their epoch was decided."""
+    """Looks repeatedly. ``early`` collects the orders that were visible before their epoch was decided."""
 
     def __init__(self, destination: Destination, checkpoint: Path) -> None:
         super().__init__(f"reader of {destination.label}")
@@ -67,12 +67,12 @@ class Reader(Background):
         self.early: set[int] = set()
 
     def step(self) -> float | None:
-        """Note what is visible, and what of it is early."""
+        """Record the visible rows, and those that are early."""
         if self._eye is None:
             self._eye = self._destination.eye()
         began = time.monotonic()
         self.visible = self._eye.look()
-        # what is decided is read after the rows were: whatever lies beyond it was early beyond doubt
+        # The checkpoint is read after the rows: a row beyond it was certainly early.
         self.early |= self._eye.beyond(decided_offsets(self._checkpoint))
         self.looks += 1
         return max(LOOK_SECONDS, PAUSES * (time.monotonic() - began))
@@ -85,7 +85,7 @@ class Reader(Background):
 
 
 def decided_offsets(checkpoint: Path) -> Offsets:
-    """Return where the newest epoch with a ``commits/N`` ends, for each partition; empty before the first."""
+    """Return the end offsets of the newest epoch with a ``commits/N``, by partition; empty before the first epoch."""
     files = LocalStorage(checkpoint)
     newest = Checkpoint(files).newest_decided()
     if newest == NOTHING_DECIDED:

@@ -1,4 +1,4 @@
-"""One pipeline from its first start to its last row, with its kills."""
+"""Run one pipeline from its first start to its last row, with its kills."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS: Final = 0.05
 STANDSTILL_SECONDS: Final = 300.0
-"""How long one life of the pipeline may go on without a further epoch before its kill or its end."""
+"""Longest time in seconds that a run may take without a new epoch."""
 BACKLOG_EPOCHS: Final = 3
-"""How far producing runs ahead of the pipeline."""
+"""Number of epochs that the producer is ahead of the pipeline."""
 RESERVED_EPOCHS: Final = 2
-"""What is produced only after the last kill, so that no life runs out of orders."""
+"""Number of epochs whose orders are produced only after the last kill, so that no run lacks orders."""
 
 
 def orders_per_epoch(orders: int, kills: Sequence[Kill]) -> int:
-    """Return how many orders make an epoch, so that every kill finds one to strike in."""
+    """Return the number of orders in an epoch, small enough that every kill has an epoch to interrupt."""
     epochs = sum(kill.most_epochs for kill in kills) + BACKLOG_EPOCHS + RESERVED_EPOCHS
     return max(orders // epochs, 1)
 
 
 class Scenario:
-    """Carries one pipeline through. Everything that it starts has ended when `run` returns or raises."""
+    """Runs one pipeline to its end. Everything that it starts has ended when `run` returns or raises."""
 
     def __init__(
         self, title: str, settings: PipelineSettings, *, orders: int, kills: Sequence[Kill], folder: Path, seed: int
@@ -81,7 +81,7 @@ class Scenario:
                 display.say(f"{self._title}: kill -9 number {number} of {len(self._kills)}: {kill.title}")
             with runs.begin() as process:
                 self._run_to_the_end(process, figures)
-            display.say(f"{self._title}: all {self._orders:,} orders are through; stopped in order")
+            display.say(f"{self._title}: all {self._orders:,} orders are processed; stopped in order")
         return self._results()
 
     def _run_until(self, kill: Kill, process: PipelineProcess, figures: Figures) -> None:

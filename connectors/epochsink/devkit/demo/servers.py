@@ -1,4 +1,4 @@
-"""The servers of one demo: started for it, or running already."""
+"""Provide the servers of one demo: started for it, or already running."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ JDBC_DRIVER = "org.postgresql.Driver"
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where a Kafka, a PostgreSQL and an Elasticsearch are."""
+    """The addresses of Kafka, PostgreSQL and Elasticsearch."""
 
     kafka: str
     dsn: str
@@ -39,24 +39,24 @@ class Addresses:
 
     @property
     def jdbc_url(self) -> str:
-        """The DSN, which is a URL, as Java's drivers take it."""
+        """The DSN in the form of Java's drivers. It must be a URL."""
         parts = urlsplit(self.dsn)
         account = urlencode({"user": unquote(parts.username or ""), "password": unquote(parts.password or "")})
         return f"jdbc:postgresql://{parts.hostname}:{parts.port or 5432}{parts.path}?{account}"
 
 
 class Servers(ABC):
-    """What the demo's pipelines write to, in tables, topics and indices whose names end with ``mark``."""
+    """The servers that the demo's pipelines write to. Names of tables, topics and indices end with ``mark``."""
 
     mark = ""
 
     @abstractmethod
     def start(self) -> str:
-        """Make them ready; return where they are."""
+        """Make them ready; return their addresses as text."""
 
     @abstractmethod
     def close(self) -> None:
-        """End those that were started, and remove their data."""
+        """Stop those that were started here, and remove their data."""
 
     @property
     @abstractmethod
@@ -64,12 +64,12 @@ class Servers(ABC):
         """Where they are, once they are ready."""
 
     def destinations(self) -> Mapping[str, Destination]:
-        """Return where the pipeline with epochsink writes to, in the order of its commits."""
+        """Return the destinations of the pipeline with epochsink, in the order of its commits."""
         index = ElasticsearchIndex(self.addresses.elasticsearch, f"orders{self.mark}")
         return {"table": self._table("orders"), "index": index, "topic": self._topic("orders.out")}
 
     def plain_destinations(self) -> Mapping[str, Appendable]:
-        """Return where the plain pipeline writes to, in this order."""
+        """Return the destinations of the plain pipeline, in the order of its writes."""
         return {"table": self._table("orders_plain"), "topic": self._topic("orders.plain.out")}
 
     def _table(self, name: str) -> PostgresTable:
@@ -81,7 +81,7 @@ class Servers(ABC):
 
 
 class OwnServers(Servers):
-    """Servers of the demo's own, as plain processes."""
+    """Servers that the demo starts, as plain processes."""
 
     def __init__(self) -> None:
         prefetch(list(Kind))
@@ -91,7 +91,7 @@ class OwnServers(Servers):
         self._all = (self._kafka, self._postgres, self._elasticsearch)
 
     def start(self) -> str:
-        """Start them all at once; return where they are."""
+        """Start all of them at once; return their addresses as text."""
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda service: service.start(), self._all))
         return ", ".join(f"{service.name} {service.version} on {service.address}" for service in self._all)
@@ -102,18 +102,18 @@ class OwnServers(Servers):
         return Addresses(self._kafka.bootstrap_servers, self._postgres.dsn, self._elasticsearch.url)
 
     def close(self) -> None:
-        """Stop them, and remove their data."""
+        """Stop them and remove their data."""
         with ExitStack() as stack:
             for service in self._all:
                 stack.callback(service.close)
 
 
 class RunningServers(Servers):
-    """Servers that somebody else has started, as docker/compose.yaml does; what the demo makes in them stays."""
+    """Servers that already run, for example from docker/compose.yaml. What the demo creates in them is kept."""
 
     def __init__(self, addresses: Addresses) -> None:
         self._addresses = addresses
-        # a second demo on the same servers must not find the first one's table, index and topics
+        # A second demo on the same servers must not use the first one's table, index and topics.
         self.mark = f"_{secrets.token_hex(3)}"
 
     def start(self) -> str:
@@ -126,4 +126,4 @@ class RunningServers(Servers):
         return self._addresses
 
     def close(self) -> None:
-        """Leave them as they are."""
+        """Leave them running."""

@@ -1,4 +1,4 @@
-"""The Spark session of the demo's pipelines: small, warm before there is work, and quick to start."""
+"""Start the Spark session of the demo's pipelines quickly, and warm it up before there is work."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _ARMED: Final = "EPOCHSINK_FAILPOINT"
 
 
 def session(jvm_options: str, **settings: str) -> SparkSession:
-    """Start Spark; ``settings`` are more of Spark's, or others."""
+    """Start Spark. ``settings`` add to or replace Spark's settings."""
     defaults: dict[str, bool | float | int | str | None] = {
         "spark.master": LOCAL,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        # spark.jars would copy them at every start
+        # spark.jars would copy them at every start.
         "spark.driver.extraClassPath": ":".join(str(jar) for jar in spark_packages()),
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
@@ -51,19 +51,19 @@ def session(jvm_options: str, **settings: str) -> SparkSession:
 
 
 def on_cluster(master: str) -> dict[str, str]:
-    """Return what a session on a cluster is told besides; nothing where the driver runs the tasks itself."""
+    """Return the additional settings for a session on a cluster; empty if the driver runs the tasks itself."""
     if master.startswith("local"):
         return {"spark.master": master}
-    # tasks run in the executors' environment, and reach the driver by its name
+    # Tasks run in the executors' environment and reach the driver by its host name.
     armed = {f"spark.executorEnv.{name}": value for name, value in os.environ.items() if name.startswith(_ARMED)}
     where = {"spark.driver.host": socket.gethostname(), "spark.driver.bindAddress": "0.0.0.0"}  # noqa: S104 - likewise
-    # the next run starts while this one works: none may take all that there is
+    # The next run starts while this one works, so no run may take all cores.
     size = {"spark.executor.memory": "512m", "spark.executor.cores": "1", "spark.cores.max": "2"}
     return {"spark.master": master, **size, **where, **armed}
 
 
 def warm_up(spark: SparkSession) -> None:
-    """Start the Python workers, which then have the destinations' clients loaded."""
+    """Start the Python workers, and load the destinations' clients in them."""
     spark.range(0, 2, 1, 2).mapInArrow(_pass_on, "id long").collect()
 
 
@@ -80,16 +80,16 @@ _MESSAGES: Final = 20
 
 
 def jvm_options() -> str:
-    """Return the options of a JVM that starts from the archive, which is made at the first call on a machine.
+    """Return the options of a JVM that starts from the class archive. The first call on a machine creates the archive.
 
-    Raises `ServiceError` if it cannot be made.
+    Raises `ServiceError` if it cannot be created.
     """
     archive = build_once(_folder(), _fill) / _FILE
     return " ".join([JVM_OPTIONS, *from_archive(archive)])
 
 
 def is_made() -> bool:
-    """Return whether the archive is there."""
+    """Return whether the archive exists."""
     return _folder().is_dir()
 
 
@@ -104,9 +104,9 @@ def _fill(draft: Path) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False, cwd=draft)
     except subprocess.TimeoutExpired as late:
-        raise ServiceError(f"an archive of Spark's classes was not there after {_SECONDS:.0f} s") from late
+        raise ServiceError(f"the archive of Spark's classes was not created within {_SECONDS:.0f} s") from late
     if not (draft / _FILE).exists():
-        raise ServiceError(f"no archive of Spark's classes came about:\n{done.stdout}{done.stderr}")
+        raise ServiceError(f"the archive of Spark's classes was not created:\n{done.stdout}{done.stderr}")
 
 
 def _make(archive: str) -> None:
@@ -115,13 +115,13 @@ def _make(archive: str) -> None:
     _load_classes(spark)
     spark.stop()
     gateway.shutdown()
-    # at the end of its input the JVM exits, and writes the archive
+    # When its standard input ends, the JVM writes the archive and exits.
     gateway.proc.stdin.close()
     gateway.proc.wait(_SECONDS)
 
 
 def _load_classes(spark: SparkSession) -> None:
-    """Do what the pipelines do: a few messages of a topic, parsed and rendered, through Python, batch by batch."""
+    """Do what the pipelines do: parse and render a few messages of a topic, through Python, in batches."""
     with LocalKafka(short_lived=True) as broker, tempfile.TemporaryDirectory() as checkpoint:
         admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers})
         admin.create_topics([NewTopic(_TOPIC, 1, 1)])[_TOPIC].result(timeout=30)
@@ -130,7 +130,7 @@ def _load_classes(spark: SparkSession) -> None:
             producer.produce(_TOPIC, b'{"a": 1}')
         producer.flush(30)
         options = {"kafka.bootstrap.servers": broker.bootstrap_servers, "subscribe": _TOPIC}
-        # two batches: the second does what only follows a first
+        # Two batches, because the second one runs code that the first one does not.
         options |= {"startingOffsets": "earliest", "maxOffsetsPerTrigger": str(_MESSAGES // 2)}
         rows = spark.readStream.format("kafka").options(**options).load()
         writer = rows.writeStream.option("checkpointLocation", checkpoint).trigger(availableNow=True)

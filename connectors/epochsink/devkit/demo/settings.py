@@ -1,4 +1,4 @@
-"""What the pipeline's process has to know, as a file of JSON."""
+"""Pass settings to the pipeline's process, as a JSON file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: Final[dict[str, Any]] = {"postgres": PostgresTable, "elasticsearch": Elas
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """One pipeline: its source, its checkpoint, where it writes, and whether through epochsink."""
+    """One pipeline: its source, its checkpoint, its destinations, and whether it uses epochsink."""
 
     bootstrap_servers: str
     topic: str
@@ -45,7 +45,7 @@ class PipelineSettings:
 
     @classmethod
     def load(cls, path: Path) -> PipelineSettings:
-        """Read what `save` wrote."""
+        """Read the file that `save` wrote."""
         fields = json.loads(path.read_text())
         destinations = {
             name: KINDS[spec["kind"]](**spec["options"]) for name, spec in fields.pop("destinations").items()

@@ -1,4 +1,4 @@
-"""The whole demo: the servers, the pipeline with epochsink, the plain pipeline, the closing table."""
+"""Run the whole demo: the servers, the pipeline with epochsink, the plain pipeline, the closing table."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ EPOCHSINK: Final = "epochsink"
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the user asked for. ``keep`` leaves services and files until Ctrl-C; ``master`` is Spark's.
+    """The user's options. ``keep`` keeps services and files until Ctrl-C; ``master`` is Spark's.
 
-    Without ``addresses`` the demo starts servers of its own.
+    Without ``addresses`` the demo starts its own servers.
     """
 
     orders: int
@@ -44,7 +44,7 @@ class DemoOptions:
 
 
 def show(options: DemoOptions, display: Display) -> bool:
-    """Run the demo; return whether every order went through epochsink exactly once. Nothing runs on afterwards."""
+    """Run the demo; return whether every order went through epochsink exactly once. Leaves nothing running."""
     display.say(
         f"{options.orders:,} orders and {options.kills} kills for each pipeline; the same again: --seed {options.seed}"
     )
@@ -70,14 +70,14 @@ def show(options: DemoOptions, display: Display) -> bool:
 
 def _jvm_options(display: Display, options: DemoOptions) -> str:
     if options.addresses is not None:
-        # the archive is made with a broker of the demo's own
+        # Creating the archive needs a broker that the demo started.
         return JVM_OPTIONS
     try:
         if not is_made():
-            display.say("archiving Spark's classes, once for all runs: every start of it is then twice as fast")
+            display.say("archiving Spark's classes, once for all runs: every start of Spark is then twice as fast")
         return jvm_options()
     except ServiceError as failure:
-        display.say(f"Spark starts slowly: {failure}")
+        display.say(f"Spark starts without the archive, more slowly: {failure}")
         return JVM_OPTIONS
 
 
@@ -104,7 +104,7 @@ def _scenario(
 
 
 def _keep(display: Display, folder: Path) -> None:
-    display.say(f"everything stays until Ctrl-C; for example: epochsink status {folder}/epochsink/checkpoint")
+    display.say(f"everything is kept until Ctrl-C; for example: epochsink status {folder}/epochsink/checkpoint")
     try:
         while True:
             time.sleep(1)

@@ -1,4 +1,4 @@
-"""A PostgreSQL table as a destination: without a unique key, which would hide duplicates."""
+"""Use a PostgreSQL table as a destination, without a unique key, which would hide duplicates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _COLUMNS = """
 
 @dataclass(frozen=True, slots=True)
 class PostgresTable:
-    """A table of orders; ``jdbc_url`` and ``jdbc_driver`` are for the plain way."""
+    """A table of orders. The plain pipeline uses ``jdbc_url`` and ``jdbc_driver``."""
 
     label: ClassVar[str] = "PostgreSQL"
     steps: ClassVar[Sequence[Step]] = (
@@ -46,7 +46,7 @@ class PostgresTable:
         """Make the table, empty."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
             connection.execute(self._sql("CREATE TABLE {} (" + _COLUMNS + ")"))
-            # so that looking often costs little; nothing unique
+            # An index makes frequent looks cheap. It must not be unique.
             connection.execute(self._sql("CREATE INDEX ON {} (source_offset)"))
 
     def sink(self) -> Postgres:
@@ -58,7 +58,7 @@ class PostgresTable:
         frame.write.jdbc(self.jdbc_url, self.table, mode="append", properties={"driver": self.jdbc_driver})
 
     def eye(self) -> _Snapshots:
-        """Connect a reader that looks at repeatable-read snapshots."""
+        """Connect a reader that reads repeatable-read snapshots."""
         connection = psycopg.connect(self.dsn)
         connection.isolation_level = IsolationLevel.REPEATABLE_READ
         connection.read_only = True
@@ -85,7 +85,7 @@ class _Snapshots:
 
     def look(self) -> int:
         self._connection.rollback()
-        # the first statement fixes the snapshot
+        # The first statement takes the snapshot.
         found = self._connection.execute(sql.SQL("SELECT count(*) FROM {}").format(self._table)).fetchone()
         return int(found[0]) if found else 0
 

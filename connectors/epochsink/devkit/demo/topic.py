@@ -1,4 +1,4 @@
-"""A Kafka topic as a destination, read as its consumers do: read_committed, from the beginning."""
+"""Use a Kafka topic as a destination, read with read_committed from the beginning."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class KafkaTopic:
     label: ClassVar[str] = "Kafka"
     steps: ClassVar[Sequence[Step]] = (
         Step("kafka.produced", "in a task, its rows are in an open Kafka transaction"),
-        # an epoch has two of them: after the first one of an epoch
+        # An epoch has two transactions; kill after the first one of an epoch.
         Step("kafka.commit.between", "one Kafka transaction is committed, the next is not", (1, 3), always=True),
     )
 
@@ -84,7 +84,7 @@ class _Log:
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap_servers,
-                "group.id": "epochsink-demo",  # the client wants one; nothing is ever committed to it
+                "group.id": "epochsink-demo",  # required by the client; no offsets are committed
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
@@ -119,7 +119,7 @@ class _Log:
         return len(self._ended) == PARTITIONS
 
     def more(self) -> list[dict[str, Any]]:
-        """Return the orders that have come since the last call."""
+        """Return the orders that arrived since the last call."""
         return [
             json.loads(message.value() or b"")
             for message in self._consumer.consume(_PAGE, timeout=_LOOK_SECONDS)

@@ -1,4 +1,4 @@
-"""Under which account a server runs that refuses to be root."""
+"""Choose the account for a server that refuses to run as root."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Account:
     gid: int
 
     def can_enter(self, folder: Path) -> bool:
-        """Whether this account may look into `folder` and every folder above it."""
+        """Whether this account may enter `folder` and every folder above it."""
         return all(self._may_search(part.stat()) for part in (folder, *folder.resolve().parents))
 
     def _may_search(self, facts: os.stat_result) -> bool:
@@ -37,9 +37,9 @@ class Account:
 
 
 def unprivileged_account() -> Account | None:
-    """Return the account to switch to when this process is root, None when it is not.
+    """Return the account to switch to if this process is root, else None.
 
-    ServiceError when there is no account to switch to.
+    Raises `ServiceError` if none of the candidates exists.
     """
     if os.geteuid() != 0:
         return None
@@ -56,9 +56,9 @@ def unprivileged_account() -> Account | None:
 
 
 def refuse_nameless_user() -> None:
-    """Raise ServiceError if this process' user id has no name, as in a container that was given a bare number.
+    """Raise `ServiceError` if this process' user id has no name, as in a container started with a numeric user.
 
-    initdb looks the name up, whatever it is told, and its own message does not say what to do.
+    initdb always looks up the name, and its own message does not say what to do.
     """
     uid = os.geteuid()
     try:

@@ -1,4 +1,4 @@
-"""Fetching Maven artifacts with the Ivy that PySpark ships, once per user."""
+"""Fetch Maven artifacts with the Ivy that PySpark ships, once per user."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 ATTEMPTS = 5
 FIRST_PAUSE_SECONDS = 0.5
 _JARS = Path(pyspark.__file__).parent / "jars"
-# Java derives a module's name from its file's name where a jar has no descriptor: no organisation in front.
+# No organisation in the name: if a jar has no descriptor, Java derives the module's name from the file name.
 _PATTERN = "[artifact]-[revision](-[classifier]).[ext]"
 _TAIL_LINES = 30
 
 
 class _IvyFailed(Exception):
-    """One run of Ivy ended without success."""
+    """One run of Ivy failed."""
 
 
 def spark_ivy_settings() -> Path:
@@ -43,10 +43,10 @@ def spark_ivy_settings() -> Path:
 
 
 def spark_packages() -> list[Path]:
-    """Local jars of Spark's Kafka source and sink and of PostgreSQL's JDBC driver, with all they need.
+    """Local jars of Spark's Kafka source and sink and of PostgreSQL's JDBC driver, with their dependencies.
 
-    Join them with commas for `spark.jars`: a session then starts without resolving anything. What PySpark ships
-    itself is left out. Fetched at the first call; ServiceError when that fails.
+    Join them with commas for `spark.jars`: a session then starts without resolving anything. Jars that PySpark ships
+    are left out. The first call fetches them. Raises `ServiceError` if that fails.
     """
     bundle = Bundle(
         f"spark-{pyspark.__version__}",
@@ -58,7 +58,7 @@ def spark_packages() -> list[Path]:
 
 
 def spark_coordinates() -> list[str]:
-    """Return the same as Maven coordinates, for `spark.jars.packages` beside `spark_ivy_settings()`."""
+    """Return the same as Maven coordinates, for `spark.jars.packages` together with `spark_ivy_settings()`."""
     return [spark_kafka().coordinate, postgres_jdbc().coordinate]
 
 
@@ -74,9 +74,9 @@ def spark_avro() -> list[Path]:
 
 
 def fetch(bundle: Bundle) -> Path:
-    """Return the folder with a bundle's jars, named `module-version.jar`; fetched at the first call.
+    """Return the folder with a bundle's jars, named `module-version.jar`. The first call fetches them.
 
-    Safe to call from several processes. ServiceError when the registry can't be reached or a digest is wrong.
+    Safe to call from several processes. Raises `ServiceError` if the registry is unreachable or a digest is wrong.
     """
     module = ivy_module(bundle)
     digest = hashlib.sha256(f"{_PATTERN}\n{module}".encode()).hexdigest()[:12]
@@ -101,7 +101,7 @@ def ivy_module(bundle: Bundle) -> str:
 
 
 def verify(folder: Path, bundle: Bundle) -> None:
-    """Compare every fetched jar with its recorded digest; ServiceError if one differs, is absent or is not recorded."""
+    """Compare every fetched jar with its recorded digest. Raises `ServiceError` if one differs or is missing."""
     for artifact in bundle.artifacts:
         if not (folder / artifact.file_name).is_file():
             raise ServiceError(f"{artifact.coordinate} was fetched without its jar")
@@ -113,8 +113,8 @@ def verify(folder: Path, bundle: Bundle) -> None:
             continue
         if found != recorded.get(jar.name):
             raise ServiceError(
-                f"{jar.name} of {bundle.name} has sha256 {found}, recorded is {recorded.get(jar.name, 'none')}",
-                hint=f"remove {cache_folder()} and try again; if it stays so, the registry serves another file",
+                f"{jar.name} of {bundle.name} has sha256 {found}, expected {recorded.get(jar.name, 'none')}",
+                hint=f"remove {cache_folder()} and try again; if it fails again, the registry serves a different file",
             )
 
 
@@ -158,7 +158,7 @@ def _run_ivy(command: list[str], progress: Progress, task: TaskID) -> None:
         for line in _lines(ivy.stdout):
             tail.append(line)
             _show(line, progress, task)
-    # Ivy ends with status 0 after some failures; its report names them.
+    # Ivy ends with status 0 after some failures, so read its report.
     if ivy.returncode != 0 or any("UNRESOLVED" in line or "FAILED" in line for line in tail):
         raise _IvyFailed("\n".join(tail))
 

@@ -1,4 +1,4 @@
-"""The same services in containers, where a Docker engine answers (extra `[docker]`)."""
+"""Run the services in containers, if a Docker engine is available (extra `[docker]`)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _POLL_SECONDS = 0.2
 
 
 class ContainerService(Service):
-    """A service in one container, which keeps its data over stop, kill and start; close() removes it.
+    """A service in one container, which keeps its data after stop and kill. close() removes it.
 
-    `settings` go over the defaults and are fixed by the first start. Ports are published on loopback, so the engine
-    must run on this machine. testcontainers removes the container if this process dies.
+    `settings` override the defaults and cannot change after the first start. Ports are published on loopback, so the
+    engine must run on this machine. testcontainers removes the container if this process dies.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ContainerService(Service):
 
     @abstractmethod
     def _describe(self) -> dict[str, Any]:
-        """Image, environment and command, as testcontainers' DockerContainer takes them; `inner_port` beside."""
+        """Image, environment and command for testcontainers' DockerContainer, and `inner_port`."""
 
     def start(self) -> Self:  # noqa: D102 - Service
         if self.running:
@@ -79,7 +79,7 @@ class ContainerService(Service):
         try:
             self._wrapped().pause()
         except APIError:
-            # the engine cannot freeze every busy server: with cgroups of version 1 it gives up after some tries
+            # With cgroups version 1, the engine gives up after some tries to freeze a busy server.
             self._stopped = True
             self._signal("STOP")
 
@@ -130,7 +130,7 @@ class ContainerService(Service):
         return str(wrapped.status)
 
     def _signal(self, name: str) -> None:
-        """Send a signal to every process: to the first one by the engine, since none inside can stop it."""
+        """Send a signal to every process. The engine signals the first one, because no process inside can stop it."""
         self._wrapped().exec_run(["/bin/sh", "-c", f"kill -{name} -1"], user="root")
         self._wrapped().kill(signal=name)
 
@@ -149,7 +149,7 @@ class ContainerKafka(ContainerService, KafkaService):
     version = versions.KAFKA
 
     def _describe(self) -> dict[str, Any]:
-        # The same port inside and outside, so that one advertised listener is right for both.
+        # The same port inside and outside, so that one advertised listener works for both.
         properties: dict[str, str | int | bool] = {
             "process.roles": "broker,controller",
             "node.id": 1,
@@ -195,7 +195,7 @@ class ContainerPostgres(ContainerService, PostgresService):
         }
 
     def _is_ready(self) -> bool:
-        # Over TCP: while the image makes its first data, a server listens on the socket file only.
+        # Over TCP: while the image initialises its data, a temporary server listens on the socket file only.
         status, _ = self._wrapped().exec_run(["pg_isready", "-h", LOOPBACK, "-U", "postgres"])
         return bool(status == 0) and answers(self.port)
 
@@ -223,7 +223,7 @@ class ContainerElasticsearch(ContainerService, ElasticsearchService):
 
 
 def kafka_variable(name: str) -> str:
-    """Return the environment variable by which the Kafka image takes a server property."""
+    """Return the environment variable that sets a server property in the Kafka image."""
     return "KAFKA_" + "".join({"-": "___", "_": "__", ".": "_"}.get(letter, letter) for letter in name).upper()
 
 

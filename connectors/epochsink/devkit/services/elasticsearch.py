@@ -1,7 +1,7 @@
-"""Elasticsearch as a plain process, out of the artifacts that its makers publish for embedding.
+"""Run Elasticsearch as a plain process from its published Maven artifacts.
 
-Their jars hold the real server but no launcher. py4j's gateway server (PySpark ships its jar) is
-the JVM's main class instead; `elasticsearch_boot` tells it to build and start the node.
+These jars hold the real server but no launcher. The JVM's main class is py4j's gateway server instead (PySpark ships
+its jar), and `elasticsearch_boot` tells it to build and start the node.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ rootLogger.appenderRef.console.ref = console
 class LocalElasticsearch(JavaService, ElasticsearchService):
     """One Elasticsearch node of the installed client's major version; `settings` are as in elasticsearch.yml.
 
-    It is the server's core: documents, bulk, search, aggregations, aliases. What Elasticsearch keeps in unpublished
-    modules is absent: `GET /` (so `client.info()` fails), reindex, painless, security.
+    It is the server's core: documents, bulk, search, aggregations, aliases. Modules that are not published as artifacts
+    are absent: `GET /` (so `client.info()` fails), reindex, painless, security.
     """
 
     _transport_port: int | None = None
@@ -72,7 +72,7 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
         install_http_module(self._release, self.home / "modules" / "transport-netty4")
 
     def node_settings(self) -> dict[str, str]:
-        """Return the node settings of the next start: the defaults with the settings over them."""
+        """Return the node settings of the next start: the defaults, overridden by `settings`."""
         if self._transport_port is None:
             self._transport_port = free_port()
         defaults: dict[str, str | int | bool] = {
@@ -98,7 +98,8 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
             "-Dlog4j.shutdownHookEnabled=false",  # else the log closes before the node does
             *("-p", str(fetch(self._release.bundle)), "--add-modules", "ALL-MODULE-PATH"),
             *("--add-exports", "org.elasticsearch.server/org.elasticsearch.node=ALL-UNNAMED"),
-            # Port 0 and a token of its own making; both are the first lines of the log. It listens on loopback only.
+            # The gateway chooses a free port and a token and prints both as the first lines of the log. It listens on
+            # loopback only.
             *("-cp", str(_py4j_jar()), "py4j.GatewayServer", "--enable-auth", "0"),
         ]
 
@@ -138,11 +139,11 @@ class LocalElasticsearch(JavaService, ElasticsearchService):
 
 
 def install_http_module(release: versions.ElasticsearchRelease, module: Path) -> None:
-    """Fill the folder of the module that answers HTTP."""
+    """Fill the folder of the HTTP transport module."""
     module.mkdir(parents=True, exist_ok=True)
     server = {jar.name for jar in fetch(release.bundle).glob("*.jar")}
     for jar in fetch(release.http_bundle).glob("*.jar"):
-        if jar.name not in server:  # a module must not bring what the server has
+        if jar.name not in server:  # a module must not contain jars of the server
             shutil.copy(jar, module)
     main = module / release.http_bundle.artifacts[0].file_name
     with zipfile.ZipFile(main) as packed:

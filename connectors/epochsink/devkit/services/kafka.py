@@ -1,4 +1,4 @@
-"""Kafka (KRaft, broker and controller in one) as a plain process."""
+"""Run Kafka (KRaft, broker and controller in one) as a plain process."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CLUSTER = "epochsinkLocalClusterA"
-"""The id of every cluster, so that a second broker can join the first: who belongs together, the voters say."""
-# The last one waits for a listener that a caller's settings add.
+"""One id for all clusters, so that a second broker can join. The voters decide which brokers belong together."""
+# The last one is for a listener that a caller's settings may add.
 PROTOCOLS = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
 _READY = "Kafka Server started"
 _LOGGING = """\
@@ -34,7 +34,7 @@ rootLogger.appenderRef.out.ref = out
 class LocalKafka(JavaService, KafkaService):
     """One Kafka broker; `settings` are server properties.
 
-    "{port}" and "{controller_port}" in a value stand for the ports, so that a listener can be redefined (SASL).
+    "{port}" and "{controller_port}" in a value are replaced by the ports, so that a listener can be redefined (SASL).
     """
 
     version = versions.KAFKA
@@ -61,11 +61,11 @@ class LocalKafka(JavaService, KafkaService):
         return [*self._jvm(), *self.jvm_options, *self._class_path(), "kafka.Kafka", str(self._write_properties())]
 
     def _is_ready(self) -> bool:
-        # The port accepts connections some time before the broker serves requests; its own word comes last.
+        # The port accepts connections before the broker serves requests, so wait for the broker's last log line.
         return _READY in self._log_of_this_start() and answers(self.port)
 
     def properties(self) -> dict[str, str]:
-        """Return the server properties of the next start: the defaults with the settings over them."""
+        """Return the server properties of the next start: the defaults, overridden by `settings`."""
         if self._controller_port is None:
             self._controller_port = free_port()
         defaults: dict[str, str | int | bool] = {
@@ -78,7 +78,7 @@ class LocalKafka(JavaService, KafkaService):
             "inter.broker.listener.name": "PLAINTEXT",
             "controller.listener.names": "CONTROLLER",
             "log.dirs": str(self.data),
-            # After a SIGKILL the broker is taken back when its old session has run out (9 s by default).
+            # After a SIGKILL the broker can rejoin only when its old session has expired (9 s by default).
             "broker.session.timeout.ms": 3000,
             "broker.heartbeat.interval.ms": 500,
             "auto.create.topics.enable": False,

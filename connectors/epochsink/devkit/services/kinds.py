@@ -1,4 +1,4 @@
-"""The services by name: how each is made, and what it needs fetched beforehand."""
+"""List the services by name, create them, and fetch what they need."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 SINKS: Final = (Kind.KAFKA, Kind.POSTGRES, Kind.ELASTICSEARCH)
-"""What is started where no name is given: the services that a pipeline writes to."""
+"""The services to start if no name is given: those that a pipeline writes to."""
 
 
 def make(kind: Kind, *, docker: bool) -> Service:
@@ -51,9 +51,9 @@ def make(kind: Kind, *, docker: bool) -> Service:
 
 
 def prefetch(kinds: list[Kind]) -> None:
-    """Fetch what plain processes of these kinds need, where the user can see the progress.
+    """Fetch what plain processes of these kinds need, and show the progress.
 
-    Raises `ServiceError` before the first download if no Java here can run one of them.
+    Raises `ServiceError` before the first download if no Java on this machine can run one of them.
     """
     for kind in kinds:
         _require_java(kind)
@@ -75,7 +75,7 @@ def _require_java(kind: Kind) -> None:
             raise
         raise ServiceError(
             f"Elasticsearch {release.version}, the server for the installed client, cannot run here: {unfit.message}",
-            hint=f"{unfit.hint}; or take the client of a server that runs on Java {older.java_minimum}: pip install "
+            hint=f"{unfit.hint}; or install the client of a server that runs on Java {older.java_minimum}: pip install "
             f"'elasticsearch<{release.version.partition('.')[0]}'",
         ) from unfit
 

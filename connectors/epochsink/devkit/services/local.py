@@ -1,4 +1,4 @@
-"""Services as plain processes: the life cycle that all of them share."""
+"""Run services as plain processes, with one life cycle for all of them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from epochsink.devkit.services.accounts import Account
 
 _POLL_SECONDS = 0.05
-# The caller's environment without what would change a server behind its settings file.
+# The caller's environment without variables that would override a server's settings file.
 _ENVIRONMENT = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
 
 
 class LocalService(Service):
-    """A service run as plain processes below a supervisor, which ends them if this process dies.
+    """A service run as plain processes under a supervisor, which ends them if this process dies.
 
-    `settings` go over the defaults and are read anew at every start, so they can be changed between a
-    stop and a start; "{port}" in a value stands for the port. `home` is a folder for data, configuration and
-    log that outlives the object; without it a temporary one is made, and removed by close(), at the end of the
-    interpreter or when this process dies. `startup_timeout` and `stop_timeout` are in seconds.
+    `settings` override the defaults. Every start reads them again, so they can change between a stop and a start;
+    "{port}" in a value is replaced by the port. `home` is a folder for data, configuration and log that is kept.
+    Without it, a temporary folder is created; close(), the end of the interpreter or the death of this process removes
+    it. `startup_timeout` and `stop_timeout` are in seconds.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class LocalService(Service):
         self._removal: weakref.finalize[[Path, bool], LocalService] | None = None
         self._log_start = 0
 
-    # What a kind of service has to say
+    # Implemented by each kind of service
 
     @abstractmethod
     def _prepare(self) -> None:
-        """Make the first data in the home folder; called once per home folder."""
+        """Initialise the data in the home folder. Called once per home folder."""
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """Write the configuration and return the command; called at every start."""
+        """Write the configuration and return the command. Called at every start."""
 
     def _after_spawn(self, deadline: float) -> None:
-        """Do what must be done once the process runs and before it can become ready."""
+        """Do what must happen after the process started and before it can become ready."""
 
     def _account(self) -> Account | None:
-        """Return the account that the server runs under, None for the caller's."""
+        """Return the account that the server runs as, or None for the caller's."""
         return None
 
     _stop_signal = signal.SIGTERM
@@ -98,14 +98,14 @@ class LocalService(Service):
     def stop(self) -> None:  # noqa: D102 - Service
         if (process := self._process) is None:
             return
-        self.resume()  # a frozen process would not see the request
+        self.resume()  # a frozen process would not get the signal
         process.send(self._stop_signal)
         try:
             process.wait(self.stop_timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             raise ServiceError(
-                f"{self.name} did not stop within {self.stop_timeout:.0f} s and was killed; its data stays\n"
+                f"{self.name} did not stop within {self.stop_timeout:.0f} s and was killed; its data is kept\n"
                 f"{self._tail()}"
             ) from None
         self._process = None
@@ -125,7 +125,7 @@ class LocalService(Service):
     def close(self) -> None:  # noqa: D102 - Service
         try:
             if self._removal is not None:
-                self.kill()  # nobody will look at the data again
+                self.kill()  # not stop(): the data is deleted anyway
             self.stop()
         finally:
             if self._removal is not None:
@@ -137,14 +137,14 @@ class LocalService(Service):
 
     @property
     def home(self) -> Path:
-        """The folder with data, configuration and log; ServiceError before the first start."""
+        """The folder with data, configuration and log. Raises `ServiceError` before the first start."""
         if self._home is None:
             raise ServiceError(f"{self.name} has no folder before its first start")
         return self._home
 
     @property
     def data(self) -> Path:
-        """The folder with the server's own files."""
+        """The folder with the server's data files."""
         return self.home / "data"
 
     @property
@@ -180,9 +180,9 @@ class LocalService(Service):
             else:
                 self._home = self._named_home.absolute()
                 self._home.mkdir(parents=True, exist_ok=True)
-            self._home.chmod(0o711)  # another account passes through to its data
+            self._home.chmod(0o711)  # the server's account must reach its data below
         if not (prepared := self.home / ".prepared").exists():
-            shutil.rmtree(self.data, ignore_errors=True)  # of a preparation that was interrupted
+            shutil.rmtree(self.data, ignore_errors=True)  # an earlier initialisation was interrupted
             self._prepare()
             prepared.touch()
 

@@ -1,4 +1,4 @@
-"""Free loopback ports that stay free while a service restarts."""
+"""Find loopback ports that stay free while a service restarts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ATTEMPTS = 200
 
 
 def free_port() -> int:
-    """Return a loopback port that nobody listens on, outside the range of outgoing connections.
+    """Return an unused loopback port outside the range of outgoing connections.
 
-    Ports below the ephemeral range are never handed to a client's connection, so a service that is
-    down for a moment finds its port again, and no client connects to itself meanwhile.
+    The system never gives a port below the ephemeral range to a client's connection. So a service can restart on its
+    port, and no client connects to itself while the service is down.
     """
     low, high = _candidates()
     for _ in range(_ATTEMPTS):
@@ -55,4 +55,4 @@ def _candidates() -> tuple[int, int]:
         first_ephemeral = 32_768
     if first_ephemeral > _LOWEST + _ATTEMPTS:
         return _LOWEST, first_ephemeral - 1
-    return _LOWEST, 65_535  # an unusual range: any port then
+    return _LOWEST, 65_535  # the ephemeral range leaves too few ports: use any port

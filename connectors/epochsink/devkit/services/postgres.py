@@ -1,4 +1,4 @@
-"""PostgreSQL as plain processes."""
+"""Run PostgreSQL as plain processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-# fsync stays on, as everywhere else: what an epoch's commit promises is tested with SIGKILL.
+# fsync stays on, because tests with SIGKILL check that committed epochs survive.
 DEFAULTS: dict[str, str | int | bool] = {
     "max_prepared_transactions": 64,
     "max_connections": 200,
@@ -44,7 +44,7 @@ class LocalPostgres(LocalService, PostgresService):
 
     @property
     def password(self) -> str:  # noqa: D102 - PostgresService
-        # kept beside the data, which it belongs to, for the next object on the same folder
+        # Kept next to the data, so that the next object on the same folder can use it.
         return (self.home / _KEPT_IN).read_text()
 
     def _account(self) -> Account | None:
@@ -87,7 +87,7 @@ class LocalPostgres(LocalService, PostgresService):
         path.unlink(missing_ok=True)
         path.touch(mode=0o600)
         path.write_text(secrets.token_hex(16))
-        if account:  # initdb reads it, and so does this process, which is root
+        if account:  # initdb runs as this account and reads the file; this process is root and can read it anyway
             os.chown(path, account.uid, account.gid)
 
     def _command(self) -> list[str]:
@@ -96,14 +96,14 @@ class LocalPostgres(LocalService, PostgresService):
         return [str(_program("postgres", self._account())), "-D", str(self.data), *options]
 
     def _is_ready(self) -> bool:
-        # What pg_ctl --wait looks at: line 1 is the postmaster's pid, line 8 its state.
+        # As pg_ctl --wait does: line 1 is the postmaster's pid, line 8 its state.
         lines = (self.data / "postmaster.pid").read_text().splitlines()
         ready = len(lines) > 7 and int(lines[0]) == self.pid and lines[7].strip() == "ready"  # noqa: PLR2004
         return ready and answers(self.port)
 
 
 def _program(name: str, account: Account | None) -> Path:
-    """Path of one of PostgreSQL's programs, unpacked where the account that runs it can reach it."""
+    """Return the path of a PostgreSQL program, unpacked where the account that runs it can reach it."""
     caches: list[Callable[[], Path]] = [cache_folder]
     if account:
         caches.append(world_readable_cache_folder)
@@ -127,7 +127,7 @@ def unpack(target: Path) -> None:
         with packed.open(inner) as source, archive.open("wb") as copy:
             shutil.copyfileobj(source, copy)
     with tarfile.open(archive) as programs:
-        # As an attribute, since Pythons before 3.11.4 do not know the argument.
+        # As an attribute, because Python before 3.11.4 does not have the argument.
         programs.extraction_filter = getattr(tarfile, "data_filter", None)
         programs.extractall(target)  # noqa: S202 - the jar around it has the recorded digest
     archive.unlink()

@@ -1,4 +1,4 @@
-"""A service's processes, seen from the owner: start, signal, kill, wait."""
+"""Start, signal, kill and await a service's processes, from the process that owns them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SUPERVISOR = Path(__file__).with_name("supervisor.py")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What to run and how; `uid`/`gid` None means as the caller, `remove` is a folder to delete if the owner dies."""
+    """What to run and how. `uid`/`gid` None means the caller's; `remove` is a folder to delete if the owner dies."""
 
     command: Sequence[str]
     log: Path
@@ -47,9 +47,9 @@ class Launch:
 
 
 class SupervisedProcess:
-    """One running service below a supervisor process that ends it when this process dies, even by SIGKILL.
+    """One running service under a supervisor process, which ends it if this process dies, even by SIGKILL.
 
-    Starting happens in the constructor; ServiceError when the program can't be run.
+    The constructor starts it. Raises `ServiceError` if the program cannot be run.
     """
 
     def __init__(self, launch: Launch) -> None:
@@ -57,7 +57,7 @@ class SupervisedProcess:
             [sys.executable, "-I", "-S", str(_SUPERVISOR)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C in a terminal is for the owner, which stops the service in order
+            start_new_session=True,  # so that Ctrl-C reaches only the owner, which stops the service in order
             bufsize=0,
         )
         assert self._supervisor.stdin  # noqa: S101 - for the type checker
@@ -73,7 +73,7 @@ class SupervisedProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the service's main process still lives."""
+        """Whether the service's main process still runs."""
         return self._supervisor.poll() is None
 
     @property
@@ -82,7 +82,7 @@ class SupervisedProcess:
         return self._supervisor.poll()
 
     def tree(self) -> list[psutil.Process]:
-        """All living processes of the service, the main one first."""
+        """All running processes of the service, the main one first."""
         try:
             below = psutil.Process(self._supervisor.pid).children(recursive=True)
         except psutil.NoSuchProcess:
@@ -90,11 +90,11 @@ class SupervisedProcess:
         return sorted((p for p in below if _lives(p)), key=lambda process: process.pid != self.pid)
 
     def send(self, signum: signal.Signals) -> None:
-        """Signal the main process; nothing happens if it has ended."""
+        """Signal the main process, if it runs."""
         self._send_each([p for p in self.tree() if p.pid == self.pid], signum)
 
     def send_to_all(self, signum: signal.Signals) -> None:
-        """Signal every process of the service, and those that were forked meanwhile."""
+        """Signal every process of the service, including those forked in the meantime."""
         seen: set[psutil.Process] = set()
         while fresh := [process for process in self.tree() if process not in seen]:
             self._send_each(fresh, signum)
@@ -113,7 +113,7 @@ class SupervisedProcess:
         return status
 
     def release(self) -> None:
-        """Close the life line, which ends whatever still runs, and reap the supervisor."""
+        """Close the supervisor's standard input, so that it ends all processes, and wait for the supervisor."""
         if self._supervisor.stdin and not self._supervisor.stdin.closed:
             self._supervisor.stdin.close()
         self._supervisor.wait()

@@ -1,4 +1,4 @@
-"""An S3 API on the loopback: moto's server, which keeps everything in memory and takes any credentials."""
+"""Run an S3 API on loopback: moto's server, which keeps everything in memory and accepts any credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BUCKET: Final = "lake"
 
 
 class LocalS3(LocalService):
-    """One S3 API with the bucket `lake`; it forgets everything when it stops."""
+    """One S3 API with the bucket `lake`. It loses all data when it stops."""
 
     name = "s3"
     listens_on = LOOPBACK
@@ -39,7 +39,7 @@ class LocalS3(LocalService):
 
     @property
     def spark_settings(self) -> Mapping[str, str]:
-        """What a Spark session has to be told to reach it."""
+        """The settings that a Spark session needs to reach it."""
         return {
             "spark.hadoop.fs.s3a.endpoint": self.endpoint,
             "spark.hadoop.fs.s3a.path.style.access": "true",
@@ -53,13 +53,13 @@ class LocalS3(LocalService):
         return self
 
     def make_bucket(self, name: str) -> None:
-        """Make a bucket; no error if it is there."""
+        """Create a bucket if it does not exist."""
         connection = http.client.HTTPConnection(self.listens_on, self.port, timeout=10)
         try:
             connection.request("PUT", f"/{name}")
             answer = connection.getresponse()
             if answer.status not in (http.HTTPStatus.OK, http.HTTPStatus.CONFLICT):
-                raise ServiceError(f"s3 made no bucket '{name}': {answer.status} {answer.read()!r}")
+                raise ServiceError(f"s3 did not create bucket '{name}': {answer.status} {answer.read()!r}")
         finally:
             connection.close()
 

@@ -1,4 +1,4 @@
-"""What every service can do, whether it runs as plain processes or in a container."""
+"""Define what every service can do, as plain processes or in a container."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _TAIL_LINES: Final = 40
 
 
 class Service(ABC):
-    """One server for development and tests, on one loopback port that stays the same across restarts.
+    """One server for development and tests, on a loopback port that is the same across restarts.
 
-    As a context manager it starts and, at the end, stops and removes its data.
+    As a context manager it starts the server, and at the end stops it and removes its data.
     """
 
     name: ClassVar[str]
     startup_timeout: float
-    """Seconds that a start may take."""
+    """Longest time of a start in seconds."""
 
     @property
     @abstractmethod
@@ -35,30 +35,30 @@ class Service(ABC):
 
     @abstractmethod
     def start(self) -> Self:
-        """Start on the existing data, or on none; returns when clients can use the service.
+        """Start on the existing data, if any; return when clients can use the service.
 
-        ServiceError, with the end of the log, when that takes longer than the start-up time allowed.
+        Raises `ServiceError`, with the end of the log, if that takes longer than `startup_timeout`.
         """
 
     @abstractmethod
     def stop(self) -> None:
-        """Shut down in order and keep the data; nothing happens if it does not run."""
+        """Shut down in order and keep the data. Does nothing if it does not run."""
 
     @abstractmethod
     def kill(self) -> None:
-        """SIGKILL to all its processes at once and keep the data; returns when they are gone."""
+        """Send SIGKILL to all processes at once and keep the data; return when they have ended."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Freeze all its processes (SIGSTOP): connections stay open, nothing answers."""
+        """Freeze all processes (SIGSTOP): connections stay open, but nothing answers."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Let frozen processes go on."""
+        """Resume frozen processes."""
 
     @abstractmethod
     def close(self) -> None:
-        """Stop, and remove the data unless the caller has named its place. May be called twice."""
+        """Stop, and remove the data unless the caller chose its folder. May be called twice."""
 
     @property
     @abstractmethod
@@ -68,26 +68,26 @@ class Service(ABC):
     @property
     @abstractmethod
     def pid(self) -> int:
-        """Process id of the server's main process; ServiceError if it does not run."""
+        """Process id of the server's main process. Raises `ServiceError` if it does not run."""
 
     @property
     @abstractmethod
     def running(self) -> bool:
-        """Whether the main process lives; a frozen one does."""
+        """Whether the main process exists, frozen or not."""
 
     @property
     @abstractmethod
     def log_path(self) -> Path:
-        """The file with everything that the server wrote, over all its starts."""
+        """The file with the server's output of all starts."""
 
     @property
     @abstractmethod
     def address(self) -> str:
-        """What a client connects to, in the form that clients of this service use."""
+        """The address, in the form that clients of this service use."""
 
     @abstractmethod
     def _is_ready(self) -> bool:
-        """Whether clients can use the service now. May raise OSError: not yet."""
+        """Whether clients can use the service now. May raise OSError, which means not yet."""
 
     @abstractmethod
     def _check_alive(self) -> None:
@@ -97,7 +97,7 @@ class Service(ABC):
         return self.logs(_TAIL_LINES)
 
     def _wait_until_ready(self, deadline: float, poll_seconds: float) -> None:
-        """Wait until clients can use the service; ServiceError at the deadline (monotonic seconds)."""
+        """Wait until clients can use the service. Raises `ServiceError` at the deadline (monotonic seconds)."""
         while True:
             self._check_alive()
             with contextlib.suppress(OSError):
@@ -148,7 +148,7 @@ class KafkaService(Service):
 class PostgresService(Service):
     """A PostgreSQL server with one superuser `postgres` and one database `postgres`.
 
-    It asks for a password, of its own for each server: other users of this machine reach its port too.
+    Each server has its own password, because other users of this machine can reach its port too.
     """
 
     name = "postgres"
@@ -170,7 +170,7 @@ class PostgresService(Service):
 
     @property
     def jdbc_driver(self) -> str:
-        """For the option `driver` beside the URL: Spark does not find a driver that came by `spark.jars`."""
+        """For the option `driver` next to the URL, because Spark does not find a driver from `spark.jars` by itself."""
         return "org.postgresql.Driver"
 
     @property

@@ -1,4 +1,4 @@
-"""A Spark cluster on one machine: a master, and two workers that take each other for other hosts."""
+"""Run a Spark cluster on one machine: a master, and two workers with different host names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import psutil
 
 HOSTS: Final = (LOOPBACK, "127.0.0.2")
-"""Spark runs the copy of a task on another host only, and a host is what calls itself so."""
+"""Different names, because Spark runs the copy of a task only on another host, and goes by the name."""
 
 START_SECONDS: Final = 60.0
 _HOME: Final = Path(pyspark.__file__).parent
@@ -31,7 +31,7 @@ _EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 
 
 class SparkCluster:
-    """One executor of one core on each worker. As a context manager it ends all processes, by their ids."""
+    """One executor with one core on each worker. As a context manager it ends all processes, by their ids."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -41,7 +41,7 @@ class SparkCluster:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """What a driver has to set to run here."""
+        """The settings that a driver needs to run on this cluster."""
         return {
             "spark.master": f"spark://{LOOPBACK}:{self._port}",
             "spark.executor.memory": "512m",
@@ -70,7 +70,7 @@ class SparkCluster:
         self._stack.close()
 
     def executors(self) -> list[psutil.Process]:
-        """Return the executors' processes that live now."""
+        """Return the executors' running processes."""
         below = (process for worker in self._workers for process in worker.tree())
         return [process for process in below if _EXECUTOR in " ".join(process.cmdline())]
 

@@ -1,4 +1,4 @@
-"""What `services up` has started, written down for `status` and `down`."""
+"""Record what `services up` has started, for `status` and `down`."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ _LOCK = "services.lock"
 
 @dataclass(frozen=True)
 class ProcessId:
-    """A process for sure: ids are used again, an id with its start time (seconds since 1970) is not."""
+    """One process. Ids are reused, so its start time (seconds since 1970) is part of its identity."""
 
     pid: int
     started: float
 
     @classmethod
     def of(cls, pid: int) -> Self:
-        """Return the process that has this id now; psutil.NoSuchProcess if none has."""
+        """Return the process that has this id now. Raises `psutil.NoSuchProcess` if there is none."""
         return cls(pid, psutil.Process(pid).create_time())
 
     def process(self) -> psutil.Process | None:
-        """Return the living process, None when it has ended, whoever has its id now."""
+        """Return the running process, or None if it has ended, even if another process has its id now."""
         try:
             process = psutil.Process(self.pid)
             alive = process.create_time() == self.started and process.status() != psutil.STATUS_ZOMBIE
@@ -57,20 +57,20 @@ class ServiceRecord:
 
     @property
     def ready(self) -> bool:
-        """Whether the process lives and its port accepts connections."""
+        """Whether the process runs and its port accepts connections."""
         return (self.process is None or self.process.process() is not None) and answers(self.port)
 
 
 @dataclass(frozen=True)
 class State:
-    """The process that owns the services and ends them with itself, and the services."""
+    """The services, and the process that owns them. They end when it ends."""
 
     owner: ProcessId
     services: tuple[ServiceRecord, ...]
 
     @staticmethod
     def folder() -> Path:
-        """Return the user's state folder for this program; it exists, for this user alone: addresses hold passwords."""
+        """Return the user's state folder. Created if missing, for this user only, because addresses hold passwords."""
         folder = Path(platformdirs.user_state_dir("epochsink"))
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         return folder
@@ -78,9 +78,9 @@ class State:
     @classmethod
     @contextlib.contextmanager
     def claimed(cls) -> Iterator[None]:
-        """Be the one process that owns services of this user, until the end of the block.
+        """Own the services of this user until the end of the block.
 
-        ServiceError if another one does, even before it has written its state.
+        Raises `ServiceError` if another process owns them, even if it has not written its state yet.
         """
         with (cls.folder() / _LOCK).open("a+") as lock:
             try:
@@ -97,9 +97,9 @@ class State:
 
     @classmethod
     def load(cls) -> Self | None:
-        """Return the state written last, None if none is there or its owner has ended.
+        """Return the last written state, or None if there is none or its owner has ended.
 
-        Of a file that cannot be read, as after a full disk, only the owner is known, and only while it lives.
+        If the file cannot be read, for example after a full disk, only the owner is known, and only while it runs.
         """
         try:
             state = cls._parsed((cls.folder() / "services.json").read_text())
@@ -128,7 +128,7 @@ class State:
         return None
 
     def save(self) -> None:
-        """Write the state in one step, over an older one."""
+        """Replace the state in one step."""
         draft = self.folder() / f"services.json.{self.owner.pid}"
         draft.touch(mode=0o600)
         draft.write_text(json.dumps(asdict(self), indent=2))

@@ -1,11 +1,11 @@
-"""A small process that starts one service and ends it when its owner dies.
+"""Start one service, and end it when its owner dies. Runs as a small process.
 
 The owner holds the write end of this process's standard input and writes one line of JSON there
-(`command`, `log`, `cwd`, `env`, `uid`, `gid`, `remove`); the answer is one line on standard output, `{"pid": n}`
-or `{"error": text}`. From then on the open pipe is the only link: end of file, or another parent,
-means that the owner is gone, however it went, and every process below this one is killed.
+(`command`, `log`, `cwd`, `env`, `uid`, `gid`, `remove`). The answer is one line on standard output, `{"pid": n}`
+or `{"error": text}`. From then on the open pipe is the only link: end of file, or a different parent, means that the
+owner has ended, for whatever reason, and every process below this one is killed.
 
-It runs as a plain script (`python -I -S supervisor.py`), so it imports nothing but the standard library.
+It runs as a plain script (`python -I -S supervisor.py`), so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PPID_CHECK_SECONDS = 1.0
 
 
 def become_subreaper() -> None:
-    """Make orphans below this process its children: PostgreSQL's backends leave their process group."""
+    """Adopt orphaned descendants of this process, because PostgreSQL's backends leave their process group."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def spawn(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start the service in a session of its own, its output appended to the log.
+    """Start the service in its own session, with its output appended to the log.
 
-    Raises OSError when the program can't be run.
+    Raises `OSError` if the program cannot be run.
     """
     log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     account = {} if spec["uid"] is None else {"user": spec["uid"], "group": spec["gid"], "extra_groups": []}
@@ -54,7 +54,7 @@ def spawn(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def reap() -> dict[int, int]:
-    """Collect ended children, adopted orphans too: wait status by process id."""
+    """Collect ended children, including adopted orphans; return the wait status by process id."""
     ended: dict[int, int] = {}
     with contextlib.suppress(ChildProcessError):
         while (found := os.waitpid(-1, os.WNOHANG))[0]:
@@ -63,14 +63,14 @@ def reap() -> dict[int, int]:
 
 
 def living_children() -> list[int]:
-    """Return the direct children of this process; zombies are reaped, not listed."""
+    """Return the direct children of this process. Reaps zombies instead of returning them."""
     reap()
     tasks = Path("/proc/self/task")
     return [int(pid) for task in tasks.iterdir() for pid in (task / "children").read_text().split()]
 
 
 def kill_below() -> None:
-    """Kill every descendant: as children die their own children move up to here, until none is left."""
+    """Kill every descendant. When a child dies, this process adopts its children, so repeat until none is left."""
     while children := living_children():
         for pid in children:
             with contextlib.suppress(ProcessLookupError):
@@ -80,10 +80,10 @@ def kill_below() -> None:
 
 
 def wait_for_end(child: int, owner: int, wake: int) -> tuple[bool, int]:
-    """Block until the service has ended, or the owner; returns (owner is gone, exit status)."""
+    """Block until the service or the owner has ended; return (whether the owner has ended, exit status)."""
     while True:
         readable, _, _ = select.select([0, wake], [], [], _PPID_CHECK_SECONDS)
-        # Where the owner forked without exec the pipe stays open in its copy: its death still shows here.
+        # If the owner forked without exec, its copy keeps the pipe open; a new parent still shows the owner's death.
         if 0 in readable or os.getppid() != owner:
             return True, 0
         if wake in readable and signal.SIGTERM in os.read(wake, 4096):
@@ -93,7 +93,7 @@ def wait_for_end(child: int, owner: int, wake: int) -> tuple[bool, int]:
 
 
 def main() -> int:
-    """Start, watch, end; the exit status is that of the service (128 + n for signal n)."""
+    """Start, watch and end the service. The exit status is that of the service (128 + n for signal n)."""
     owner = os.getppid()
     become_subreaper()
     wake, wake_end = os.pipe()
@@ -116,5 +116,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    # No clean-up of Popen objects and streams: their processes are already reaped.
+    # Do not clean up Popen objects and streams: their processes are already reaped.
     os._exit(main())

@@ -1,4 +1,4 @@
-"""The one place that pins what the services run; docker/compose.yaml is compared with it by a test."""
+"""Pin the versions that the services run. A test compares docker/compose.yaml with them."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _POSTGRES_JDBC_SHA256 = "2a32a9dcbc42d67a50ad3a0de5efd102c8d2be46720045f2cbd6689
 JAVA_MINIMUM = 17
 
 IMAGES_VARIABLE = "EPOCHSINK_IMAGES"
-"""Environment variable: where the services' images come from, in place of their makers' registries."""
+"""Environment variable: the registry of the services' images, instead of the original registries."""
 
 
 @dataclass(frozen=True)
 class Image:
-    """A container's image: where its makers publish it, under which name, in which version."""
+    """A container's image: its original registry, name and version."""
 
     origin: str
     name: str
@@ -32,7 +32,7 @@ class Image:
 
     @property
     def in_compose(self) -> str:
-        """As docker/compose.yaml writes it."""
+        """The reference in docker/compose.yaml."""
         return f"${{{IMAGES_VARIABLE}:-{self.origin}}}/{self.name}:{self.version}"
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ POSTGRES_IMAGE = Image("docker.io/library", "postgres", POSTGRES)
 
 @dataclass(frozen=True)
 class Artifact:
-    """A Maven artifact; where `sha256` is set, the fetched jar must have that digest."""
+    """A Maven artifact. If `sha256` is set, the fetched jar must have that digest."""
 
     organisation: str
     module: str
@@ -54,7 +54,7 @@ class Artifact:
 
     @property
     def coordinate(self) -> str:
-        """As Spark and Maven write it."""
+        """The coordinates in the form of Spark and Maven."""
         return f"{self.organisation}:{self.module}:{self.version}"
 
     @property
@@ -65,13 +65,13 @@ class Artifact:
 
 @dataclass(frozen=True)
 class Bundle:
-    """Artifacts that are resolved together, with all they need, into one folder."""
+    """Artifacts that are resolved together, with their dependencies, into one folder."""
 
     name: str
     artifacts: tuple[Artifact, ...]
     exclude_modules: tuple[str, ...] = ()
     locked: bool = True
-    """Whether jars.sha256 has every jar of it; else only those that it has are compared."""
+    """Whether jars.sha256 must have every jar of the bundle; else only jars listed there are compared."""
 
 
 KAFKA_BUNDLE = Bundle(
@@ -83,7 +83,7 @@ KAFKA_BUNDLE = Bundle(
             KAFKA,
             "e89428126cc7630a802123ba27aac4442816840b66d60670226feaff65f24fd1",
         ),
-        # The broker's artifact brings slf4j without a binding: nothing would be logged.
+        # The broker's artifact has slf4j without a binding, so nothing would be logged.
         Artifact(
             "org.apache.logging.log4j",
             "log4j-slf4j-impl",
@@ -96,7 +96,7 @@ KAFKA_BUNDLE = Bundle(
 
 @dataclass(frozen=True)
 class ElasticsearchRelease:
-    """One version of the server, for the clients of its major version."""
+    """One version of the server, for clients of its major version."""
 
     version: str
     java_minimum: int
@@ -113,7 +113,7 @@ class ElasticsearchRelease:
 
     @property
     def http_bundle(self) -> Bundle:
-        """The HTTP transport, a module of its own: it and its netty jars live in a folder apart."""
+        """The HTTP transport, which is a module: it and its netty jars need a separate folder."""
         transport = Artifact("org.elasticsearch.plugin", "transport-netty4", self.version, self.http_sha256)
         return Bundle(f"elasticsearch-netty-{self.version}", (transport,))
 
@@ -127,7 +127,7 @@ ELASTICSEARCH = {
     8: ElasticsearchRelease(
         "8.19.9",
         17,
-        23,  # from Java 24 on there is no security manager, which this release sets up
+        23,  # this release needs the security manager, which Java 24 removed
         ("-Djava.security.manager=allow",),
         "37805ef8d9996d32871c92a5cbd697f374ff8c7f283edab91069973fe9e12fc8",
         "86a6729752068f0f12075ac4abc5be6552fe64d281d6c684eb882c6a5e13fd92",
@@ -145,7 +145,7 @@ ELASTICSEARCH = {
 
 
 def elasticsearch() -> ElasticsearchRelease:
-    """Return the release of the installed client's major version, which is the one that the client can talk to."""
+    """Return the release of the installed client's major version, the only one that the client supports."""
     try:
         major = int(metadata.version("elasticsearch").partition(".")[0])
     except metadata.PackageNotFoundError:
@@ -165,7 +165,7 @@ _POSTGRES_BINARIES = {
 
 
 def postgres_bundle(machine: str | None = None) -> Bundle:
-    """Return the PostgreSQL binaries for this processor (`platform.machine()`), ServiceError where none are pinned."""
+    """Return the PostgreSQL binaries for this processor (`platform.machine()`). Raises `ServiceError` if none exist."""
     machine = machine or platform.machine()
     if machine not in _POSTGRES_BINARIES:
         raise ServiceError(
@@ -178,16 +178,16 @@ def postgres_bundle(machine: str | None = None) -> Bundle:
 
 
 LOCKED_SPARK = "4.0.0"
-"""The PySpark for which jars.sha256 has all that comes with the Kafka source."""
+"""The PySpark version for which jars.sha256 has every jar of the Kafka source."""
 
 
 def spark_kafka() -> Artifact:
-    """Spark's Kafka source and sink, of the installed PySpark's version."""
+    """Spark's Kafka source and sink, in the installed PySpark's version."""
     return Artifact("org.apache.spark", "spark-sql-kafka-0-10_2.13", pyspark.__version__)
 
 
 def spark_avro() -> Artifact:
-    """Spark's functions for Avro, of the installed PySpark's version."""
+    """Spark's functions for Avro, in the installed PySpark's version."""
     return Artifact("org.apache.spark", "spark-avro_2.13", pyspark.__version__)
 
 
@@ -197,18 +197,18 @@ def postgres_jdbc() -> Artifact:
 
 
 def hadoop() -> str:
-    """Return the version of the Hadoop client that the installed PySpark ships, which HDFS's daemons have to match."""
+    """Return the version of the Hadoop client in the installed PySpark. HDFS's daemons must have the same."""
     (client,) = (Path(pyspark.__file__).parent / "jars").glob("hadoop-client-api-*.jar")
     return client.stem.removeprefix("hadoop-client-api-")
 
 
 def hdfs_bundle() -> Bundle:
-    """HDFS's daemons, packed to run on the client jars that PySpark ships."""
+    """HDFS's daemons, chosen to run on the client jars that PySpark ships."""
     return Bundle(
         f"hdfs-{hadoop()}",
         (
             Artifact("org.apache.hadoop", "hadoop-client-minicluster", hadoop()),
-            # what Java 8 still brought itself
+            # part of Java only up to version 8
             Artifact("javax.xml.bind", "jaxb-api", "2.3.1"),
         ),
         exclude_modules=("hadoop-client-api", "hadoop-client-runtime", "junit", "mockito-core"),
