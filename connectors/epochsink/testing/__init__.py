@@ -1,7 +1,7 @@
-"""For tests of pipelines and of sinks.
+"""Tools to test pipelines and sinks.
 
-A sink that needs no service, the contract for your own sinks, rows that prove where they went, a history of what
-happened, and its checker.
+A sink that needs no service, the contract for your own sinks, rows that prove where they went, a history of a test run,
+and its checker.
 """
 
 from epochsink.testing.anomalies import ANOMALIES

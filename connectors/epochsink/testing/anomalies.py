@@ -1,4 +1,4 @@
-"""Every anomaly that a history can show: one function each, from evidence to findings."""
+"""Find the anomalies in a history, with one function for each kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def lost(evidence: Evidence) -> list[Anomaly]:
-    """Find source rows of decided epochs that the target does not hold in the end."""
+    """Find source rows of decided epochs that are missing in the target at the end."""
     return [
         Anomaly("lost", target.name, _missing(evidence, view), int(view.missing.sum()))
         for target, view in evidence.finals()
@@ -31,7 +31,7 @@ def lost(evidence: Evidence) -> list[Anomaly]:
 
 
 def silent_drop(evidence: Evidence) -> list[Anomaly]:
-    """Find source rows that are neither in the target nor among its dead letters in the end."""
+    """Find source rows that are neither in the target nor among its dead letters at the end."""
     found = []
     for target, view in evidence.finals():
         if view.missing.any() and target.dead_letters is not None:
@@ -43,16 +43,16 @@ def silent_drop(evidence: Evidence) -> list[Anomaly]:
 def _missing(evidence: Evidence, view: View) -> str:
     at = np.flatnonzero(view.missing)
     names = ", ".join(evidence.name(position) for position in at[:3])
-    return f"{int(view.missing.sum())} row(s) of {len(at)} epoch(s) ({names}) are not there"
+    return f"{int(view.missing.sum())} row(s) of {len(at)} epoch(s) ({names}) are missing"
 
 
 def duplicate(evidence: Evidence) -> list[Anomaly]:
-    """Find source rows that a read saw more than once, or a key twice in a keyed target."""
+    """Find source rows that a read saw more than once, and keys that it saw twice in a keyed target."""
     return _of_rows(evidence, "duplicate", lambda view: view.duplicate, "row(s) seen more than once")
 
 
 def corrupt(evidence: Evidence) -> list[Anomaly]:
-    """Find rows that are not source rows, are damaged, have a wrong epoch, or are in the wrong target."""
+    """Find rows that are not source rows, are damaged, have the wrong epoch, or are in the wrong target."""
     return _of_rows(evidence, "corrupt", lambda view: view.corrupt, "row(s) that were not sent like this")
 
 
@@ -62,7 +62,7 @@ def stale(evidence: Evidence) -> list[Anomaly]:
 
 
 def disorder(evidence: Evidence) -> list[Anomaly]:
-    """Find rows of a log that lie behind a later epoch's, or behind a newer row of their key."""
+    """Find rows of a log that come after a row of a later epoch, or after a newer row of their key."""
     return _of_rows(evidence, "disorder", lambda view: view.disorder, "row(s) behind later ones")
 
 
@@ -78,7 +78,7 @@ def _of_rows(evidence: Evidence, name: str, find: Callable[[View], Findings], wh
 
 
 def early(evidence: Evidence) -> list[Anomaly]:
-    """Find rows seen by a read that had ended before ``commits/N`` existed."""
+    """Find rows that a read saw before ``commits/N`` existed."""
     absent_until = np.array([epoch.absent_until for epoch in evidence.timeline.epochs], dtype=float)
     return _of_epochs(
         evidence,
@@ -89,14 +89,14 @@ def early(evidence: Evidence) -> list[Anomaly]:
 
 
 def torn(evidence: Evidence) -> list[Anomaly]:
-    """Find epochs of which a read saw a part."""
+    """Find epochs of which a read saw only a part."""
     return _of_epochs(
         evidence, "torn", lambda view: _firm(view) & (view.missing > 0) & (view.seen > 0), "is visible in part"
     )
 
 
 def gap(evidence: Evidence) -> list[Anomaly]:
-    """Find epochs of which a read saw nothing while it saw a later one."""
+    """Find epochs of which a read saw nothing, although it saw a later one."""
     return _of_epochs(
         evidence,
         "gap",
@@ -106,18 +106,18 @@ def gap(evidence: Evidence) -> list[Anomaly]:
 
 
 def false_ack(evidence: Evidence) -> list[Anomaly]:
-    """Find epochs that the ledger called done and a read that began after that did not show whole."""
+    """Find epochs that the ledger called done and that a later read did not show completely."""
     return _of_epochs(
         evidence,
         "false ack",
         lambda view: view.acknowledged & (view.missing > 0),
-        "is done in the ledger and not whole here",
+        "is done in the ledger and not complete here",
     )
 
 
 def flicker(evidence: Evidence) -> list[Anomaly]:
-    """Find epochs of which a read lacked something, though an earlier read had shown all of it."""
-    return _of_epochs(evidence, "flicker", lambda view: view.gone > 0, "had been visible, and was not any more")
+    """Find epochs that a read showed in part although an earlier read had shown them completely."""
+    return _of_epochs(evidence, "flicker", lambda view: view.gone > 0, "had been visible and was no longer")
 
 
 def _firm(view: View) -> npt.NDArray[np.bool_]:
@@ -138,19 +138,19 @@ def _of_epochs(
 
 
 def divergence(evidence: Evidence) -> list[Anomaly]:
-    """Find decided epochs that in the end one target holds and another does not."""
+    """Find decided epochs that are in one target and not in another at the end."""
     holds = {target.name: view.missing == 0 for target, view in evidence.finals()}
     found = []
     for at in range(len(evidence.timeline)):
         lacking = sorted(name for name, whole in holds.items() if not whole[at])
         if 0 < len(lacking) < len(holds):
-            message = f"{evidence.name(at)} is missing here and whole elsewhere"
+            message = f"{evidence.name(at)} is missing here and complete elsewhere"
             found.append(Anomaly("divergence", ", ".join(lacking), message))
     return found
 
 
 def swallowed(evidence: Evidence) -> list[Anomaly]:
-    """Find epochs of a new checkpoint that are wholly missing, with numbers that an older checkpoint had used."""
+    """Find completely missing epochs of a new checkpoint whose numbers an older checkpoint had used."""
     epochs, runs = evidence.timeline.epochs, evidence.timeline.runs
     highest = {run: max((epoch.number for epoch in epochs if epoch.run == run), default=-1) for run in runs}
     found = []
@@ -165,7 +165,7 @@ def swallowed(evidence: Evidence) -> list[Anomaly]:
 
 
 def letters(evidence: Evidence) -> list[Anomaly]:
-    """Find dead letters that are there twice, in the target too, or of an attempt that does not count."""
+    """Find dead letters that are duplicated, also in the target, or of an attempt that does not count."""
     return [
         Anomaly("letters", target.dead_letters, message, count)
         for target, view in evidence.finals()
@@ -206,10 +206,10 @@ def _flaw_of_letter(evidence: Evidence, writers: Writers, view: View, at: int, a
 
 
 def blind(evidence: Evidence) -> list[Anomaly]:
-    """Find kills between which and the recovery no read was tried, or all of them if none was read between.
+    """Find kills that no attempt to read followed before the recovery, or all kills if no read succeeded there.
 
-    Then readers cannot have seen what the kill left. The recovery is the first call of a driver that was started after
-    the kill, or else the end of the run.
+    Then no reader can have seen the state after the kill. The recovery is the first call of a driver that was started
+    after the kill, or else the end of the run.
     """
     history, found = evidence.history, []
     spans = list(_recoveries(history))
@@ -230,7 +230,7 @@ def blind(evidence: Evidence) -> list[Anomaly]:
 
 
 def _recoveries(history: History) -> Iterator[tuple[float, float, str]]:
-    """Yield each kill of the run with its time and when the run had recovered from it."""
+    """Yield each kill of the run with its time and the time of the recovery from it."""
     end = history.ended_at if history.drained_at is None else history.drained_at
     first: dict[str, float] = {}
     for attempt in history.attempts.values():
@@ -243,17 +243,17 @@ def _recoveries(history: History) -> Iterator[tuple[float, float, str]]:
 
 
 def orphan(evidence: Evidence) -> list[Anomaly]:
-    """Find what was prepared or staged and left over."""
+    """Find leftovers that are prepared or staged."""
     return [Anomaly("orphan", target, what) for target, kind, what in evidence.history.leftovers if kind == "orphan"]
 
 
 def pin(evidence: Evidence) -> list[Anomaly]:
-    """Find partitions whose read_committed readers are held back."""
+    """Find partitions whose read_committed readers are blocked."""
     return [Anomaly("pin", target, what) for target, kind, what in evidence.history.leftovers if kind == "pin"]
 
 
 def stuck(evidence: Evidence) -> list[Anomaly]:
-    """Find a pipeline that made no progress after healing, or left decided work or input undone."""
+    """Find a pipeline that made no progress after healing, or did not finish decided epochs or its input."""
     return [*_no_progress(evidence), *_not_drained(evidence), *_last_invisible(evidence)]
 
 
@@ -289,30 +289,30 @@ def _last_invisible(evidence: Evidence) -> list[Anomaly]:
 
 
 ANOMALIES: Final[dict[str, tuple[Callable[[Evidence], list[Anomaly]], str]]] = {
-    "lost": (lost, "a row of a decided epoch is missing in the end"),
+    "lost": (lost, "a row of a decided epoch is missing at the end"),
     "duplicate": (duplicate, "a row was seen more than once"),
     "aborted read": (aborted_read, "a row of an aborted attempt was seen"),
     "early": (early, "a row was seen before commits/N existed"),
     "torn": (torn, "some but not all rows of an epoch were seen"),
-    "unknown writer": (unknown_writer, "a row of an attempt that nobody began, or that did not record it"),
-    "mixed attempts": (mixed_attempts, "two attempts at one epoch were seen"),
-    "divergence": (divergence, "the sinks hold different epochs in the end"),
+    "unknown writer": (unknown_writer, "a row of an attempt that never began, or that did not record it"),
+    "mixed attempts": (mixed_attempts, "two attempts of one epoch were seen"),
+    "divergence": (divergence, "the sinks hold different epochs at the end"),
     "stale": (stale, "a key went back, or came back"),
-    "flicker": (flicker, "an epoch that had been visible was not any more"),
+    "flicker": (flicker, "an epoch that had been visible was no longer"),
     "gap": (gap, "the epochs seen are not a prefix"),
-    "disorder": (disorder, "rows of a log in another order than their epochs or their key's versions"),
+    "disorder": (disorder, "rows of a log in a different order than their epochs or their key's versions"),
     "zombie write": (zombie_write, "a superseded driver's rows appeared late"),
     "swallowed": (swallowed, "a new checkpoint's epoch was taken for an old one's"),
     "silent drop": (silent_drop, "a row is neither in the sink nor a dead letter"),
     "letters": (letters, "a dead letter twice, in the target too, or of an attempt that does not count"),
     "false ack": (false_ack, "the ledger said done, the sink lacked it"),
     "orphan": (orphan, "something prepared or staged was left over"),
-    "pin": (pin, "readers are held back by an open transaction"),
-    "stuck": (stuck, "no progress, or decided work left undone"),
+    "pin": (pin, "an open transaction blocks readers"),
+    "stuck": (stuck, "no progress, or decided work not done"),
     "corrupt": (corrupt, "a row that was not sent like this"),
     "blind": (blind, "no read between a kill and the recovery: the run proves nothing"),
 }
-"""Every anomaly: the function that finds it, and how it shows."""
+"""Every anomaly: the function that finds it, and its description."""
 
 
 def find_all(evidence: Evidence) -> tuple[Anomaly, ...]:

@@ -1,4 +1,4 @@
-"""Anomalies of who wrote a row: attempts that were aborted, several at one epoch, late ones, unknown ones."""
+"""Find rows of attempts that must not be visible: aborted, late, unknown, or several of one epoch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def aborted_read(evidence: Evidence) -> list[Anomaly]:
 
 
 def mixed_attempts(evidence: Evidence) -> list[Anomaly]:
-    """Find epochs of which two attempts were seen, in one target or in two."""
+    """Find epochs of which two attempts were seen, in the same target or in two."""
     attempts: dict[int, dict[str, set[str]]] = {}
     for target, _, first in evidence.first_seen():
         for at, attempt in first:
@@ -42,12 +42,12 @@ def mixed_attempts(evidence: Evidence) -> list[Anomaly]:
 
 
 def zombie_write(evidence: Evidence) -> list[Anomaly]:
-    """Find attempts of a superseded driver that appeared after everything it could legitimately leave was visible."""
+    """Find attempts of a superseded driver that appeared too late: all that it could legitimately leave was visible."""
     deadlines = _Deadlines(evidence.history)
     found = []
     for target, views, first in evidence.first_seen():
         for (at, attempt), place in first.items():
-            # an earlier read, which had already to show it, did not
+            # An earlier read should have shown it already, and did not.
             if place and views[place - 1].read.began > deadlines.of(attempt) + target.lag:
                 message = f"attempt {attempt} of {evidence.name(at)} appeared after a newer driver had passed it"
                 found.append(Anomaly("zombie write", target.name, message))
@@ -55,7 +55,7 @@ def zombie_write(evidence: Evidence) -> list[Anomaly]:
 
 
 class _Deadlines:
-    """When a later driver had finished foreachBatch of a later epoch: nothing older can be pending then."""
+    """Knows when a later driver had finished foreachBatch of a later epoch: no older epoch can be pending then."""
 
     def __init__(self, history: History) -> None:
         self._attempts = history.attempts
@@ -71,7 +71,7 @@ class _Deadlines:
         return times[bisect_right(epochs, attempt.epoch)]
 
     def _after(self, run: str, place: int) -> tuple[list[int], list[float]]:
-        """Return the epochs that drivers after this one finished and, for each, when it or a later one first was."""
+        """Return the epochs that later drivers finished and, for each, when it or a later one was first finished."""
         if (run, place) not in self._known:
             later = sorted(
                 (attempt.epoch, attempt.returned_at)
@@ -84,7 +84,7 @@ class _Deadlines:
 
 
 def unknown_writer(evidence: Evidence) -> list[Anomaly]:
-    """Find visible rows of attempts that nobody began, or that did not record their epoch."""
+    """Find visible rows of attempts that never began, or that did not record their epoch."""
     writers = Writers(evidence.history)
     found = []
     for target, _, first in evidence.first_seen():
@@ -96,12 +96,12 @@ def unknown_writer(evidence: Evidence) -> list[Anomaly]:
 
 
 class Writers:
-    """Tells which attempt may have recorded an epoch: one that was under way when the ledger's record appeared.
+    """Tells which attempt may have recorded an epoch: one that was running when the ledger's record appeared.
 
-    An attempt that raised or was killed may be that one: the append's outcome was unknown, and later drivers commit it.
-    Not so if the ledger held the record before the attempt began, or did not hold it when the next one began: a later
-    driver takes the ledger before its first call. Without any record in the history, an attempt that raised is none
-    if no other one at its epoch returned.
+    An attempt that raised or was killed may have recorded it: the outcome of its append was unknown, and later drivers
+    commit it. It cannot have done so if the ledger held the record before the attempt began, or lacked it when the next
+    attempt began, because a later driver takes the ledger before its first call. If the history holds no record, an
+    attempt that raised did not record the epoch unless another attempt of it returned.
     """
 
     def __init__(self, history: History) -> None:
@@ -116,19 +116,19 @@ class Writers:
             next_at[one.run] = min(self._passed_at[one.name], one.invoked_at)
 
     def is_aborted(self, name: str) -> bool:
-        """Return whether an attempt was aborted for good."""
+        """Return whether an attempt was permanently aborted."""
         return name in self._attempts and self._attempts[name].aborted
 
     def flaw(self, epoch: EpochFacts, name: str) -> str | None:
-        """Return why rows of an epoch cannot be those of an attempt; None if they can."""
+        """Return the reason why an attempt cannot have written rows of an epoch; None if it can."""
         attempt = self._attempts.get(name)
         if attempt is None or (attempt.run, attempt.epoch) != (epoch.run, epoch.number):
-            return "an attempt that nobody began"
+            return "an attempt that never began"
         if not self._watched:
             raised = attempt.raised and (epoch.run, epoch.number) not in self._returned
             return "an attempt that raised" if raised else None
         if epoch.recorded_at is None:
-            return "an attempt at an epoch that the ledger does not hold"
+            return "an attempt of an epoch that the ledger does not hold"
         if attempt.invoked_at > epoch.recorded_at or self._passed_at[name] <= epoch.unrecorded_until:
             return "an attempt that did not record it"
         return None

@@ -1,4 +1,4 @@
-"""The checker: judges a history and returns a report."""
+"""Check a history for anomalies and report them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Report:
         return frozenset(anomaly.name for anomaly in self.anomalies)
 
     def table(self) -> Table:
-        """Return the result for a terminal: every anomaly looked for, how often it was found, and an example."""
+        """Return the result for a terminal: every kind of anomaly, how often it was found, and an example."""
         caption = ", ".join(f"{count} {name}" for name, count in self.counts.items())
         for target, seconds in self.windows.items():
             caption += f"; an epoch was partly visible in '{target}' for at most {seconds:.1f} s"
@@ -60,11 +60,11 @@ class Report:
 
 
 def check(history: History | Path, *, progress_within: float = 60.0) -> Report:
-    """Judge a history, or the one in a folder.
+    """Check a history, or the one in a folder.
 
     More than ``progress_within`` seconds without progress after healing is an anomaly.
 
-    Raises ValueError if nothing can be concluded from it: no final read of a target, or a source that is not dense.
+    Raises `ValueError` if the history proves nothing: a target has no final read, or source offsets are not dense.
     """
     if not isinstance(history, History):
         history = History.load(history)
@@ -84,7 +84,7 @@ def check(history: History | Path, *, progress_within: float = 60.0) -> Report:
 
 
 def _window(views: list[View]) -> float:
-    """Return the longest time from a read that saw part of an epoch to the first that saw all of it."""
+    """Return the longest time in seconds from a read that saw part of an epoch to the first that saw all of it."""
     longest = 0.0
     since: dict[int, float] = {}
     for view in views:

@@ -1,6 +1,6 @@
-"""Watch a checkpoint: when each epoch was recorded, when Spark decided it, and when the ledger called it done.
+"""Record when each epoch of a checkpoint was recorded, when Spark decided it, and when the ledger called it done.
 
-A look before and after every read makes the times sharp: an epoch counts as undecided until the last look that did not
+A look before and after every read makes the times exact: an epoch counts as undecided until the last look that did not
 find its ``commits/N``.
 """
 
@@ -39,10 +39,10 @@ class CheckpointWatch:
         self._done: set[int] = set()
 
     def look(self) -> None:
-        """Write what is new since the last look."""
+        """Write events for all that is new since the last look."""
         with self._lock:
             began = time.monotonic()
-            # the commits first: what an epoch holds was written before it was decided
+            # List the commits first: the offsets of an epoch were written before it was decided.
             committed = [epoch for epoch in self._new("commits", self._committed) if self._decided(epoch)]
             for epoch in self._new("offsets", self._planned.keys()):
                 self._plan(epoch)
@@ -50,7 +50,7 @@ class CheckpointWatch:
                 self._committed.add(epoch)
                 self._log.write("committed", run=self._run, epoch=epoch, absent_until=self._last_look)
             begun = self._look_at_ledger()
-            # a checkpoint that is copied to this place later holds what an earlier look did not find
+            # If a checkpoint is copied here later, it holds epochs that an earlier look did not find.
             if begun or self._planned:
                 self._last_look = began
 
@@ -61,7 +61,7 @@ class CheckpointWatch:
 
     @property
     def epochs(self) -> int:
-        """How many epochs have been seen decided."""
+        """The number of decided epochs seen so far."""
         return len(self._committed)
 
     def _new(self, folder: str, known: object) -> list[int]:
@@ -78,7 +78,7 @@ class CheckpointWatch:
             self._log.write("offsets", run=self._run, epoch=epoch, ends=ends)
 
     def _look_at_ledger(self) -> bool:
-        """Write what is new in the ledger; return whether there is one."""
+        """Write events for new ledger entries; return whether there is a ledger."""
         history = self._ledger.read()
         for epoch, prepared in sorted(history.epochs.items()):
             if self._recorded.get(epoch) != prepared.attempt:
@@ -90,7 +90,7 @@ class CheckpointWatch:
         return history.owner is not None
 
     def _write_of(self, epoch: int, event: str, **facts: float) -> None:
-        # what is in the ledger has been planned, perhaps since this look began
+        # Epochs in the ledger have been planned, perhaps after this look began.
         if epoch not in self._planned:
             self._plan(epoch)
         if epoch in self._planned:
@@ -100,7 +100,7 @@ class CheckpointWatch:
 def kafka_ends(data: bytes) -> dict[int, int] | None:
     """Return the end offsets in an entry of ``offsets/`` whose one source is one Kafka topic; None if it is torn.
 
-    Raises ValueError for another kind of source.
+    Raises `ValueError` for another kind of source.
     """
     lines = data.decode().splitlines()
     if len(lines) < 3:  # noqa: PLR2004 - version, header, source

@@ -1,7 +1,7 @@
-"""The history of a test run, written by the test and never by the library: JSON lines, each fsynced.
+"""Write and read the history of a test run: JSON lines, each fsynced. Tests write it, never the library.
 
-Several processes append to one history. ``at`` is CLOCK_MONOTONIC in seconds, which all processes of a machine
-share. Rows that were read are kept beside it as Arrow files. Events:
+Several processes append to one history. ``at`` is CLOCK_MONOTONIC in seconds, which all processes of a machine share.
+The rows of reads are stored next to it as Arrow files. Events:
 
     target     name, atomic, keyed, dead_letters, lag          the properties of a sink
     input      run, file                                       all source rows of a run
@@ -42,9 +42,9 @@ FILE = "history.jsonl"
 class Target:
     """A place where rows become visible.
 
-    ``atomic``: readers see all of an epoch or nothing. ``keyed``: it holds the newest row of each key only.
-    ``dead_letters`` names the target that holds rows which this one refused. ``lag`` is how many seconds
-    an acknowledged commit may take to be seen by a reader.
+    ``atomic``: readers see all of an epoch or nothing. ``keyed``: it holds only the newest row of each key.
+    ``dead_letters`` names the target for rows that this one refused. ``lag`` is the longest time in seconds until
+    readers see an acknowledged commit.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Target:
 
 @dataclass(slots=True)
 class EpochFacts:
-    """One epoch of one run. Times are None for what was never seen.
+    """One epoch of one run. A time is None if the event was never seen.
 
     ``recorded_at``, ``committed_at`` and ``done_at`` are when the ledger's record, ``commits/N`` and the ledger's
     ``done`` were first seen; ``unrecorded_until`` and ``absent_until`` are when the record and ``commits/N`` were last
@@ -89,10 +89,10 @@ class AttemptFacts:
 
 @dataclass(slots=True)
 class Read:
-    """One read of one target; ``rows`` are in memory or in a file.
+    """One read of one target. ``rows`` are in memory or in a file.
 
-    All that was visible when it ``began`` is in it, and all that is in it was visible when it ``ended``. ``between``
-    are the times of reads that saw the same, since the one before it.
+    It holds every row that was visible when it ``began``, and only rows that were visible when it ``ended``.
+    ``between`` are the times of reads since the previous one that saw the same rows.
     """
 
     target: str
@@ -112,10 +112,10 @@ class Read:
 
 @dataclass(slots=True)
 class History:
-    """What the checker judges. Times are in seconds, on one clock.
+    """The input of the checker. Times are in seconds, on one clock.
 
-    ``drivers`` says when each was started; ``kills`` are times, each with what was killed or failed; ``unreachable``
-    are targets, each with when it could not be read.
+    ``drivers`` has the start time of each driver, ``kills`` the times with the name of what was killed or failed,
+    ``unreachable`` the targets with the times when they could not be read.
     """
 
     targets: dict[str, Target] = field(default_factory=dict)
@@ -134,14 +134,14 @@ class History:
 
     @classmethod
     def load(cls, folder: Path) -> History:
-        """Read a history back. Raises OSError, and ValueError for an unknown line."""
+        """Read a history. Raises `OSError`, and `ValueError` for an unknown line."""
         history = cls()
         for line in (folder / FILE).read_text().splitlines():
             history.add(json.loads(line), folder)
         return history
 
     def add(self, event: Mapping[str, Any], folder: Path | None = None) -> None:
-        """Add one event. Raises ValueError for an unknown kind."""
+        """Add one event. Raises `ValueError` for an unknown kind."""
         facts = dict(event)
         kind, at = str(facts.pop("event")), float(facts.pop("at"))
         self.counts[kind] = self.counts.get(kind, 0) + 1
@@ -210,25 +210,25 @@ class History:
 
 
 class HistoryLog:
-    """Appends to the history in ``folder``; several processes may do so at the same time."""
+    """Appends to the history in ``folder``. Several processes may do so at the same time."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
 
     def write(self, event: str, **facts: Any) -> None:
-        """Append one event; it is durable when this returns."""
+        """Append one event. It is durable when this returns."""
         line = json.dumps({"at": time.monotonic(), "event": event, **facts}) + "\n"
         descriptor = os.open(self.folder / FILE, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
         try:
-            # one write call: lines of several processes never mix
+            # One write call, so that lines of several processes never mix.
             os.write(descriptor, line.encode())
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
 
     def write_input(self, run: str, source: pa.Table) -> None:
-        """Record which source rows a run has to deliver (`epochsink.testing.rows.SOURCE_SCHEMA`)."""
+        """Record the source rows that a run must deliver (`epochsink.testing.rows.SOURCE_SCHEMA`)."""
         self.write("input", run=run, file=self.keep(source))
 
     def write_read(
@@ -241,11 +241,11 @@ class HistoryLog:
         final: bool = False,
         between: Sequence[float] = (),
     ) -> None:
-        """Record what a reader saw between two moments: rows that `keep` stored under a name."""
+        """Record a read between two times, with the rows that `keep` stored under a name."""
         self.write("read", target=target, began=began, ended=ended, file=file, final=final, between=list(between))
 
     def keep(self, rows: pa.Table) -> str:
-        """Store rows beside the history; return their file's name."""
+        """Store rows next to the history; return the name of their file."""
         name = f"{uuid.uuid4().hex}.arrow"
         with pa.ipc.new_file(str(self.folder / name), rows.schema) as file:
             file.write_table(rows)

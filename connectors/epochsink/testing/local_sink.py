@@ -1,12 +1,12 @@
-"""A sink for tests of pipelines: no service, every failure at hand.
+"""Provide a sink for tests of pipelines that needs no service and can fail in every way.
 
     sink = LocalSink(tmp_path / "sink")
     query = ExactlyOnce(checkpoint=..., sinks={"out": sink}).start(stream.writeStream.trigger(availableNow=True))
     query.awaitTermination()
     assert sink.rows() == [...]
 
-Its rows have to get from Spark's Python workers to the test, so its memory is a folder, which may be on a RAM disk.
-It keeps the whole contract of `epochsink.sink`: each epoch becomes visible as a whole, by one rename.
+Its rows must get from Spark's Python workers to the test, so it stores them in a folder, which may be on a RAM disk. It
+keeps the whole contract of `epochsink.sink`: one rename makes each epoch visible as a whole.
 
     <folder>/<identity>/written/<generation>-<epoch>-<attempt>/<task>.arrow      by the tasks
     <folder>/<identity>/prepared/<generation>-<epoch>-<attempt>/<task>.arrow     the accepted tasks', by the vote
@@ -45,9 +45,9 @@ _ATTEMPT_FILE: Final = "attempt"
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSink(Sink):
-    """Appends rows to a folder. Safe to give to a query, to its tasks and to a later query at the same time.
+    """Appends rows to a folder. A query, its tasks and a later query may use it at the same time.
 
-    ``folder`` is the sink's memory: two sinks on one folder are one target. ``select``, ``where``, ``spool``,
+    ``folder`` is the target: two sinks on one folder are one target. ``select``, ``where``, ``spool``,
     ``distribute_by`` and ``keeps_order`` are those of every sink.
     """
 
@@ -59,9 +59,9 @@ class LocalSink(Sink):
     keeps_order: bool = False
 
     def check_columns(self, schema: pa.Schema) -> None:
-        """Nothing to check: a file takes every type."""
+        """Nothing to check: a file accepts every type."""
 
-    # ---- what readers see
+    # ---- reads
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the visible rows of all epochs, in the order of epochs and tasks."""
@@ -75,7 +75,7 @@ class LocalSink(Sink):
         return found
 
     def prepared(self) -> list[str]:
-        """Return the names (generation, epoch, attempt) of what is prepared and not visible."""
+        """Return the names (generation, epoch, attempt) of prepared epochs that are not visible."""
         return sorted(path.name for path in Path(self.folder).glob("*/prepared/*") if _ATTEMPT.fullmatch(path.name))
 
     def _visible(self) -> list[Path]:
@@ -84,23 +84,23 @@ class LocalSink(Sink):
     # ---- failures
 
     def fail_prepare(self, times: int = 1) -> None:
-        """Let the next tasks that prepare fail with `PrepareFailed`."""
+        """Make the next tasks that prepare fail with `PrepareFailed`."""
         self._arm("prepare", times)
 
     def fail_vote(self, times: int = 1) -> None:
-        """Let the next votes fail with `PrepareFailed`."""
+        """Make the next votes fail with `PrepareFailed`."""
         self._arm("vote", times)
 
     def lose_reply(self, times: int = 1) -> None:
-        """Let the next commits succeed and then raise OSError, as if the reply was lost."""
+        """Make the next commits succeed and then raise `OSError`, as if the reply was lost."""
         self._arm("reply", times)
 
     def forget_outcome(self, times: int = 1) -> None:
-        """Let the next commits answer UNKNOWN without being carried out."""
+        """Make the next commits do nothing and answer UNKNOWN."""
         self._arm("outcome", times)
 
     def abort_prepared(self) -> list[str]:
-        """Abort everything prepared, as a broker's time-out or an administrator does; return the names."""
+        """Abort everything prepared, as a broker's time-out or an administrator could; return the names."""
         names = self.prepared()
         for path in Path(self.folder).glob("*/prepared/*"):
             if path.name in names:
@@ -108,7 +108,7 @@ class LocalSink(Sink):
         return names
 
     def set_back(self, newest: int) -> None:
-        """Make every epoch above ``newest`` invisible, as when a target is restored from a backup."""
+        """Make every epoch above ``newest`` invisible, as if the target was restored from a backup."""
         for path in self._visible():
             if int(path.name) > newest:
                 shutil.rmtree(path)
@@ -130,7 +130,7 @@ class LocalSink(Sink):
             (path / uuid.uuid4().hex).touch()
 
     def strikes(self, point: str) -> bool:
-        """Use up one armed failure, for the process that asks first; return whether there was one."""
+        """Use up one armed failure; return whether there was one. If several processes ask, the first one gets it."""
         for armed in (Path(self.folder) / "faults" / point).glob("*"):
             try:
                 armed.unlink()
@@ -155,12 +155,12 @@ class LocalSink(Sink):
         return LocalWriter(self, task)
 
     def participant(self, members: Mapping[str, LocalSink]) -> LocalParticipant:
-        """Make the driver's side."""
+        """Make the driver's part."""
         return LocalParticipant(members)
 
 
 class LocalWriter(SinkWriter):
-    """Gathers one task's rows, and writes them as it prepares (see `epochsink.sink.SinkWriter`)."""
+    """Collects one task's rows, and writes them when it prepares (see `epochsink.sink.SinkWriter`)."""
 
     def __init__(self, sink: LocalSink, task: Task) -> None:
         self._sink = sink
@@ -171,11 +171,11 @@ class LocalWriter(SinkWriter):
         self._refused = sink.refused()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take a record batch. Raises `RowsRejected` if a value is refused."""
+        """Collect a record batch. Raises `RowsRejected` if a value is refused."""
         for column, value in self._refused:
             if column in batch.schema.names and value in batch.column(column).to_pylist():
                 raise RowsRejected(
-                    f"a row with {column}={value!r} is refused, as LocalSink.reject() was told",
+                    f"a row with {column}={value!r} is refused, as LocalSink.reject() requested",
                     hint="filter such rows out, or call accept_all()",
                 )
         self._batches.append(batch)
@@ -183,7 +183,7 @@ class LocalWriter(SinkWriter):
     def prepare(self) -> Committable:
         """Write the file."""
         if self._sink.strikes("prepare"):
-            raise PrepareFailed(f"task {self._task.uuid} fails to prepare, as LocalSink.fail_prepare() was told")
+            raise PrepareFailed(f"task {self._task.uuid} fails to prepare, as LocalSink.fail_prepare() requested")
         _write(self._path, self._batches)
         return {
             "task": self._task.uuid,
@@ -206,16 +206,16 @@ class LocalParticipant(Participant):
         self._generation = 0
 
     def open(self, identity: Identity) -> None:
-        """Take the sink's identity."""
+        """Set the sink's identity."""
         self._home = Path(self._sink.folder) / identity_key(identity)
         self._generation = identity.generation
 
     def leftovers(self, sink: str) -> list[str]:
-        """Return the names of what is prepared or written and not visible."""
+        """Return the names of attempts that are prepared or written, and not visible."""
         return sorted(path.name for folder in ("prepared", "written") for path in self._home.glob(f"{folder}/*"))
 
     def newest_generation(self, sink: str) -> int:
-        """Return the highest generation of what is prepared or written."""
+        """Return the highest generation of a prepared or written attempt."""
         return max((int(found[1]) for name in self.leftovers(sink) if (found := _REMNANT.fullmatch(name))), default=0)
 
     def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
@@ -233,18 +233,18 @@ class LocalParticipant(Participant):
         return {"": Mark(newest, attempt.read_text())}
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
-        """Put the accepted tasks' files together."""
+        """Move the accepted tasks' files into one folder."""
         ((name, ballot),) = ballots.items()
         return {name: [self._vote(epoch, ballot.parts)]}
 
     def _vote(self, epoch: Epoch, written: Sequence[Committable]) -> Committable:
         if self._sink.strikes("vote"):
-            raise PrepareFailed(f"epoch {epoch.number} fails to be voted for, as LocalSink.fail_vote() was told")
+            raise PrepareFailed(f"the vote on epoch {epoch.number} fails, as LocalSink.fail_vote() requested")
         name = _attempt_name(self._generation, epoch.number, epoch.attempt)
         files = [self._home / "written" / name / f"{part['task']}.arrow" for part in written]
         gone = [file.name for file in files if not file.exists()]
         if gone:
-            raise PrepareFailed(f"epoch {epoch.number}: what these tasks wrote is gone: {', '.join(gone)}")
+            raise PrepareFailed(f"epoch {epoch.number}: the files of these tasks are missing: {', '.join(gone)}")
         self._put(name, epoch, {f"{i:06d}-{file.name}": file for i, file in enumerate(files)})
         return {"name": name, "rows": sum(part["rows"] for part in written)}
 
@@ -257,21 +257,21 @@ class LocalParticipant(Participant):
         unfinished.rename(self._home / "prepared" / name)
 
     def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
-        """Rename the epoch's folder; if it is not there, look at the visible epoch."""
+        """Rename the epoch's folder. If it is missing, the visible epoch decides the outcome."""
         if self._sink.strikes("outcome"):
-            return Verdict(Outcome.UNKNOWN, "as LocalSink.forget_outcome() was told")
+            return Verdict(Outcome.UNKNOWN, "as LocalSink.forget_outcome() requested")
         visible = self._home / "visible" / f"{epoch.number:012d}"
         visible.parent.mkdir(parents=True, exist_ok=True)
         verdict = self._rename(self._home / "prepared" / part["name"], visible, epoch)
         if self._sink.strikes("reply"):
             raise OSError(
-                f"the reply to the commit of epoch {epoch.number} is lost, as LocalSink.lose_reply() was told"
+                f"the reply to the commit of epoch {epoch.number} is lost, as LocalSink.lose_reply() requested"
             )
         return verdict
 
     def _rename(self, prepared: Path, visible: Path, epoch: Epoch) -> Verdict:
         try:
-            # refuses a folder that is not empty, so an epoch becomes visible once
+            # The rename fails if the target folder is not empty, so an epoch becomes visible only once.
             prepared.rename(visible)
         except OSError as refused:
             if not visible.exists():
@@ -295,13 +295,13 @@ class LocalParticipant(Participant):
         return {**part, "name": name}
 
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
-        """Remove every attempt of this or an earlier generation that ``keep`` does not name."""
+        """Remove every attempt of this generation or an earlier one that ``keep`` does not name."""
         kept = {part["name"] for part in keep}
         evidence = {part["name"] for part in done}.intersection(self._sink.prepared())
         if evidence:
             raise WentBack(
-                f"{min(evidence)} in {self._home} is prepared, and the ledger says that its epoch is done: the "
-                "folder was set back to an older state",
+                f"{min(evidence)} in {self._home} is prepared, but the ledger says that its epoch is done: the "
+                "folder was restored to an older state",
                 hint="put the newer state back",
             )
         ended = []
@@ -313,7 +313,7 @@ class LocalParticipant(Participant):
         return ended
 
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
-        """Remove what the tasks wrote."""
+        """Remove the files of the tasks."""
         for ballot in ballots.values():
             for part in ballot.parts:
                 _remove(self._home / "written" / part["name"])
@@ -324,7 +324,7 @@ def _attempt_name(generation: int, epoch: int, attempt: str) -> str:
 
 
 def _remove(path: Path) -> None:
-    """Take a folder away at once, then delete it."""
+    """Rename a folder, so that it disappears at once, then delete it."""
     doomed = path.parent / f"{path.name.partition('.')[0]}.{uuid.uuid4().hex}"
     try:
         path.rename(doomed)

@@ -1,10 +1,10 @@
-"""Rows that prove where they went: each contains its place in the source, its epoch and its attempt.
+"""Make rows that prove where they went: each contains its place in the source, its epoch and its attempt.
 
-All but three columns follow from the row's place in the source, so that the checker knows every row to
-expect: `Workload.stream` makes them on the stream, as SQL. ``epoch`` and ``attempt`` are known only to a call of
-foreachBatch (its batch id, and a uuid of its own): `Workload.batch` stamps them, and the checksum over all, there.
-The number of rows of an epoch is not stamped: the checkpoint's ``offsets/N`` tells which rows belong to it,
-and counting them inside the batch would cost one more pass over the input.
+All columns but three follow from the row's place in the source, so the checker knows every expected row.
+`Workload.stream` makes these on the stream, as SQL. Only a call of foreachBatch knows ``epoch`` (its batch id) and
+``attempt`` (a new uuid): `Workload.batch` adds them there, with the checksum over all columns. Rows do not contain the
+number of rows of their epoch: the checkpoint's ``offsets/N`` tells which rows belong to it, and counting them in the
+batch would take another pass over the input.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SOURCE_SCHEMA: Final = pa.schema([SCHEMA.field(name) for name in ("src_part", "s
 """The columns of each source row that the checker needs."""
 
 _STRIDE: Final = 7919
-"""A prime, so that neighbours in the source have keys far apart."""
+"""A prime, so that neighbours in the source have distant keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Workload:
     deletes: int = 5
 
     def stream(self, *, run: str, partition: str = "partition", offset: str = "offset") -> list[str]:
-        """Return SQL expressions for `SCHEMA`, to be evaluated on the stream.
+        """Return SQL expressions for `SCHEMA`, to evaluate on the stream.
 
         ``partition`` and ``offset`` are SQL over the source's columns. ``run`` (letters, digits, ``-`` and ``_``)
-        becomes a literal. What only the batch knows is a placeholder, so that the stream has the final schema.
+        becomes a literal. Columns that only the batch knows get placeholders, so that the stream has the final schema.
         """
         if not run.replace("-", "").replace("_", "").isalnum():
             raise ValueError(f"run={run!r}: expected letters, digits, - and _")
@@ -101,7 +101,7 @@ class Workload:
 
 
 def stamp(source: pa.Table, *, run: str, epoch: int, attempt: str) -> pa.Table:
-    """Return source rows as the SQL of `Workload` stamps them: for tests without Spark."""
+    """Return source rows equal to those of `Workload`'s SQL, for tests without Spark."""
     count = source.num_rows
     columns = {
         "run": pa.array([run] * count, pa.string()),
@@ -114,7 +114,7 @@ def stamp(source: pa.Table, *, run: str, epoch: int, attempt: str) -> pa.Table:
 
 
 def checksums(rows: pa.Table) -> npt.NDArray[np.int64]:
-    """Return what ``crc`` has to be for each row; -2, which nothing matches, where a column is null."""
+    """Return the expected ``crc`` of each row; -2, which never matches, if a column is null."""
     texts = [pc.cast(rows[name], pa.string()) for name in SCHEMA.names[:-1]]
     joined = pc.binary_join_element_wise(*texts, "|")
     texts_of_rows = joined.to_pylist()

@@ -23,10 +23,10 @@ Result = TypeVar("Result")
 
 
 class Sampler(threading.Thread):
-    """One reader's thread. ``look`` is called just before and after the moment that each read shows.
+    """One reader's thread. It calls ``look`` just before and just after the point in time that a read shows.
 
-    See `epochsink.testing.checkpoint_watch`. Of consecutive equal reads, the first and the last are written, with the
-    times of those between them.
+    See `epochsink.testing.checkpoint_watch`. If consecutive reads are equal, only the first and the last are written,
+    with the times of the others.
     """
 
     def __init__(self, target: Target, reader: Reader, log: HistoryLog, look: Callable[[], None]) -> None:
@@ -58,7 +58,7 @@ class Sampler(threading.Thread):
 
         def look() -> None:
             fixed.append(time.monotonic())
-            # before the rows are fetched, which may take long: what is decided meanwhile comes too late for this read
+            # Look before fetching the rows, which may take long: this read cannot show epochs decided in that time.
             self._look()
 
         try:
@@ -85,7 +85,7 @@ class Sampler(threading.Thread):
     def finish(self, seconds: float) -> None:
         """End the thread, wait until the target is quiescent, then read once more and write its leftovers.
 
-        Raises what ended the thread, and `Unreachable` if the target cannot be read within ``seconds``.
+        Raises the error that ended the thread, and `Unreachable` if the target cannot be read within ``seconds``.
         """
         self.stop()
         if self.failure is not None:

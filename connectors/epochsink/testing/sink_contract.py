@@ -1,4 +1,4 @@
-"""The contract between the engine and a sink, as cases that every sink has to pass: run them on yours with pytest.
+"""Test the contract between the engine and a sink. Every sink must pass these cases; run them on yours with pytest.
 
 class TestMySink(SinkContract):
 @pytest.fixture
@@ -24,7 +24,7 @@ QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 OTHER_QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f002"
 
 MANY: Final = 9_000
-"""How many rows make a task large for every sink."""
+"""A number of rows that is large for every sink."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PreparedEpoch:
 
 
 class Driver:
-    """The driver's side of one sink in one generation, in place of the coordinator."""
+    """The driver's part of one sink in one generation, without a coordinator."""
 
     def __init__(self, rig: Rig, generation: int = 1, query: str = QUERY) -> None:
         self.rig = rig
@@ -76,7 +76,7 @@ class Driver:
         return PreparedEpoch(prepared.epoch, prepared.tasks, parts)
 
     def abandon(self, prepared: PreparedEpoch) -> None:
-        """Abort an attempt that nobody has recorded."""
+        """Abort an attempt that is not recorded."""
         self.committer.abort_orphans([])
         self.rig.drop_spool(self.query, prepared.epoch)
 
@@ -99,7 +99,7 @@ class SinkContract:
         assert rig.visible() == [1, 2, 3]
 
     def test_no_row_of_a_large_task_is_lost(self, rig: Rig) -> None:
-        """It begins with few rows, which a sink may send in another way."""
+        """It begins with few rows, which a sink may send in a different way."""
         driver = Driver(rig)
         assert committed(driver.commit(driver.prepare(0, list(range(MANY)), [MANY])))
         assert rig.visible() == list(range(MANY + 1))
@@ -117,7 +117,7 @@ class SinkContract:
         assert rig.visible() == [1, 2, 3]
 
     def test_both_processes_commit(self, rig: Rig) -> None:
-        """Any driver may commit what is decided and recorded, a superseded one too."""
+        """Any driver, even a superseded one, may commit what is decided and recorded."""
         first = Driver(rig)
         prepared = first.prepare(0, [1, 2], [3])
         second = Driver(rig, generation=2)
@@ -152,7 +152,7 @@ class SinkContract:
         driver = Driver(rig)
         prepared = driver.prepare(0, [1, 2], [3])
         driver.abandon(prepared)
-        with suppress(SpoolMissing):  # an abandoned attempt's rows are dropped, and a sink may need them
+        with suppress(SpoolMissing):  # the rows of an abandoned attempt are dropped, but a sink may need them
             assert Outcome.COMMITTED not in driver.commit(prepared)
         assert rig.visible() == []
 
@@ -186,7 +186,7 @@ class SinkContract:
         assert rig.leftovers() == []
 
     def test_sweep_spares_newer_generations(self, rig: Rig) -> None:
-        """A superseded driver that sweeps late, with an old ledger, must not abort what its successor has prepared."""
+        """A superseded driver that sweeps late, with an old ledger, must not abort what its successor prepared."""
         superseded = Driver(rig)
         successor = Driver(rig, generation=2)
         prepared = successor.prepare(0, [1], [2])
@@ -195,7 +195,7 @@ class SinkContract:
         assert rig.visible() == [1, 2]
 
     def test_a_ledger_that_begins_ends_what_a_lost_one_left(self, rig: Rig) -> None:
-        """Its driver takes a higher generation than the target holds, whatever its clock says."""
+        """Its driver takes a higher generation than any in the target, whatever its clock says."""
         Driver(rig, generation=7).prepare(0, [1], [2])
         joining = rig.open(QUERY, 0)
         Driver(rig, generation=joining.newest_generation() + 1).committer.abort_orphans([])
@@ -225,7 +225,7 @@ class SinkContract:
         assert Driver(rig, generation=2).committer.newest() == 7
 
     def test_a_new_checkpoint_on_the_old_target(self, rig: Rig) -> None:
-        """Its epoch 0 is never taken for the old checkpoint's."""
+        """Its epoch 0 is never mistaken for the old checkpoint's."""
         old = Driver(rig)
         old.commit(old.prepare(0, [1]))
         old.commit(old.prepare(1, [2]))
@@ -245,7 +245,7 @@ class SinkContract:
         assert rig.leftovers() == []
 
     def test_the_losing_attempt_stays_invisible(self, rig: Rig) -> None:
-        """Two attempts at one task have prepared; Spark accepted the second."""
+        """Two attempts of one task have prepared; Spark accepted the second."""
         driver = Driver(rig)
         epoch = Epoch(0, uuid.uuid4().hex)
         driver.write(epoch, 0, [1])
@@ -257,7 +257,7 @@ class SinkContract:
         assert rig.visible() == [1, 2]
 
     def test_a_late_losing_attempt_doubles_nothing(self, rig: Rig) -> None:
-        """If names are bounded, it may cause a replay. It neither changes rows nor hides them from readers."""
+        """If names are limited, it may cause a replay. It neither changes rows nor hides them from readers."""
         driver = Driver(rig)
         epoch = Epoch(0, uuid.uuid4().hex)
         prepared = driver.vote(epoch, [driver.write(epoch, 0, [1])])
@@ -270,7 +270,7 @@ class SinkContract:
         assert rig.visible() == [1]
 
     def test_rows_keep_the_order_of_their_task(self, rig: Rig) -> None:
-        """In an epoch, in the next one, and if they were lost and are prepared again; if the sink promises an order."""
+        """In an epoch, in the next one, and after they were lost and prepared again, if the sink promises an order."""
         driver = Driver(rig)
         epochs = [list(range(99, -1, -1)), list(range(1000, 1100))], [list(range(2099, 1999, -1)), [3000]]
         prepared = driver.prepare(0, *epochs[0])
@@ -283,10 +283,10 @@ class SinkContract:
         assert rig.visible() == sorted(row for tasks in epochs for rows in tasks for row in rows)
         for sequence in rig.in_order() if rig.keeps_order else ():
             later = [any(row in rows for rows in epochs[1]) for row in sequence]
-            assert later == sorted(later), "a row comes before one of an earlier epoch"
+            assert later == sorted(later), "a row is before one of an earlier epoch"
             for rows in (rows for tasks in epochs for rows in tasks):
                 found = [row for row in sequence if row in rows]
-                assert found == [row for row in rows if row in found], "the rows of a task are in another order"
+                assert found == [row for row in rows if row in found], "the rows of a task are in a different order"
 
     def test_what_is_lost_is_replayed_once(self, rig: Rig) -> None:
         driver = Driver(rig)
@@ -300,7 +300,7 @@ class SinkContract:
         assert rig.visible() == []
         assert committed(driver.commit(replayed))
         assert committed(driver.commit(replayed))
-        # a superseded driver that still holds the lost parts must not be told to prepare them once more
+        # A superseded driver that still holds the lost parts must not be asked to prepare them again.
         assert Outcome.ABORTED not in driver.commit(prepared)
         assert rig.visible() == [1, 2, 3]
 
@@ -319,7 +319,7 @@ class SinkContract:
         assert rig.visible() == [1, 2, 3]
 
     def test_the_vote_notices_a_loss(self, rig: Rig) -> None:
-        """What a task prepared is gone before the vote, which refuses the epoch or prepares it again from the spool."""
+        """A task's prepared rows are lost before the vote, which must refuse the epoch or prepare it from the spool."""
         driver = Driver(rig)
         epoch = Epoch(0, uuid.uuid4().hex)
         written = [driver.write(epoch, 0, [1])]
@@ -332,7 +332,7 @@ class SinkContract:
             expected = []
         else:
             assert rig.visible() == []
-            assert committed(driver.commit(prepared)), "the vote did not notice that what a task prepared is gone"
+            assert committed(driver.commit(prepared)), "the vote did not notice that a task's prepared rows are lost"
         assert rig.visible() == expected
 
     def test_committed_parts_are_not_lost(self, rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Tell `SinkContract` about a target: how rows get there, how a reader sees them, and how they are lost."""
+"""Define for `SinkContract` how rows get into a target, how a reader sees them, and how they are lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def damage(spool: Spool, query: str, epoch: Epoch, task: str) -> None:
-    """Change one byte of a task's file, just before the last eight: a byte that Arrow does not check."""
+    """Change the byte before the last eight of a task's file, which Arrow does not check."""
     (path,) = Path(spool.root).glob(f"{query}/{epoch.number}-{epoch.attempt}/*-{task}.arrow")
     data = bytearray(path.read_bytes())
     data[-9] ^= 1
@@ -27,7 +27,7 @@ def damage(spool: Spool, query: str, epoch: Epoch, task: str) -> None:
 
 
 class _NoRows:
-    """No rows, for calls that read none."""
+    """No rows, for calls that do not read any."""
 
     def tasks(self) -> Sequence[str]:
         return ()
@@ -43,7 +43,7 @@ NO_ROWS: Final = _NoRows()
 
 
 class OneSink:
-    """The participant of a single sink, for tests: its methods, without the names of sinks."""
+    """The participant of a single sink, for tests. Its methods have no parameter for the sink's name."""
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
@@ -56,15 +56,15 @@ class OneSink:
 
     @property
     def participant(self) -> Any:
-        """The participant itself, with what its class adds."""
+        """The participant itself, for methods that its class adds."""
         return self._participant
 
     def check(self, schema: pa.Schema) -> list[str]:
-        """Return what `Participant.check` finds."""
+        """Return the findings of `Participant.check`."""
         return self._participant.check(self._name, schema)
 
     def initial_state(self) -> dict[str, Any]:
-        """Return what `Participant.initial_state` returns."""
+        """Return the result of `Participant.initial_state`."""
         return self._participant.initial_state(self._name)
 
     def open(self, identity: Identity) -> None:
@@ -80,7 +80,7 @@ class OneSink:
         return self._participant.newest(self._name)
 
     def leftovers(self) -> list[str]:
-        """Return what is prepared."""
+        """Return the names of what is prepared."""
         return self._participant.leftovers(self._name)
 
     def newest_generation(self) -> int:
@@ -125,7 +125,7 @@ class OneSink:
     def unblock(
         self, epoch: Epoch, parts: Sequence[Committable], keep: Sequence[Committable], done: Sequence[Committable] = ()
     ) -> list[str]:
-        """Abort what keeps readers from an epoch."""
+        """Abort what blocks readers of an epoch."""
         return self._participant.unblock(epoch, {self._name: Ballot(parts, NO_ROWS)}, lambda: (keep, done))
 
     def await_visible(self, epoch: Epoch, parts: Sequence[Committable], after: LastDone | None = None) -> None:
@@ -133,7 +133,7 @@ class OneSink:
         self._participant.await_visible(epoch, {self._name: Ballot(parts, NO_ROWS, after)})
 
     def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
-        """Remove what a committed epoch has left."""
+        """Remove the leftovers of a committed epoch."""
         self._participant.finish(epoch, {self._name: Ballot(parts, NO_ROWS)})
 
     def close(self) -> None:
@@ -142,15 +142,15 @@ class OneSink:
 
 
 class Rig(Protocol):
-    """One kind of target. Rows are whole numbers, each of which a reader can tell from the others."""
+    """One kind of target. Rows are integers, and a reader can tell them apart."""
 
     loses: bool
-    """Whether the target can lose what is prepared, and so `lose_prepared` works and `replay` is needed."""
+    """Whether the target can lose what is prepared. If so, `lose_prepared` works and `replay` is needed."""
     keeps_order: bool
-    """Whether the sink promises an order (`epochsink.sink.Sink.keeps_order`), and so `in_order` works."""
+    """Whether the sink promises an order (`epochsink.sink.Sink.keeps_order`). If so, `in_order` works."""
 
     def open(self, query: str, generation: int) -> OneSink:
-        """Return a fresh participant, as another process would have it, opened for an identity."""
+        """Return a new participant, as in another process, opened for an identity."""
 
     def write(
         self, query: str, generation: int, epoch: Epoch, partition: int, rows: list[int]
@@ -164,32 +164,32 @@ class Rig(Protocol):
         """Remove an attempt's spool, as the coordinator does for one that it abandons."""
 
     def damage_spool(self, query: str, epoch: Epoch, task: str) -> None:
-        """Change a byte of what a task has spooled, or lose the rows if they are not in a file."""
+        """Change a byte of a task's spooled rows, or lose the rows if they are not in a file."""
 
     def visible(self) -> list[int]:
-        """Return the rows that a reader sees, sorted; a duplicated row is there twice."""
+        """Return the rows that a reader sees, sorted. A duplicated row appears twice."""
 
     def in_order(self) -> list[list[int]]:
-        """Return what a reader sees in each sequence whose order the sink promises, such as the rows of one key."""
+        """Return each visible sequence of rows whose order the sink promises, for example the rows of one key."""
 
     def lose_prepared(self) -> None:
-        """Abort everything that is prepared in the target, as a time-out or an administrator does."""
+        """Abort everything that is prepared in the target, as a time-out or an administrator could."""
 
     def leftovers(self) -> list[str]:
-        """Return what the target still holds prepared or staged by the sink."""
+        """Return the names of what the sink has prepared or staged in the target."""
 
 
 class SinkRig:
-    """A real sink with a real spool. A subclass says what rows look like, how to see them and how to lose them."""
+    """A real sink with a real spool. A subclass defines the rows, how to see them and how to lose them."""
 
     loses = True
     keeping = Keeping.IN_SPOOL
-    """What tasks are told of where rows are kept (`Participant.keeping`). The rig spools them in any case."""
+    """Where rows are kept, as told to tasks (`Participant.keeping`). The rig always spools them."""
 
     def __init__(self, sink: Sink, folder: Path) -> None:
         self.sink = sink
         self.spool = Spool(str(folder))
-        # each test has its own name: markers stay in the target
+        # A new name for each test, because markers remain in the target.
         self.name = f"sink-{uuid.uuid4().hex[:10]}"
         self.files: dict[str, SpoolFile] = {}
         self._origins: dict[str, dict[str, Any]] = {}
@@ -201,15 +201,15 @@ class SinkRig:
         return self.sink.keeps_order
 
     def batch(self, rows: list[int]) -> pa.RecordBatch:
-        """Return rows as the sink's writer takes them."""
+        """Return rows in the form that the sink's writer expects."""
         raise NotImplementedError
 
     def schema(self) -> pa.Schema:
-        """Return the schema of the rows, as `Participant.check` takes it."""
+        """Return the schema of the rows, in the form that `Participant.check` expects."""
         return self.batch([0]).schema
 
     def identity(self, query: str, generation: int) -> Identity:
-        """Return the sink's identity in a query; its origin is made the first time."""
+        """Return the sink's identity in a query. The first call makes its origin."""
         if query not in self._origins:
             with contextlib.closing(OneSink.of(self.sink, self.name)) as joining:
                 assert joining.check(self.schema()) == []
@@ -218,7 +218,7 @@ class SinkRig:
         return Identity(query, self.name, generation, self._origins[query])
 
     def open(self, query: str, generation: int) -> OneSink:
-        """Return a fresh participant."""
+        """Return a new participant."""
         opened = OneSink.of(self.sink, self.name)
         opened.open(self.identity(query, generation))
         self._opened.append(opened)
@@ -259,15 +259,15 @@ class SinkRig:
         damage(self.spool, query, epoch, task)
 
     def lose_prepared(self) -> None:
-        """Let the target lose what is prepared."""
+        """Make the target lose what is prepared."""
         raise NotImplementedError
 
     def visible(self) -> list[int]:
-        """Return what a reader sees."""
+        """Return the rows that a reader sees."""
         raise NotImplementedError
 
     def in_order(self) -> list[list[int]]:
-        """Return what a reader sees in each sequence with an order."""
+        """Return each visible sequence of rows that has an order."""
         raise NotImplementedError
 
     def leftovers(self) -> list[str]:

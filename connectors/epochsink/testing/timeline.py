@@ -1,8 +1,8 @@
-"""The source rows of a history and the epochs that have to deliver them, as arrays.
+"""Arrange the source rows of a history, and the epochs that must deliver them, as arrays.
 
-All epochs of all runs are in one sequence, the runs in the order in which they began; an epoch's index in it is its
-*position*. Source rows have an index; rows of one key are ordered by (run, kver), and *rank* is a row's place
-when all rows are sorted by key and in that order. Everything here is linear in the number of rows, or one sort.
+All epochs of all runs form one sequence, with the runs in the order of their start. An epoch's *position* is its index
+in it. Source rows have an index. Rows of one key are ordered by (run, kver), and *rank* is a row's place if all rows
+are sorted by key and then in that order. Everything here is linear in the number of rows, or one sort.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ UNKNOWN = -1
 
 
 class Timeline:
-    """Source rows and epochs of one history. ValueError if a source partition's offsets are not 0, 1, 2, ..."""
+    """Source rows and epochs of one history. Raises `ValueError` if a partition's offsets are not 0, 1, 2, ..."""
 
     def __init__(self, history: History) -> None:
         self.runs = {run: place for place, run in enumerate(history.inputs)}
@@ -64,7 +64,7 @@ class Timeline:
         self.deletes: Flags = np.array(self.source["op"].to_numpy() == "D", dtype=bool)
 
     def _assign_epochs(self) -> None:
-        """Find the position of the epoch whose offsets hold each source row; len(self) where no epoch does."""
+        """Find the position of the epoch whose offsets include each source row, or len(self) if there is none."""
         self.position = np.full(self.source.num_rows, len(self), dtype=np.int64)
         for run, place in self.runs.items():
             mine = [at for at, epoch in enumerate(self.epochs) if epoch.run == run]
@@ -89,7 +89,7 @@ class Timeline:
         self._shows = self._epochs_that_show()
 
     def _epochs_that_show(self) -> Flags:
-        """Flag the epochs that leave a row of their own in a keyed target, which deletes alone do not."""
+        """Flag the epochs that leave a row in a keyed target. An epoch of deletes does not."""
         shows = np.zeros(len(self) + 1, dtype=bool)
         codes, positions = self.key_code[self._order], self.position[self._order]
         last = np.ones(len(codes), dtype=bool)
@@ -98,11 +98,11 @@ class Timeline:
         return shows
 
     def shows(self, position: int) -> bool:
-        """Return whether an epoch, once applied, leaves a row of its own in a keyed target."""
+        """Return whether an epoch leaves a row in a keyed target after it is applied."""
         return bool(self._shows[position])
 
     def locate(self, rows: pa.Table) -> Ints:
-        """Return the source index of each row of a read, `UNKNOWN` where there is no such source row."""
+        """Return the source index of each row of a read, or `UNKNOWN` if there is no such source row."""
         runs = rows["run"].combine_chunks().dictionary_encode()
         places = np.array([self.runs.get(run, UNKNOWN) for run in runs.dictionary.to_pylist()], dtype=np.int64)
         run = _gather(places, runs.indices)
@@ -113,7 +113,7 @@ class Timeline:
         return np.where(known, self._first[cell] + off, UNKNOWN)
 
     def newest_of_keys(self, rows: Flags) -> Ints:
-        """Return the indices of the newest row of each key among the source rows flagged."""
+        """Return the indices of the newest flagged source row of each key."""
         chosen = self._order[rows[self._order]]
         codes = self.key_code[chosen]
         last = np.ones(len(codes), dtype=bool)
@@ -121,11 +121,11 @@ class Timeline:
         return chosen[last]
 
     def in_key_order(self, ranks: Ints) -> Ints:
-        """Return the indices of the rows at these ranks; of the last row for ranks beyond it."""
+        """Return the indices of the rows at these ranks, or of the last row for larger ranks."""
         return self._order[np.minimum(ranks, len(self._order) - 1)]
 
     def describe(self, index: int) -> str:
-        """Name a source row for a person."""
+        """Return a readable name of a source row."""
         run = list(self.runs)[self._run[index]]
         part, off = self.source["src_part"][index].as_py(), self.source["src_off"][index].as_py()
         return (
@@ -133,7 +133,7 @@ class Timeline:
         )
 
     def name(self, position: int) -> str:
-        """Name an epoch for a person."""
+        """Return a readable name of an epoch."""
         if position >= len(self):
             return "no epoch"
         epoch = self.epochs[position]

@@ -1,4 +1,4 @@
-"""What a history shows, ready to be judged: each read of a target compared, epoch by epoch, with the source rows."""
+"""Compare each read of a target, epoch by epoch, with the source rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXAMPLES: Final = 3
 
 @dataclass(slots=True)
 class Findings:
-    """How many rows show something, and the first few of them."""
+    """The number of rows with a flaw, and the first few of them."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list)
@@ -43,12 +43,12 @@ class Findings:
 
 @dataclass(slots=True)
 class View:
-    """One read, judged on its own.
+    """One read, compared with the source rows.
 
-    By position of the epoch: ``seen`` rows of it, ``expected`` effects (rows; in a keyed target: keys whose newest row
-    is of that epoch, deletes included) and those ``found``; ``gone`` is what is missing of epochs that an earlier read
-    showed whole. ``newest`` is the newest position seen. Up to ``firm`` nothing may be missing; ``acknowledged`` flags
-    epochs that the ledger called done before the read.
+    By position of the epoch: ``seen`` is the number of its rows, ``expected`` that of its effects (rows; in a keyed
+    target: keys whose newest row, or delete, is of that epoch), ``found`` that of the effects seen. ``gone`` is the
+    number of missing effects of epochs that an earlier read showed completely. ``newest`` is the newest position seen.
+    Up to ``firm`` nothing may be missing. ``acknowledged`` flags epochs that the ledger called done before the read.
     """
 
     read: Read
@@ -67,7 +67,7 @@ class View:
 
     @property
     def missing(self) -> Ints:
-        """How much of each epoch is missing."""
+        """The number of missing effects of each epoch."""
         return self.expected - self.found
 
 
@@ -89,7 +89,7 @@ class Scan:
         self._shown = np.zeros(len(timeline), dtype=bool)
 
     def views(self) -> list[View]:
-        """Judge every read of the target."""
+        """Compare every read of the target."""
         reads = [read for read in self._history.reads if read.target == self._target.name]
         in_order = sorted(reads, key=lambda read: read.began)
         return [self._view(number, read) for number, read in enumerate(in_order)]
@@ -109,7 +109,7 @@ class Scan:
         view = View(
             read=read,
             newest=newest,
-            # a target that is not atomic may lack what an earlier read did not show to be finished
+            # A target that is not atomic may lack parts of an epoch that no earlier read showed completely.
             firm=newest if self._target.atomic or read.final else self._prior - 1,
             acknowledged=acknowledged,
             seen=seen,
@@ -126,14 +126,14 @@ class Scan:
         return view
 
     def _end_reads_before(self, read: Read) -> None:
-        """Take note of what reads showed that had ended when this one began."""
+        """Include the reads that had ended when this one began."""
         while self._ended and self._ended[0][0] <= read.began:
             _, _, view = heapq.heappop(self._ended)
             self._prior = max(self._prior, view.newest)
             self._shown |= (view.missing == 0) & (np.arange(len(self._shown)) <= view.newest)
 
     def _gone(self, seen: Ints, bound: int, missing: Ints, held: Ints) -> Ints:
-        """Return what is missing of each epoch that an earlier read showed whole."""
+        """Return how much is missing of each epoch that an earlier read showed completely."""
         top = _last(self._shown)
         if top > bound:
             live = self._committed | (seen > 0) | self._shown
@@ -142,11 +142,11 @@ class Scan:
         return np.where(self._shown, missing, 0)
 
     def _effects(self, live: Flags, highest: int, bound: int, held: Ints) -> tuple[int, Ints, Ints]:
-        """Return the newest epoch that is there, and how much of each one, up to a bound, should be and is."""
+        """Return the newest visible epoch and, for each epoch up to a bound, how much of it is expected and found."""
         if not self._target.keyed:
             return (highest, *self._appended(live, bound, held))
         expected, found = self._upserted(live, bound, held)
-        # an epoch of deletes leaves no row of its own: see whether the read fits once it is applied
+        # An epoch of deletes leaves no row, so check whether the read fits with that epoch applied.
         further = bound
         while (expected > found).any() and further + 1 < len(self._timeline) and not self._timeline.shows(further + 1):
             further += 1
@@ -174,7 +174,7 @@ class Scan:
         return self._by_epoch(wanted), self._by_epoch(wanted[applied])
 
     def _deleted_by(self, live: Flags, bound: int) -> Flags:
-        """Flag the keys that are deleted once an epoch is applied that may be under way."""
+        """Flag the keys that an epoch deletes which may currently be applied."""
         timeline = self._timeline
         newest = timeline.newest_of_keys(self._required(live, bound))
         flags = np.zeros(timeline.key_count, dtype=bool)
@@ -200,7 +200,7 @@ class Scan:
         return found
 
     def _stale_keys(self, held: Ints) -> Findings:
-        """Find keys that show an older row than an earlier read, or a row again that an earlier read saw deleted."""
+        """Find keys with an older row than in an earlier read, or with a row that an earlier read saw deleted."""
         timeline, found = self._timeline, Findings()
         shown = np.full(timeline.key_count, -1, dtype=np.int64)
         np.maximum.at(shown, timeline.key_code[held], timeline.rank[held])
@@ -208,12 +208,12 @@ class Scan:
         found.add(down, timeline.describe)
         vanished = (shown < 0) & (self._floor >= 0)
         self._floor = np.maximum(self._floor, shown)
-        # at least one more row has taken effect; more is known of no key whose floor is a delete already
+        # At least one more row has taken effect. Nothing more is known about a key whose floor is already a delete.
         self._floor[vanished] += ~timeline.deletes[timeline.in_key_order(self._floor[vanished])]
         return found
 
     def _disorder(self, rows: pa.Table, index: Ints) -> Findings:
-        """Find rows of a log that lie behind a later epoch's row, or behind a newer row of their key."""
+        """Find rows of a log that come after a row of a later epoch, or after a newer row of their key."""
         found = Findings()
         if "log_off" not in rows.column_names:
             return found
@@ -228,7 +228,7 @@ class Scan:
 
 
 def identify(rows: pa.Table, timeline: Timeline, target: str, corrupt: Findings) -> Ints:
-    """Return the source index of each row that an epoch delivers, else `UNKNOWN`; what was not sent so is a finding."""
+    """Return the source index of each row that an epoch delivers, else `UNKNOWN`. Other rows are findings."""
     index = timeline.locate(rows)
     known = index != UNKNOWN
     wrong = ~known | (np.asarray(rows["crc"].fill_null(-1).to_numpy()) != checksums(rows))
@@ -245,7 +245,7 @@ def identify(rows: pa.Table, timeline: Timeline, target: str, corrupt: Findings)
 
 
 def attempts_in(rows: pa.Table, timeline: Timeline) -> set[tuple[int, str]]:
-    """Return the position of each epoch, with each attempt, that has rows."""
+    """Return the position of each epoch that has rows, with each of its attempts."""
     groups = rows.select(["run", "epoch", "attempt"]).group_by(["run", "epoch", "attempt"]).aggregate([])
     positions = timeline.positions
     return {
@@ -256,7 +256,7 @@ def attempts_in(rows: pa.Table, timeline: Timeline) -> set[tuple[int, str]]:
 
 
 def _behind(value: Ints, order: Ints, *groups: Ints) -> Ints:
-    """Return which values are smaller than the one before it in an order, within the groups."""
+    """Return which values are smaller than their predecessor in an order, within each group."""
     falls = np.diff(value[order]) < 0
     for group in groups:
         falls &= np.diff(group[order]) == 0
@@ -268,7 +268,7 @@ def _last(flags: Flags) -> int:
 
 
 def scan(history: History, timeline: Timeline) -> dict[str, list[View]]:
-    """Return the views of every target that is not another's dead letters. ValueError without a final read."""
+    """Return the views of every target, except dead letters. Raises `ValueError` if a final read is missing."""
     dead_letters = {target.dead_letters for target in history.targets.values()}
     result: dict[str, list[View]] = {}
     for target in history.targets.values():
@@ -277,7 +277,7 @@ def scan(history: History, timeline: Timeline) -> dict[str, list[View]]:
         pardoned = _pardoned(history, timeline, target)
         result[target.name] = Scan(history, timeline, target, pardoned).views()
         if not any(view.read.final for view in result[target.name]):
-            raise ValueError(f"the history has no final read of target '{target.name}': nothing can be concluded")
+            raise ValueError(f"the history has no final read of target '{target.name}', so it proves nothing")
     return result
 
 
@@ -297,7 +297,7 @@ def _plain(rows: pa.Table, row: int) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A violation. ``name`` is a key of `ANOMALIES`; ``count`` is in the message's terms."""
+    """A violation. ``name`` is a key of `ANOMALIES`. ``count`` is in the unit of the message."""
 
     name: str
     target: str
@@ -310,7 +310,7 @@ class Anomaly:
 
 @dataclass(slots=True)
 class Evidence:
-    """A history with every read already compared with the source rows."""
+    """A history whose reads are compared with the source rows."""
 
     history: History
     timeline: Timeline
@@ -319,7 +319,7 @@ class Evidence:
 
     @classmethod
     def of(cls, history: History, progress_within: float) -> Evidence:
-        """Judge every read. Raises ValueError if nothing can be concluded: no final read, offsets not dense."""
+        """Compare every read. Raises `ValueError` if a final read is missing or offsets are not dense."""
         timeline = Timeline(history)
         return cls(history, timeline, progress_within, scan(history, timeline))
 
@@ -334,7 +334,7 @@ class Evidence:
             yield target, [view for view in views if view.read.final][-1]
 
     def first_seen(self) -> Iterator[tuple[Target, list[View], dict[tuple[int, str], int]]]:
-        """Yield each target with its views and, for each (epoch's position, attempt), the first view that shows it."""
+        """Yield each target with its views and, for each epoch's position and attempt, the first view that shows it."""
         for target, views in self.targets():
             first: dict[tuple[int, str], int] = {}
             for place, view in enumerate(views):
@@ -343,5 +343,5 @@ class Evidence:
             yield target, views, dict(sorted(first.items()))
 
     def name(self, position: int | np.integer[Any]) -> str:
-        """Return an epoch's name for people."""
+        """Return a readable name of an epoch."""
         return self.timeline.name(int(position))
