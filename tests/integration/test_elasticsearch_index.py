@@ -216,7 +216,7 @@ def test_an_alias_moved_between_epochs_stops_until_its_index_is_accepted(
         client.indices.update_aliases(
             actions=[{"remove": {"index": first, "alias": alias}}, {"add": {"index": second, "alias": alias}}]
         )
-        with pytest.raises(WentBack, match=f"{alias}' stood for the index '{first}'") as caught:
+        with pytest.raises(WentBack, match=f"{alias}' was the index '{first}'") as caught:
             rig.prepare(1, [rendered([("b", {"n": 2})])])
         assert "epochsink accept CHECKPOINT 0 --sink NAME" in caught.value.hint
         accepted = LastDone(0, "", ())

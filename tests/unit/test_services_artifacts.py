@@ -81,7 +81,7 @@ def test_a_jar_that_nobody_has_recorded_is_refused(ivy_that_fails: Path) -> None
     """Every jar of a bundle is pinned, those that others bring along too."""
     ivy_that_fails.write_text("0")
     unpinned = Artifact("org.example", "thing", "1.0")
-    with pytest.raises(ServiceError, match="recorded is none"):
+    with pytest.raises(ServiceError, match="expected none"):
         artifacts.fetch(Bundle("thing-1.0", (unpinned,)))
     assert artifacts.fetch(Bundle("thing-1.0", (unpinned,), locked=False)).is_dir()
 
