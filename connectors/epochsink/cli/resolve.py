@@ -185,7 +185,7 @@ class Resolution(Operation):
                 "--sinks MODULE:ATTRIBUTE",
             )
 
-    # ---- by word alone
+    # ---- without asking the target
 
     def _record_word(self) -> None:
         for name in self._together:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
@@ -43,7 +44,7 @@ def by_task_writer(config: PostgresConfig, task: Task) -> CopyWriter:
     return MergingWriter(config, task) if config.key else DirectWriter(config, task)
 
 
-class CopyWriter:
+class CopyWriter(ABC):
     """What the writers share: one session, one COPY that begins with the first batch."""
 
     def __init__(self, config: PostgresConfig, task: Task) -> None:
@@ -87,11 +88,13 @@ class CopyWriter:
         """The values of the last columns, in every row of a batch."""
         return ()
 
+    @abstractmethod
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        raise NotImplementedError
+        """Begin the COPY of rows with this schema."""
 
+    @abstractmethod
     def _prepare(self, rows: int) -> Committable:
-        raise NotImplementedError
+        """Make the copied rows durable and invisible."""
 
     def _finish_copy(self) -> int:
         if self._copy is None:

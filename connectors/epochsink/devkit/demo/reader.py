@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Final
 
 from epochsink.protocol.checkpoint import NOTHING_DECIDED, Checkpoint
@@ -20,7 +21,7 @@ PAUSES: Final = 5
 """Shortest pause after a look, as a multiple of the look's time, because the pipeline needs the processors."""
 
 
-class Background(threading.Thread):
+class Background(threading.Thread, ABC):
     """Calls `step` repeatedly until `end`. ``failure`` is the error that ended it earlier."""
 
     def __init__(self, name: str) -> None:
@@ -28,9 +29,9 @@ class Background(threading.Thread):
         self.ended = threading.Event()
         self.failure: Exception | None = None
 
+    @abstractmethod
     def step(self) -> float | None:
         """Do one step; return the seconds to wait before the next one, or None after the last one."""
-        raise NotImplementedError
 
     def run(self) -> None:
         """Work."""
