@@ -19,6 +19,7 @@ from epochsink.postgres.committable import Member, Merge, Part, Relation
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.orphans import Orphans
 from epochsink.sink import Epoch, Identity, Outcome
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from fix_postgres import MakeDriver, Truth
@@ -200,7 +201,8 @@ def test_an_unreachable_server_makes_a_sweep_a_matter_for_later() -> None:
     with closing(socket.socket()) as nobody:
         nobody.bind(("127.0.0.1", 0))
         port = nobody.getsockname()[1]
-        committer = PostgresCommitter(Postgres(f"host=127.0.0.1 port={port}", table="orders"), retry_seconds=0.1)
+        sink = Postgres(f"host=127.0.0.1 port={port}", table="orders")
+        committer = OneSink(PostgresCommitter({"table": sink}, retry_seconds=0.1))
         committer.open(Identity(str(uuid.uuid4()), "table", 1))
         with pytest.raises(ConnectionError, match=str(port)):
             committer.abort_orphans([])

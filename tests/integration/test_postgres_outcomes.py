@@ -26,7 +26,8 @@ from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session
 from epochsink.postgres.staging import DELETED
-from epochsink.sink import Ballot, LastDone, Outcome
+from epochsink.sink import LastDone, Outcome
+from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,6 +56,11 @@ def table(pg_schema: str, pg_truth: Truth) -> str:
     """Have no key: a row applied twice would show."""
     pg_truth.execute(f"CREATE TABLE {pg_schema}.orders (id bigint, note text)")
     return f"{pg_schema}.orders"
+
+
+def impatient(driver: Driver, retry_seconds: float) -> OneSink:
+    """Return another committer of the driver's sink, which repeats what fails for this long."""
+    return OneSink(PostgresCommitter({driver.identity.sink: driver.sink}, retry_seconds))
 
 
 def outcomes(driver: Driver, written: Written, parts: list[Committable]) -> set[Outcome]:
@@ -264,7 +270,7 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
     driver = pg_driver(table, orders(1), atomic=False)
     written, parts = driver.prepare(0, *(orders(number) for number in range(24)))
     pg_truth.execute(f"ROLLBACK PREPARED '{parts[5]['gid']}'")
-    committer = driver.committer.participant._tables[driver.identity.sink]
+    gid_of = {index: part["gid"] for index, part in enumerate(parts)}
     opened: list[str] = []
     connect = Server.connect
 
@@ -274,7 +280,7 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
 
     monkeypatch.setattr(Server, "connect", counted)
     losses = cut_once(monkeypatch, "commit_prepared", "after")
-    committed = committer.commit_at_once(parts)
+    committed = module.commit_side_by_side(Server.of(driver.sink), "epochsink", gid_of, 30)
     assert losses == ["after"]
     assert len(opened) == 3
     assert 5 not in committed
@@ -283,7 +289,8 @@ def test_many_prepared_transactions_are_committed_in_several_sessions(
     assert [index for index, outcome in enumerate(found) if outcome is not Outcome.COMMITTED] == [5]
     assert sorted(pg_truth.rows(table)) == [(n, f"x{n}") for n in range(24) if n != 5]
     assert pg_truth.prepared() == []
-    assert committer.commit_at_once(parts[:3]) == set()
+    few = {index: gid_of[index] for index in range(3)}
+    assert module.commit_side_by_side(Server.of(driver.sink), "epochsink", few, 30) == set()
 
 
 def cut_once(monkeypatch: pytest.MonkeyPatch, name: str, moment: str, where: ModuleType = module) -> list[str]:
@@ -346,9 +353,9 @@ def test_a_server_killed_between_vote_and_commit_keeps_every_epoch(private_postg
     server.kill()
 
     for driver, (written, parts) in zip(drivers, pending, strict=True):
-        with closing(PostgresCommitter(driver.sink, retry_seconds=0.3)) as hasty:
+        with closing(impatient(driver, 0.3)) as hasty:
             hasty.open(driver.identity)
-            verdict = hasty.commit(written.epoch, parts[0], written.rows, {})
+            verdict = hasty.commit(written.epoch, parts[0], written.rows)
             assert verdict.outcome is Outcome.UNKNOWN
             assert str(server.port) in verdict.evidence
             with pytest.raises(PrepareFailed):
@@ -398,12 +405,12 @@ def test_a_frozen_server_makes_the_outcome_unknown_in_bounded_time(private_postg
     driver = Driver(Postgres(server.dsn, table="orders", options={"connect_timeout": 2}))
     assert driver.committer.check(orders(1).schema) == []
     written, parts = driver.prepare(0, orders(1))
-    hasty = PostgresCommitter(driver.sink, retry_seconds=1.0)
+    hasty = impatient(driver, 1.0)
     hasty.open(driver.identity)
     assert hasty.newest() is None
     server.pause()
     try:
-        assert hasty.commit(written.epoch, parts[0], written.rows, {}).outcome is Outcome.UNKNOWN
+        assert hasty.commit(written.epoch, parts[0], written.rows).outcome is Outcome.UNKNOWN
     finally:
         server.resume()
     assert outcomes(driver, written, parts) == {Outcome.COMMITTED}
@@ -433,9 +440,9 @@ def test_a_server_that_freezes_at_the_commit_itself_is_given_up(
         real(connection, gid)
 
     monkeypatch.setattr(module, "commit_prepared", frozen)
-    with closing(PostgresCommitter(driver.sink, retry_seconds=1.0)) as hasty:
+    with closing(impatient(driver, 1.0)) as hasty:
         hasty.open(driver.identity)
-        verdict = hasty.commit(written.epoch, part, written.rows, {})
+        verdict = hasty.commit(written.epoch, part, written.rows)
     thaw.cancel()
     server.resume()
     assert verdict.outcome is Outcome.UNKNOWN
@@ -499,7 +506,7 @@ def test_markers_are_not_looked_for_in_another_schema(table: str, pg_driver: Mak
     assert driver.committer.initial_state()["schema"] == pg_schema
     moved = Postgres("host=127.0.0.1", table=table, marker_schema="other")
     with pytest.raises(ConfigurationError, match="markers are in"):
-        PostgresCommitter(moved).open(replace(driver.identity, origin=driver.committer.initial_state()))
+        OneSink.of(moved, driver.identity.sink).open(replace(driver.identity, origin=driver.committer.initial_state()))
 
 
 def test_a_row_that_breaks_a_constraint_leaves_a_staged_epoch_pending(
@@ -575,10 +582,10 @@ def test_what_the_server_refuses_after_the_decision_is_named_and_stays_recorded(
     written, parts = driver.prepare(0, orders(1))
     for statement in damage.format(table).split("; "):
         pg_truth.execute(statement)
-    with closing(PostgresCommitter(driver.sink, retry_seconds=0.5)) as hasty:
+    with closing(impatient(driver, 0.5)) as hasty:
         hasty.open(driver.identity)
         with pytest.raises(PrepareFailed, match=says) as caught:
-            hasty.commit(written.epoch, parts[0], written.rows, {})
+            hasty.commit(written.epoch, parts[0], written.rows)
     assert "which is decided" in caught.value.message
     assert "the next start commits it" in caught.value.hint
     pg_truth.execute(repair.format(table))
@@ -727,11 +734,11 @@ def test_votes_and_prepares_end_when_the_server_freezes_and_outlive_its_restart(
         driver.write(0, orders(1))
     server.resume()
     written = driver.write(0, orders(1))
-    with closing(PostgresCommitter(driver.sink, retry_seconds=0.5)) as hasty:
+    with closing(impatient(driver, 0.5)) as hasty:
         hasty.open(driver.identity)
         at(vote, "merge", server.pause)
         with pytest.raises(PrepareFailed):
-            hasty.vote(written.epoch, {"table": hasty.share(written.epoch, Ballot(written.committables, written.rows))})
+            hasty.vote(written.epoch, written.committables, written.rows)
         server.resume()
     at(vote, "merge", server.restart)
     parts = driver.vote(written)

@@ -42,8 +42,8 @@ def test_a_part_is_read_as_it_was_written(part: Part) -> None:
 
 
 def test_what_a_task_answers_is_read_as_it_was_written() -> None:
-    for answer in (StagedTask("s_x", True, TASKS[0], 5, MERGE), Part("attempt", {"table": COPIED}, "gid")):  # noqa: FBT003 - logged
-        assert read_written(json.loads(json.dumps(answer.to_json()))) == answer
+    staged = StagedTask("s_x", True, TASKS[0], 5, MERGE)  # noqa: FBT003 - logged
+    assert read_written(json.loads(json.dumps(staged.to_json()))) == staged
     spooled = SpooledTask(TASKS[0], 5)
     assert read_written(json.loads(json.dumps(asdict(spooled)))) == spooled
 

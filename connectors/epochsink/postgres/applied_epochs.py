@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from psycopg import errors, sql
 
@@ -55,31 +55,30 @@ CREATE TABLE IF NOT EXISTS {marker} (
 
 
 class Marker:
-    """The marker rows of one identity, in the schema ``schema``. Raises `psycopg.Error`."""
+    """The marker rows of one identity, in the schema ``schema``; ``base`` is None until it has joined.
 
-    def __init__(self, schema: str, key: str, base: str | None = None) -> None:
+    Raises `psycopg.Error`.
+    """
+
+    def __init__(self, schema: str, identity: Identity) -> None:
         self._table = sql.Identifier(schema, TABLE)
-        self._key = key
-        self.base = base
+        self._identity = identity
+        self._key = identity_key(identity)
+        self.base: str | None = identity.origin.get("base")
 
-    @classmethod
-    def of(cls, schema: str, identity: Identity) -> Self:
-        """Return an identity's marker rows; ``base`` is None until it has joined."""
-        return cls(schema, identity_key(identity), identity.origin.get("base"))
-
-    def join(self, connection: Connection, identity: Identity, base: str) -> None:
+    def join(self, connection: Connection, base: str) -> None:
         """Insert the row that precedes the first epoch. May be repeated."""
         with suppress(errors.UniqueViolation), connection.transaction():
             connection.execute(LOCAL)
-            self.insert(connection, identity, JOINED, base, base)
+            self.insert(connection, JOINED, base, base)
 
-    def insert(self, connection: Connection, identity: Identity, epoch: int, part: str, attempt: str) -> None:
+    def insert(self, connection: Connection, epoch: int, part: str, attempt: str) -> None:
         """Mark a part as applied by the transaction under way; `errors.UniqueViolation` if it is marked already."""
         connection.execute(
             sql.SQL(
                 "INSERT INTO {} (key, epoch, part, attempt, query_id, sink) VALUES (%s, %s, %s, %s, %s, %s)"
             ).format(self._table),
-            [self._key, epoch, part, attempt, identity.query_id, identity.sink],
+            [self._key, epoch, part, attempt, self._identity.query_id, self._identity.sink],
         )
 
     def attempt(self, connection: Connection, epoch: int, part: str) -> str | None:

@@ -10,7 +10,7 @@ import logging
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -27,15 +27,15 @@ from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
 from epochsink.postgres.sessions import watched
 from epochsink.retry import retrying
-from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict
+from epochsink.sink import COMMITTED, Identity, LastDone, Outcome, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from epochsink.postgres.committable import Part, Relation
+    from epochsink.postgres.committable import Member, Part
     from epochsink.postgres.server import Connection, Server
     from epochsink.postgres.sessions import Session
-    from epochsink.sink import Epoch, Identity, Rows
+    from epochsink.sink import Ballots, Epoch
 
 _log = logging.getLogger(__name__)
 
@@ -46,48 +46,46 @@ WORTH_A_SESSION: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Commits parts of one sink's epochs, in ``session``."""
+    """Commits parts of a query's epochs, in ``session``."""
 
-    identity: Identity
-    table: Relation
-    marker: Marker
+    query_id: str
     server: Server
     session: Session
     retry_seconds: float
 
-    def __call__(self, epoch: Epoch, known: Part, rows: Rows, after: Mapping[str, LastDone]) -> Verdict:
+    def __call__(self, epoch: Epoch, part: Part, ballots: Ballots) -> Verdict:
         """Commit a prepared transaction or merge staged rows. Passing failures are retried for ``retry_seconds``.
 
-        ``after`` has the newest done epoch of each sink of the part, as far as it is known.
+        ``ballots`` are those of the sinks that have recorded the part; there may be others.
         """
         again = retrying(_is_worth_repeating, seconds=self.retry_seconds, first_pause=0.05, longest_pause=2.0)
         try:
-            if known.gid is not None:
+            if part.gid is not None:
                 # the prepared transaction has compared the markers itself
-                return again(self._commit_prepared, epoch, known, known.gid)
-            return again(self._commit_staged, epoch, known, after)
+                return again(self._commit_prepared, epoch, part, part.gid)
+            return again(self._commit_staged, epoch, part, ballots)
         except TableChanged as changed:
-            return self._written_again(epoch, changed, rows)
+            return _written_again(epoch, part, changed, ballots)
         except psycopg.Error as error:
             evidence = f"{self.server.database}: {describe(error)}"
             if isinstance(error, AwaitsStandby):
                 return Verdict(Outcome.UNKNOWN, f"{evidence}; {rule_of(error).hint}")
             if is_passing(error) or is_busy(error):
                 return Verdict(Outcome.UNKNOWN, evidence)
-            change = self._change(known)
+            change = self._change(part)
             if change is not None:
-                return self._written_again(epoch, change, rows)
+                return _written_again(epoch, part, change, ballots)
             # the server has answered and committed nothing: this is a refusal, not an unknown outcome
-            raise self._refused(error, epoch, known) from error
+            raise _refused(error, epoch, part) from error
 
-    def _change(self, known: Part) -> TableChanged | None:
+    def _change(self, part: Part) -> TableChanged | None:
         """Return how a table has changed since rows were staged for it, which may be why the INSERT failed."""
-        if known.gid is not None:
+        if part.gid is not None:
             return None
         connection = self.session.connection()
         with transaction(connection):
             try:
-                for member in known.members.values():
+                for member in part.members.values():
                     require_unchanged(connection, member.merge)
             except TableChanged as changed:
                 return changed
@@ -95,39 +93,23 @@ class Commit:
                 connection.rollback()
         return None
 
-    def _written_again(self, epoch: Epoch, changed: TableChanged, rows: Rows) -> Verdict:
-        """Declare staged rows void if the spool has them: they are staged again for the table as it is now."""
-        try:
-            rows.verify()
-        except SpoolMissing as gone:
-            raise PrepareFailed(
-                f"committing epoch {epoch.number}, which is decided: {changed.message}; its rows cannot be staged "
-                f"again: {gone.message}",
-                hint="change the table back; the epoch stays recorded, and the next start commits it",
-                may_pass=False,
-            ) from changed
-        return Verdict(Outcome.ABORTED, f"{changed.message}, and the marker is absent")
-
-    def _refused(self, error: psycopg.Error, epoch: Epoch, part: Part) -> PrepareFailed:
-        known = failure(error, f"committing epoch {epoch.number}, which is decided, into {self.table}")
-        if part.gid is not None and isinstance(error, errors.InsufficientPrivilege):
-            known.hint = "only the role that prepared it, or a superuser, may: start the query as that role once"
-        known.hint = f"{known.hint}; the epoch stays recorded, and the next start commits it".removeprefix("; ")
-        return known
-
     def _commit_prepared(self, epoch: Epoch, part: Part, gid: str) -> Verdict:
         connection = self.session.connection()
         try:
             with watched(connection, self.server, self.retry_seconds):
                 commit_prepared(connection, gid)
         except errors.UndefinedObject:
-            # a shared transaction may be committed already for another sink; each sink has a marker in it
             return self._ask_marker(connection, epoch, part)
         reach("postgres.committed")
         return COMMITTED
 
+    def _marker(self, sink: str, member: Member) -> Marker:
+        return Marker(member.schema, Identity(self.query_id, sink))
+
     def _ask_marker(self, connection: Connection, epoch: Epoch, part: Part) -> Verdict:
-        applied_by = self.marker.attempt(connection, epoch.number, part.name)
+        # each sink has a marker in the transaction
+        sink, member = next(iter(part.members.items()))
+        applied_by = self._marker(sink, member).attempt(connection, epoch.number, part.name)
         if applied_by == part.attempt:
             return COMMITTED
         if applied_by is None:
@@ -139,18 +121,18 @@ class Commit:
             f"{part.attempt}",
         )
 
-    def _commit_staged(self, epoch: Epoch, part: Part, after: Mapping[str, LastDone]) -> Verdict:
+    def _commit_staged(self, epoch: Epoch, part: Part, ballots: Ballots) -> Verdict:
         connection, members = self.session.connection(), part.members
         try:
             with watched(connection, self.server), transaction(connection):
                 own = LastDone(epoch.number, epoch.attempt, (part.to_json(),))
                 for sink, member in members.items():
-                    marker, identity = Marker(member.schema, member.key), replace(self.identity, sink=sink)
-                    if sink in after:
+                    marker, after = self._marker(sink, member), ballots[sink].after if sink in ballots else None
+                    if after is not None:
                         # before our own mark, which would hide that the one of the epoch before it is missing; the lock
                         # that this takes keeps the markers from being dropped until the transaction ends
-                        marker.verify(connection, member.merge.target, after[sink], own)
-                    marker.insert(connection, identity, epoch.number, WHOLE, part.attempt)
+                        marker.verify(connection, member.merge.target, after, own)
+                    marker.insert(connection, epoch.number, WHOLE, part.attempt)
                 for member in members.values():
                     if not orphans.exists(connection, member.staging):
                         raise PrepareFailed(f"staging table {member.staging} is gone")
@@ -171,6 +153,30 @@ class Commit:
             return Verdict(Outcome.ABORTED, f"{failed.message}, and the marker is absent")
         reach("postgres.committed")
         return COMMITTED
+
+
+def _written_again(epoch: Epoch, part: Part, changed: TableChanged, ballots: Ballots) -> Verdict:
+    """Declare staged rows void if the spool has them: they are staged again for the table as it is now."""
+    try:
+        for sink in part.members.keys() & ballots.keys():
+            ballots[sink].rows.verify()
+    except SpoolMissing as gone:
+        raise PrepareFailed(
+            f"committing epoch {epoch.number}, which is decided: {changed.message}; its rows cannot be staged "
+            f"again: {gone.message}",
+            hint="change the table back; the epoch stays recorded, and the next start commits it",
+            may_pass=False,
+        ) from changed
+    return Verdict(Outcome.ABORTED, f"{changed.message}, and the marker is absent")
+
+
+def _refused(error: psycopg.Error, epoch: Epoch, part: Part) -> PrepareFailed:
+    tables = ", ".join(str(member.merge.target) for member in part.members.values())
+    known = failure(error, f"committing epoch {epoch.number}, which is decided, into {tables}")
+    if part.gid is not None and isinstance(error, errors.InsufficientPrivilege):
+        known.hint = "only the role that prepared it, or a superuser, may: start the query as that role once"
+    known.hint = f"{known.hint}; the epoch stays recorded, and the next start commits it".removeprefix("; ")
+    return known
 
 
 def _is_worth_repeating(error: BaseException) -> bool:

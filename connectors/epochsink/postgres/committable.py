@@ -125,10 +125,8 @@ class Part:
         return {"gid": self.gid, "attempt": self.attempt, "members": members, "place": place, "version": VERSION}
 
 
-def read_written(values: Committable) -> Part | StagedTask | SpooledTask:
-    """Return what a task has prepared. Raises `LedgerCorrupt`."""
-    if "members" in values:
-        return read_part(values)
+def read_written(values: Committable) -> StagedTask | SpooledTask:
+    """Return what a task has answered that leaves the transaction to the driver. Raises `LedgerCorrupt`."""
     if "table" not in values:
         return SpooledTask(**values)
     fields = _fields(values)

@@ -1,11 +1,12 @@
-"""The driver's side of one table: check, vote, commit, replay, and end orphans."""
+"""The driver's side of the PostgreSQL sinks of one database: check, vote, commit, replay, and end orphans."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import uuid
-from dataclasses import fields
+from contextlib import contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -13,13 +14,11 @@ from psycopg import errors
 
 from epochsink.errors import ConfigurationError, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import identity_key
-from epochsink.postgres import applied_epochs as marker_table
-from epochsink.postgres import orphans
-from epochsink.postgres.applied_epochs import Marker, require_same_table
+from epochsink.postgres import applied_epochs, orphans
+from epochsink.postgres.applied_epochs import require_same_table
 from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.commit import Commit, commit_side_by_side
-from epochsink.postgres.committable import Relation, StagedTask, read_part, read_written
-from epochsink.postgres.config import PostgresConfig
+from epochsink.postgres.committable import WHOLE, Relation, read_part
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
 from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
@@ -27,20 +26,21 @@ from epochsink.postgres.prepared_transaction import commit_prepared
 from epochsink.postgres.remnants import name_holder
 from epochsink.postgres.server import Server, deadline
 from epochsink.postgres.sessions import Session, SessionName, watched
-from epochsink.postgres.spooled import SpooledRows, SpooledTask
-from epochsink.postgres.vote import Share, Voter, vote, vote_by_task
+from epochsink.postgres.spooled import SpooledRows
+from epochsink.postgres.table import Table
+from epochsink.postgres.vote import Share, vote, vote_by_task
 from epochsink.postgres.writer import by_task_writer
 from epochsink.retry import retrying
-from epochsink.sink import Task, write_all
+from epochsink.sink import Epoch, Keeping, Participant, Task, one_by_one, write_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
-    from epochsink.postgres.committable import Member, Merge, Part
+    from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
-    from epochsink.sink import Ballot, Committable, Epoch, Identity, LastDone, Rows, Verdict
+    from epochsink.sink import Ballots, Committable, Committables, Identity, LastDone, Parts, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -53,116 +53,114 @@ _VOTE_TURNS: Final = 3
 _PURGE_EVERY: Final = 100
 
 
-class PostgresCommitter:
-    """The driver's side of one PostgreSQL sink. Each of the coordinator's threads has a session, and both share one."""
+class PostgresCommitter(Participant):
+    """Puts the rows that an epoch has for tables of one database into one transaction.
 
-    def __init__(self, config: PostgresConfig, retry_seconds: float = RETRY_SECONDS) -> None:
-        self._config = config
-        self._server = Server.of(config)
-        self._relation = Relation.of(config.table)
+    What commits as one is one part, which each sink records. A sink with ``atomic=False`` is alone, and has a part for
+    each task.
+
+    There is a session to vote and sweep in, one to commit in, and one for each sink to ask about its table. They are
+    named after their sinks, the first two after the first one.
+    """
+
+    def __init__(self, members: Mapping[str, PostgresConfig], retry_seconds: float = RETRY_SECONDS) -> None:
+        super().__init__(members)
+        self._first, self._config = next(iter(members.items()))
+        self._server = Server.of(self._config)
         self._retry_seconds = retry_seconds
+        self._tables: dict[str, Table] = {}
         self._voting = Session(self._server, "epochsink")
         self._settling = Session(self._server, "epochsink")
-        self._checking = Session(self._server, "epochsink")
-        self._check_lock = threading.Lock()
-        self._purge_at = 0  # by number alone, epochs without rows would be the ones that purge
+        self._asking = {name: Session(Server.of(config), "epochsink") for name, config in members.items()}
+        self._asking_lock = threading.Lock()  # both of the coordinator's threads ask
+        self._purge_at = dict.fromkeys(members, 0)  # by number alone, epochs without rows would be the ones that purge
 
-    def check(self, schema: pa.Schema) -> list[str]:
+    # ---- one sink
+
+    def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare configuration, row and live table; create the marker table. Return the findings."""
+        config: PostgresConfig = self.members[sink]
         try:
-            connection = self._voting.connection()
-            findings = check(self._config, connection, schema)
-            mode = self._config.mode(max_prepared_transactions(connection))
+            connection = self._asking[sink].connection()
+            findings = check(config, connection, schema)
+            mode = config.mode(max_prepared_transactions(connection))
         except psycopg.OperationalError as error:
-            return [unreachable(self._config, error)]
-        _log.info("%s: commit=%r, epochs are %s", self._relation, self._config.commit, mode)
+            return [unreachable(config, error)]
+        _log.info("%s: commit=%r, epochs are %s", Relation.of(config.table), config.commit, mode)
         return findings
 
-    def initial_state(self) -> dict[str, Any]:
+    def initial_state(self, sink: str) -> dict[str, Any]:
         """Insert the mark of joining; return it, the markers' schema and the database.
 
         In another schema or database an applied epoch would look lost.
         """
-        base = uuid.uuid4().hex
-        with translated(f"joining {self._relation}"):
-            connection = self._voting.connection(self._retry_seconds)
-            marker_table.create(connection, self._config.marker_schema)
+        base, table = uuid.uuid4().hex, self._tables[sink]
+        schema = table.config.marker_schema
+        with self._ask(sink, f"joining {table}") as connection:
+            applied_epochs.create(connection, schema)
             # before the ledger names it: so a mark that the ledger names and the table lacks was removed
-            self._marker.join(connection, self._identity, base)
-            place = Place.of(connection).to_json()
-        return {"schema": self._config.marker_schema, "base": base, "place": place}
+            table.marker.join(connection, base)
+            return {"schema": schema, "base": base, "place": Place.of(connection).to_json()}
 
     def open(self, identity: Identity) -> None:
-        """Take the sink's identity. Raises `ConfigurationError` if its markers are in another schema."""
-        configured = self._config.marker_schema
-        schema = identity.origin.get("schema", configured)
-        if schema != configured:
+        """Take a sink's identity. Raises `ConfigurationError` if its markers are in another schema."""
+        super().open(identity)
+        sink, config = identity.sink, self.members[identity.sink]
+        schema = identity.origin.get("schema", config.marker_schema)
+        if schema != config.marker_schema:
             raise ConfigurationError(
-                f"marker_schema={configured!r}, and this checkpoint's markers are in {schema!r}",
+                f"marker_schema={config.marker_schema!r}, and this checkpoint's markers are in {schema!r}",
                 hint=f"keep marker_schema={schema!r}; another schema needs a new checkpoint",
             )
-        self.close()
-        self._identity = identity
-        self._key = identity_key(identity)
-        self._marker = Marker.of(self._config.marker_schema, identity)
-        name = str(SessionName(self._key, identity.generation))
-        self._voting = Session(self._server, name)
-        self._settling = Session(self._server, name)
-        self._checking = Session(self._server, name)
-        self._commit = Commit(identity, self._relation, self._marker, self._server, self._settling, self._retry_seconds)
+        self._tables[sink] = Table(config, identity)
+        name = str(SessionName(identity_key(identity), identity.generation))
+        self._asking[sink].close()
+        self._asking[sink] = Session(Server.of(config), name)
+        if sink == self._first:
+            self._voting.close()
+            self._settling.close()
+            self._voting, self._settling = Session(self._server, name), Session(self._server, name)
 
-    def close(self) -> None:
-        """Release the sessions."""
-        for session in (self._voting, self._settling, self._checking):
-            session.close()
-
-    def newest(self) -> int | None:
+    def newest(self, sink: str) -> int | None:
         """Return the newest epoch whose marker is committed. Raises `EpochsinkError`."""
-        with translated(f"reading the marker of {self._relation}"):
-            return self._marker.newest(self._voting.connection(self._retry_seconds))
+        table = self._tables[sink]
+        with self._ask(sink, f"reading the marker of {table}") as connection:
+            return table.marker.newest(connection)
 
-    def leftovers(self) -> list[str]:
-        """Return prepared transactions and staging tables of this identity."""
-        with translated(f"looking for leftovers of {self._relation}"):
-            return self._sweeper(self._voting.connection(self._retry_seconds)).names()
+    def leftovers(self, sink: str) -> list[str]:
+        """Return prepared transactions and staging tables of a sink."""
+        table = self._tables[sink]
+        with self._ask(sink, f"looking for leftovers of {table}") as connection:
+            return table.orphans(connection).names()
 
-    def newest_generation(self) -> int:
-        """Return the highest generation of a prepared transaction, staging table or session of this identity."""
-        with translated(f"looking for leftovers of {self._relation}"):
-            return self._sweeper(self._voting.connection(self._retry_seconds)).newest_generation()
+    def newest_generation(self, sink: str) -> int:
+        """Return the highest generation of a prepared transaction, staging table or session of a sink."""
+        table = self._tables[sink]
+        with self._ask(sink, f"looking for leftovers of {table}") as connection:
+            return table.orphans(connection).newest_generation()
 
-    def verify_applied(self, done: LastDone | None, pending: LastDone | None) -> None:
+    def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker rows with the ledger; commit what a failover has made prepared again."""
-        # both threads call this, and share the session
-        with self._check_lock, translated(f"reading the marker of {self._relation}"):
-            connection = self._checking.connection(self._retry_seconds)
+        table = self._tables[sink]
+        marker, schema = table.marker, table.config.marker_schema
+        with self._ask(sink, f"reading the marker of {table}") as connection:
             try:
                 with deadline(connection, self._retry_seconds):
-                    self._require_place(connection, done)
-                    self._marker.verify(connection, self._relation, done, pending)
+                    _require_place(connection, table, done)
+                    marker.verify(connection, table.relation, done, pending)
             except WentBack:
-                if not (self._finish_again(connection, done) if done else self._join_again(connection, pending)):
+                again = self._finish_again(connection, done) if done else _join_again(connection, table, pending)
+                if not again:
                     raise
-                self._marker.verify(connection, self._relation, done, pending)
+                marker.verify(connection, table.relation, done, pending)
             with deadline(connection, self._retry_seconds):
-                schema = self._config.marker_schema
-                require_same_table(connection, schema, self._identity, self._relation, done=done, pending=pending)
+                require_same_table(connection, schema, table.identity, table.relation, done=done, pending=pending)
 
-    def _require_place(self, connection: Connection, done: LastDone | None) -> None:
-        """Raise `WentBack` if the newest epoch was prepared in another database."""
-        if done is None:
-            recorded = Place.from_json(self._identity.origin.get("place"))
-        else:
-            recorded = next((part.place for part in map(read_part, done.parts)), None)
-        if recorded is not None:
-            Place.of(connection).require(recorded, self._relation, done.epoch if done else -1)
-
-    def _join_again(self, connection: Connection, pending: LastDone | None) -> bool:
-        """Insert the mark of joining again if no epoch was ever committed: its loss hides no epoch."""
-        if pending is not None or self._marker.base is None:
-            return False
-        self._marker.join(connection, self._identity, self._marker.base)
-        return True
+    @contextmanager
+    def _ask(self, sink: str, doing: str) -> Iterator[Connection]:
+        """Lend one of the threads the session in which it asks about a sink's table."""
+        with self._asking_lock, translated(doing):
+            yield self._asking[sink].connection(self._retry_seconds)
 
     def _finish_again(self, connection: Connection, done: LastDone) -> bool:
         """Commit parts of a done epoch that are prepared again: the server has lost the end of its log.
@@ -180,41 +178,31 @@ class PostgresCommitter:
 
     # ---- phase 1
 
-    def share(self, epoch: Epoch, ballot: Ballot) -> Share:
-        """Return where the accepted tasks' rows are. Raises `PrepareFailed`."""
-        written = [read_written(answer) for answer in ballot.parts]
-        spooled = [task for task in written if isinstance(task, SpooledTask)]
-        staged = [task for task in written if isinstance(task, StagedTask)]
-        if spooled and staged:
-            raise PrepareFailed(f"only some tasks of epoch {epoch.number} have staged their rows for {self._relation}")
-        return Share(self._voter(ballot.after), SpooledRows.of(spooled, ballot.rows) if spooled else staged)
+    def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
+        """Leave rows to the spool alone, unless each task commits its own."""
+        return {
+            name: Keeping.IN_SPOOL_ALONE if keeping is Keeping.IN_SPOOL and self._config.atomic else keeping
+            for name, keeping in super().keeping(epoch, schemas).items()
+        }
 
-    def share_again(self, member: Member, ballot: Ballot) -> Share:
-        """Return where a recorded part's rows are kept, to be written as it was recorded."""
-        voter = Voter(self._as_recorded(member.merge), self._identity, ballot.after)
-        return Share(voter, SpooledRows(member.tasks, member.rows, ballot.rows))
-
-    def vote_by_task(self, epoch: Epoch, ballot: Ballot) -> Sequence[Part]:
-        """Verify that what each task has prepared is there."""
-        written = [read_part(answer) for answer in ballot.parts]
-        voter = self._voter(ballot.after)
-        return self._repeated(epoch, [self._relation], lambda session: vote_by_task(session, voter, epoch, written))
-
-    def vote(self, epoch: Epoch, shares: Mapping[str, Share]) -> Part:
-        """Prepare the rows of one or several sinks as one."""
-        tables = [share.voter.table for share in shares.values()]
+    def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
+        """Prepare the rows of all sinks as one part; if each task has prepared its own, verify that they are there."""
+        if not self._config.atomic:
+            ((sink, ballot),) = ballots.items()
+            table = self._tables[sink]
+            return {sink: self._voted(epoch, ballots, lambda session: vote_by_task(session, table, epoch, ballot))}
+        shares = {name: Share.of(self._tables[name], epoch, ballot) for name, ballot in ballots.items()}
         try:
-            return self._repeated(epoch, tables, lambda session: vote(session, epoch, shares))
+            part = self._voted(epoch, ballots, lambda session: vote(session, epoch, shares))
         except (OSError, SpoolMissing) as missing:
             raise PrepareFailed(
-                f"the rows that epoch {epoch.number} has spooled for {self._relation} cannot be read back: {missing}",
+                f"the rows that epoch {epoch.number} has spooled for {self._named(ballots)} cannot be read back: "
+                f"{missing}",
                 hint="Spark runs the epoch again, which writes them anew",
             ) from missing
+        return {name: [part.to_json()] for name in ballots}
 
-    def _voter(self, after: LastDone | None) -> Voter:
-        return Voter(self._config, self._identity, after)
-
-    def _repeated(self, epoch: Epoch, tables: Sequence[Relation], vote: Callable[[Connection], Voted]) -> Voted:
+    def _voted(self, epoch: Epoch, sinks: Iterable[str], vote: Callable[[Connection], Voted]) -> Voted:
         """Vote; a passing failure is retried."""
 
         def once() -> Voted:
@@ -223,88 +211,118 @@ class PostgresCommitter:
             with watched(connection, self._server):
                 return vote(connection)
 
-        doing = f"preparing epoch {epoch.number} of {self._relation}"
+        doing = f"preparing epoch {epoch.number} of {self._named(sinks)}"
         with translated(doing):
             try:
                 return retrying(_is_worth_voting_again, attempts=_VOTE_TURNS, longest_pause=1.0)(once)
             except errors.LockNotAvailable as refused:
-                waited = failure(refused, doing)
+                connection = self._voting.connection(self._retry_seconds)
                 raise name_holder(
-                    self._voting.connection(self._retry_seconds), tables, self._key, self._identity.generation, waited
+                    connection, [self._tables[name] for name in sinks], failure(refused, doing)
                 ) from refused
 
     # ---- phase 2
 
-    def commit(self, epoch: Epoch, part: Committable, rows: Rows, after: Mapping[str, LastDone]) -> Verdict:
-        """Commit a prepared transaction, or merge staged rows; passing failures are retried for `RETRY_SECONDS`."""
-        return self._commit(epoch, read_part(part), rows, after)
+    def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+        """Commit prepared transactions, or merge staged rows; passing failures are retried for `RETRY_SECONDS`."""
+        recorded = {name: [read_part(part) for part in ballot.parts] for name, ballot in ballots.items()}
+        # what several sinks have recorded is one part
+        parts = list(dict.fromkeys(chain.from_iterable(recorded.values())))
+        gids = {index: part.gid for index, part in enumerate(parts) if part.gid is not None}
+        at_once = commit_side_by_side(self._server, self._settling.name, gids, self._retry_seconds)
+        commit = Commit(self._query_id, self._server, self._settling, self._retry_seconds)
+        verdicts = one_by_one(parts, lambda part: commit(epoch, part, ballots), at_once)
+        verdict_of = dict(zip(parts, verdicts, strict=True))
+        return {name: [verdict_of[part] for part in own] for name, own in recorded.items()}
 
-    def commit_at_once(self, parts: Sequence[Committable]) -> set[int]:
-        """Commit prepared transactions side by side if there are many; return the indices of those committed."""
-        known = {index: read_part(part).gid for index, part in enumerate(parts)}
-        gids = {index: gid for index, gid in known.items() if gid is not None}
-        name = str(SessionName(self._key, self._identity.generation))
-        return commit_side_by_side(self._server, name, gids, self._retry_seconds)
-
-    def replay(self, again: Epoch, shares: Mapping[str, Share]) -> Part:
-        """Prepare the rows of one or several sinks as one again, from the spool."""
-        with translated(f"preparing epoch {again.number} of {self._relation} again"):
+    def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
+        """Copy the spooled rows again and prepare them as ``attempt``, as one for all sinks that share the part."""
+        recorded, again = read_part(part), Epoch(epoch.number, attempt)
+        shares = {}
+        for name, ballot in ballots.items():
+            member = recorded.members[name]
+            table = self._tables[name].as_recorded(member.merge)
+            if recorded.name != WHOLE:
+                (task,) = member.tasks
+                writer = by_task_writer(table.config, Task(table.identity, again, 0, task))
+                return write_all(writer, ballot.rows.read(task))
+            shares[name] = Share(table, SpooledRows(member.tasks, member.rows, ballot.rows), ballot.after)
+        with translated(f"preparing epoch {epoch.number} of {self._named(ballots)} again"):
             connection = self._settling.connection(self._retry_seconds)
             with watched(connection, self._server):
-                return vote(connection, again, shares)
-
-    def replay_task(self, again: Epoch, member: Member, rows: Rows) -> Committable:
-        """Prepare the rows of one task again, from the spool."""
-        (uuid,) = member.tasks
-        writer = by_task_writer(self._as_recorded(member.merge), Task(self._identity, again, 0, uuid))
-        return write_all(writer, rows.read(uuid))
-
-    def _as_recorded(self, merge: Merge) -> PostgresConfig:
-        """Return the options with table, key and deletes as the epoch was written, whatever a later start sets."""
-        given = {item.name: getattr(self._config, item.name) for item in fields(PostgresConfig)}
-        schema, table = merge.target.schema, merge.target.name
-        recorded = {
-            "table": (table,) if schema is None else (schema, table),
-            "key": merge.key,
-            "order_by": self._config.order_by if merge.key else (),
-            "delete_when": (self._config.delete_when or "true") if merge.deletes else None,
-        }
-        return PostgresConfig(**given | recorded)
+                return vote(connection, again, shares).to_json()
 
     # ---- leftovers
 
-    def abort_orphans(self, keep: Sequence[Committable], done: Sequence[Committable] = ()) -> list[str]:
+    def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """End sessions, prepared transactions and staging tables that ``keep`` does not name.
 
         Raises `ConnectionError` if the server cannot be reached: the next sweep finds what is left.
         """
-        doing = f"sweeping leftovers of {self._relation}"
+        doing = f"sweeping leftovers of {self._named(self._tables)}"
+        pending, ended = [read_part(part) for part in keep], [read_part(part) for part in done]
         with translated(doing):
             try:
-                return self._sweeper(self._voting.connection(self._retry_seconds)).end_all(
-                    [read_part(part) for part in keep], [read_part(part) for part in done]
-                )
+                connection = self._voting.connection(self._retry_seconds)
+                return [
+                    line
+                    for table in self._tables.values()
+                    for line in table.orphans(connection).end_all(pending, ended)
+                ]
             except psycopg.OperationalError as error:
                 if is_disconnected(error):
                     raise ConnectionError(f"{doing}: {self._server.database}: {describe(error)}") from error
                 raise
 
-    def finish(self, epoch: Epoch, parts: Sequence[Committable]) -> None:
-        """Drop the epoch's staging table, and from time to time old markers."""
-        tables = {part.members[self._identity.sink].table for part in map(read_part, parts)}
+    def describe(self, part: Committable) -> str:
+        """Return the prepared transaction's name, or the tables in which rows are staged."""
+        prepared = read_part(part)
+        return prepared.gid or f"rows staged in {', '.join(sorted(prepared.tables))}"
+
+    def finish(self, epoch: Epoch, ballots: Ballots) -> None:
+        """Drop the epoch's staging tables, and from time to time old markers."""
         try:
             connection = self._settling.connection()
-            sweeper = self._sweeper(connection)
-            for table in filter(None, tables):
-                sweeper.drop(table)
-            if epoch.number >= self._purge_at:
-                self._marker.purge(connection, epoch.number)
-                self._purge_at = epoch.number + _PURGE_EVERY
+            for name, ballot in ballots.items():
+                table = self._tables[name]
+                staging = {part.members[name].table for part in map(read_part, ballot.parts)}
+                for staged in filter(None, staging):
+                    table.orphans(connection).drop(staged)
+                if epoch.number >= self._purge_at[name]:
+                    table.marker.purge(connection, epoch.number)
+                    self._purge_at[name] = epoch.number + _PURGE_EVERY
         except psycopg.Error as error:
             _log.warning("leftovers of epoch %d stay for the next sweep: %s", epoch.number, describe(error))
 
-    def _sweeper(self, connection: Connection) -> orphans.Orphans:
-        return orphans.Orphans(connection, self._config.marker_schema, self._key, self._identity.generation)
+    def close(self) -> None:
+        """Release the sessions."""
+        for session in (self._voting, self._settling, *self._asking.values()):
+            session.close()
+
+    def _named(self, sinks: Iterable[str]) -> str:
+        return ", ".join(str(self._tables[name]) for name in sinks)
+
+    @property
+    def _query_id(self) -> str:
+        return self.identities[self._first].query_id
+
+
+def _require_place(connection: Connection, table: Table, done: LastDone | None) -> None:
+    """Raise `WentBack` if the newest epoch was prepared in another database."""
+    if done is None:
+        recorded = Place.from_json(table.identity.origin.get("place"))
+    else:
+        recorded = next((part.place for part in map(read_part, done.parts)), None)
+    Place.of(connection).require(recorded, table.relation, done.epoch if done else -1)
+
+
+def _join_again(connection: Connection, table: Table, pending: LastDone | None) -> bool:
+    """Insert the mark of joining again if no epoch was ever committed: its loss hides no epoch."""
+    marker = table.marker
+    if pending is not None or marker.base is None:
+        return False
+    marker.join(connection, marker.base)
+    return True
 
 
 def _is_worth_voting_again(error: BaseException) -> bool:

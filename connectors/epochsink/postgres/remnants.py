@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from epochsink.errors import PrepareFailed
     from epochsink.postgres.server import Connection
+    from epochsink.postgres.table import Table
 
 PREPARED: Final = "prepared transaction"
 STAGING: Final = "staging table"
@@ -136,18 +137,18 @@ WHERE x.database OPERATOR(pg_catalog.=) pg_catalog.current_database() ORDER BY x
 """
 
 
-def name_holder(
-    connection: Connection, tables: Sequence[Relation], key: str, generation: int, waited: PrepareFailed
-) -> PrepareFailed:
+def name_holder(connection: Connection, tables: Sequence[Table], waited: PrepareFailed) -> PrepareFailed:
     """Return ``waited``, the failure of a vote that waited for a lock on ``tables``, and name the holder in it.
 
-    ``key`` and ``generation`` are the sink's own. Transactions of this driver or an earlier one are not named, because
-    the sweep before the next attempt ends them. Raises `psycopg.Error`.
+    A transaction of this driver or an earlier one is not named, because the sweep before the next attempt ends it.
+    Raises `psycopg.Error`.
     """
-    found = connection.execute(_HOLDERS, [[table.name for table in tables]]).fetchone()
+    found = connection.execute(_HOLDERS, [[table.relation.name for table in tables]]).fetchone()
     if found is None:
         return waited
     gid, since, table = found
+    # a shared transaction is named after its first sink
+    key, generation = tables[0].key, tables[0].identity.generation
     owner = PreparedName.parse(gid)
     if owner is not None and owner.key == key and owner.generation <= generation:
         return waited

@@ -66,7 +66,7 @@ class Session:
 
     def __init__(self, server: Server, name: str) -> None:
         self._server = server
-        self._name = name
+        self.name = name
         self._connection: Connection | None = None
 
     def connection(self, retry_seconds: float = 0.0) -> Connection:
@@ -79,7 +79,7 @@ class Session:
             except psycopg.Error:
                 self.close()
         if self._connection is None:
-            self._connection = self._server.connect(self._name, retry_seconds)
+            self._connection = self._server.connect(self.name, retry_seconds)
         return self._connection
 
     def close(self) -> None:

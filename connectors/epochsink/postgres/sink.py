@@ -163,9 +163,9 @@ class Postgres(PostgresConfig, Sink):
 
     def participant(self, members: Mapping[str, PostgresConfig]) -> Participant:
         """Make the driver's side; does not connect yet."""
-        from epochsink.postgres.participant import PostgresParticipant  # noqa: PLC0415 - the client is an extra
+        from epochsink.postgres.committer import PostgresCommitter  # noqa: PLC0415 - the client is an extra
 
-        return PostgresParticipant(members)
+        return PostgresCommitter(members)
 
     def _server(self) -> Server:
         from epochsink.postgres.server import Server  # noqa: PLC0415 - the client is an extra

@@ -4,105 +4,65 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
-from psycopg import errors, sql
+from psycopg import sql
 
-from epochsink.errors import PrepareFailed, WentBack
+from epochsink.errors import PrepareFailed
 from epochsink.failpoints import reach
-from epochsink.identity import PreparedName, identity_key
+from epochsink.identity import PreparedName
 from epochsink.postgres import orphans
-from epochsink.postgres.applied_epochs import Marker
 from epochsink.postgres.catalog import require_unchanged
-from epochsink.postgres.committable import WHOLE, Member, Part, Relation
+from epochsink.postgres.committable import WHOLE, Part, StagedTask, read_part, read_written
 from epochsink.postgres.merge import merge, verify, verify_casts
 from epochsink.postgres.place import Place
 from epochsink.postgres.prepared_transaction import commit, prepare, transaction
-from epochsink.postgres.spooled import SpooledRows
+from epochsink.postgres.spooled import SpooledRows, SpooledTask
 from epochsink.postgres.staging import TAG_ENCODING, tag_value
 from epochsink.postgres.writer import CopyIn, fitted, staging_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from epochsink.postgres.committable import Merge, StagedTask
-    from epochsink.postgres.config import PostgresConfig
+    from epochsink.postgres.committable import Member
     from epochsink.postgres.server import Connection
-    from epochsink.sink import Epoch, Identity, LastDone
-
-
-@dataclass(frozen=True, slots=True)
-class Voter:
-    """One sink that votes on an epoch. ``after`` is what its target must hold already (None: not known).
-
-    Raises `PrepareFailed`, `WentBack`, `psycopg.Error`.
-    """
-
-    config: PostgresConfig
-    identity: Identity
-    after: LastDone | None = None
-
-    @property
-    def table(self) -> Relation:
-        """The target table."""
-        return Relation.of(self.config.table)
-
-    @property
-    def key(self) -> str:
-        """The sink in names."""
-        return identity_key(self.identity)
-
-    def expect(self, connection: Connection) -> None:
-        """Raise `WentBack` unless the newest epoch that is done is there, and nothing newer."""
-        if self.after is not None:
-            self._marker.verify(connection, self.table, self.after, None)
-
-    def refuse_applied(self, connection: Connection, epoch: Epoch, ours: list[str]) -> None:
-        """Raise `WentBack` if another attempt has applied the epoch."""
-        applied_by = self._marker.other_attempt(connection, epoch.number, ours)
-        if applied_by is not None:
-            raise self._went_back(epoch, applied_by)
-
-    def mark(self, connection: Connection, epoch: Epoch) -> None:
-        """Mark the epoch as applied by the transaction under way."""
-        try:
-            self._marker.insert(connection, self.identity, epoch.number, WHOLE, epoch.attempt)
-        except errors.UniqueViolation as applied:
-            raise self._went_back(epoch, applied.diag.message_detail or "") from applied
-
-    def member(self, table: str | None, tasks: tuple[str, ...], rows: int, merge: Merge) -> Member:
-        """Return what is recorded of the sink's rows; ``table`` is their staging table, if they have one."""
-        return Member(self.key, self.config.marker_schema, table, tasks, rows, merge)
-
-    @property
-    def _marker(self) -> Marker:
-        return Marker.of(self.config.marker_schema, self.identity)
-
-    def _went_back(self, epoch: Epoch, evidence: str) -> WentBack:
-        return WentBack(
-            f"epoch {epoch.number} is already applied to {self.table}, by another attempt: {evidence}",
-            hint="an older copy of the checkpoint was restored: put the newer one back, or start a new checkpoint",
-        )
+    from epochsink.postgres.table import Table
+    from epochsink.sink import Ballot, Committables, Epoch, LastDone
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One sink's rows in a vote: in the spool, or (``spool=False``) staged by the accepted tasks."""
+    """One sink's rows in a vote.
 
-    voter: Voter
+    ``rows`` are in the spool, or (``spool=False``) staged by the accepted tasks. ``after`` is what the table must hold
+    already (None: not known).
+    """
+
+    table: Table
     rows: SpooledRows | Sequence[StagedTask]
+    after: LastDone | None
+
+    @classmethod
+    def of(cls, table: Table, epoch: Epoch, ballot: Ballot) -> Self:
+        """Return what the accepted tasks have answered. Raises `PrepareFailed` if they do not agree."""
+        written = [read_written(answer) for answer in ballot.parts]
+        spooled = [task for task in written if isinstance(task, SpooledTask)]
+        staged = [task for task in written if isinstance(task, StagedTask)]
+        if spooled and staged:
+            raise PrepareFailed(f"only some tasks of epoch {epoch.number} have staged their rows for {table}")
+        return cls(table, SpooledRows.of(spooled, ballot.rows) if spooled else staged, ballot.after)
 
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
     """One sink's rows in its staging table."""
 
-    voter: Voter
+    share: Share
     member: Member
     logged: bool
 
     @classmethod
-    def by_tasks(cls, voter: Voter, epoch: Epoch, written: Sequence[StagedTask]) -> _Staged:
+    def by_tasks(cls, share: Share, epoch: Epoch, written: Sequence[StagedTask]) -> Self:
         """Put together what the tasks have staged. Raises `PrepareFailed` if they do not agree."""
         first = written[0]
         for other in written:
@@ -112,12 +72,13 @@ class _Staged:
                     hint="the table or the server changed meanwhile; Spark runs the epoch again",
                 )
         tasks, rows = tuple(task.task for task in written), sum(task.rows for task in written)
-        return cls(voter, voter.member(first.table, tasks, rows, first.merge), first.logged)
+        return cls(share, share.table.member(first.table, tasks, rows, first.merge), first.logged)
 
     def verify(self, connection: Connection, epoch: Epoch) -> None:
         """Check what can be checked before the rows are merged."""
-        self.voter.refuse_applied(connection, epoch, [])
-        self.voter.expect(connection)
+        table = self.share.table
+        table.refuse_applied(connection, epoch, [])
+        table.expect(connection, self.share.after)
         verify(connection, self.member)
         merge = self.member.merge
         with transaction(connection):
@@ -131,18 +92,18 @@ class _Staged:
 class _Incoming:
     """Spooled rows on their way into a table. The first record batch has their schema."""
 
-    def __init__(self, connection: Connection, voter: Voter, rows: SpooledRows) -> None:
+    def __init__(self, connection: Connection, share: Share, rows: SpooledRows) -> None:
         self._connection = connection
-        self._voter = voter
+        self._share = share
         self._rows = rows
         batches = rows.read()
         first = next(batches)
         self._batches = chain([first], batches)
-        self._found = fitted(connection, voter.config, first[1].schema, direct=False)
+        self._found = fitted(connection, share.table.config, first[1].schema, direct=False)
 
     def is_copied(self) -> bool:
         """Return whether one COPY can bring the rows into the target: it has no keys and casts, and ignores rules."""
-        config, target = self._voter.config, self._found.target
+        config, target = self._share.table.config, self._found.target
         return not (
             config.key
             or config.mode(target.max_prepared_transactions) == "staged"
@@ -151,9 +112,9 @@ class _Incoming:
             or self._found.merge.casts
         )
 
-    def member(self, table: str | None = None) -> Member:
+    def member(self, staging: str | None = None) -> Member:
         """Return what is recorded of the rows."""
-        return self._voter.member(table, self._rows.tasks, self._rows.count, self._found.merge)
+        return self._share.table.member(staging, self._rows.tasks, self._rows.count, self._found.merge)
 
     def copy(self) -> None:
         """Copy the rows into the target, in the transaction under way. Raises `PrepareFailed`."""
@@ -171,8 +132,8 @@ class _Incoming:
 
     def stage(self, epoch: Epoch) -> _Staged:
         """Copy the rows into a staging table and commit that, as tasks do. The merge compares their number."""
-        connection, voter, found = self._connection, self._voter, self._found
-        staging, is_new = staging_of(connection, voter.config, voter.identity, epoch, found)
+        connection, table, found = self._connection, self._share.table, self._found
+        staging, is_new = staging_of(connection, table.config, table.identity, epoch, found)
         with transaction(connection):
             staging.relax(connection)
             if not is_new:
@@ -184,13 +145,14 @@ class _Incoming:
                 copy.finish()
             reach("postgres.copied")
             commit(connection)
-        return _Staged(voter, self.member(staging.relation.name), staging.logged)
+        return _Staged(self._share, self.member(staging.relation.name), staging.logged)
 
 
-def vote_by_task(connection: Connection, voter: Voter, epoch: Epoch, written: Sequence[Part]) -> Sequence[Part]:
-    """Verify that each task's own transaction is prepared; each is a part."""
-    voter.expect(connection)
-    voter.refuse_applied(connection, epoch, [epoch.attempt])
+def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Ballot) -> Committables:
+    """Verify that each task's own transaction is prepared; each is a part. Raises as `vote` does."""
+    table.expect(connection, ballot.after)
+    table.refuse_applied(connection, epoch, [epoch.attempt])
+    written = [read_part(answer) for answer in ballot.parts]
     gids = {part.gid for part in written if part.gid}
     missing = gids - orphans.still_prepared(connection, gids)
     if missing:
@@ -199,7 +161,7 @@ def vote_by_task(connection: Connection, voter: Voter, epoch: Epoch, written: Se
             hint="they were rolled back; Spark runs the epoch again when the query restarts",
         )
     place = Place.of(connection)
-    return [replace(part, place=place) for part in written]
+    return [replace(part, place=place).to_json() for part in written]
 
 
 def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> Part:
@@ -213,11 +175,11 @@ def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> P
     staged = {}
     for sink, share in shares.items():
         if not isinstance(share.rows, SpooledRows):
-            staged[sink] = _Staged.by_tasks(share.voter, epoch, share.rows)
+            staged[sink] = _Staged.by_tasks(share, epoch, share.rows)
             continue
-        incoming = _Incoming(connection, share.voter, share.rows)
+        incoming = _Incoming(connection, share, share.rows)
         if len(shares) == 1 and incoming.is_copied():
-            return _prepared(connection, epoch, [share.voter], {sink: incoming.member()}, incoming.copy)
+            return _prepared(connection, epoch, [share], {sink: incoming.member()}, incoming.copy)
         staged[sink] = incoming.stage(epoch)
     return _merged(connection, epoch, staged)
 
@@ -231,11 +193,11 @@ def _merged(connection: Connection, epoch: Epoch, staged: Mapping[str, _Staged])
             hint="max_prepared_transactions has changed meanwhile; Spark runs the epoch again",
         )
     if logged == {False}:
-        voters = [rows.voter for rows in staged.values()]
-        return _prepared(connection, epoch, voters, members, lambda: merge(connection, list(members.values())))
+        shares = [rows.share for rows in staged.values()]
+        return _prepared(connection, epoch, shares, members, lambda: merge(connection, list(members.values())))
     for rows in staged.values():
         rows.verify(connection, epoch)
-    if any(rows.voter.config.validate for rows in staged.values()):
+    if any(rows.share.table.config.validate for rows in staged.values()):
         with transaction(connection):
             merge(connection, list(members.values()))
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
@@ -246,24 +208,24 @@ def _merged(connection: Connection, epoch: Epoch, staged: Mapping[str, _Staged])
 def _prepared(
     connection: Connection,
     epoch: Epoch,
-    voters: Sequence[Voter],
+    shares: Sequence[Share],
     members: Mapping[str, Member],
     write: Callable[[], None],
 ) -> Part:
     """Prepare a transaction in which ``write`` writes all rows of an epoch, unless that is done already."""
     # it bears the name of its first sink
-    name = PreparedName.of(voters[0].identity, epoch, WHOLE)
+    name = PreparedName.of(shares[0].table.identity, epoch, WHOLE)
     part = Part(epoch.attempt, members, str(name), Place.of(connection))
     if orphans.still_prepared(connection, {str(name)}):
         # the vote is repeated because its reply was lost
         return part
     with transaction(connection):
-        for voter in voters:
+        for share in shares:
             # in the prepared transaction itself, and before any mark of ours, which would look like an unrecorded epoch
-            voter.expect(connection)
-        for voter in voters:
+            share.table.expect(connection, share.after)
+        for share in shares:
             # before any row: an epoch that is applied already stops here
-            voter.mark(connection, epoch)
+            share.table.mark(connection, epoch)
         write()
         reach("postgres.merged")
         prepare(connection, name)

@@ -123,9 +123,8 @@ class CopyWriter(ABC):
         return Part(epoch.attempt, {identity.sink: member}, str(name)).to_json()
 
     def _mark(self) -> None:
-        marker = Marker(self._config.marker_schema, self._key)
-        epoch = self._task.epoch
-        marker.insert(self._connection, self._task.identity, epoch.number, self._task.uuid, epoch.attempt)
+        marker, epoch = Marker(self._config.marker_schema, self._task.identity), self._task.epoch
+        marker.insert(self._connection, epoch.number, self._task.uuid, epoch.attempt)
 
 
 class StagingWriter(CopyWriter):

@@ -368,7 +368,7 @@ def write_all(writer: SinkWriter, batches: Iterable[pa.RecordBatch]) -> Committa
 
 
 def one_by_one(
-    parts: Committables, commit: Callable[[Committable], Verdict], committed: Collection[int] = ()
+    parts: Sequence[Given], commit: Callable[[Given], Verdict], committed: Collection[int] = ()
 ) -> list[Verdict]:
     """Commit parts in order, except those at the indices ``committed``; return a verdict for each.
 

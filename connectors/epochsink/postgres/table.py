@@ -1,0 +1,90 @@
+"""One sink's table, as the driver sees it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Self
+
+from psycopg import errors
+
+from epochsink.errors import WentBack
+from epochsink.identity import identity_key
+from epochsink.postgres.applied_epochs import Marker
+from epochsink.postgres.committable import WHOLE, Member, Relation
+from epochsink.postgres.config import PostgresConfig
+from epochsink.postgres.orphans import Orphans
+
+if TYPE_CHECKING:
+    from epochsink.postgres.committable import Merge
+    from epochsink.postgres.server import Connection
+    from epochsink.sink import Epoch, Identity, LastDone
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A sink's configuration and its identity. Methods with a connection raise `psycopg.Error`."""
+
+    config: PostgresConfig
+    identity: Identity
+
+    @property
+    def relation(self) -> Relation:
+        """The target table."""
+        return Relation.of(self.config.table)
+
+    @property
+    def key(self) -> str:
+        """The sink in names."""
+        return identity_key(self.identity)
+
+    @property
+    def marker(self) -> Marker:
+        """The sink's marker rows."""
+        return Marker(self.config.marker_schema, self.identity)
+
+    def orphans(self, connection: Connection) -> Orphans:
+        """Return what the sink has left in the database."""
+        return Orphans(connection, self.config.marker_schema, self.key, self.identity.generation)
+
+    def member(self, staging: str | None, tasks: tuple[str, ...], rows: int, merge: Merge) -> Member:
+        """Return what is recorded of the sink's rows; ``staging`` is their staging table, if they have one."""
+        return Member(self.key, self.config.marker_schema, staging, tasks, rows, merge)
+
+    def as_recorded(self, merge: Merge) -> Self:
+        """Return it with table, key and deletes as an epoch was written, whatever a later start sets."""
+        given = {item.name: getattr(self.config, item.name) for item in fields(PostgresConfig)}
+        schema, name = merge.target
+        recorded = {
+            "table": (name,) if schema is None else (schema, name),
+            "key": merge.key,
+            "order_by": self.config.order_by if merge.key else (),
+            "delete_when": (self.config.delete_when or "true") if merge.deletes else None,
+        }
+        return replace(self, config=PostgresConfig(**given | recorded))
+
+    def expect(self, connection: Connection, after: LastDone | None) -> None:
+        """Raise `WentBack` unless the newest epoch that is done (None: not known) is there, and nothing newer."""
+        if after is not None:
+            self.marker.verify(connection, self.relation, after, None)
+
+    def refuse_applied(self, connection: Connection, epoch: Epoch, ours: list[str]) -> None:
+        """Raise `WentBack` if an attempt other than ``ours`` has applied the epoch."""
+        applied_by = self.marker.other_attempt(connection, epoch.number, ours)
+        if applied_by is not None:
+            raise self._went_back(epoch, applied_by)
+
+    def mark(self, connection: Connection, epoch: Epoch) -> None:
+        """Mark the epoch as applied by the transaction under way. Raises `WentBack` if it is marked already."""
+        try:
+            self.marker.insert(connection, epoch.number, WHOLE, epoch.attempt)
+        except errors.UniqueViolation as applied:
+            raise self._went_back(epoch, applied.diag.message_detail or "") from applied
+
+    def _went_back(self, epoch: Epoch, evidence: str) -> WentBack:
+        return WentBack(
+            f"epoch {epoch.number} is already applied to {self}, by another attempt: {evidence}",
+            hint="an older copy of the checkpoint was restored: put the newer one back, or start a new checkpoint",
+        )
+
+    def __str__(self) -> str:
+        return str(self.relation)
