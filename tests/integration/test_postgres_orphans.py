@@ -157,7 +157,8 @@ def test_a_zombie_driver_in_the_middle_of_its_merge_is_ended(
 ) -> None:
     """Its open marker row would make the new driver's vote wait."""
     driver = pg_driver(table, orders(1))
-    key = driver.write(0, orders(1)).committables[0]["table"].split("_")[1]
+    (staging,) = tables(driver.write(0, orders(1)).committables)
+    key = staging.split("_")[1]
     with closing(psycopg.connect(pg_truth.dsn, application_name=f"epochsink:{key}:1:driver")) as zombie:
         values = f"('{key}', 0, 'all', 'a', 'q', 's')"
         zombie.execute(f"INSERT INTO {pg_schema}.marker (key, epoch, part, attempt, query_id, sink) VALUES {values}")  # noqa: S608 - names that the test made
@@ -172,7 +173,7 @@ def test_a_table_that_something_else_holds_is_left_for_the_next_sweep(
 ) -> None:
     """A session that is not ours, such as a backup, is not ended and not waited for without end."""
     driver = pg_driver(table, orders(1))
-    staging = driver.write(0, orders(1)).committables[0]["table"]
+    (staging,) = tables(driver.write(0, orders(1)).committables)
     with psycopg.connect(pg_truth.dsn) as backup:
         backup.execute(f"LOCK TABLE {pg_schema}.{staging} IN ACCESS SHARE MODE")
         assert driver.committer.abort_orphans([]) == []

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from epochsink.errors import LedgerCorrupt
-from epochsink.postgres.committable import Member, Merge, Part, Relation, StagedTask, read_part, read_written
+from epochsink.postgres.committable import Member, Merge, Part, Relation, read_answer, read_part
 from epochsink.postgres.place import Place
 from epochsink.postgres.spooled import SpooledTask
 
@@ -42,10 +42,10 @@ def test_a_part_is_read_as_it_was_written(part: Part) -> None:
 
 
 def test_what_a_task_answers_is_read_as_it_was_written() -> None:
-    staged = StagedTask("s_x", True, TASKS[0], 5, MERGE)  # noqa: FBT003 - logged
-    assert read_written(json.loads(json.dumps(staged.to_json()))) == staged
+    staged = Part("attempt", {"table": replace(STAGED, logged=True)})
+    assert read_answer(json.loads(json.dumps(staged.to_json()))) == staged
     spooled = SpooledTask(TASKS[0], 5)
-    assert read_written(json.loads(json.dumps(asdict(spooled)))) == spooled
+    assert read_answer(json.loads(json.dumps(asdict(spooled)))) == spooled
 
 
 @pytest.mark.parametrize("version", [None, 0, 2, 4])

@@ -9,7 +9,7 @@ rows, for the vote, the commit and the replay.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
@@ -148,28 +148,20 @@ class Target:
 
 
 def read_target(connection: Connection, relation: Relation) -> Target | None:
-    """Return the table as it is now, or None if this user sees no such table. Outside `begin`'s transactions."""
+    """Return the table as it is now, or None if this user sees no such table.
+
+    Also within a transaction on the target, whose search path is the user's (see `begin`).
+    """
     if relation.schema is None:
         found = connection.execute(_ON_PATH, [list(connection.schemas), relation.name]).fetchone()
         relation = Relation(found[0] if found else None, relation.name)
-    return _target(connection.execute(_query(relation)).fetchall())
-
-
-def read_written_target(connection: Connection, relation: Relation) -> Target | None:
-    """Return the same within a transaction that has written to the table, whose search path is the user's."""
     ours_and_back = sql.SQL(
         "SET LOCAL search_path = pg_catalog, pg_temp; {}; SELECT pg_catalog.set_config('search_path', {}, true)"
     )
-    cursor = connection.execute(ours_and_back.format(_query(relation), sql.Literal(connection.search_path)))
+    query = sql.SQL(_TARGET).format(table=sql.Literal(str(relation)))
+    cursor = connection.execute(ours_and_back.format(query, sql.Literal(connection.search_path)))
     cursor.nextset()
-    return _target(cursor.fetchall())
-
-
-def _query(relation: Relation) -> sql.Composed:
-    return sql.SQL(_TARGET).format(table=sql.Literal(str(relation)))
-
-
-def _target(rows: Sequence[tuple[Any, ...]]) -> Target | None:
+    rows = cursor.fetchall()
     if not rows:
         return None
     columns = {row[8]: Column(*row[8:]) for row in rows}
@@ -232,7 +224,7 @@ def require_unchanged(connection: Connection, merge: Merge, *, copied: bool = Fa
     Call this after the transaction has written. Its locks then keep the table as it is until the transaction ends;
     those of a prepared one survive a crash. Raises `psycopg.Error`.
     """
-    target = read_written_target(connection, merge.target)
+    target = read_target(connection, merge.target)
     if target is None:
         raise TableChanged(f"table {merge.target} is gone", hint="create it again, then restart the query")
     require_safe(target, merge.key, deletes=merge.deletes)

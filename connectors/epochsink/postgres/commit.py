@@ -7,10 +7,10 @@ once for all commits that wait at the same moment, so that they take little long
 from __future__ import annotations
 
 import logging
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 import psycopg
@@ -30,7 +30,7 @@ from epochsink.retry import retrying
 from epochsink.sink import COMMITTED, Identity, LastDone, Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from epochsink.postgres.committable import Member, Part
     from epochsink.postgres.server import Connection, Server
@@ -191,36 +191,24 @@ def commit_side_by_side(server: Server, name: str, gids: Mapping[int, str], seco
     sessions = min(MOST_SESSIONS, len(gids) // WORTH_A_SESSION)
     if sessions < 2:  # noqa: PLR2004 - one session is there already
         return set()
-    turns = _Turns(gids)
+    turns: SimpleQueue[tuple[int, str]] = SimpleQueue()
+    for turn in gids.items():
+        turns.put(turn)
     with ThreadPoolExecutor(sessions, "epochsink-commit-prepared") as threads:
         done = threads.map(lambda _: _commit(server, name, turns, seconds), range(sessions))
         return set().union(*done)
 
 
-class _Turns:
-    """What is left to commit, for several threads."""
-
-    def __init__(self, gids: Mapping[int, str]) -> None:
-        self._left = iter(gids.items())
-        self._lock = threading.Lock()
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        return self
-
-    def __next__(self) -> tuple[int, str]:
-        with self._lock:
-            return next(self._left)
-
-
-def _commit(server: Server, name: str, turns: _Turns, seconds: float) -> set[int]:
+def _commit(server: Server, name: str, turns: SimpleQueue[tuple[int, str]], seconds: float) -> set[int]:
     try:
         connection = server.connect(name)
     except (psycopg.Error, EpochsinkError) as refused:
         _log.info("%s: no further session to commit in: %s", server.database, refused)
         return set()
     committed = set()
-    with closing(connection):
-        for key, gid in turns:
+    with closing(connection), suppress(Empty):
+        while True:
+            key, gid = turns.get_nowait()
             try:
                 with watched(connection, server, seconds):
                     commit_prepared(connection, gid)

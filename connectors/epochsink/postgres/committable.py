@@ -53,27 +53,12 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class StagedTask:
-    """What a task with ``spool=False`` answers: its rows are in the attempt's staging table."""
-
-    table: str
-    logged: bool
-    task: str
-    rows: int
-    merge: Merge
-
-    def to_json(self) -> Committable:
-        """Return it as JSON values."""
-        return asdict(self) | {"merge": self.merge.to_json(), "version": VERSION}
-
-
-@dataclass(frozen=True, slots=True)
 class Member:
     """One sink's rows in a part. ``key`` is the sink's in names, ``schema`` holds its markers and its staging tables.
 
     ``tasks`` are the accepted ones, whose rows the spool keeps under these uuids. ``merge`` says how the rows go into
     the table, and how they are prepared again if the part is lost. ``table`` is the staging table; None if the rows
-    went straight into the target.
+    went straight into the target. ``logged``: it survives a crash, and so can wait for the decision.
     """
 
     key: str
@@ -82,6 +67,7 @@ class Member:
     tasks: tuple[str, ...]
     rows: int
     merge: Merge
+    logged: bool = False
 
     @property
     def staging(self) -> Relation:
@@ -96,7 +82,7 @@ class Part:
     """What one transaction commits: an epoch of one or several sinks or, with ``atomic=False``, the rows of one task.
 
     It is prepared as ``gid``, or (None) merged after the decision out of logged staging tables. ``members`` are in the
-    order in which they are merged.
+    order in which they are merged. A task that only stages its rows answers with a part that the vote merges.
     """
 
     attempt: str
@@ -125,12 +111,9 @@ class Part:
         return {"gid": self.gid, "attempt": self.attempt, "members": members, "place": place, "version": VERSION}
 
 
-def read_written(values: Committable) -> StagedTask | SpooledTask:
-    """Return what a task has answered that leaves the transaction to the driver. Raises `LedgerCorrupt`."""
-    if "table" not in values:
-        return SpooledTask(**values)
-    fields = _fields(values)
-    return StagedTask(**fields | {"merge": Merge.from_json(fields["merge"])})
+def read_answer(values: Committable) -> Part | SpooledTask:
+    """Return what a task has answered. Raises `LedgerCorrupt`."""
+    return read_part(values) if "members" in values else SpooledTask(**values)
 
 
 def read_part(values: Committable) -> Part:

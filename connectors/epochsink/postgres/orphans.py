@@ -7,7 +7,6 @@ come last, because a prepared transaction locks its staging table.
 from __future__ import annotations
 
 import logging
-import re
 from typing import TYPE_CHECKING, Final
 
 from psycopg import errors, sql
@@ -17,6 +16,7 @@ from epochsink.identity import PREFIX, PreparedName, staging_owner
 from epochsink.postgres.committable import WHOLE, Relation
 from epochsink.postgres.prepared_transaction import rollback_prepared
 from epochsink.postgres.sessions import DRIVER, SessionName
+from epochsink.postgres.staging import Note
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
@@ -35,7 +35,7 @@ SELECT pid, application_name FROM pg_stat_activity
 WHERE datname = current_database() AND application_name LIKE %s AND pid <> pg_backend_pid()
 """
 _STAGING: Final = """
-SELECT c.relname, coalesce(obj_description(c.oid, 'pg_class'), '')
+SELECT c.relname, obj_description(c.oid, 'pg_class')
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE %s
 """
@@ -58,8 +58,7 @@ class Orphans:
         """Return the highest generation of a prepared transaction, staging table or session; 0 if there is none."""
         names = [PreparedName.parse(gid) for gid in prepared_gids(self._connection, self._key)]
         found = [*names, *(name for _, name in self._sessions())]
-        notes = self._tables().values()
-        return max([*(name.generation for name in found if name), *map(_generation, notes)], default=0)
+        return max((name.generation for name in [*found, *self._tables().values()] if name), default=0)
 
     def end_all(self, keep: Sequence[Part], done: Sequence[Part] = ()) -> list[str]:
         """End everything that ``keep`` does not name; return one line for each thing ended.
@@ -152,11 +151,11 @@ class Orphans:
 
     def _staging(self) -> list[str]:
         """Return the identity's staging tables, except those whose comment names a newer generation."""
-        return [table for table, note in self._tables().items() if _generation(note) <= self._generation]
+        return [table for table, note in self._tables().items() if not note or note.generation <= self._generation]
 
-    def _tables(self) -> dict[str, str]:
+    def _tables(self) -> dict[str, Note | None]:
         found = self._connection.execute(_STAGING, [self._schema, f"s\\_{self._key}\\_%"]).fetchall()
-        return {table: note for table, note in found if staging_owner(table)}
+        return {table: Note.parse(comment) for table, comment in found if staging_owner(table)}
 
 
 def prepared_gids(connection: Connection, key: str) -> set[str]:
@@ -181,8 +180,3 @@ def exists(connection: Connection, relation: Relation) -> bool:
     """Return whether the table exists. Raises `psycopg.Error`."""
     found = connection.execute("SELECT pg_catalog.to_regclass(%s) IS NOT NULL", [str(relation)]).fetchone()
     return bool(found and found[0])
-
-
-def _generation(note: str) -> int:
-    found = re.match(r"epochsink generation (\d+)", note)
-    return int(found[1]) if found else 0

@@ -5,7 +5,6 @@ A prepared transaction belongs to no session. It keeps its locks until it is com
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +17,7 @@ from epochsink.postgres.errors import translated
 from epochsink.postgres.prepared_transaction import LOCAL, rollback_prepared
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import SessionName
+from epochsink.postgres.staging import Note
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +50,6 @@ FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_c
 WHERE c.relkind OPERATOR(pg_catalog.=) 'r' AND pg_catalog.starts_with(c.relname::pg_catalog.text, 's_') ORDER BY 1, 2
 """
 _SESSIONS: Final = "SELECT application_name FROM pg_catalog.pg_stat_activity"
-_NOTE: Final = re.compile(r"epochsink generation (\d+) epoch (\d+)(?: of (\S+))?")
 
 
 class Database:
@@ -106,16 +105,16 @@ class Database:
     def _staging(self, used: set[str]) -> list[Remnant]:
         found = []
         for schema, table, owner, comment, size in self._connection.execute(_STAGING).fetchall():
-            ours, note = staging_owner(table), _NOTE.match(comment or "")
+            ours, note = staging_owner(table), Note.parse(comment)
             if ours is not None and note is not None:
                 found.append(
                     Remnant(
                         kind=STAGING,
                         name=f"{schema}.{table}",
                         key=ours[0],
-                        label=note[3] or "",
-                        generation=int(note[1]),
-                        epoch=int(note[2]),
+                        label=note.label,
+                        generation=note.generation,
+                        epoch=note.epoch,
                         owner=owner,
                         holds=(f"{size} bytes",),
                         in_use=ours[0] in used,

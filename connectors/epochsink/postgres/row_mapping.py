@@ -2,21 +2,90 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 from psycopg import sql
 
-from epochsink.errors import ConfigurationError
-from epochsink.postgres.staging import DELETED, DELETED_ENCODING, is_rank
+from epochsink.errors import ConfigurationError, PrepareFailed
+from epochsink.identity import staging_table
+from epochsink.postgres.catalog import read_checks, read_target, require_safe
+from epochsink.postgres.committable import Member, Merge, Relation
+from epochsink.postgres.staging import DELETED, DELETED_ENCODING, TAG, Note, Staging, is_rank, is_reserved
 from epochsink.postgres.types import Encoding, Mismatch, encoding, rank_encoding
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from epochsink.postgres.catalog import Column, Target
-    from epochsink.postgres.committable import Relation
     from epochsink.postgres.config import PostgresConfig
+    from epochsink.postgres.server import Connection
+    from epochsink.postgres.table import Table
+    from epochsink.sink import Epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """The live table, how rows of a schema are encoded for it, and how they go into it, as it is recorded."""
+
+    table: Table
+    target: Target
+    encodings: Sequence[Encoding]
+    merge: Merge
+
+    @classmethod
+    def of(cls, connection: Connection, table: Table, schema: pa.Schema, *, direct: bool) -> Self:
+        """Return how rows of a schema fit into the live table. Raises `PrepareFailed`, `psycopg.Error`.
+
+        ``direct`` as for `fit`.
+        """
+        target, config = read_target(connection, table.relation), table.config
+        if target is None:
+            raise PrepareFailed(
+                f"table {table} does not exist or is not visible to this user",
+                hint="it was dropped or renamed while the query ran: create it again, then restart the query",
+                may_pass=False,
+            )
+        require_safe(target, config.key, deletes=config.delete_when is not None)
+        encodings, findings = fit(schema, target, direct=direct)
+        if findings:
+            raise PrepareFailed(
+                "; ".join(findings), hint="restart the query, which checks the table anew", may_pass=False
+            )
+        return cls(table, target, encodings, _merge_of(config, target, encodings))
+
+    def staging(self, connection: Connection, epoch: Epoch) -> tuple[Staging, bool]:
+        """Return the staging table of an attempt, created if there is none, and whether there was none."""
+        table, target, merge = self.table, self.target, self.merge
+        relation = Relation(table.config.marker_schema, staging_table(table.key, epoch.attempt))
+        staging = Staging(relation, table.config.mode(target.max_prepared_transactions) == "staged")
+        columns, checks = {}, {}
+        for each in self.encodings:
+            name = each.field.name
+            # the target's types, if binary COPY can send them
+            columns[name] = "boolean" if name == DELETED else each.staged_as or target.columns[name].definition
+        if staging.logged and not merge.deletes:
+            # the target's own rules: rows that break them then fail before the decision, not after
+            exact = [name for name in merge.columns if name not in merge.casts]
+            columns |= {name: f"{columns[name]} NOT NULL" for name in exact if target.columns[name].not_null}
+            checks = read_checks(connection, target, exact)
+        return staging, staging.ensure(connection, columns | {TAG: "bigint"}, checks, Note.of(table.identity, epoch))
+
+    def member(self, tasks: tuple[str, ...], rows: int, staging: Staging | None = None) -> Member:
+        """Return what is recorded of rows; ``staging`` is None if they go straight into the target."""
+        name, logged = (staging.relation.name, staging.logged) if staging else (None, False)
+        return Member(self.table.key, self.table.config.marker_schema, name, tasks, rows, self.merge, logged)
+
+
+def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
+    names = [encoding.field.name for encoding in encodings if not is_reserved(encoding.field.name)]
+    casts = {encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None}
+    deletes = config.delete_when is not None
+    ranks = sum(is_rank(encoding.field.name) for encoding in encodings)
+    equals = {name: target.columns[name].equals for name in config.key if name in target.columns}
+    columns = {name: target.columns[name].declared for name in names}
+    return Merge(target.relation, columns, casts, config.key, deletes, ranks, equals, target.unique_for(config.key))
 
 
 def fit(schema: pa.Schema, target: Target, *, direct: bool) -> tuple[list[Encoding], list[str]]:

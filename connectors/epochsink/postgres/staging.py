@@ -7,13 +7,15 @@ names the generation that made it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 from psycopg import sql
 
 from epochsink import arrow_buffers
+from epochsink.identity import identity_label
 from epochsink.postgres.prepared_transaction import LOCAL
 from epochsink.postgres.types import row_encoding
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from epochsink.postgres.committable import Relation
     from epochsink.postgres.server import Connection
+    from epochsink.sink import Epoch, Identity
 
 TAG: Final = "epochsink_task"
 DELETED: Final = "epochsink_delete"
@@ -57,6 +60,29 @@ def tag(task: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Note:
+    """The comment of a staging table: who made it. ``label`` is that of `identity_label`."""
+
+    generation: int
+    epoch: int
+    label: str
+
+    def __str__(self) -> str:
+        return f"epochsink generation {self.generation} epoch {self.epoch} of {self.label}"
+
+    @classmethod
+    def of(cls, identity: Identity, epoch: Epoch) -> Self:
+        """Return the note of an attempt's table."""
+        return cls(identity.generation, epoch.number, identity_label(identity))
+
+    @classmethod
+    def parse(cls, text: str | None) -> Self | None:
+        """Return the note that ``text`` is, or None if it is not one of ours."""
+        found = re.fullmatch(r"epochsink generation (\d+) epoch (\d+) of (\S+)", text or "")
+        return cls(int(found[1]), int(found[2]), found[3]) if found else None
+
+
+@dataclass(frozen=True, slots=True)
 class Staging:
     """The table in which one attempt's rows are staged."""
 
@@ -69,7 +95,7 @@ class Staging:
             # a crash that loses unlogged rows, or their commit, fails the vote
             connection.execute("SET LOCAL synchronous_commit = off")
 
-    def ensure(self, connection: Connection, columns: Mapping[str, str], checks: Mapping[str, str], note: str) -> bool:
+    def ensure(self, connection: Connection, columns: Mapping[str, str], checks: Mapping[str, str], note: Note) -> bool:
         """Create the table if no other task has: columns with their SQL types, CHECK constraints by name.
 
         Return whether there was none. Raises `psycopg.Error`.
@@ -97,7 +123,7 @@ class Staging:
                 kind=sql.SQL("" if self.logged else "UNLOGGED"),
                 name=name,
                 definitions=definitions,
-                note=sql.Literal(note),
+                note=sql.Literal(str(note)),
             )
         )
         return True

@@ -10,7 +10,7 @@ from psycopg import errors
 from epochsink.errors import WentBack
 from epochsink.identity import identity_key
 from epochsink.postgres.applied_epochs import Marker
-from epochsink.postgres.committable import WHOLE, Member, Relation
+from epochsink.postgres.committable import WHOLE, Relation
 from epochsink.postgres.config import PostgresConfig
 from epochsink.postgres.orphans import Orphans
 
@@ -45,10 +45,6 @@ class Table:
     def orphans(self, connection: Connection) -> Orphans:
         """Return what the sink has left in the database."""
         return Orphans(connection, self.config.marker_schema, self.key, self.identity.generation)
-
-    def member(self, staging: str | None, tasks: tuple[str, ...], rows: int, merge: Merge) -> Member:
-        """Return what is recorded of the sink's rows; ``staging`` is their staging table, if they have one."""
-        return Member(self.key, self.config.marker_schema, staging, tasks, rows, merge)
 
     def as_recorded(self, merge: Merge) -> Self:
         """Return it with table, key and deletes as an epoch was written, whatever a later start sets."""

@@ -13,19 +13,21 @@ from epochsink.failpoints import reach
 from epochsink.identity import PreparedName
 from epochsink.postgres import orphans
 from epochsink.postgres.catalog import require_unchanged
-from epochsink.postgres.committable import WHOLE, Part, StagedTask, read_part, read_written
+from epochsink.postgres.committable import WHOLE, Part, read_answer, read_part
 from epochsink.postgres.merge import merge, verify, verify_casts
 from epochsink.postgres.place import Place
 from epochsink.postgres.prepared_transaction import commit, prepare, transaction
+from epochsink.postgres.row_mapping import Fitted
 from epochsink.postgres.spooled import SpooledRows, SpooledTask
 from epochsink.postgres.staging import TAG_ENCODING, tag_value
-from epochsink.postgres.writer import CopyIn, fitted, staging_of
+from epochsink.postgres.writer import CopyIn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from epochsink.postgres.committable import Member
     from epochsink.postgres.server import Connection
+    from epochsink.postgres.staging import Staging
     from epochsink.postgres.table import Table
     from epochsink.sink import Ballot, Committables, Epoch, LastDone
 
@@ -39,71 +41,47 @@ class Share:
     """
 
     table: Table
-    rows: SpooledRows | Sequence[StagedTask]
+    rows: SpooledRows | Member
     after: LastDone | None
 
     @classmethod
     def of(cls, table: Table, epoch: Epoch, ballot: Ballot) -> Self:
         """Return what the accepted tasks have answered. Raises `PrepareFailed` if they do not agree."""
-        written = [read_written(answer) for answer in ballot.parts]
-        spooled = [task for task in written if isinstance(task, SpooledTask)]
-        staged = [task for task in written if isinstance(task, StagedTask)]
+        answers = [read_answer(answer) for answer in ballot.parts]
+        staged = [answer.members[table.identity.sink] for answer in answers if isinstance(answer, Part)]
+        spooled = [answer for answer in answers if isinstance(answer, SpooledTask)]
         if spooled and staged:
             raise PrepareFailed(f"only some tasks of epoch {epoch.number} have staged their rows for {table}")
-        return cls(table, SpooledRows.of(spooled, ballot.rows) if spooled else staged, ballot.after)
+        return cls(table, _together(epoch, staged) if staged else SpooledRows.of(spooled, ballot.rows), ballot.after)
 
 
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """One sink's rows in its staging table."""
-
-    share: Share
-    member: Member
-    logged: bool
-
-    @classmethod
-    def by_tasks(cls, share: Share, epoch: Epoch, written: Sequence[StagedTask]) -> Self:
-        """Put together what the tasks have staged. Raises `PrepareFailed` if they do not agree."""
-        first = written[0]
-        for other in written:
-            if (other.table, other.logged, other.merge) != (first.table, first.logged, first.merge):
-                raise PrepareFailed(
-                    f"the tasks of epoch {epoch.number} saw different tables or server settings: {first} and {other}",
-                    hint="the table or the server changed meanwhile; Spark runs the epoch again",
-                )
-        tasks, rows = tuple(task.task for task in written), sum(task.rows for task in written)
-        return cls(share, share.table.member(first.table, tasks, rows, first.merge), first.logged)
-
-    def verify(self, connection: Connection, epoch: Epoch) -> None:
-        """Check what can be checked before the rows are merged."""
-        table = self.share.table
-        table.refuse_applied(connection, epoch, [])
-        table.expect(connection, self.share.after)
-        verify(connection, self.member)
-        merge = self.member.merge
-        with transaction(connection):
-            # nothing of the target is locked yet, so the merge looks again
-            require_unchanged(connection, merge)
-            if merge.casts:
-                verify_casts(connection, self.member)
-            connection.rollback()
+def _together(epoch: Epoch, staged: Sequence[Member]) -> Member:
+    """Put together what tasks have staged. Raises `PrepareFailed` if they do not agree."""
+    first = staged[0]
+    for other in staged:
+        if replace(other, tasks=first.tasks, rows=first.rows) != first:
+            raise PrepareFailed(
+                f"the tasks of epoch {epoch.number} saw different tables or server settings: {first} and {other}",
+                hint="the table or the server changed meanwhile; Spark runs the epoch again",
+            )
+    tasks = tuple(task for member in staged for task in member.tasks)
+    return replace(first, tasks=tasks, rows=sum(member.rows for member in staged))
 
 
 class _Incoming:
     """Spooled rows on their way into a table. The first record batch has their schema."""
 
-    def __init__(self, connection: Connection, share: Share, rows: SpooledRows) -> None:
+    def __init__(self, connection: Connection, table: Table, rows: SpooledRows) -> None:
         self._connection = connection
-        self._share = share
         self._rows = rows
         batches = rows.read()
         first = next(batches)
         self._batches = chain([first], batches)
-        self._found = fitted(connection, share.table.config, first[1].schema, direct=False)
+        self._found = Fitted.of(connection, table, first[1].schema, direct=False)
 
     def is_copied(self) -> bool:
         """Return whether one COPY can bring the rows into the target: it has no keys and casts, and ignores rules."""
-        config, target = self._share.table.config, self._found.target
+        config, target = self._found.table.config, self._found.target
         return not (
             config.key
             or config.mode(target.max_prepared_transactions) == "staged"
@@ -112,9 +90,9 @@ class _Incoming:
             or self._found.merge.casts
         )
 
-    def member(self, staging: str | None = None) -> Member:
+    def member(self, staging: Staging | None = None) -> Member:
         """Return what is recorded of the rows."""
-        return self._share.table.member(staging, self._rows.tasks, self._rows.count, self._found.merge)
+        return self._found.member(self._rows.tasks, self._rows.count, staging)
 
     def copy(self) -> None:
         """Copy the rows into the target, in the transaction under way. Raises `PrepareFailed`."""
@@ -130,10 +108,10 @@ class _Incoming:
         # the lock of COPY keeps the table as it is now: it must be the table that the rows were encoded for
         require_unchanged(self._connection, found.merge, copied=True)
 
-    def stage(self, epoch: Epoch) -> _Staged:
+    def stage(self, epoch: Epoch) -> Member:
         """Copy the rows into a staging table and commit that, as tasks do. The merge compares their number."""
-        connection, table, found = self._connection, self._share.table, self._found
-        staging, is_new = staging_of(connection, table.config, table.identity, epoch, found)
+        connection, found = self._connection, self._found
+        staging, is_new = found.staging(connection, epoch)
         with transaction(connection):
             staging.relax(connection)
             if not is_new:
@@ -145,7 +123,7 @@ class _Incoming:
                 copy.finish()
             reach("postgres.copied")
             commit(connection)
-        return _Staged(self._share, self.member(staging.relation.name), staging.logged)
+        return self.member(staging)
 
 
 def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Ballot) -> Committables:
@@ -172,58 +150,70 @@ def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> P
 
     Raises `PrepareFailed`, `WentBack`, `SpoolMissing`, `OSError`, `pyarrow.ArrowInvalid`, `psycopg.Error`.
     """
-    staged = {}
+    members = {}
     for sink, share in shares.items():
-        if not isinstance(share.rows, SpooledRows):
-            staged[sink] = _Staged.by_tasks(share, epoch, share.rows)
-            continue
-        incoming = _Incoming(connection, share, share.rows)
-        if len(shares) == 1 and incoming.is_copied():
-            return _prepared(connection, epoch, [share], {sink: incoming.member()}, incoming.copy)
-        staged[sink] = incoming.stage(epoch)
-    return _merged(connection, epoch, staged)
+        if isinstance(share.rows, SpooledRows):
+            incoming = _Incoming(connection, share.table, share.rows)
+            if len(shares) == 1 and incoming.is_copied():
+                return _prepared(connection, epoch, shares, {sink: incoming.member()}, incoming.copy)
+            members[sink] = incoming.stage(epoch)
+        else:
+            members[sink] = share.rows
+    return _merged(connection, epoch, shares, members)
 
 
-def _merged(connection: Connection, epoch: Epoch, staged: Mapping[str, _Staged]) -> Part:
-    members = {sink: rows.member for sink, rows in staged.items()}
-    logged = {rows.logged for rows in staged.values()}
-    if len(logged) > 1:
+def _merged(connection: Connection, epoch: Epoch, shares: Mapping[str, Share], members: Mapping[str, Member]) -> Part:
+    staged = list(members.values())
+    if len({member.logged for member in staged}) > 1:
         raise PrepareFailed(
             f"the tasks of epoch {epoch.number} saw different server settings",
             hint="max_prepared_transactions has changed meanwhile; Spark runs the epoch again",
         )
-    if logged == {False}:
-        shares = [rows.share for rows in staged.values()]
-        return _prepared(connection, epoch, shares, members, lambda: merge(connection, list(members.values())))
-    for rows in staged.values():
-        rows.verify(connection, epoch)
-    if any(rows.share.table.config.validate for rows in staged.values()):
+    if not staged[0].logged:
+        return _prepared(connection, epoch, shares, members, lambda: merge(connection, staged))
+    for sink, member in members.items():
+        _verify_staged(connection, epoch, shares[sink], member)
+    if any(share.table.config.validate for share in shares.values()):
         with transaction(connection):
-            merge(connection, list(members.values()))
+            merge(connection, staged)
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
             connection.rollback()
     return Part(epoch.attempt, members, None, Place.of(connection))
 
 
+def _verify_staged(connection: Connection, epoch: Epoch, share: Share, member: Member) -> None:
+    """Check what can be checked before the rows are merged."""
+    share.table.refuse_applied(connection, epoch, [])
+    share.table.expect(connection, share.after)
+    verify(connection, member)
+    with transaction(connection):
+        # nothing of the target is locked yet, so the merge looks again
+        require_unchanged(connection, member.merge)
+        if member.merge.casts:
+            verify_casts(connection, member)
+        connection.rollback()
+
+
 def _prepared(
     connection: Connection,
     epoch: Epoch,
-    shares: Sequence[Share],
+    shares: Mapping[str, Share],
     members: Mapping[str, Member],
     write: Callable[[], None],
 ) -> Part:
     """Prepare a transaction in which ``write`` writes all rows of an epoch, unless that is done already."""
     # it bears the name of its first sink
-    name = PreparedName.of(shares[0].table.identity, epoch, WHOLE)
+    first = next(iter(shares.values()))
+    name = PreparedName.of(first.table.identity, epoch, WHOLE)
     part = Part(epoch.attempt, members, str(name), Place.of(connection))
     if orphans.still_prepared(connection, {str(name)}):
         # the vote is repeated because its reply was lost
         return part
     with transaction(connection):
-        for share in shares:
+        for share in shares.values():
             # in the prepared transaction itself, and before any mark of ours, which would look like an unrecorded epoch
             share.table.expect(connection, share.after)
-        for share in shares:
+        for share in shares.values():
             # before any row: an epoch that is applied already stops here
             share.table.mark(connection, epoch)
         write()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Self
 
 import pgpq
@@ -14,26 +13,27 @@ from psycopg import sql
 
 from epochsink.errors import PrepareFailed
 from epochsink.failpoints import reach
-from epochsink.identity import PreparedName, identity_key, identity_label, staging_table
-from epochsink.postgres.applied_epochs import Marker
-from epochsink.postgres.catalog import read_checks, read_target, require_safe, require_unchanged
-from epochsink.postgres.committable import Member, Merge, Part, Relation, StagedTask
+from epochsink.identity import PreparedName
+from epochsink.postgres.catalog import require_unchanged
+from epochsink.postgres.committable import Part
 from epochsink.postgres.errors import translated
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import begin, commit, prepare, transaction
-from epochsink.postgres.row_mapping import fit
+from epochsink.postgres.row_mapping import Fitted
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import SessionName, watched
-from epochsink.postgres.staging import DELETED, TAG, TAG_ENCODING, Staging, is_rank, is_reserved, tag_value
+from epochsink.postgres.staging import TAG_ENCODING, tag_value
+from epochsink.postgres.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from epochsink.postgres.catalog import Target
+    from epochsink.postgres.committable import Member
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
+    from epochsink.postgres.staging import Staging
     from epochsink.postgres.types import Encoding
-    from epochsink.sink import Committable, Epoch, Identity, Task
+    from epochsink.sink import Committable, Task
 
 CONNECT_SECONDS: Final = 20.0
 """Seconds for which a task waits for a server that restarts or has no free partition."""
@@ -48,13 +48,11 @@ class CopyWriter(ABC):
     """What the writers share: one session, one COPY that begins with the first batch."""
 
     def __init__(self, config: PostgresConfig, task: Task) -> None:
-        self._config = config
-        self._relation = Relation.of(config.table)
+        self._table = Table(config, task.identity)
         self._task = task
-        self._key = identity_key(task.identity)
         self._copy: CopyIn | None = None
         self._server = Server.of(config)
-        name = SessionName(self._key, task.identity.generation, task.epoch.attempt)
+        name = SessionName(self._table.key, task.identity.generation, task.epoch.attempt)
         with translated(f"connecting to {self._server.database}"):
             self._connection = self._server.connect(str(name), CONNECT_SECONDS)
 
@@ -103,61 +101,60 @@ class CopyWriter(ABC):
         if rows != self._copy.sent:
             raise PrepareFailed(
                 f"the server took {rows} of {self._copy.sent} rows",
-                hint=f"see whether a rule or trigger of {self._relation} swallows rows",
+                hint=f"see whether a rule or trigger of {self._table} swallows rows",
             )
         return rows
 
     def _doing(self, verb: str) -> str:
         task = self._task
-        return f"{verb} rows of epoch {task.epoch.number}, partition {task.partition}, for {self._relation}"
+        return f"{verb} rows of epoch {task.epoch.number}, partition {task.partition}, for {self._table}"
 
-    def _member(self, merge: Merge, rows: int, table: str | None = None) -> Member:
-        return Member(self._key, self._config.marker_schema, table, (self._task.uuid,), rows, merge)
+    def _part(self, member: Member, gid: str | None = None) -> Committable:
+        return Part(self._task.epoch.attempt, {self._task.identity.sink: member}, gid).to_json()
 
     def _prepare_part(self, member: Member) -> Committable:
         """Prepare the transaction under way, and return it as a part."""
-        identity, epoch = self._task.identity, self._task.epoch
-        name = PreparedName.of(identity, epoch, self._task.uuid)
+        name = PreparedName.of(self._task.identity, self._task.epoch, self._task.uuid)
         prepare(self._connection, name)
         reach("postgres.prepared")
-        return Part(epoch.attempt, {identity.sink: member}, str(name)).to_json()
+        return self._part(member, str(name))
 
     def _mark(self) -> None:
-        marker, epoch = Marker(self._config.marker_schema, self._task.identity), self._task.epoch
-        marker.insert(self._connection, epoch.number, self._task.uuid, epoch.attempt)
+        epoch = self._task.epoch
+        self._table.marker.insert(self._connection, epoch.number, self._task.uuid, epoch.attempt)
 
 
 class StagingWriter(CopyWriter):
     """Copies into the attempt's staging table and commits that; the driver merges."""
 
-    _merge: Merge
+    _found: Fitted
     _staging: Staging
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        connection, task = self._connection, self._task
-        found = fitted(connection, self._config, schema, direct=False)
-        self._merge = found.merge
-        self._staging, _ = staging_of(connection, self._config, task.identity, task.epoch, found)
+        connection = self._connection
+        self._found = Fitted.of(connection, self._table, schema, direct=False)
+        self._staging, _ = self._found.staging(connection, self._task.epoch)
         begin(connection)
         self._staging.relax(connection)
-        return CopyIn(connection, self._staging.relation.quoted, [*found.encodings, TAG_ENCODING])
+        return CopyIn(connection, self._staging.relation.quoted, [*self._found.encodings, TAG_ENCODING])
 
     @property
     def _constants(self) -> Sequence[pa.Scalar]:
         return [tag_value(self._task.uuid)]
 
     def _prepare(self, rows: int) -> Committable:
+        return self._part(self._commit_staged(rows))
+
+    def _commit_staged(self, rows: int) -> Member:
         commit(self._connection)
-        staging = self._staging
-        return StagedTask(staging.relation.name, staging.logged, self._task.uuid, rows, self._merge).to_json()
+        return self._found.member((self._task.uuid,), rows, self._staging)
 
 
 class MergingWriter(StagingWriter):
     """Merges its own rows from staging into the target, in a transaction of its own that it prepares."""
 
     def _prepare(self, rows: int) -> Committable:
-        super()._prepare(rows)
-        member = self._member(self._merge, rows, self._staging.relation.name)
+        member = self._commit_staged(rows)
         with transaction(self._connection):
             self._mark()
             merge(self._connection, [member])
@@ -168,79 +165,17 @@ class MergingWriter(StagingWriter):
 class DirectWriter(CopyWriter):
     """Copies straight into the target, in a transaction of its own that it prepares."""
 
-    _merge: Merge
+    _found: Fitted
 
     def _begin(self, schema: pa.Schema) -> CopyIn:
-        found = fitted(self._connection, self._config, schema, direct=True)
-        self._merge = found.merge
+        self._found = Fitted.of(self._connection, self._table, schema, direct=True)
         begin(self._connection)
-        return CopyIn(self._connection, found.merge.target.quoted, found.encodings)
+        return CopyIn(self._connection, self._found.merge.target.quoted, self._found.encodings)
 
     def _prepare(self, rows: int) -> Committable:
-        require_unchanged(self._connection, self._merge)
+        require_unchanged(self._connection, self._found.merge)
         self._mark()
-        return self._prepare_part(self._member(self._merge, rows))
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """The live table, how rows of a schema are encoded for it, and how they go into it, as it is recorded."""
-
-    target: Target
-    encodings: Sequence[Encoding]
-    merge: Merge
-
-
-def fitted(connection: Connection, config: PostgresConfig, schema: pa.Schema, *, direct: bool) -> Fitted:
-    """Return how rows of a schema fit into the live table. Raises `PrepareFailed`, `psycopg.Error`."""
-    relation = Relation.of(config.table)
-    target = read_target(connection, relation)
-    if target is None:
-        raise PrepareFailed(
-            f"table {relation} does not exist or is not visible to this user",
-            hint="it was dropped or renamed while the query ran: create it again, then restart the query",
-            may_pass=False,
-        )
-    require_safe(target, config.key, deletes=config.delete_when is not None)
-    encodings, findings = fit(schema, target, direct=direct)
-    if findings:
-        raise PrepareFailed("; ".join(findings), hint="restart the query, which checks the table anew", may_pass=False)
-    return Fitted(target, encodings, _merge_of(config, target, encodings))
-
-
-def staging_of(
-    connection: Connection,
-    config: PostgresConfig,
-    identity: Identity,
-    epoch: Epoch,
-    found: Fitted,
-) -> tuple[Staging, bool]:
-    """Return the staging table of an attempt, created if there is none, and whether there was none."""
-    table = Relation(config.marker_schema, staging_table(identity_key(identity), epoch.attempt))
-    target, merge = found.target, found.merge
-    staging = Staging(table, config.mode(target.max_prepared_transactions) == "staged")
-    columns, checks = {}, {}
-    for encoding in found.encodings:
-        name = encoding.field.name
-        # the target's types, if binary COPY can send them
-        columns[name] = "boolean" if name == DELETED else encoding.staged_as or target.columns[name].definition
-    if staging.logged and not merge.deletes:
-        # the target's own rules: rows that break them then fail before the decision, not after
-        exact = [name for name in merge.columns if name not in merge.casts]
-        columns |= {name: f"{columns[name]} NOT NULL" for name in exact if target.columns[name].not_null}
-        checks = read_checks(connection, target, exact)
-    note = f"epochsink generation {identity.generation} epoch {epoch.number} of {identity_label(identity)}"
-    return staging, staging.ensure(connection, columns | {TAG: "bigint"}, checks, note)
-
-
-def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
-    names = [encoding.field.name for encoding in encodings if not is_reserved(encoding.field.name)]
-    casts = {encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None}
-    deletes = config.delete_when is not None
-    ranks = sum(is_rank(encoding.field.name) for encoding in encodings)
-    equals = {name: target.columns[name].equals for name in config.key if name in target.columns}
-    columns = {name: target.columns[name].declared for name in names}
-    return Merge(target.relation, columns, casts, config.key, deletes, ranks, equals, target.unique_for(config.key))
+        return self._prepare_part(self._found.member((self._task.uuid,), rows))
 
 
 CHUNK_BYTES: Final = 4 << 20
