@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from fix_postgres import Driver, Truth
+from fix_postgres import Driver, Truth, tables
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.postgres import Postgres
@@ -306,7 +306,8 @@ def test_a_vote_counts_what_the_tasks_wrote(
     pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)")
     driver = pg_driver(table, rows(1), **options)
     written = driver.write(0, rows(1, 2))
-    pg_truth.execute(damage.format(f"{pg_schema}.{written.committables[0]['table']}"))
+    (staging,) = tables(written.committables)
+    pg_truth.execute(damage.format(f"{pg_schema}.{staging}"))
     with pytest.raises(PrepareFailed):
         driver.vote(written)
     assert pg_truth.prepared() == []
