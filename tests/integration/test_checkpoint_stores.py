@@ -21,6 +21,7 @@ import pyarrow as pa
 import pytest
 from streams import Stream, raising_after, wait_until
 
+from epochsink.cli.checkpoint_folder import open_place
 from epochsink.errors import ConfigurationError, SpoolDamaged
 from epochsink.protocol import webhdfs
 from epochsink.protocol.object_storage import ObjectStorage, open_store
@@ -260,6 +261,44 @@ def test_a_pipeline_with_its_checkpoint_on_hdfs_goes_on_where_it_failed(on_hdfs:
     on_hdfs.run()
     assert on_hdfs.sink.values() == list(range(30))
     assert on_hdfs.sink.calls("replay") == ["1"]
+
+
+def test_an_operator_names_the_pipelines_object_for_a_checkpoint_on_hdfs(on_hdfs: Stream, hdfs: LocalHdfs) -> None:
+    """Its own checkpoint is compared with the one that was typed, and the session that reaches it goes on."""
+    on_hdfs.put(range(10))
+    on_hdfs.run()
+    (on_hdfs.folder / "operators_pipeline.py").write_text(
+        "from folder_sink import FolderSink\n"
+        "from epochsink import ExactlyOnce\n"
+        f"sink = ExactlyOnce(checkpoint={on_hdfs.url!r}, sinks={{'folder': FolderSink({on_hdfs.sink.folder!r})}})\n"
+    )
+    settings = " ".join(f"--conf {name}={value}" for name, value in hdfs.spark_settings.items())
+    command = ["recover", on_hdfs.url, "--sinks", "operators_pipeline:sink", "--yes"]
+    done = subprocess.run(
+        [sys.executable, "-m", "epochsink.cli.app", *command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=on_hdfs.folder,
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{settings} --conf spark.ui.enabled=false pyspark-shell"},
+        timeout=240,
+    )
+    assert (done.returncode, "no recorded epoch is pending" in done.stdout) == (0, True), done.stderr
+
+
+def test_a_session_that_was_active_before_the_command_goes_on(on_hdfs: Stream, hdfs: LocalHdfs) -> None:
+    on_hdfs.put(range(10))
+    on_hdfs.run()
+    with open_place(on_hdfs.url, own=on_hdfs.url) as place:
+        assert place.checkpoint.newest_decided() == 0
+    with (
+        pytest.raises(ConfigurationError, match=f"the sinks belong to checkpoint {hdfs.url}/other, and this is"),
+        open_place(on_hdfs.url, own=f"{hdfs.url}/other"),
+    ):
+        pytest.fail("a place of other sinks was opened")
+    on_hdfs.put(range(10, 20))
+    on_hdfs.run()
+    assert on_hdfs.sink.values() == list(range(20))
 
 
 def test_hdfs_without_webhdfs_is_refused_in_a_sentence(on_hdfs: Stream) -> None:

@@ -379,7 +379,7 @@ def test_an_operator_closes_a_shared_epoch_for_all_of_its_sinks(
     family.decide(0)
     with pytest.raises(ConfigurationError, match="one transaction for 'children', 'parents'"):
         Resolution(place, epoch=0, sink="children", ruling=Ruling.REPLAY, sinks=family.made, folder=folder)
-    resolution = Resolution(place, epoch=0, sink="children", ruling=Ruling.DISCARD, sinks=None, folder=folder)
+    resolution = Resolution(place, epoch=0, sink="children", ruling=Ruling.DISCARD, sinks={}, folder=folder)
     assert sum("spooled rows" in line for line in resolution.plan()) == 2
     resolution.carry_out()
     assert {path.name: len(pq.read_table(path)) for path in folder.iterdir()} == {

@@ -472,17 +472,20 @@ def test_a_target_that_is_down_keeps_the_driver_its_ledger(
     kit.run(0, both(1))
 
 
-@pytest.mark.parametrize("word", ["committed", "replay"])
-def test_resolve_asks_the_target_before_it_takes_the_ledger(
-    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], word: str
+@pytest.mark.parametrize("down", ["table", "search"])
+@pytest.mark.parametrize("word", ["committed", "replay", "discard"])
+def test_resolve_asks_every_target_before_it_takes_the_ledger(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], word: str, down: str
 ) -> None:
+    """The other sinks' targets too: the rest of the epoch is committed there."""
     kit.record(0, both(1))
     kit.decide(0)
-    sinks["table"].faults.arm("unreachable")
+    sinks[down].faults.arm("unreachable")
     result = run("resolve", "0", "--sink", "table", "--as", word, "--sinks", f"{MODULE}:SINKS", "--yes")
     assert result.exit_code == 1
-    assert "sink 'table': the operating system says ConnectionError: the folder's server is down" in said(result)
+    assert f"sink '{down}': the operating system says ConnectionError: the folder's server is down" in said(result)
     assert kit.generation() == 1
+    assert not list(kit.root.parent.glob("*.parquet"))
     assert kit.coordinator.commit_decided()
 
 
@@ -534,14 +537,14 @@ def test_a_guarded_module_is_imported_for_its_sinks(
 def test_the_readmes_own_code_can_be_named_for_its_sinks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Callable[..., Result]
 ) -> None:
-    """It is imported where no JVM can start, and only its checkpoint is missing here."""
+    """It is imported where no JVM can start, and only its checkpoint is elsewhere."""
     found = re.search(r"```python\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.DOTALL)
     assert found is not None
     (tmp_path / "readme_pipeline.py").write_text(found[1])
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "readme_pipeline", raising=False)
     result = run("recover", "--sinks", "readme_pipeline:sink", "--yes")
-    assert f"{tmp_path}/checkpoint is not the checkpoint of a streaming query" in said(result)
+    assert f"the sinks belong to checkpoint /lake/checkpoints/orders, and this is {tmp_path}/checkpoint" in said(result)
 
 
 def test_queries_may_start_again_after_the_command(run: Callable[..., Result], kit: CheckpointKit) -> None:
@@ -690,6 +693,17 @@ def test_an_unknown_part_is_closed_by_word(
     assert "recorded epoch 0, sink 'table' as committed, by your word" in result.output
     assert sinks["search"].values() == [1]
     assert kit.history().done == {0}
+
+
+@pytest.mark.parametrize("word", ["committed", "replay", "discard"])
+def test_resolve_opens_each_target_once(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], word: str
+) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    result = run("resolve", "0", "--sink", "table", "--as", word, "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 0, result.output
+    assert [len(sink.calls("close")) for sink in sinks.values()] == [1, 1]
 
 
 def test_discarded_rows_are_kept_in_a_file(

@@ -96,7 +96,7 @@ def recover(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, y
 
     A recorded epoch is never aborted.
     """
-    _do(lambda place, given: Recovery(place, given or {}), checkpoint, sinks, spool, yes=yes)
+    _do(Recovery, checkpoint, sinks, spool, yes=yes)
 
 
 @app.command()
@@ -114,7 +114,7 @@ def abandon(
 
     What Spark has decided is committed first. Epochs that are recorded and not decided are shown, and aborted.
     """
-    _do(lambda place, given: Abandonment(place, sinks=given or {}, gone=gone or []), checkpoint, sinks, spool, yes=yes)
+    _do(lambda place, given: Abandonment(place, sinks=given, gone=gone or []), checkpoint, sinks, spool, yes=yes)
 
 
 @app.command()
@@ -135,7 +135,7 @@ def resolve(
     discard: they are not, and shall not be; what the spool holds of them is kept as a Parquet file.
     """
 
-    def resolution(place: Place, given: Mapping[str, Sink] | None) -> Operation:
+    def resolution(place: Place, given: Mapping[str, Sink]) -> Operation:
         return Resolution(place, epoch=epoch, sink=sink, ruling=ruling, sinks=given, folder=keep_in.absolute())
 
     _do(resolution, checkpoint, sinks, spool, yes=yes)
@@ -214,7 +214,7 @@ _mount_services()
 
 
 def _do(
-    planned: Callable[[Place, Mapping[str, Sink] | None], Operation],
+    planned: Callable[[Place, Mapping[str, Sink]], Operation],
     checkpoint: str,
     sinks: str | None,
     spool: str | None,
@@ -229,20 +229,13 @@ def _do(
 
 
 @contextmanager
-def _opened(checkpoint: str, sinks: str | None, spool: str | None) -> Iterator[tuple[Place, Mapping[str, Sink] | None]]:
+def _opened(checkpoint: str, sinks: str | None, spool: str | None) -> Iterator[tuple[Place, Mapping[str, Sink]]]:
     """Yield the checkpoint, and the sinks that ``--sinks`` names; an error's commands name both."""
     with plain_errors(), no_queries("imports the module for the sinks that --sinks names"):
         loaded = load_sinks(sinks) if sinks else Loaded({})
-        with open_place(checkpoint, spool or loaded.spool, loaded.storage_options) as place:
-            if loaded.checkpoint is not None:
-                with open_place(loaded.checkpoint, None, loaded.storage_options) as own:
-                    if own.location != place.location:
-                        raise ConfigurationError(
-                            f"the sinks belong to checkpoint {own.location}, and this is {place.location}",
-                            hint="give the query's own checkpoint; if it was moved, let --sinks name a dict of sinks",
-                        )
+        with open_place(checkpoint, spool or loaded.spool, loaded.storage_options, loaded.checkpoint) as place:
             try:
-                yield place, loaded.sinks if sinks else None
+                yield place, loaded.sinks
             except EpochsinkError as failure:
                 failure.address(place.location)
                 if sinks:

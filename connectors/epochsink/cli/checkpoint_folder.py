@@ -17,6 +17,8 @@ from epochsink.protocol.storage import LocalStorage
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from pyspark.sql import SparkSession
+
     from epochsink.protocol.storage import Storage
 
 
@@ -37,14 +39,18 @@ class Place:
 
 @contextmanager
 def open_place(
-    checkpoint: str, spool: str | None = None, storage_options: Mapping[str, Any] = MappingProxyType({})
+    checkpoint: str,
+    spool: str | None = None,
+    storage_options: Mapping[str, Any] = MappingProxyType({}),
+    own: str | None = None,
 ) -> Iterator[Place]:
     """Open a checkpoint folder, given as a path or URI; ``spool`` and ``storage_options`` as in `ExactlyOnce`.
 
-    A path without scheme is a local folder. Any other file system is reached through a Spark session, configured by
-    spark-defaults.conf, which ends with the context. Raises `ConfigurationError` if no query has run there.
+    A path without scheme is a local folder. Any other file system is reached through the active Spark session. If there
+    is none, one is started, configured by spark-defaults.conf, and ends with the context. Raises `ConfigurationError`
+    if no query has run there, or if ``own``, the checkpoint that the sinks belong to, is another folder.
     """
-    with _files_of(checkpoint, spool, storage_options) as (files, location, options):
+    with _files_of(checkpoint, spool, storage_options, own) as (files, location, options):
         query_id = Checkpoint(files).query_id()
         if query_id is None:
             raise ConfigurationError(
@@ -58,23 +64,51 @@ def open_place(
 
 @contextmanager
 def _files_of(
-    checkpoint: str, spool: str | None, storage_options: Mapping[str, Any]
+    checkpoint: str, spool: str | None, storage_options: Mapping[str, Any], own: str | None
 ) -> Iterator[tuple[Storage, str, str]]:
     """Yield a checkpoint's files and location, and the options of the spool."""
-    parsed = urlparse(checkpoint)
-    if parsed.scheme in ("", "file"):
-        path = Path(unquote(parsed.path) if parsed.scheme else checkpoint).absolute()
-        yield LocalStorage(path), str(path), "{}"
+    path = _local_path(checkpoint)
+    if path is not None:
+        if own is not None:
+            _refuse_other(path, _local_path(own) or own)
+        yield LocalStorage(Path(path)), path, "{}"
         return
     # only here, so that looking at a local checkpoint does not take a JVM's start
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
-
-    from epochsink.spark.hadoop_storage import open_checkpoint  # noqa: PLC0415 - likewise
+    from epochsink.spark.hadoop_storage import location_of, open_checkpoint  # noqa: PLC0415 - see above
     from epochsink.spark.store_options import store_options  # noqa: PLC0415 - likewise
 
-    session = SparkSession.builder.appName("epochsink").getOrCreate()
-    try:
+    with _session() as session:
         files, location = open_checkpoint(session, checkpoint, storage_options)
+        if own is not None:
+            _refuse_other(location, location_of(session, own))
         yield files, location, store_options(session, spool or location, storage_options)
+
+
+def _local_path(checkpoint: str) -> str | None:
+    """Return the path of a local folder, None for another file system."""
+    parsed = urlparse(checkpoint)
+    if parsed.scheme not in ("", "file"):
+        return None
+    return str(Path(unquote(parsed.path) if parsed.scheme else checkpoint).absolute())
+
+
+def _refuse_other(location: str, own: str) -> None:
+    if own != location:
+        raise ConfigurationError(
+            f"the sinks belong to checkpoint {own}, and this is {location}",
+            hint="give the query's own checkpoint; if it was moved, let --sinks name a dict of sinks",
+        )
+
+
+@contextmanager
+def _session() -> Iterator[SparkSession]:
+    """Yield the active Spark session, such as one that the user's module has started; else one that ends here."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
+
+    active = SparkSession.getActiveSession()
+    session = active or SparkSession.builder.appName("epochsink").getOrCreate()
+    try:
+        yield session
     finally:
-        session.stop()
+        if active is None:
+            session.stop()

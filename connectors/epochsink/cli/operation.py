@@ -76,9 +76,12 @@ class Operation(ABC):
     def reached(self, sinks: Mapping[str, Sink]) -> Iterator[Sequence[Participant]]:
         """Yield the participants of the sinks, once each target has answered; close them in the end.
 
-        Asked before the take, which ends a driver that runs: a target that is down keeps that driver its ledger.
+        Asked before the take, which ends a driver that runs: a target that is down keeps that driver its ledger. Sinks
+        that have never been part of the query are left out.
         """
-        participants = participants_of(sinks)
+        for name in sinks.keys() - self.owner.origins.keys():
+            log.info("sink '%s' has never been part of this query: nothing of it to look for", name)
+        participants = participants_of({name: sinks[name] for name in sinks if name in self.owner.origins})
         try:
             for participant in participants:
                 self.open(participant, self.owner)
@@ -108,6 +111,16 @@ class Operation(ABC):
             location=self.place.location,
         )
 
+    def recover(self, participants: Sequence[Participant]) -> None:
+        """Take the ledger, commit what is decided and abort what is not recorded; log each pending epoch's state."""
+        before = self.ledger.read()
+        self.coordinator(participants).recover()
+        after = self.ledger.read()
+        told = [f"committed epoch {one.epoch}" for one in before.pending if one.epoch in after.done]
+        told += [f"left epoch {one.epoch} as it is recorded: Spark has not decided it" for one in after.pending]
+        for line in told or ["no recorded epoch is pending"]:
+            log.info(line)
+
     @property
     def _pipeline(self) -> str:
         return pipeline_name(self.place.location)
@@ -120,9 +133,7 @@ class Recovery(Operation):
 
     def __init__(self, place: Place, sinks: Mapping[str, Sink]) -> None:
         super().__init__(place)
-        self._sinks = {name: sink for name, sink in sinks.items() if name in self.owner.origins}
-        for name in sinks.keys() - self._sinks.keys():
-            log.info("sink '%s' has never been part of this query: nothing of it to look for", name)
+        self._sinks = sinks
 
     def _steps(self) -> list[str]:
         decided = [prepared.epoch for prepared in self.before.pending if self.decided(prepared.epoch)]
@@ -131,12 +142,7 @@ class Recovery(Operation):
     def carry_out(self) -> None:
         """Do it; nothing is taken if a target is down."""
         with self.reached(self._sinks) as participants:
-            self.coordinator(participants).recover()
-        after = self.ledger.read()
-        told = [f"committed epoch {one.epoch}" for one in self.before.pending if one.epoch in after.done]
-        told += [f"left epoch {one.epoch} as it is recorded: Spark has not decided it" for one in after.pending]
-        for line in told or ["no recorded epoch is pending"]:
-            log.info(line)
+            self.recover(participants)
 
 
 @contextmanager

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq
 
-from epochsink.cli.operation import Operation, Recovery, log, names
+from epochsink.cli.operation import Operation, log, names
 from epochsink.errors import ConfigurationError, SpoolMissing
 from epochsink.protocol.ledger_entries import Done, Replay, Resolved
+from epochsink.protocol.sweep import abort_orphans
 from epochsink.sink import Ballot, Identity, Outcome
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from epochsink.cli.checkpoint_folder import Place
-    from epochsink.protocol.ledger_entries import Prepared, Take
+    from epochsink.protocol.ledger_entries import Prepared
     from epochsink.protocol.ledger_history import History
     from epochsink.sink import Participant, Rows, Sink
 
@@ -44,7 +45,7 @@ class Ruling(enum.StrEnum):
 class Resolution(Operation):
     """One ruling on one sink's share of one epoch.
 
-    ``sinks`` are the query's, or None where the target cannot be asked; ``folder`` is where discarded rows are kept.
+    ``sinks`` are the query's; none if no target can be asked. ``folder`` is where discarded rows are kept.
     Raises `ConfigurationError` unless the epoch is recorded and pending, with rows in that sink, and, but for a
     discard, decided.
     """
@@ -58,16 +59,16 @@ class Resolution(Operation):
         epoch: int,
         sink: str,
         ruling: Ruling,
-        sinks: Mapping[str, Sink] | None,
+        sinks: Mapping[str, Sink],
         folder: Path,
     ) -> None:
         super().__init__(place)
-        if ruling is Ruling.REPLAY and sinks is None:
+        if ruling is Ruling.REPLAY and not sinks:
             raise ConfigurationError(
                 "--as replay needs --sinks: the rows are prepared again in the target",
                 hint="add --sinks MODULE:ATTRIBUTE, the object that your pipeline starts",
             )
-        if sinks is not None and sink not in sinks:
+        if sinks and sink not in sinks:
             raise ConfigurationError(
                 f"--sinks has no sink '{sink}'; it has {names(sinks)}", hint="name the query's own sinks"
             )
@@ -109,26 +110,22 @@ class Resolution(Operation):
 
     def carry_out(self) -> None:
         """Do it; with sinks, the rest of the epoch is committed too, and nothing is taken if a target is down."""
-        if self._ruling is Ruling.DISCARD:
-            for name in self._together:
-                self._keep_rows(name)
-            self._take()
-        elif self._sinks is None:
-            self._take()
-        else:
-            with self.reached({self._sink: self._sinks[self._sink]}) as [participant]:
-                self.open(participant, self._take())
-                self._ask(participant)
-        if self._ruling is not Ruling.REPLAY:
-            self._record_word()
-        if self._sinks is not None:
-            Recovery(self.place, self._sinks).carry_out()
-
-    def _take(self) -> Take:
-        taken = self.take()
-        # another command may have closed it meanwhile
-        self._prepared = self._find(self.ledger.verify())
-        return taken
+        with self.reached(self._sinks) as participants:
+            if self._ruling is Ruling.DISCARD:
+                for name in self._together:
+                    self._keep_rows(name)
+            taken = self.take()
+            # another command may have closed it meanwhile
+            self._prepared = self._find(self.ledger.verify())
+            if self._ruling is not Ruling.DISCARD:
+                for participant in participants:
+                    if self._sink in participant.members:
+                        self.open(participant, taken)
+                        self._ask(participant)
+            if self._ruling is not Ruling.REPLAY:
+                self._record_word()
+            if participants:
+                self.recover(participants)
 
     def _find(self, history: History) -> Prepared:
         """Return the epoch as recorded, or refuse."""
@@ -156,8 +153,7 @@ class Resolution(Operation):
 
     def _ask(self, participant: Participant) -> None:
         # first: what a superseded driver left may hold locks that a commit needs
-        done = self.ledger.verify().done_parts(self._sink)
-        for line in participant.abort_orphans(self._prepared.parts_of(self._sink), done):
+        for line in abort_orphans(participant, self.ledger.verify()):
             log.info("aborted what no recorded epoch names: %s", line)
         for index in range(len(self._prepared.parts_of(self._sink))):
             self._ask_part(participant, index)
