@@ -29,7 +29,6 @@ from epochsink.protocol.spool import Spool
 from epochsink.protocol.webhdfs import WebHdfs
 from epochsink.sink import Epoch, Identity, Task
 from epochsink.spark.hadoop_storage import open_checkpoint
-from epochsink.spark.store_options import store_options
 
 if TYPE_CHECKING:
     import http.client
@@ -213,29 +212,28 @@ def test_an_s3_checkpoint_is_reached_by_the_sessions_hadoop_settings(
     """Without Hadoop's S3 connector, which Spark needs for its own files."""
     for name, value in s3.spark_settings.items():
         session.conf.set(name.removeprefix("spark.hadoop."), value)
-    files, location = open_checkpoint(session, s3_url)
-    assert location == s3_url
-    assert files.create("ledger/1", b"x")
-    spool = Spool.beside(location, store_options(session, location, {}))
-    spool.check()
-    assert spool.attempts(QUERY) == []
-    assert "anything" not in repr(spool)
+    opened = open_checkpoint(session, s3_url)
+    assert opened.location == s3_url
+    assert opened.files.create("ledger/1", b"x")
+    opened.spool.check()
+    assert opened.spool.attempts(QUERY) == []
+    assert "anything" not in repr(opened.spool)
 
 
 def test_storage_options_go_over_the_settings(session: SparkSession, s3: LocalS3, s3_url: str) -> None:
     session.conf.set("fs.s3a.endpoint", "http://127.0.0.1:1")
     session.conf.set("fs.s3a.access.key", "anyone")
     session.conf.set("fs.s3a.secret.key", "anything")
-    files, _ = open_checkpoint(session, s3_url, {"endpoint": s3.endpoint})
-    assert files.read("metadata") is None
+    opened = open_checkpoint(session, s3_url, {"endpoint": s3.endpoint})
+    assert opened.files.read("metadata") is None
 
 
 def test_a_bucket_that_is_not_there_is_named(session: SparkSession, s3: LocalS3) -> None:
     for name, value in s3.spark_settings.items():
         session.conf.set(name.removeprefix("spark.hadoop."), value)
-    files, _ = open_checkpoint(session, "s3a://nowhere/orders")
+    opened = open_checkpoint(session, "s3a://nowhere/orders")
     with pytest.raises(OSError, match="NoSuchBucket"):
-        files.create("metadata", b"{}")
+        opened.files.create("metadata", b"{}")
 
 
 @pytest.fixture
@@ -264,15 +262,17 @@ def test_a_pipeline_with_its_checkpoint_on_hdfs_goes_on_where_it_failed(on_hdfs:
 
 
 def test_an_operator_names_the_pipelines_object_for_a_checkpoint_on_hdfs(on_hdfs: Stream, hdfs: LocalHdfs) -> None:
-    """Its own checkpoint is compared with the one that was typed, and the session that reaches it goes on."""
+    """Its own checkpoint is compared with the one that was typed as Spark resolves it: here by its default store."""
     on_hdfs.put(range(10))
     on_hdfs.run()
     (on_hdfs.folder / "operators_pipeline.py").write_text(
         "from folder_sink import FolderSink\n"
         "from epochsink import ExactlyOnce\n"
-        f"sink = ExactlyOnce(checkpoint={on_hdfs.url!r}, sinks={{'folder': FolderSink({on_hdfs.sink.folder!r})}})\n"
+        f"sinks = {{'folder': FolderSink({on_hdfs.sink.folder!r})}}\n"
+        f"sink = ExactlyOnce(checkpoint={on_hdfs.url.removeprefix(hdfs.url)!r}, sinks=sinks)\n"
     )
-    settings = " ".join(f"--conf {name}={value}" for name, value in hdfs.spark_settings.items())
+    chosen = {**hdfs.spark_settings, "spark.hadoop.fs.defaultFS": hdfs.url, "spark.ui.enabled": "false"}
+    settings = " ".join(f"--conf {name}={value}" for name, value in chosen.items())
     command = ["recover", on_hdfs.url, "--sinks", "operators_pipeline:sink", "--yes"]
     done = subprocess.run(
         [sys.executable, "-m", "epochsink.cli.app", *command],
@@ -280,7 +280,7 @@ def test_an_operator_names_the_pipelines_object_for_a_checkpoint_on_hdfs(on_hdfs
         text=True,
         check=False,
         cwd=on_hdfs.folder,
-        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{settings} --conf spark.ui.enabled=false pyspark-shell"},
+        env={**os.environ, "PYSPARK_SUBMIT_ARGS": f"{settings} pyspark-shell"},
         timeout=240,
     )
     assert (done.returncode, "no recorded epoch is pending" in done.stdout) == (0, True), done.stderr

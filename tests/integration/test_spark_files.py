@@ -174,6 +174,6 @@ def test_without_any_spool_nothing_has_to_open_it(stream: Stream, mounted: Calla
 
 @pytest.mark.parametrize("spelling", ["{}", "file://{}", "file:{}", "{}/", "{}/x/.."])
 def test_a_local_folder_has_one_place_however_it_is_spelt(spark: SparkSession, tmp_path: Path, spelling: str) -> None:
-    files, location = open_checkpoint(spark, spelling.format(tmp_path / "a b#c"))
-    assert isinstance(files, LocalStorage)
-    assert Path(location).resolve() == files.root.resolve() == tmp_path / "a b#c"
+    opened = open_checkpoint(spark, spelling.format(tmp_path / "a b#c"))
+    assert isinstance(opened.files, LocalStorage)
+    assert Path(opened.location).resolve() == opened.files.root.resolve() == tmp_path / "a b#c"

@@ -6,7 +6,6 @@ import json
 import uuid
 from typing import TYPE_CHECKING
 
-from epochsink.identity import pipeline_name
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
@@ -49,7 +48,7 @@ class CheckpointKit:
             checkpoint=Checkpoint(files),
             spool=self.spool,
             participants=self.participants,
-            pipeline=pipeline_name(str(self.root)),
+            location=str(self.root),
         )
         coordinator.recover()
         return coordinator

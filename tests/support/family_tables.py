@@ -56,7 +56,7 @@ class FamilyTables:
             checkpoint=Checkpoint(files),
             spool=self.spool,
             participants=self.participants,
-            pipeline="family",
+            location="family",
         )
         made.recover()
         return made

@@ -50,7 +50,7 @@ def open_place(
     is none, one is started, configured by spark-defaults.conf, and ends with the context. Raises `ConfigurationError`
     if no query has run there, or if ``own``, the checkpoint that the sinks belong to, is another folder.
     """
-    with _files_of(checkpoint, spool, storage_options, own) as (files, location, options):
+    with _opened(checkpoint, spool, storage_options, own) as (files, location, spooled):
         query_id = Checkpoint(files).query_id()
         if query_id is None:
             raise ConfigurationError(
@@ -58,30 +58,28 @@ def open_place(
                 hint="give the query's checkpointLocation; with its scheme (hdfs://, s3a://) if it is not on "
                 "this machine",
             )
-        beside = Spool.beside(location, options)
-        yield Place(location, files, query_id, beside if spool is None else Spool(spool, options))
+        yield Place(location, files, query_id, spooled)
 
 
 @contextmanager
-def _files_of(
+def _opened(
     checkpoint: str, spool: str | None, storage_options: Mapping[str, Any], own: str | None
-) -> Iterator[tuple[Storage, str, str]]:
-    """Yield a checkpoint's files and location, and the options of the spool."""
+) -> Iterator[tuple[Storage, str, Spool]]:
+    """Yield a checkpoint's files, its location and its spool."""
     path = _local_path(checkpoint)
     if path is not None:
         if own is not None:
             _refuse_other(path, _local_path(own) or own)
-        yield LocalStorage(Path(path)), path, "{}"
+        yield LocalStorage(Path(path)), path, Spool.beside(path) if spool is None else Spool(spool)
         return
     # only here, so that looking at a local checkpoint does not take a JVM's start
     from epochsink.spark.hadoop_storage import location_of, open_checkpoint  # noqa: PLC0415 - see above
-    from epochsink.spark.store_options import store_options  # noqa: PLC0415 - likewise
 
     with _session() as session:
-        files, location = open_checkpoint(session, checkpoint, storage_options)
+        opened = open_checkpoint(session, checkpoint, storage_options, spool)
         if own is not None:
-            _refuse_other(location, location_of(session, own))
-        yield files, location, store_options(session, spool or location, storage_options)
+            _refuse_other(opened.location, location_of(session, own))
+        yield opened.files, opened.location, opened.spool
 
 
 def _local_path(checkpoint: str) -> str | None:

@@ -95,8 +95,9 @@ class Operation(ABC):
 
     def open(self, participant: Participant, take: Take) -> None:
         """Tell a participant who its sinks are in the generation of a take."""
+        pipeline = pipeline_name(self.place.location)
         for name in participant.members:
-            who = Identity(self.place.query_id, name, take.generation, take.origins[name], self._pipeline)
+            who = Identity(self.place.query_id, name, take.generation, take.origins[name], pipeline)
             participant.open(who)
 
     def coordinator(self, participants: Sequence[Participant]) -> Coordinator:
@@ -107,7 +108,6 @@ class Operation(ABC):
             checkpoint=self.place.checkpoint,
             spool=self.place.spool,
             participants=participants,
-            pipeline=self._pipeline,
             location=self.place.location,
         )
 
@@ -120,10 +120,6 @@ class Operation(ABC):
         told += [f"left epoch {one.epoch} as it is recorded: Spark has not decided it" for one in after.pending]
         for line in told or ["no recorded epoch is pending"]:
             log.info(line)
-
-    @property
-    def _pipeline(self) -> str:
-        return pipeline_name(self.place.location)
 
 
 class Recovery(Operation):

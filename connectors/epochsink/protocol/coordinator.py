@@ -54,7 +54,7 @@ class Coordinator:
     """Ties one streaming query's epochs to its sinks. One object for each run of the query.
 
     ``join_running`` lets a ledger begin on a checkpoint that already holds commits. ``monitor`` guards ``queue``, which
-    the two threads share. ``pipeline`` is the query's name for people, ``location`` the checkpoint's for commands.
+    the two threads share. ``location`` is the checkpoint's, for people: in commands, and its last folder in targets.
     """
 
     def __init__(
@@ -67,11 +67,10 @@ class Coordinator:
         participants: Sequence[Participant],
         join_running: bool = False,
         monitor: threading.Condition | None = None,
-        pipeline: str = "",
         location: str = "",
     ) -> None:
         self.queue = CommitQueue(monitor)
-        self._run = RunState(query_id, ledger, checkpoint, spool, participants, self.queue, pipeline, location)
+        self._run = RunState(query_id, ledger, checkpoint, spool, participants, self.queue, location)
         self._check = AppliedCheck(self._run)
         self._sweep = Sweep(self._run)
         self._commits = Commits(self._run, self._check)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import threading
 import weakref
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -15,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError
 from epochsink.protocol.checkpoint import Checkpoint
-from epochsink.protocol.spool import NO_SPOOL, Spool
+from epochsink.protocol.spool import NO_SPOOL
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.sink import participants_of
 from epochsink.spark import argument_checks
@@ -26,7 +27,6 @@ from epochsink.spark.hadoop_storage import OpenCheckpoint, first_line, location_
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run, run_of
-from epochsink.spark.store_options import store_options
 from epochsink.spark.stream_execution import StreamExecution, batch_of_thread
 
 if TYPE_CHECKING:
@@ -249,19 +249,14 @@ class ExactlyOnce:
         return notes
 
     def _open(self, session: SparkSession) -> OpenCheckpoint:
-        files, location = open_checkpoint(session, self.checkpoint, self.storage_options)
-        return OpenCheckpoint(files, location, self._spool_of(session, location))
-
-    def _spool_of(self, session: SparkSession, location: str) -> Spool:
-        options = store_options(session, self.spool or location, self.storage_options)
-        spool = Spool(self.spool, options) if self.spool is not None else Spool.beside(location, options)
+        opened = open_checkpoint(session, self.checkpoint, self.storage_options, self.spool)
         try:
-            spool.check()
+            opened.spool.check()
         except ConfigurationError:
             if any(sink.spool is not False for sink in self.sinks.values()):
                 raise
-            return NO_SPOOL
-        return spool
+            return replace(opened, spool=NO_SPOOL)
+        return opened
 
 
 def _refuse_other_number(execution: StreamExecution, epoch: int, own: int | None) -> None:

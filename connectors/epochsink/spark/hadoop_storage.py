@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.object_storage import ObjectStorage, open_store
+from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage, beside, is_object_store
 from epochsink.spark.compat import gateway_of, hadoop_configuration_of, jvm_of
 from epochsink.spark.store_options import store_options
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from epochsink.protocol.spool import Spool
     from epochsink.protocol.storage import Storage
 
 
@@ -59,13 +59,22 @@ def location_of(session: SparkSession, checkpoint: str) -> str:
 
 
 def open_checkpoint(
-    session: SparkSession, checkpoint: str, storage_options: Mapping[str, Any] = MappingProxyType({})
-) -> tuple[Storage, str]:
-    """Return the files of a checkpoint folder, and where it is (see `location_of`).
+    session: SparkSession,
+    checkpoint: str,
+    storage_options: Mapping[str, Any] = MappingProxyType({}),
+    spool: str | None = None,
+) -> OpenCheckpoint:
+    """Open a checkpoint folder, and its spool: beside the ledger if ``spool`` names no other place.
 
     ``storage_options`` replace what the session's Hadoop settings say of an object store. Raises `ConfigurationError`
-    if the folder cannot be used.
+    if the folder cannot be used. Whether the spool can be used is not tried.
     """
+    files, location = _open_files(session, checkpoint, storage_options)
+    options = store_options(session, spool or location, storage_options)
+    return OpenCheckpoint(files, location, Spool.beside(location, options) if spool is None else Spool(spool, options))
+
+
+def _open_files(session: SparkSession, checkpoint: str, storage_options: Mapping[str, Any]) -> tuple[Storage, str]:
     system, path = _resolved(session, checkpoint)
     location = _text(path)
     if system is None:

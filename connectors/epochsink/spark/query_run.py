@@ -9,7 +9,6 @@ import weakref
 from typing import TYPE_CHECKING, Final, NoReturn, cast
 
 from epochsink.errors import ConfigurationError, EpochsinkError
-from epochsink.identity import pipeline_name
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
@@ -82,7 +81,6 @@ class Run:
             spool=opened.spool,
             participants=self._participants,
             join_running=join_running,
-            pipeline=pipeline_name(opened.location),
             location=opened.location,
         )
         identity = self._coordinator.identity
