@@ -389,3 +389,21 @@ def test_an_operator_closes_a_shared_epoch_for_all_of_its_sinks(
     family.driver()
     assert rows(family, pg_truth) == ([], [])
     assert pg_truth.prepared() == []
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_shared_epoch_whose_target_is_asked_for_one_sink_is_committed_for_all(
+    family: FamilyTables, pg_truth: Truth, tmp_path: Path, way: str
+) -> None:
+    """They share a transaction, so the question is about both."""
+    use(family, commit=way)
+    driver = family.driver()
+    family.prepare(driver, 0, epoch(0))
+    family.decide(0)
+    place = Place(family.folder, LocalStorage(Path(family.folder)), QUERY, family.spool)
+    answer = Resolution(place, epoch=0, sink="children", ruling=Ruling.COMMITTED, sinks=family.made, folder=tmp_path)
+    answer.carry_out()
+    assert rows(family, pg_truth) == expected(epoch(0))
+    assert pg_truth.prepared() == []
+    family.run(family.driver(), 1, epoch(1))
+    assert rows(family, pg_truth) == expected(epoch(0), epoch(1))

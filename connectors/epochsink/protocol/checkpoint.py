@@ -45,11 +45,11 @@ class Checkpoint:
 
     def is_decided(self, epoch: int) -> bool:
         """Return whether an epoch is decided: its commit exists, or Spark purged it as older than all that exist."""
-        return self.has_commit(epoch) or epoch < min(self._committed(), default=NOTHING_DECIDED)
+        return self.has_commit(epoch) or epoch < min(self._numbers("commits"), default=NOTHING_DECIDED)
 
     def newest_decided(self) -> int:
         """Return the newest decided epoch, or `NOTHING_DECIDED`."""
-        return max(self._committed(), default=NOTHING_DECIDED)
+        return max(self._numbers("commits"), default=NOTHING_DECIDED)
 
     def newest_begun(self) -> int:
         """Return the newest epoch whose offsets Spark has written, or `NOTHING_DECIDED`."""
@@ -108,9 +108,6 @@ class Checkpoint:
         """Return which compact file of a source's log holds an entry that has no file of its own."""
         stems = [name.removesuffix(".compact") for name in self._files.names(folder) if name.endswith(".compact")]
         return min((int(stem) for stem in stems if stem.isdigit() and int(stem) >= number), default=number)
-
-    def _committed(self) -> list[int]:
-        return self._numbers("commits")
 
     def _numbers(self, folder: str) -> list[int]:
         return [int(name) for name in self._files.names(folder) if name.isdigit()]

@@ -110,9 +110,9 @@ class Prepared(_Stamped):
         """Return the parts of a sink, none if it had no rows."""
         return self.shares[sink].parts if sink in self.shares else ()
 
-    def share_done(self, sink: str) -> LastDone | None:
-        """Return what the target holds once this epoch is done, None if the sink had no rows."""
-        return LastDone(self.epoch, self.attempt, self.shares[sink].parts) if sink in self.shares else None
+    def share_done(self, sink: str) -> LastDone:
+        """Return what the target of a sink with rows holds once this epoch is done. KeyError if it had none."""
+        return LastDone(self.epoch, self.attempt, self.shares[sink].parts)
 
 
 @dataclass(frozen=True, slots=True)

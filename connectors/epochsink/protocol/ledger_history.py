@@ -145,11 +145,9 @@ class History:
         self.abandoned = summary.abandoned
 
     def _finish(self, number: int) -> None:
-        prepared = self.epochs.get(number)
-        for sink in prepared.shares if prepared else ():
-            last = prepared.share_done(sink) if prepared else None
-            if last is not None:
-                self._apply(sink, last)
+        if (prepared := self.epochs.get(number)) is not None:
+            for sink in prepared.shares:
+                self._apply(sink, prepared.share_done(sink))
         # after `_apply`: what a target must hold is kept there, however old it gets
         for old in sorted(self.done & self.epochs.keys())[:-DONE_IN_FULL]:
             if self.epochs[old].shares:
