@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from epochsink.kafka.committable import Producer
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.fence import Fence
 from epochsink.kafka.transactions import State
@@ -19,9 +20,9 @@ class Coordinator:
     def __init__(self, *ending: list[str]) -> None:
         self.ending = list(ending)
 
-    def initialise(self, name: str, deadline: float) -> tuple[int, int]:
+    def initialise(self, name: str, deadline: float) -> Producer:
         del name, deadline
-        return 7, 3
+        return Producer(7, 3)
 
     def open_ids(self, prefix: str, deadline: float) -> list[str]:
         return self.ids(prefix, (State.ONGOING,), deadline)

@@ -95,9 +95,6 @@ class Markers:
         answers = self._cluster.ask_coordinators(CoordinatorType.GROUP, groups, _offsets_of)
         told = [group for answer in answers for group in answer.groups]
         for group in told:
-            if group.error_code:
-                # the coordinator may have moved to another broker
-                self._cluster.forget(CoordinatorType.GROUP, [group.group_id])
             raise_for(group.error_code, f"the offsets of group {group.group_id}")
         found = {group.group_id: _newest_mark(group) for group in told}
         return {name: mark for name, mark in found.items() if mark is not None}

@@ -31,13 +31,13 @@ from epochsink.kafka.errors import (
 from epochsink.retry import retrying
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 
 _FIRST_PAUSE_SECONDS: Final = 0.05
 _LONGEST_PAUSE_SECONDS: Final = 1.0
 _COORDINATORS_KEPT: Final = 10_000
 _IN_FLIGHT: Final = 64
-"""Requests of one commit that are sent to a broker before its first answer."""
+"""Requests that are sent before the first answer."""
 _MOST_IN_FLIGHT: Final = 2 * _IN_FLIGHT
 """For all threads together: kafka-python refuses a request beyond this limit."""
 
@@ -182,6 +182,7 @@ class Cluster:
     def until(self, deadline: float, attempt: Callable[[], Any]) -> Any:
         """Repeat ``attempt`` while a retry may help, until the deadline (monotonic seconds).
 
+        After each failure, brokers, leaders and coordinators are looked up again: other brokers may have these roles.
         Raises `Unreachable` or `Refused`, never an exception of kafka-python.
         """
         policy = retrying(
@@ -208,6 +209,7 @@ class Cluster:
     def _look_again(self) -> None:
         """Forget brokers, leaders and coordinators, so that the next request looks them up."""
         self._topics.clear()
+        self._coordinators.clear()
         # kafka-python does not do this: it would keep asking a coordinator that has moved or died, and for five minutes
         # it would not know a broker that was unreachable when it last listed the brokers
         if self._admin is not None:
@@ -232,57 +234,32 @@ class Cluster:
     ) -> list[Any]:
         """Send one request to each coordinator of the given transactional ids (or groups) and return the answers.
 
-        ``request`` makes the request for the keys of one coordinator. Raises what kafka-python raises. After an error
-        the coordinators are looked up again.
+        ``request`` makes the request for the keys of one coordinator. Raises as `ask_all`.
         """
-        wanted = list(keys)
-        try:
-            return [self.ask(request(mine), node) for node, mine in self._by_coordinator(kind, wanted).items()]
-        except (kafka_errors.KafkaError, OSError):
-            # the coordinators may have moved to other brokers
-            self.forget(kind, wanted)
-            raise
+        nodes = self._by_coordinator(kind, list(keys))
+        return self.ask_all([(node, request(mine)) for node, mine in nodes.items()])
 
     def ask_each(self, kind: CoordinatorType, requests: Mapping[str, Any]) -> dict[str, Any]:
-        """Send the request of each transactional id (or group) to its coordinator, many before the first answer.
+        """Send the request of each transactional id (or group) to its coordinator.
 
         Return the answers that arrived; the outcome of the others is unknown. Raises what kafka-python raises if the
         coordinators cannot be found.
         """
         nodes = self._by_coordinator(kind, list(requests))
-        found: dict[str, Any] = {}
-        for node, mine in nodes.items():
-            answers = self._ask_in_flight(node, [requests[key] for key in mine])
-            found |= {key: answer for key, answer in zip(mine, answers, strict=True) if answer is not None}
-        # no answer: the coordinator may have moved or died
-        self.forget(kind, requests.keys() - found.keys())
+        sent = [(node, key) for node, mine in nodes.items() for key in mine]
+        answers = self._exchange([(node, requests[key]) for node, key in sent], _answer_or_none)
+        found = {key: answer for (_, key), answer in zip(sent, answers, strict=True) if answer is not None}
+        if len(found) < len(requests):
+            # a coordinator may have moved or died
+            self._look_again()
         return found
-
-    def _ask_in_flight(self, node: int, requests: Sequence[Any]) -> list[Any]:
-        manager = self.admin()._manager  # noqa: SLF001 - as in `ask`
-
-        async def ask_all() -> list[Any]:
-            answers: list[Any] = []
-            sent: list[Any] = []
-            for request in requests:
-                sent.append(manager.send(request, node))
-                # wait for the oldest answer before more is sent than kafka-python allows
-                if len(sent) - len(answers) >= _IN_FLIGHT:
-                    answers.append(await _answer(sent[len(answers)]))
-            return answers + [await _answer(waiting) for waiting in sent[len(answers) :]]
-
-        found: list[Any] = manager.run(ask_all)
-        return found
-
-    def forget(self, kind: CoordinatorType, keys: Iterable[str]) -> None:
-        """Forget these coordinators, so that the next request looks them up."""
-        for key in keys:
-            self._coordinators.pop((kind.value, key), None)
 
     def _by_coordinator(self, kind: CoordinatorType, keys: Sequence[str]) -> dict[int, list[str]]:
         if len(self._coordinators) > _COORDINATORS_KEPT:
             self._coordinators.clear()  # with spool=False each id is used once: the cache would grow without limit
-        unknown = [key for key in keys if (kind.value, key) not in self._coordinators]
+        # noted here, because another thread may forget them meanwhile
+        known = {key: node for key in keys if (node := self._coordinators.get((kind.value, key))) is not None}
+        unknown = [key for key in keys if key not in known]
         if unknown:
             # version 4 is the first that takes several keys
             answer = self.ask(
@@ -290,26 +267,37 @@ class Cluster:
             )
             for found in answer.coordinators:
                 raise_for(found.error_code, f"coordinator of '{found.key}'")
-                self._coordinators[kind.value, found.key] = found.node_id
+                known[found.key] = self._coordinators[kind.value, found.key] = found.node_id
         nodes: dict[int, list[str]] = {}
         for key in keys:
-            nodes.setdefault(self._coordinators[kind.value, key], []).append(key)
+            nodes.setdefault(known[key], []).append(key)
         return nodes
 
     def ask(self, request: Any, node: int | None) -> Any:
         """Send one request to a broker, or to any if ``node`` is None. Raises what kafka-python raises."""
-        manager = self.admin()._manager  # noqa: SLF001 - no public method sends a request
-        return manager.run(manager.send, request, node)
+        [answer] = self.ask_all([(node, request)])
+        return answer
 
     def ask_all(self, requests: Sequence[tuple[int | None, Any]]) -> list[Any]:
-        """Send all requests before the first answer; each broker gets its requests in this order. Raises as `ask`."""
-        manager = self.admin()._manager  # noqa: SLF001 - as in `ask`
+        """Send several requests at once; each broker gets its requests in this order. Raises as `ask`."""
+        return self._exchange(requests, _answer)
 
-        async def ask_all() -> list[Any]:
-            sent = [manager.send(request, node) for node, request in requests]
-            return [await waiting for waiting in sent]
+    def _exchange(
+        self, requests: Sequence[tuple[int | None, Any]], answer: Callable[[Any], Coroutine[Any, Any, Any]]
+    ) -> list[Any]:
+        manager = self.admin()._manager  # noqa: SLF001 - no public method sends a request
 
-        found: list[Any] = manager.run(ask_all)
+        async def exchange() -> list[Any]:
+            answers: list[Any] = []
+            sent: list[Any] = []
+            for node, request in requests:
+                sent.append(manager.send(request, node))
+                # wait for the oldest answer before more is sent than kafka-python allows
+                if len(sent) - len(answers) >= _IN_FLIGHT:
+                    answers.append(await answer(sent[len(answers)]))
+            return answers + [await answer(waiting) for waiting in sent[len(answers) :]]
+
+        found: list[Any] = manager.run(exchange)
         return found
 
 
@@ -334,6 +322,10 @@ class _Admin(KafkaAdminClient):  # type: ignore[misc] # kafka-python has no type
 
 
 async def _answer(sent: Any) -> Any:
+    return await sent
+
+
+async def _answer_or_none(sent: Any) -> Any:
     try:
         return await sent
     except (kafka_errors.KafkaError, OSError):

@@ -16,7 +16,7 @@ from epochsink.kafka.committable import KafkaCommittable
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.transactions import ENDING, Answer, State, verdict_on
 from epochsink.kafka.witness import Witness
-from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict
+from epochsink.sink import COMMITTED, LastDone, Outcome, Verdict, one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -73,15 +73,9 @@ class Commits:
             refuse_other_topics(self._cluster.target, after, seen.topics)
         self._note(epoch, [parts[index].transaction for index in seen.whole], seen)
         decided = self._side_by_side(epoch, [parts[index] for index in seen.whole], deadline)
-        verdicts: list[Verdict] = []
-        for index, part in enumerate(parts):
-            # after an unknown outcome nothing more is ended: a later call tries again
-            if verdicts and verdicts[-1].outcome is Outcome.UNKNOWN:
-                verdicts.append(verdicts[-1])
-                continue
-            if part.transaction in decided:
-                verdicts.append(COMMITTED)
-                continue
+
+        def commit_one(index: int) -> Verdict:
+            part = parts[index]
             try:
                 if index in seen.whole:
                     verdict = self._end(epoch, part, deadline)
@@ -91,9 +85,13 @@ class Commits:
                     verdict = self._without_topic(epoch, part, part.recreated(seen.topics), deadline)
             except (Unreachable, Refused) as failure:
                 verdict = _unknown(part, failure)
-            verdicts.append(verdict)
             reach("kafka.commit.between")
-        return verdicts
+            return verdict
+
+        # after an unknown outcome nothing more is ended: a later call tries again
+        return one_by_one(
+            range(len(parts)), commit_one, {index for index in seen.whole if parts[index].transaction in decided}
+        )
 
     def await_visible(self, epoch: Epoch, ballot: Ballot) -> None:
         """See `epochsink.sink.Participant.await_visible`.

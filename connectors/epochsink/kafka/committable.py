@@ -49,12 +49,24 @@ def transactional_id(task: Task, *, bounded: bool) -> TransactionalId:
     )
 
 
+class Producer(NamedTuple):
+    """One use of a transactional id: brokers give the id's producer another epoch each time."""
+
+    producer_id: int
+    producer_epoch: int
+
+
 class Transaction(NamedTuple):
     """The unique name of one transaction: each use of an id has another producer epoch."""
 
     transactional_id: str
     producer_id: int
     producer_epoch: int
+
+    @property
+    def producer(self) -> Producer:
+        """The producer that began it."""
+        return Producer(self.producer_id, self.producer_epoch)
 
 
 class Place(NamedTuple):

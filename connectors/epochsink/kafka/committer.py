@@ -51,7 +51,7 @@ _TURNS: Final = 3
 _NOT_ABORTED: Final = frozenset({State.ONGOING, State.PREPARE_COMMIT, State.COMPLETE_COMMIT})
 
 
-class KafkaParticipant(Participant):
+class KafkaCommitter(Participant):
     """The driver's side of one Kafka sink. A part is one transaction."""
 
     def __init__(self, members: Mapping[str, KafkaConfig]) -> None:

@@ -16,7 +16,7 @@ import os
 import socket
 import time
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import Fenced, WentBack
 from epochsink.identity import FenceHolder, TransactionalId, fence_id, identity_key
@@ -24,18 +24,12 @@ from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.transactions import State
 
 if TYPE_CHECKING:
+    from epochsink.kafka.committable import Producer
     from epochsink.kafka.transactions import Description, Transactions
     from epochsink.sink import Identity
 
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
-
-
-class Taken(NamedTuple):
-    """The producer that took the fence."""
-
-    producer_id: int
-    producer_epoch: int
 
 
 class Fence:
@@ -50,13 +44,13 @@ class Fence:
         self._generation = identity.generation
         self._target = target
         self.name = fence_id(self._key)
-        self._taken: Taken | None = None
+        self._taken: Producer | None = None
 
     def take(self, deadline: float) -> None:
         """Fence the drivers that took it before. Raises `WentBack` if one of them has a later generation."""
         # first: a driver of a later generation must not be fenced by this one
         self._refuse_newer(deadline)
-        self._taken = Taken(*self._transactions.initialise(self.name, deadline))
+        self._taken = self._transactions.initialise(self.name, deadline)
         # a second id that only names this driver: the error of the fenced driver shows it
         ours = FenceHolder(self._key, *self._taken, int(time.time()), os.getpid(), socket.gethostname())
         self._transactions.initialise(str(ours), deadline)

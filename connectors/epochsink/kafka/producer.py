@@ -105,7 +105,7 @@ class TransactionalProducer:
         self._rdkafka.check(self._rdkafka.begin_transaction(self._client))
 
     def flush(self) -> None:
-        """Wait until the broker has every row. Raises `DeliveryFailed` if a row could not be delivered."""
+        """Wait until the broker has every row. Raises `NativeError` if a row could not be delivered."""
         while self._rdkafka.outq_len(self._client) > 0:
             self._rdkafka.flush(self._client, 100)
             self._events.serve(0)

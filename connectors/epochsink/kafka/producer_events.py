@@ -16,14 +16,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("epochsink.kafka")
 
 
-class DeliveryFailed(NativeError):
-    """Rows were not delivered; ``size`` is the size of the first such row in bytes."""
-
-    def __init__(self, code: int, text: str, *, size: int = 0) -> None:
-        super().__init__(code, text)
-        self.size = size
-
-
 class Events:
     """Handles the events of one producer's main queue, a ``rd_kafka_queue_t *``.
 
@@ -36,7 +28,7 @@ class Events:
     def __init__(self, rdkafka: Library, queue: int) -> None:
         self._rdkafka = rdkafka
         self._queue = queue
-        self.undelivered: DeliveryFailed | None = None
+        self.undelivered: NativeError | None = None
         self.trouble: NativeError | None = None
         self.trouble_since = 0.0
         self.statistics = b""
@@ -73,11 +65,10 @@ class Events:
                 topic = self._rdkafka.topic_name(message.topic).decode()
                 size = message.len + message.key_len
                 # the broker refuses whole batches, and does not say which of the rows is the reason
-                self.undelivered = DeliveryFailed(
+                self.undelivered = NativeError(
                     message.err,
                     f"a batch of rows for topic '{topic}', partition {message.partition}, was not delivered (its first "
                     f"row has {size} bytes): {self._rdkafka.describe(message.err)}",
-                    size=size,
                 )
 
     def _log(self, event: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import LogIncomplete, SpoolMissing
 from epochsink.identity import identity_key, marker_group
@@ -35,13 +35,6 @@ logger = logging.getLogger("epochsink.kafka")
 
 
 _RESOLVE: Final = "see 'epochsink status', then 'epochsink resolve'"
-
-
-class Found(NamedTuple):
-    """A batch of the lost transaction."""
-
-    partition: int
-    batch: Batch
 
 
 def prepare_again(
@@ -146,8 +139,8 @@ def _abort(cluster: Cluster, transaction: Transaction) -> None:
 
 def lost_batches(
     log: TopicLog, lost: KafkaCommittable, ends: Mapping[int, int], timeout: float, task: Task
-) -> Iterator[Found]:
-    """Yield the batches of a transaction, in order within each partition, and prove that none is missing.
+) -> Iterator[tuple[int, Batch]]:
+    """Yield the batches of a transaction with their partitions, in order within each, and prove that none is missing.
 
     ``ends`` holds the current ends of the partitions. ``timeout`` (seconds) bounds the wait for further records.
     Raises `LogIncomplete`, `Unreachable`.
@@ -172,7 +165,7 @@ class _Search:
         self._next: dict[int, int] = dict.fromkeys(self._begun_at, 0)
         self._found = 0
 
-    def batches(self) -> Iterator[Found]:
+    def batches(self) -> Iterator[tuple[int, Batch]]:
         shown = time.monotonic()
         while self._found < self._lost.rows and (ahead := self._ahead()):
             for partition, records in self._log.fetch(ahead).items():
@@ -180,7 +173,7 @@ class _Search:
                     self._again_from_start(partition)
                     continue
                 for batch in self._ours(partition, records):
-                    yield Found(partition, batch)
+                    yield partition, batch
             # a new leader may show records late, when its replicas have them
             if self._ahead() != ahead:
                 shown = time.monotonic()

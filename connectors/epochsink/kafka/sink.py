@@ -82,9 +82,9 @@ class Kafka(KafkaConfig, Sink):
 
     def participant(self, members: Mapping[str, KafkaConfig]) -> Participant:
         """Return the driver's side of the sink. Does not connect."""
-        from epochsink.kafka.committer import KafkaParticipant  # noqa: PLC0415 - the clients are an extra
+        from epochsink.kafka.committer import KafkaCommitter  # noqa: PLC0415 - the clients are an extra
 
-        return KafkaParticipant(members)
+        return KafkaCommitter(members)
 
     def _let_librdkafka_check(self) -> None:
         """Refuse options that librdkafka does not know. Does not connect."""

@@ -91,7 +91,7 @@ class Sweep:
             each: state
             for each, state in self._unended((State.ONGOING, *ENDING), deadline).items()
             # match the producer epoch too, unless it is ending: the id may be used again, for rows after this epoch
-            if each[1:] in producers or (state in ENDING and each.producer_id in ids)
+            if each.producer in producers or (state in ENDING and each.producer_id in ids)
         }
 
     def _unended(self, states: Sequence[State], deadline: float) -> dict[Transaction, State]:

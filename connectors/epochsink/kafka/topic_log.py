@@ -76,8 +76,6 @@ class TopicLog:
             [answer] = self._cluster.ask_coordinators(kind, [transaction.transactional_id], lambda _: request)
             for topic in answer.results_by_topic_v3_and_below:
                 for told in topic.results_by_partition:
-                    if told.partition_error_code:
-                        self._cluster.forget(kind, [transaction.transactional_id])
                     raise_for(told.partition_error_code, f"adding {self.topic}-{told.partition_index}")
 
         self._cluster.until(self._cluster.deadline(), attempt)

@@ -16,6 +16,7 @@ from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdReq
 from epochsink.identity import TransactionalId
 from epochsink.kafka import errors
 from epochsink.kafka.cluster import raise_for
+from epochsink.kafka.committable import Producer
 from epochsink.sink import COMMITTED, Outcome, Verdict
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Description(NamedTuple):
 
     def is_of(self, transaction: Transaction) -> bool:
         """Whether the id's newest producer is the producer of this transaction."""
-        return self.producer_id == transaction.producer_id and self.producer_epoch == transaction.producer_epoch
+        return (self.producer_id, self.producer_epoch) == transaction.producer
 
 
 def verdict_on(
@@ -161,8 +162,6 @@ class Transactions:
             code = self._end_once(transaction, commit=commit)
             answer, name = answer_to(code)
             if answer is Answer.AGAIN:
-                # another broker may be the coordinator now
-                self._cluster.forget(CoordinatorType.TRANSACTION, [transaction.transactional_id])
                 raise RetriableError(f"EndTxn for {transaction.transactional_id}: {name}")
             return answer, f"{name}; {errors.hint(code)}" if answer is Answer.REFUSED else name
 
@@ -185,20 +184,18 @@ class Transactions:
         found: dict[str, Description] = self._cluster.until(deadline, lambda: self._describe_once(wanted))
         return found
 
-    def initialise(self, name: str, deadline: float) -> tuple[int, int]:
-        """Initialise a transactional id, as a producer does; return its producer id and new producer epoch."""
+    def initialise(self, name: str, deadline: float) -> Producer:
+        """Initialise a transactional id, as a producer does; return its new producer."""
         request = InitProducerIdRequest(
             transactional_id=name, transaction_timeout_ms=_NO_TRANSACTION_MS, max_version=_NEWEST_INIT_PRODUCER_ID
         )
 
-        def attempt() -> tuple[int, int]:
+        def attempt() -> Producer:
             [answer] = self._cluster.ask_coordinators(CoordinatorType.TRANSACTION, [name], lambda _: request)
-            if answer.error_code != 0:
-                self._cluster.forget(CoordinatorType.TRANSACTION, [name])
             raise_for(answer.error_code, f"taking {name}")
-            return int(answer.producer_id), int(answer.producer_epoch)
+            return Producer(answer.producer_id, answer.producer_epoch)
 
-        found: tuple[int, int] = self._cluster.until(deadline, attempt)
+        found: Producer = self._cluster.until(deadline, attempt)
         return found
 
     def open_ids(self, prefix: str, deadline: float) -> list[str]:
@@ -237,8 +234,6 @@ class Transactions:
                 if told.error_code == _ID_NOT_FOUND:
                     found[told.transactional_id] = Description(State.NOT_FOUND)
                     continue
-                if told.error_code != 0:
-                    self._cluster.forget(CoordinatorType.TRANSACTION, [told.transactional_id])
                 raise_for(told.error_code, f"describing {told.transactional_id}")
                 found[told.transactional_id] = Description(
                     State(told.transaction_state),

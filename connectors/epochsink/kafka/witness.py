@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from epochsink.kafka import record_batch
-from epochsink.kafka.committable import Place, Transaction
+from epochsink.kafka.committable import Place, Producer, Transaction
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.leaders import END_OFFSETS, FIRST_OFFSETS, End, EpochEnds, Leaders, Partition, Producers, Records
 from epochsink.kafka.record_batch import SEQUENCES
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 
 Ends = Mapping[Transaction, Mapping[Partition, End]]
 """Where partitions ended when a transaction was complete."""
-
-Producer = tuple[int, int]
-"""A producer's id and epoch."""
 
 _NOT_OPEN: Final = -1
 """The start offset that the leader gives for a producer without an open transaction."""
@@ -170,12 +167,12 @@ def _open_before(
     ends: dict[Partition, int] = {}
     own = set()
     for part in parts:
-        own.add(part.transaction[1:])
+        own.add(part.transaction.producer)
         for place in part.places:
             at = (place.topic, place.partition)
             ends[at] = max(place.end, ends.get(at, place.end))
     opened = {
-        (state.producer_id, state.producer_epoch)
+        Producer(state.producer_id, state.producer_epoch)
         for at, end in ends.items()
         for state in producers[at]
         if _NOT_OPEN < state.current_txn_start_offset < end
