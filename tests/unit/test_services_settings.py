@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import re
 import socket
 import subprocess
@@ -42,6 +43,17 @@ def test_a_free_port_lies_outside_the_range_of_outgoing_connections() -> None:
     """Else a client's connection could take the port while its service is down."""
     first_ephemeral = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     assert all(free_port() < first_ephemeral for _ in range(20))
+
+
+def test_no_port_is_given_twice_to_whoever_seeds_random() -> None:
+    """A node asks for two before it listens on either."""
+    state = random.getstate()
+    given = []
+    for _ in range(2):
+        random.seed(0)
+        given.append(free_port())
+    random.setstate(state)
+    assert given[0] != given[1]
 
 
 def test_a_port_in_use_is_not_free() -> None:

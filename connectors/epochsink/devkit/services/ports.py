@@ -12,18 +12,23 @@ LOOPBACK = "127.0.0.1"
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _LOWEST = 15_000
 _ATTEMPTS = 200
+# of the operating system's own: whoever seeds `random`, as tests do, would be given the same ports again
+_CHOOSE = random.SystemRandom()
+_given: set[int] = set()
 
 
 def free_port() -> int:
     """Return an unused loopback port outside the range of outgoing connections.
 
     The system never gives a port below the ephemeral range to a client's connection. So a service can restart on its
-    port, and no client connects to itself while the service is down.
+    port, and no client connects to itself while the service is down. No port is given twice in one process: what asked
+    for the first one may not listen on it yet.
     """
     low, high = _candidates()
     for _ in range(_ATTEMPTS):
-        port = random.randint(low, high)  # noqa: S311 - spreads concurrent processes, no secret
-        if is_free(port):
+        port = _CHOOSE.randint(low, high)
+        if port not in _given and is_free(port):
+            _given.add(port)
             return port
     raise ServiceError(f"no free port found on {LOOPBACK} between {low} and {high}")
 
