@@ -1,0 +1,55 @@
+"""What `make test` leaves to `make test-all`, and the order in which two processes end at about the same time."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+RECORDED: Final = Path(__file__).parents[1] / "durations.json"
+"""Seconds of one case of each test function, as `make durations` has measured them."""
+LISTED_FROM: Final = 0.5
+"""Seconds; what takes less is not listed."""
+UNLISTED: Final = 0.1
+"""Seconds; about the mean of the others."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew")
+
+
+@pytest.hookimpl(trylast=True)  # after the tests that a marker leaves out are gone
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files that take longest first; a process that is free takes the next one."""
+    recorded: dict[str, float] = json.loads(RECORDED.read_text())
+    seconds: dict[str, float] = defaultdict(float)
+    for item in items:
+        seconds[_file(item.nodeid)] += recorded.get(_function(item.nodeid), UNLISTED)
+    items.sort(key=lambda item: -seconds[_file(item.nodeid)])
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Write the durations, if asked for; tests that did not run keep theirs."""
+    if not config.getoption("record_durations"):
+        return
+    cases: dict[str, set[str]] = defaultdict(set)
+    seconds: dict[str, float] = defaultdict(float)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport):
+                cases[_function(report.nodeid)].add(report.nodeid)
+                seconds[_function(report.nodeid)] += report.duration
+    known = json.loads(RECORDED.read_text()) | {name: round(seconds[name] / len(cases[name]), 1) for name in seconds}
+    listed = {name: known[name] for name in sorted(known) if known[name] >= LISTED_FROM}
+    RECORDED.write_text(json.dumps(listed, indent=0) + "\n")
+
+
+def _function(nodeid: str) -> str:
+    return nodeid.partition("[")[0]
+
+
+def _file(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
