@@ -38,7 +38,7 @@ class Share:
         return cls(int(place), int(each))
 
     def of(self, plans: Iterable[Item]) -> Iterator[Item]:
-        """Yield this share. The chosen one of each block is at no fixed distance: so it is not always the same fault."""
+        """Yield this share; the chosen plans lie at no fixed distance, which might be that of one kind of fault."""
         blocks, shift = iter(plans), random.Random(self.each)
         while block := list(itertools.islice(blocks, self.each)):
             chosen = (self.place + shift.randrange(self.each)) % self.each
