@@ -20,10 +20,12 @@ FLINK := $(VENV)/flink
 FLINK_VERSION := 2.0.2
 WHEEL = $(firstword $(wildcard $(CURDIR)/dist/epochsink-*.whl))
 PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# which share of the simulation's plans is played
+DAY := $(shell date +%-j)
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide experiments wheel lock clean
+.PHONY: help venv demo test test-all durations test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -44,9 +46,17 @@ venv: $(STAMP) ## the virtual environment with everything in it
 demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsink, and count the rows
 	$(RUN)/epochsink demo
 
-test: $(STAMP) ## all tests, on real services
+test: $(STAMP) ## the tests, on real services, in about ten minutes on two cores
 	@$(RUN)/epochsink services fetch # beforehand: a download counts against no test's time
-	$(PYTEST)
+	EPOCHSINK_SHARE=$(DAY)/16 $(PYTEST) -m "not thorough"
+
+test-all: $(STAMP) ## what `make test` leaves out: the long tests, and a third of the simulation's plans (another one each day)
+	@$(RUN)/epochsink services fetch
+	EPOCHSINK_SHARE=$(DAY)/3 $(PYTEST) -m "thorough or plans"
+
+durations: $(STAMP) ## run all tests, and record how long each takes: so two processes end at about the same time
+	@$(RUN)/epochsink services fetch
+	$(PYTEST) --record-durations
 
 test-containers-round: $(STAMP) ## a part of test-containers within 8 minutes; says in one line what this machine lacks, if anything
 	@$(RUN)/epochsink services fetch

@@ -12,6 +12,7 @@ from simulation.explorer import SHARE, Case, Findings, explore, steps_of
 from simulation.mutants import LOGGED
 from simulation.storage import StepwiseLedger, TrimmingLedger
 
+pytestmark = pytest.mark.plans
 PURGING = Variant(purges=True)
 STEPWISE = Variant(ledger=StepwiseLedger)
 TRIMMING = Variant(ledger=TrimmingLedger)

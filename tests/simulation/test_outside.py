@@ -13,6 +13,8 @@ from simulation.mutants import LOGGED
 if TYPE_CHECKING:
     from simulation.plans import Fault
 
+pytestmark = pytest.mark.plans
+
 EACH = ("K", "P", "S", "E", "F")
 
 

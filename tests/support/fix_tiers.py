@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import defaultdict
 from pathlib import Path
 from typing import Final
@@ -19,6 +20,12 @@ UNLISTED: Final = 0.1
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--record-durations", action="store_true", help="write tests/durations.json anew")
+
+
+def pytest_report_header() -> str | None:
+    """Say which plans of the simulation are played, so that the same ones can be played again."""
+    share = os.environ.get("EPOCHSINK_SHARE")
+    return f"fault plans: EPOCHSINK_SHARE={share}" if share else None
 
 
 @pytest.hookimpl(trylast=True)  # after the tests that a marker leaves out are gone
