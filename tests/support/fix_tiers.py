@@ -6,16 +6,21 @@ import json
 import os
 from collections import defaultdict
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import pytest
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 RECORDED: Final = Path(__file__).parents[1] / "durations.json"
-"""Seconds of one case of each test function, as `make durations` has measured them."""
+"""Seconds of one case of each test function, without the start of what a session shares; by `make durations`."""
 LISTED_FROM: Final = 0.5
 """Seconds; what takes less is not listed."""
 UNLISTED: Final = 0.1
 """Seconds; about the mean of the others."""
+THOROUGH_FROM: Final = 2.5
+"""Seconds; what takes longer is left to `make test-all`, unless it is marked `essential`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,13 +33,18 @@ def pytest_report_header() -> str | None:
     return f"fault plans: EPOCHSINK_SHARE={share}" if share else None
 
 
-@pytest.hookimpl(trylast=True)  # after the tests that a marker leaves out are gone
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that take longest first; a process that is free takes the next one."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what takes long. Then put the files that take longest first; a process that is free takes the next one."""
     recorded: dict[str, float] = json.loads(RECORDED.read_text())
+    takes = {item.nodeid: recorded.get(_function(item.nodeid), UNLISTED) for item in items}
+    for item in items:
+        if takes[item.nodeid] >= THOROUGH_FROM and not any(map(item.get_closest_marker, ("essential", "plans"))):
+            item.add_marker("thorough")
+    yield  # the tests that `-m` leaves out are gone after this
     seconds: dict[str, float] = defaultdict(float)
     for item in items:
-        seconds[_file(item.nodeid)] += recorded.get(_function(item.nodeid), UNLISTED)
+        seconds[_file(item.nodeid)] += takes[item.nodeid]
     items.sort(key=lambda item: -seconds[_file(item.nodeid)])
 
 
@@ -46,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     seconds: dict[str, float] = defaultdict(float)
     for reports in terminalreporter.stats.values():
         for report in reports:
-            if isinstance(report, pytest.TestReport):
+            if isinstance(report, pytest.TestReport) and report.when != "setup":
                 cases[_function(report.nodeid)].add(report.nodeid)
                 seconds[_function(report.nodeid)] += report.duration
     known = json.loads(RECORDED.read_text()) | {name: round(seconds[name] / len(cases[name]), 1) for name in seconds}
