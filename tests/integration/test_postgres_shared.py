@@ -14,6 +14,7 @@ from family_tables import QUERY, FamilyTables
 from epochsink.cli.checkpoint_folder import Place
 from epochsink.cli.resolve import Resolution, Ruling
 from epochsink.errors import ConfigurationError, RowsRejected, WentBack
+from epochsink.failpoints import POINTS
 from epochsink.postgres import Postgres
 from epochsink.protocol.storage import LocalStorage
 from epochsink.sink import Ballot, Epoch, LastDone
@@ -140,6 +141,10 @@ def test_one_table_set_back_between_the_comparison_and_the_merge_of_all_takes_no
 
 
 BEFORE_THE_RECORD = (
+    "coordinator.take.before",
+    "coordinator.take.after",
+    "coordinator.recover.after",
+    "coordinator.settle.before",
     "postgres.copied:2",
     "coordinator.vote.before",
     "postgres.merged",
@@ -151,16 +156,27 @@ BEFORE_THE_RECORD = (
 AFTER_THE_RECORD = (
     "coordinator.record.after",
     "coordinator.commit.before",
+    "coordinator.commit.compared",
     "postgres.committed",
     "coordinator.commit.between",
     "coordinator.commit.between:2",
     "coordinator.done.before",
+    "coordinator.done.after",
+    "coordinator.drain.before",
 )
+REPLAYS = ("before", "prepared", "after")
 KILLS = {"prepared": (*BEFORE_THE_RECORD, *AFTER_THE_RECORD), "staged": ("postgres.merged", *AFTER_THE_RECORD)}
 
 
+def test_every_point_of_the_driver_that_needs_no_spark_is_among_these() -> None:
+    mine = {point for point in POINTS if point.partition(".")[0] in ("coordinator", "postgres")}
+    tried = {point.partition(":")[0] for point in (*BEFORE_THE_RECORD, *AFTER_THE_RECORD)}
+    # Spark's write job lies behind this one
+    assert tried | {f"coordinator.replay.{step}" for step in REPLAYS} == mine - {"coordinator.write.before"}
+
+
 @pytest.mark.parametrize("commit", WAYS)
-def test_killed_between_vote_and_commit_both_tables_are_exact(
+def test_killed_at_any_point_both_tables_are_exact(
     commit: str, family: FamilyTables, pg_truth: Truth
 ) -> None:
     """One query lives through all kills; each life goes on with a new epoch after what the one before left."""
@@ -194,7 +210,7 @@ def test_what_is_lost_is_prepared_again_for_both_tables_at_once(
     epochs = [epoch(0), epoch(1)]
     assert family.killed_at("coordinator.commit.before:2", epochs)
     lose(family, pg_truth)
-    for point in ("before", "prepared", "after"):
+    for point in REPLAYS:
         assert family.killed_at(f"coordinator.replay.{point}", epochs), point
         assert rows(family, pg_truth) == expected(epoch(0))
     ((_, parents), (_, children)) = family.ledger()[1].items()
