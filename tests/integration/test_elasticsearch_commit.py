@@ -104,6 +104,7 @@ def test_versions_are_base_plus_epoch(rig: Rig) -> None:
     assert _versions(rig) == {"d0": base, "d1": base + 7, "d2": base}
 
 
+@pytest.mark.essential
 @pytest.mark.parametrize(
     "point", ["elasticsearch.bulk.between:1", "elasticsearch.bulk.between:5", "elasticsearch.marker.before"]
 )

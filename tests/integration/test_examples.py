@@ -136,6 +136,7 @@ def test_the_how_to_shows_the_example_as_it_is() -> None:
     assert [block for block in shown if block not in example] == []
 
 
+@pytest.mark.essential
 def test_the_pipeline_of_the_readme(postgres: PostgresService, tmp_path: Path) -> None:
     """The first block of Python in the README runs, with its server and folder replaced."""
     execute(

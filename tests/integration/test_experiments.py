@@ -1,4 +1,4 @@
-"""Each experiment of examples/ runs, at its smallest, and finds every comparison equal."""
+"""The experiments of examples/ run, at their smallest, and find every comparison equal; CI runs a share of them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from shares import SHARE
 
 if TYPE_CHECKING:
     from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
@@ -26,7 +27,7 @@ EXPERIMENTS = [
 ]
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
+@pytest.mark.parametrize("name", [*SHARE.of(EXPERIMENTS)])
 def test_an_experiment_is_exact(
     name: str,
     kafka: KafkaService,

@@ -176,9 +176,7 @@ def test_every_point_of_the_driver_that_needs_no_spark_is_among_these() -> None:
 
 
 @pytest.mark.parametrize("commit", WAYS)
-def test_killed_at_any_point_both_tables_are_exact(
-    commit: str, family: FamilyTables, pg_truth: Truth
-) -> None:
+def test_killed_at_any_point_both_tables_are_exact(commit: str, family: FamilyTables, pg_truth: Truth) -> None:
     """One query lives through all kills; each life goes on with a new epoch after what the one before left."""
     use(family, commit=commit)
     epochs: list[dict[str, Rows]] = []

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
-import random
 import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
+
+from shares import SHARE
 
 from simulation.driver import PRODUCTION, Variant
 from simulation.invariants import verdict
@@ -20,36 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from simulation.plans import Plan
-
-Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Which plans of a test one run plays: one of every ``each``. All places together play all of them."""
-
-    place: int
-    each: int
-
-    @classmethod
-    def asked_for(cls) -> Share:
-        """Return what EPOCHSINK_SHARE says, as in "5/16"; without it, all plans."""
-        place, _, each = os.environ.get("EPOCHSINK_SHARE", "0/1").partition("/")
-        return cls(int(place), int(each))
-
-    def of(self, plans: Iterable[Item]) -> Iterator[Item]:
-        """Yield this share; the chosen plans lie at no fixed distance, which might be that of one kind of fault."""
-        blocks, shift = iter(plans), random.Random(self.each)
-        while block := list(itertools.islice(blocks, self.each)):
-            chosen = (self.place + shift.randrange(self.each)) % self.each
-            yield from block[chosen : chosen + 1]
-
-    def fewest(self, number: int) -> int:
-        """Return in how many plans of this share every fault has to strike, where it must in ``number`` of all."""
-        return number if self.each == 1 else number // (2 * self.each)
-
-
-SHARE = Share.asked_for()
 
 
 @dataclass(frozen=True, slots=True)

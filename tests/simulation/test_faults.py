@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from shares import SHARE
 
 from simulation import plans
 from simulation.driver import Variant
-from simulation.explorer import SHARE, Case, Findings, explore, steps_of
+from simulation.explorer import Case, Findings, explore, steps_of
 from simulation.mutants import LOGGED
 from simulation.storage import StepwiseLedger, TrimmingLedger
 

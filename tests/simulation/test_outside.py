@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+from shares import SHARE
 
 from simulation import plans
-from simulation.explorer import SHARE, Findings, explore, steps_of
+from simulation.explorer import Findings, explore, steps_of
 from simulation.mutants import LOGGED
 
 if TYPE_CHECKING:
