@@ -12,6 +12,7 @@ from textwrap import indent
 from typing import TYPE_CHECKING
 
 import psycopg
+import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
