@@ -15,7 +15,6 @@ from psycopg import errors
 from epochsink.errors import ConfigurationError, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import identity_key
 from epochsink.postgres import applied_epochs, orphans
-from epochsink.postgres.applied_epochs import require_same_table
 from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.commit import Commit, commit_side_by_side
 from epochsink.postgres.committable import WHOLE, Relation, read_part
@@ -28,6 +27,7 @@ from epochsink.postgres.server import Server, deadline
 from epochsink.postgres.sessions import Session, SessionName, watched
 from epochsink.postgres.spooled import SpooledRows
 from epochsink.postgres.table import Table
+from epochsink.postgres.table_identity import require_same_table
 from epochsink.postgres.vote import Share, vote, vote_by_task
 from epochsink.postgres.writer import by_task_writer
 from epochsink.retry import retrying
@@ -142,7 +142,7 @@ class PostgresCommitter(Participant):
     def verify_applied(self, sink: str, done: LastDone | None, pending: LastDone | None) -> None:
         """Compare the marker rows with the ledger; commit what a failover has made prepared again."""
         table = self._tables[sink]
-        marker, schema = table.marker, table.config.marker_schema
+        marker = table.marker
         with self._ask(sink, f"reading the marker of {table}") as connection:
             try:
                 with deadline(connection, self._retry_seconds):
@@ -154,7 +154,7 @@ class PostgresCommitter(Participant):
                     raise
                 marker.verify(connection, table.relation, done, pending)
             with deadline(connection, self._retry_seconds):
-                require_same_table(connection, schema, table.identity, table.relation, done=done, pending=pending)
+                require_same_table(connection, table, done, pending)
 
     @contextmanager
     def _ask(self, sink: str, doing: str) -> Iterator[Connection]:

@@ -78,12 +78,12 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
         return unfit
     findings = list(_check_markers(config, connection))
     relation = Relation.of(config.table)
-    if relation.schema is None and config.create:
-        first = next((schema for schema in connection.schemas if not schema.startswith("pg_")), None)
-        relation = relation if read_target(connection, relation) else Relation(first, relation.name)
     try:
         target = read_target(connection, relation)
         if target is None and config.create:
+            if relation.schema is None:
+                first = next((schema for schema in connection.schemas if not schema.startswith("pg_")), None)
+                relation = Relation(first, relation.name)
             findings += _create_target(config, connection, relation, row)
             target = read_target(connection, relation)
     except errors.InsufficientPrivilege as refused:
@@ -189,7 +189,7 @@ def _check_target(config: PostgresConfig, connection: Connection, target: Target
             f"column {column.name!r} of {target.relation} is NOT NULL without a default, and the row lacks it; add it "
             "in select=, or give it a default"
         )
-    yield from _check_key(config, connection, target, schema)
+    yield from _check_key(config, target, schema)
     if not config.atomic:
         yield from _check_spread(config, connection, target, encodings)
     names = [encoding.field.name for encoding in encodings if encoding.field.name in target.columns]
@@ -208,7 +208,7 @@ def _check_kind(target: Target) -> Iterator[str]:
         )
 
 
-def _check_key(config: PostgresConfig, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
+def _check_key(config: PostgresConfig, target: Target, schema: pa.Schema) -> Iterator[str]:
     if not config.key:
         return
     absent = [name for name in config.key if name not in schema.names]
@@ -217,7 +217,7 @@ def _check_key(config: PostgresConfig, connection: Connection, target: Target, s
         return
     for name in config.key:
         if name in target.columns and not target.columns[name].not_null:
-            quoted = sql.Identifier(name).as_string(connection)
+            quoted = sql.Identifier(name).as_string()
             yield (
                 f"key column {name!r} of {target.relation} is nullable, and null keys never match; "
                 f"ALTER TABLE {target.relation} ALTER COLUMN {quoted} SET NOT NULL"
