@@ -118,6 +118,23 @@ def test_no_reader_sees_a_child_without_its_parent_or_a_table_ahead_of_the_other
     assert pg_truth.prepared() == pg_truth.staging(family.sinks["parents"]["marker_schema"]) == []
 
 
+def test_the_driver_holds_two_sessions_for_the_group_and_one_for_each_sink(
+    family: FamilyTables, pg_truth: Truth
+) -> None:
+    """The sessions that bear a sink's name tell an operator that its driver is connected."""
+    driver = family.driver()
+    family.run(driver, 0, epoch(0))
+    (part,) = family.ledger()[0]["parents"]
+    keys = [part["members"][name]["key"] for name in TYPES]
+    held = [
+        pg_truth.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE %s", f"epochsink:{key}:%")[
+            0
+        ][0]
+        for key in keys
+    ]
+    assert held == [3, 1]
+
+
 def test_one_table_set_back_between_the_comparison_and_the_merge_of_all_takes_no_rows(
     family: FamilyTables, pg_truth: Truth
 ) -> None:
