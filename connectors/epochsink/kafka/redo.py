@@ -7,7 +7,6 @@ that the task wrote.
 
 from __future__ import annotations
 
-import logging
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -30,9 +29,6 @@ if TYPE_CHECKING:
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.config import KafkaConfig
     from epochsink.sink import Rows, Task
-
-logger = logging.getLogger("epochsink.kafka")
-
 
 _RESOLVE: Final = "see 'epochsink status', then 'epochsink resolve'"
 
@@ -121,20 +117,13 @@ def _produce_again(
         producer.mark(group, log.topic, task.epoch.number, task.epoch.attempt)
     except BaseException:
         if transaction is not None:
-            _abort(cluster, transaction)
+            # by EndTxn: the producing client does not know its partitions, so it would not abort
+            Transactions(cluster).give_up(transaction)
         raise
     finally:
         # leaves the transaction open
         producer.release()
     return replace(lost, transaction=transaction, prepared_at=int(time.time()), places=())
-
-
-def _abort(cluster: Cluster, transaction: Transaction) -> None:
-    """Abort the new transaction by EndTxn: the producing client does not know its partitions, so it would not abort."""
-    try:
-        Transactions(cluster).end(transaction, cluster.deadline(), commit=False)
-    except (Unreachable, Refused) as failure:
-        logger.info("transaction %s will be aborted by a sweep: %s", transaction.transactional_id, failure.message)
 
 
 def lost_batches(

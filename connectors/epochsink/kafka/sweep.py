@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from epochsink.kafka.fence import Fence
     from epochsink.kafka.transactions import Transactions
     from epochsink.sink import Committable, Committables, Epoch, Identity, Recorded
-
-log = logging.getLogger("epochsink.kafka")
 
 _LOOK_AGAIN_SECONDS: Final = 0.01
 
@@ -74,12 +71,9 @@ class Sweep:
         return list(lines.values())
 
     def abort(self, transaction: Transaction) -> None:
-        """Abort a transaction of this driver that will not be recorded. If that fails, a later sweep aborts it."""
+        """Abort a transaction of this driver that will not be recorded, and let sweeps abort it if that fails."""
         self.busy.discard(transaction.transactional_id)
-        try:
-            self._transactions.end(transaction, self._cluster.deadline(), commit=False)
-        except (Unreachable, Refused) as failure:
-            log.warning("%s will be aborted by the next sweep: %s", transaction.transactional_id, failure)
+        self._transactions.give_up(transaction)
 
     def _blocking(self, parts: Sequence[KafkaCommittable], deadline: float) -> dict[Transaction, State]:
         """Return our transactions, open or ending, that hold readers back from the parts' rows."""

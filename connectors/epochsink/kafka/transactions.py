@@ -6,6 +6,7 @@ Only this module says what these answers mean. A time-out, a lost connection or 
 from __future__ import annotations
 
 import enum
+import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from kafka.errors import RetriableError
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.committable import Transaction
+
+log = logging.getLogger("epochsink.kafka")
 
 _ID_NOT_FOUND = 105
 
@@ -167,6 +170,13 @@ class Transactions:
 
         found: tuple[Answer, str] = self._cluster.until(deadline, attempt)
         return found
+
+    def give_up(self, transaction: Transaction) -> None:
+        """Abort a transaction of this driver that will not be recorded. If that fails, a later sweep aborts it."""
+        try:
+            self.end(transaction, self._cluster.deadline(), commit=False)
+        except (errors.Unreachable, errors.Refused) as failure:
+            log.warning("%s will be aborted by the next sweep: %s", transaction.transactional_id, failure)
 
     def commit_many(self, transactions: Sequence[Transaction], deadline: float) -> set[Transaction]:
         """Commit transactions without waiting for each answer; return those that the coordinator has decided.
