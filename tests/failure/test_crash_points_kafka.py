@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(1800)
 
 
-@pytest.mark.essential
 def test_a_pipeline_killed_at_every_point_of_its_transactions_is_exactly_once(
     tmp_path: Path, private_kafka: PrivateKafka
 ) -> None:

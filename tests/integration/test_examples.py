@@ -12,7 +12,6 @@ from textwrap import indent
 from typing import TYPE_CHECKING
 
 import psycopg
-import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
@@ -137,7 +136,6 @@ def test_the_how_to_shows_the_example_as_it_is() -> None:
     assert [block for block in shown if block not in example] == []
 
 
-@pytest.mark.essential
 def test_the_pipeline_of_the_readme(postgres: PostgresService, tmp_path: Path) -> None:
     """The first block of Python in the README runs, with its server and folder replaced."""
     execute(

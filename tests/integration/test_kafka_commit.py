@@ -65,6 +65,7 @@ def native_threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
 
 
+@pytest.mark.essential
 def test_rows_of_a_task_that_died_after_prepare_appear_at_commit_and_not_before(
     kafka: KafkaService, topic: str, config: Kafka
 ) -> None:
