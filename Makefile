@@ -27,7 +27,7 @@ DAY := $(shell date +%-j)
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all durations test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide experiments wheel lock clean
+.PHONY: help venv demo test test-all durations test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove mutants prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide experiments wheel lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -97,6 +97,9 @@ format: $(STAMP) ## let ruff format the code
 prove: $(STAMP) ## many more kills and fault plans than the tests have, for three quarters of an hour
 	EPOCHSINK_KILLS=40 $(RUN)/pytest -s tests/failure/test_random_kills_kafka.py
 	$(RUN)/python tests/simulation/explore.py --seconds 1800
+
+mutants: $(STAMP) ## change the source in one place at a time, and see that the tests named for it fail: FAMILIES=kafka,postgres
+	@PYTHONPATH=tests:tests/support $(RUN)/python -m mutants.run $(if $(FAMILIES),--families $(FAMILIES))
 
 prove-stores: $(STAMP) ## twenty kills each with the checkpoint on HDFS and on S3 (which fetches 530 MB)
 	$(RUN)/python tests/failure/kills_on_stores.py

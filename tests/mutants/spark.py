@@ -1,0 +1,5 @@
+"""Mutants of connectors/epochsink/spark."""
+
+from mutants.mutant import Mutant
+
+MUTANTS: list[Mutant] = []
