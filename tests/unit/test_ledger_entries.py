@@ -103,5 +103,6 @@ def test_a_stamp_says_who_and_since_when() -> None:
 def test_a_sink_without_rows_has_no_parts_and_is_never_the_last_done() -> None:
     prepared = Prepared(5, "b" * 32, "digest", {"out": SHARE})
     assert prepared.parts_of("other") == ()
-    assert prepared.share_done("other") is None
+    with pytest.raises(KeyError, match="other"):
+        prepared.share_done("other")
     assert prepared.share_done("out") == LastDone(5, "b" * 32, SHARE.parts)

@@ -53,6 +53,8 @@ def test_a_task_is_told_its_epoch_and_which_targets_keep_the_rows(monkeypatch: p
         seen.append(order)
         return batches
 
+    # PySpark keeps the one that is made as the process's own
+    monkeypatch.setattr(TaskContext, "_taskContext", None)
     context = TaskContext()
     order = WriteOrder(Epoch(7, "a" * 32), {"topic": Keeping.IN_TARGET, "table": Keeping.IN_SPOOL_ALONE}, 99)
     context._localProperties = {ORDER: order.to_json()}
