@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from epochsink.kafka.applied_epochs import DAY_SECONDS, Markers
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import KafkaCommittable, Transaction
-from epochsink.sink import LastDone
+from epochsink.kafka.errors import Unreachable
+from epochsink.sink import LastDone, Mark
 
 HOUR = 3600
 
@@ -42,3 +44,34 @@ def test_without_a_right_to_ask_offsets_are_taken_to_expire_after_a_day(markers:
 def test_a_marker_that_cannot_have_expired_must_be_there(markers: Markers) -> None:
     recent = done(hours_ago=23)
     assert markers.unexpired(recent, {}) == recent
+
+
+def test_a_marker_that_is_there_is_compared_whatever_its_age(markers: Markers) -> None:
+    """Of two parts, one has lost its marker, by age; the other one's is there, of an older epoch."""
+    old = done(hours_ago=25)
+    (first,) = old.parts
+    both = LastDone(old.epoch, old.attempt, (first, {**first, "partition": 1}))
+    (kept, _) = sorted(markers.marks_of(both))
+    assert markers.unexpired(both, {kept: Mark(3, "c" * 32)}).parts == (first,)
+
+
+def answered(*offsets: int, error_code: int = 0) -> SimpleNamespace:
+    partitions = [SimpleNamespace(committed_offset=offset, metadata="a", error_code=0) for offset in offsets]
+    topics = [SimpleNamespace(partitions=partitions)]
+    return SimpleNamespace(groups=[SimpleNamespace(group_id="g", error_code=error_code, topics=topics)])
+
+
+def told(monkeypatch: pytest.MonkeyPatch, answer: SimpleNamespace) -> dict[str, Mark]:
+    monkeypatch.setattr(Cluster, "ask_coordinators", lambda *_: [answer])
+    return Markers(Cluster("broker:9092", {}, 0.1), "0" * 20).read(["g"], time.monotonic() + 0.1)
+
+
+def test_of_the_offsets_under_several_topics_the_largest_is_the_newest_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert told(monkeypatch, answered(3, 7, -1, 5)) == {"g": Mark(7, "a")}
+    assert told(monkeypatch, answered(-1)) == {}
+
+
+def test_a_group_that_could_not_be_read_is_not_one_without_a_marker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a marker, an epoch that was committed would be written again."""
+    with pytest.raises(Unreachable):
+        told(monkeypatch, answered(error_code=16))

@@ -7,28 +7,39 @@ from typing import Any
 
 import pytest
 
-from epochsink.kafka.committable import Producer
+from epochsink.errors import WentBack
+from epochsink.kafka.committable import Producer, transactional_id
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.fence import Fence
-from epochsink.kafka.transactions import State
-from epochsink.sink import Identity
+from epochsink.kafka.transactions import Description, State
+from epochsink.sink import Epoch, Identity, Task
+
+OURS = Producer(7, 3)
 
 
 class Coordinator:
-    """Gives out producer epochs; ``ending`` are the transactions that it still writes to their partitions, by look."""
+    """Gives out producer epochs; ``ending`` are the transactions that it still writes to their partitions, by look.
+
+    ``ongoing`` are those that are open, and ``initialised`` the ids that were given a producer epoch.
+    """
 
     def __init__(self, *ending: list[str]) -> None:
         self.ending = list(ending)
+        self.ongoing: list[str] = []
+        self.initialised: list[str] = []
 
     def initialise(self, name: str, deadline: float) -> Producer:
-        del name, deadline
-        return Producer(7, 3)
+        del deadline
+        self.initialised.append(name)
+        return OURS
 
     def open_ids(self, prefix: str, deadline: float) -> list[str]:
         return self.ids(prefix, (State.ONGOING,), deadline)
 
     def ids(self, prefix: str, states: tuple[State, ...], deadline: float) -> list[str]:
         del prefix, deadline
+        if states == (State.ONGOING,):
+            return self.ongoing
         return self.ending.pop(0) if State.PREPARE_COMMIT in states and self.ending else []
 
 
@@ -48,3 +59,41 @@ def test_a_commit_that_does_not_end_stops_the_start() -> None:
     coordinator = Coordinator(*[["epochsink.x"]] * 1000)
     with pytest.raises(Unreachable, match="has not ended transactions of this query in time"):
         fence(coordinator).await_others(time.monotonic() + 0.05)
+
+
+def begun(generation: int) -> str:
+    task = Task(Identity("query", "topic", generation), Epoch(5, "a" * 32), 0, "b" * 32)
+    return str(transactional_id(task, bounded=True))
+
+
+def test_a_driver_of_a_later_generation_is_not_fenced() -> None:
+    coordinator = Coordinator()
+    coordinator.ongoing = [begun(generation=2)]
+    with pytest.raises(WentBack, match="this checkpoint is the older copy"):
+        fence(coordinator)
+    assert coordinator.initialised == []
+
+
+def test_a_driver_of_a_later_generation_that_begins_during_the_wait_stops_the_start() -> None:
+    coordinator = Coordinator()
+    taken = fence(coordinator)
+    coordinator.ongoing = [begun(generation=1)]
+    taken.await_others(time.monotonic() + 10)
+    coordinator.ongoing = [begun(generation=2)]
+    with pytest.raises(WentBack, match="this checkpoint is the older copy"):
+        taken.await_others(time.monotonic() + 10)
+
+
+@pytest.mark.parametrize(
+    ("now", "lost"),
+    [
+        (Description(State.EMPTY, 7, 3), False),
+        (Description(State.EMPTY, 7, 4), True),
+        (Description(State.EMPTY, 8, 0), True),
+        (Description(State.EMPTY, 7, 2), False),
+        (Description(State.NOT_FOUND), False),
+    ],
+    ids=["ours", "taken again", "taken after it was forgotten", "set back", "forgotten"],
+)
+def test_a_fence_that_another_driver_has_taken_since_is_lost(now: Description, *, lost: bool) -> None:
+    assert fence(Coordinator()).is_lost(now) is lost

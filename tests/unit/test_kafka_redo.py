@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from record_batches import CONTROL, batch
 
-from epochsink.errors import LogIncomplete
+from epochsink.errors import LogIncomplete, SpoolMissing
+from epochsink.kafka import Kafka, redo
+from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import KafkaCommittable, Place, Transaction
 from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.redo import lost_batches
@@ -149,3 +153,53 @@ def test_brokers_that_do_not_show_what_is_there_are_not_waited_for_for_ever() ->
 
     with pytest.raises(Unreachable, match="does not show its records"):
         found(Silent([batch(b"a", offset=0)]), lost(1, 0), timeout=0.0)
+
+
+class Spooled:
+    """A task's rows, of which ``kept`` are left."""
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+
+    def read(self, task: str) -> Any:
+        del task
+        yield from (pa.record_batch({"value": ["x"]}) for _ in range(self._kept))
+
+
+class Writer:
+    """Takes rows in place of a transaction."""
+
+    ended: str = ""
+
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        pass
+
+    def prepare(self) -> Any:
+        type(self).ended = "prepared"
+        return lost(3, 0).to_json()
+
+    def abort(self) -> None:
+        type(self).ended = "aborted"
+
+
+@pytest.mark.parametrize(("kept", "ended"), [(3, "prepared"), (2, "aborted"), (4, "aborted"), (0, "")])
+def test_a_spool_that_lacks_rows_makes_no_transaction(kept: int, ended: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Writer, "ended", "")
+    monkeypatch.setattr(redo, "KafkaWriter", Writer)
+    config, spooled = (
+        Kafka(bootstrap_servers="broker:9092", topic="orders.clean"),
+        replace(lost(3), kept_in_topic=False),
+    )
+
+    def again() -> KafkaCommittable:
+        return redo.prepare_again(config, Cluster("broker:9092", {}, 1.0), TASK, spooled, Spooled(kept))  # type: ignore[arg-type] # has what is read
+
+    if ended == "prepared":
+        assert again().rows == 3
+    else:
+        with pytest.raises(SpoolMissing):
+            again()
+    assert Writer.ended == ended

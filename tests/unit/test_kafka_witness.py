@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
-from kafka.protocol.consumer import FetchRequest
+from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest
 from record_batches import ABORT, COMMIT, batch, end
 
 from epochsink.kafka.cluster import Topic
-from epochsink.kafka.committable import KafkaCommittable, Place, Transaction
+from epochsink.kafka.committable import KafkaCommittable, Place, Producer, Transaction
 from epochsink.kafka.leaders import End
-from epochsink.kafka.witness import Loss, Witness
+from epochsink.kafka.witness import Loss, Seen, Witness
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,3 +131,82 @@ def test_of_transactions_that_ended_at_several_offsets_none_is_lost_unnoticed() 
 def test_a_topic_that_was_created_again_has_lost_the_rows() -> None:
     loss = look(Brokers(end(COMMIT, offset=12), topic_id="e" * 32))
     assert loss.words == "topic(s) orders were deleted, and perhaps created again"
+
+
+# ---- the look before the vote and before the commit
+
+
+class Leader(Brokers):
+    """Has a partition from ``first`` to 10, in which producers have open transactions.
+
+    ``open_now`` has their ids, epochs, first offsets and last sequence numbers.
+    """
+
+    def __init__(self, *open_now: tuple[int, int, int, int], first: int = 0, topic_id: str = ID) -> None:
+        super().__init__(topic_id=topic_id)
+        self.open_now = open_now
+        self.first = first
+
+    def _answer(self, request: Any) -> Any:
+        [topic] = request.topics
+        told = SimpleNamespace(error_code=0, partition_index=0)
+        if isinstance(request, ListOffsetsRequest):
+            told.offset = self.first if topic.partitions[0].timestamp == -2 else 10
+            told.leader_epoch = 1
+        else:
+            told.active_producers = [
+                SimpleNamespace(
+                    producer_id=producer, producer_epoch=epoch, current_txn_start_offset=start, last_sequence=sequence
+                )
+                for producer, epoch, start, sequence in self.open_now
+            ]
+        return SimpleNamespace(topics=[SimpleNamespace(name=topic.name, partitions=[told])])
+
+
+def before_commit(leader: Any, of: KafkaCommittable) -> Seen:
+    return Witness(leader).look([of], (), time.monotonic() + 10)
+
+
+def test_a_transaction_that_is_open_with_all_of_its_rows_is_whole() -> None:
+    seen = before_commit(Leader((7, 3, 5, 2)), part())
+    assert seen.whole == {0: part()}
+    assert seen.missing == {}
+
+
+@pytest.mark.parametrize(
+    ("open_now", "first", "why"),
+    [
+        ((7, 3, 5, 1), 0, "they hold 2 of its 3 row"),
+        ((7, 3, 5, 3), 0, "they hold 4 of its 3 row"),
+        ((7, 2, 5, 2), 0, "it is not open any more in orders-0"),
+        ((8, 3, 5, 2), 0, "it is not open any more in orders-0"),
+        ((7, 3, -1, 2), 0, "it is not open any more in orders-0"),
+        ((7, 3, 8, 2), 0, "it is not open any more in orders-0"),
+        ((7, 3, 5, 2), 6, "its first rows were deleted from orders-0"),
+    ],
+    ids=["fewer rows", "more rows", "an earlier use", "another producer", "ended", "begun again", "deleted"],
+)
+def test_a_transaction_that_a_partition_does_not_hold_whole_is_not_committed(
+    open_now: tuple[int, int, int, int], first: int, why: str
+) -> None:
+    seen = before_commit(Leader(open_now, first=first), part())
+    assert seen.whole == {}
+    assert why in seen.missing[0]
+
+
+def test_rows_are_counted_in_the_vote_too() -> None:
+    """Before it, nothing says where the rows begin."""
+    unvoted = replace(part(), places=())
+    assert before_commit(Leader((7, 3, 5, 2)), unvoted).whole == {0: part()}
+    assert "they hold 2 of its 3 row" in before_commit(Leader((7, 3, 5, 1)), unvoted).missing[0]
+    assert "they hold 0 of its 3 row" in before_commit(Leader(), unvoted).missing[0]
+
+
+def test_a_part_whose_topic_was_created_again_is_neither_whole_nor_missing() -> None:
+    seen = before_commit(Leader((7, 3, 5, 2), topic_id="e" * 32), part())
+    assert (seen.whole, seen.missing) == ({}, {})
+
+
+def test_others_that_are_open_before_the_rows_are_told() -> None:
+    leader = Leader((7, 3, 5, 2), (8, 0, 4, 0), (9, 0, 10, 0))
+    assert before_commit(leader, part()).before == {Producer(8, 0)}

@@ -1,0 +1,165 @@
+"""What an epoch's transactions are committed on, and what has to be seen before the epoch is done."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from epochsink.errors import OutcomeUnknown, WentBack
+from epochsink.kafka import Kafka
+from epochsink.kafka.applied_epochs import Markers
+from epochsink.kafka.cluster import Cluster
+from epochsink.kafka.commit import Commits
+from epochsink.kafka.committable import KafkaCommittable, Transaction
+from epochsink.kafka.leaders import End
+from epochsink.kafka.transactions import Answer, Description, State
+from epochsink.kafka.witness import Loss, Seen, Witness
+from epochsink.sink import Ballot, Epoch, Mark, Outcome
+from epochsink.testing.sink_rig import NO_ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+ID: Final = "f" * 32
+EPOCH: Final = Epoch(5, "a" * 32)
+MANY: Final = 8
+
+
+class Coordinator:
+    """Decides each commit; ``states`` are those of any id, look by look, the last one for ever."""
+
+    def __init__(self, *states: State) -> None:
+        self.states = list(states or (State.COMPLETE_COMMIT,))
+        self.committed: list[Transaction] = []
+
+    def end(self, transaction: Transaction, deadline: float, *, commit: bool) -> tuple[Answer, str]:
+        del deadline
+        assert commit
+        self.committed.append(transaction)
+        return Answer.DECIDED, "NONE"
+
+    def commit_many(self, transactions: Sequence[Transaction], deadline: float) -> set[Transaction]:
+        del deadline
+        self.committed += transactions
+        return set(transactions)
+
+    def describe(self, ids: Iterable[str], deadline: float) -> dict[str, Description]:
+        del deadline
+        now = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return {name: Description(now, 7, 3) for name in ids}
+
+
+def part(partition: int, topic_id: str = ID) -> KafkaCommittable:
+    return KafkaCommittable(
+        transaction=Transaction(f"epochsink.x{partition}", 7, 3),
+        partition=partition,
+        task="b" * 32,
+        rows=3,
+        prepared_at=int(time.time()),
+        topics={"orders": topic_id},
+    )
+
+
+def commits(coordinator: Any, timeout: float = 10.0) -> Commits:
+    cluster = Cluster("broker:9092", {}, timeout)
+    config = Kafka(bootstrap_servers="broker:9092", topic="orders")
+    return Commits("orders", config, cluster, coordinator, Markers(cluster, "0" * 20))
+
+
+def ballot(*parts: KafkaCommittable) -> Ballot:
+    return Ballot([each.to_json() for each in parts], NO_ROWS, None)
+
+
+def looks(monkeypatch: pytest.MonkeyPatch, *ends: int) -> None:
+    """Let the leaders show each part whole whose topic is still there; the partition ends further with each look."""
+    offsets = iter(ends or (10,))
+
+    def look(_: Witness, parts: Sequence[KafkaCommittable], others: object, deadline: float) -> Seen:
+        del others, deadline
+        whole = {index: each for index, each in enumerate(parts) if not each.recreated({"orders": ID})}
+        return Seen({"orders": ID}, whole, {}, {("orders", 0): End(next(offsets), 1)}, frozenset())
+
+    monkeypatch.setattr(Witness, "look", look)
+
+
+def marked(monkeypatch: pytest.MonkeyPatch, attempt: str) -> None:
+    """Let every group have the marker of an attempt at the epoch."""
+
+    def read(_: Markers, groups: Iterable[str], deadline: float) -> dict[str, Mark]:
+        del deadline
+        return dict.fromkeys(groups, Mark(EPOCH.number, attempt))
+
+    monkeypatch.setattr(Markers, "read", read)
+
+
+def test_of_many_transactions_one_whose_topic_was_created_again_is_not_committed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are committed side by side, without a look at each of them."""
+    looks(monkeypatch)
+    monkeypatch.setattr(Markers, "of_partition", lambda *_: None)
+    coordinator = Coordinator(State.ONGOING)
+    parts = [*(part(number) for number in range(MANY)), part(MANY, "e" * 32)]
+    verdicts = commits(coordinator).commit(EPOCH, parts, None)
+    assert [verdict.outcome for verdict in verdicts] == [Outcome.COMMITTED] * MANY + [Outcome.ABORTED]
+    assert coordinator.committed == [each.transaction for each in parts[:MANY]]
+
+
+def test_ends_that_are_still_being_written_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until then, a partition without an end may still turn out to have aborted the transaction before."""
+    asked: list[bool] = []
+
+    def lost(_: Witness, parts: Sequence[KafkaCommittable], ends: object, deadline: float, *, ended: bool) -> Loss:
+        del ends, deadline
+        asked.append(ended)
+        return Loss(None, [each.transaction for each in parts])
+
+    monkeypatch.setattr(Witness, "lost", lost)
+    marked(monkeypatch, EPOCH.attempt)
+    commits(Coordinator(State.PREPARE_COMMIT, State.COMPLETE_COMMIT)).await_visible(EPOCH, ballot(part(0)))
+    assert asked == [False, False, True]
+
+
+def test_ends_that_are_never_written_leave_the_epoch_in_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(_: Witness, parts: Sequence[KafkaCommittable], *_more: object, ended: bool) -> Loss:
+        return Loss(None, [] if ended else [each.transaction for each in parts])
+
+    monkeypatch.setattr(Witness, "lost", lost)
+    marked(monkeypatch, EPOCH.attempt)
+    with pytest.raises(OutcomeUnknown, match="not written to the partitions yet"):
+        commits(Coordinator(State.PREPARE_COMMIT), timeout=0.05).await_visible(EPOCH, ballot(part(0)))
+
+
+def test_rows_that_a_partition_has_lost_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Witness, "lost", lambda *_, **__: Loss("orders-0 has lost its records"))
+    marked(monkeypatch, EPOCH.attempt)
+    with pytest.raises(OutcomeUnknown, match="orders-0 has lost its records"):
+        commits(Coordinator()).await_visible(EPOCH, ballot(part(0)))
+
+
+def test_the_marker_of_another_attempt_stops_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Witness, "lost", lambda *_, **__: Loss(None))
+    marked(monkeypatch, "c" * 32)
+    with pytest.raises(WentBack, match="the cluster was set back, or a driver on another copy"):
+        commits(Coordinator()).await_visible(EPOCH, ballot(part(0)))
+
+
+def test_an_abort_between_two_tries_of_a_commit_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logs are read from where they ended at the first look, whatever a later one shows."""
+    looks(monkeypatch, 10, 20)
+    read_from: list[Any] = []
+
+    def lost(_: Witness, parts: object, ends: Any, deadline: float, *, ended: bool) -> Loss:
+        del parts, deadline, ended
+        read_from.append(ends)
+        return Loss(None)
+
+    monkeypatch.setattr(Witness, "lost", lost)
+    marked(monkeypatch, EPOCH.attempt)
+    committing = commits(Coordinator())
+    for _ in range(2):
+        committing.commit(EPOCH, [part(0)], None)
+    committing.await_visible(EPOCH, ballot(part(0)))
+    assert read_from == [{part(0).transaction: {("orders", 0): End(10, 1)}}]

@@ -1,0 +1,111 @@
+"""Which open transactions a sweep aborts, and which it leaves alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pytest
+
+from epochsink.errors import WentBack
+from epochsink.kafka.cluster import Cluster
+from epochsink.kafka.committable import KafkaCommittable, Producer, Transaction, transactional_id
+from epochsink.kafka.fence import Fence
+from epochsink.kafka.sweep import Sweep
+from epochsink.kafka.transactions import Answer, Description, State
+from epochsink.sink import Epoch, Identity, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+IDENTITY: Final = Identity("query", "orders", 2)
+FENCE: Final = Producer(70, 3)
+
+
+def opened(partition: int, generation: int = 2) -> Transaction:
+    task = Task(Identity("query", "orders", generation), Epoch(5, "a" * 32), partition, "b" * 32)
+    return Transaction(str(transactional_id(task, bounded=True)), partition + 1, 0)
+
+
+class Coordinator:
+    """Has open transactions; ``fence`` is the producer that has the fence's id now."""
+
+    def __init__(self, *open_now: Transaction, fence: Producer = FENCE) -> None:
+        self.open_now = {each.transactional_id: each for each in open_now}
+        self.fence = fence
+        self.aborted: list[Transaction] = []
+
+    def initialise(self, name: str, deadline: float) -> Producer:
+        del name, deadline
+        return FENCE
+
+    def open_ids(self, prefix: str, deadline: float) -> list[str]:
+        return self.ids(prefix, (State.ONGOING,), deadline)
+
+    def ids(self, prefix: str, states: Sequence[State], deadline: float) -> list[str]:
+        del deadline
+        return [name for name in self.open_now if name.startswith(prefix)] if State.ONGOING in states else []
+
+    def describe(self, ids: Iterable[str], deadline: float) -> dict[str, Description]:
+        del deadline
+        return {
+            name: Description(State.ONGOING, *self.open_now[name].producer)
+            if name in self.open_now
+            else Description(State.EMPTY, *self.fence)
+            for name in ids
+        }
+
+    def end(self, transaction: Transaction, deadline: float, *, commit: bool) -> tuple[Answer, str]:
+        del deadline
+        assert not commit
+        self.aborted.append(transaction)
+        return Answer.DECIDED, "NONE"
+
+
+def sweep(coordinator: Any) -> Sweep:
+    fence = Fence(coordinator, IDENTITY, "Kafka")
+    newer, coordinator.open_now = coordinator.open_now, {}
+    fence.take(0.0)
+    coordinator.open_now = newer
+    return Sweep(Cluster("broker:9092", {}, 1.0), coordinator, fence, IDENTITY)
+
+
+def part(transaction: Transaction) -> Any:
+    return KafkaCommittable(
+        transaction=transaction, partition=0, task="b" * 32, rows=1, prepared_at=0, topics={}
+    ).to_json()
+
+
+def test_what_no_recorded_epoch_names_is_aborted_and_the_rest_stays() -> None:
+    coordinator = Coordinator(opened(0), opened(1), opened(2, generation=1))
+    assert len(sweep(coordinator).abort_orphans([part(opened(0))], [])) == 2
+    assert coordinator.aborted == [opened(1), opened(2, generation=1)]
+
+
+def test_an_earlier_use_of_a_recorded_id_does_not_keep_a_later_one() -> None:
+    """The id of a transaction that is recorded and lost may be in use again."""
+    coordinator = Coordinator(opened(0))
+    assert sweep(coordinator).abort_orphans([part(opened(0)._replace(producer_epoch=9))], [])
+    assert coordinator.aborted == [opened(0)]
+
+
+def test_a_replay_under_way_and_a_newer_driver_are_left_alone() -> None:
+    coordinator = Coordinator(opened(0), opened(1, generation=3))
+    sweeping = sweep(coordinator)
+    sweeping.busy.add(opened(0).transactional_id)
+    assert sweeping.abort_orphans([], []) == []
+    assert coordinator.aborted == []
+
+
+def test_a_driver_that_has_lost_the_fence_aborts_nothing() -> None:
+    """The driver that has it may have recorded what is open."""
+    coordinator = Coordinator(opened(0), fence=FENCE._replace(producer_epoch=4))
+    assert sweep(coordinator).abort_orphans([], []) == []
+    assert coordinator.aborted == []
+
+
+def test_an_open_transaction_of_a_done_epoch_is_left_open() -> None:
+    """The cluster has lost its commit: an abort would take away the only copy of its rows."""
+    coordinator = Coordinator(opened(0))
+    with pytest.raises(WentBack, match="the cluster has lost the commit"):
+        sweep(coordinator).abort_orphans([], [part(opened(0))])
+    assert coordinator.aborted == []
