@@ -1,12 +1,27 @@
-"""Mutants of connectors/epochsink/protocol."""
+"""Mutants of connectors/epochsink/protocol and sink."""
 
 from __future__ import annotations
 
 from mutants.mutant import Mutant
 
+CHECKPOINT = "tests/unit/test_checkpoint.py"
+COMMIT_THREAD = "tests/unit/test_commit_thread.py"
+COMMITS = "tests/unit/test_commits.py"
+CONSISTENCY = "tests/unit/test_consistency.py"
+COORDINATOR = "tests/unit/test_coordinator.py"
+LEDGER = "tests/unit/test_ledger.py"
+LEDGER_ENTRIES = "tests/unit/test_ledger_entries.py"
+LEDGER_HISTORY = "tests/unit/test_ledger_history.py"
+MARKS = "tests/unit/test_marks.py"
+OBJECT_STORAGE = "tests/unit/test_object_storage.py"
+RUN_STATE = "tests/unit/test_run_state.py"
+SPOOL = "tests/unit/test_spool.py"
 STORAGE = "tests/unit/test_storage.py"
+SWEEP = "tests/unit/test_sweep.py"
+WEBHDFS = "tests/unit/test_webhdfs.py"
 
 MUTANTS: list[Mutant] = [
+    # ---- the stores
     Mutant(
         "protocol/storage.py",
         "                os.fsync(stream.fileno())\n",
@@ -27,5 +42,502 @@ MUTANTS: list[Mutant] = [
         "            except FileExistsError:\n                return True",
         STORAGE,
         "two drivers that both own the ledger",
+    ),
+    Mutant(
+        "protocol/storage.py",
+        "os.link(temporary, target)",
+        "os.replace(temporary, target)",
+        STORAGE,
+        "a record that another driver's record overwrites: its rows are lost",
+    ),
+    Mutant(
+        "protocol/storage.py",
+        "            self._check()\n            os.fsync(self._descriptor)",
+        "            self._check()",
+        STORAGE,
+        "spooled rows that a power cut takes away, after the epoch was recorded",
+    ),
+    Mutant(
+        "protocol/storage.py",
+        'for path in (target, target.with_name(f".{target.name}.crc"), target.parent):',
+        'for path in (target, target.with_name(f".{target.name}.crc")):',
+        CONSISTENCY + " -k durable",
+        "a decision without a name after a power cut, although readers saw its rows",
+    ),
+    Mutant(
+        "protocol/object_storage.py",
+        'mode="create"',
+        'mode="overwrite"',
+        OBJECT_STORAGE,
+        "a record that another driver's record overwrites",
+    ),
+    Mutant(
+        "protocol/object_storage.py",
+        "return self.read(name) == data",
+        "return True",
+        OBJECT_STORAGE,
+        "two drivers that both own the ledger",
+    ),
+    Mutant(
+        "protocol/object_storage.py",
+        "return self.read(name) == data",
+        "return False",
+        OBJECT_STORAGE,
+        "an entry that is appended twice after a lost answer",
+    ),
+    Mutant(
+        "protocol/webhdfs.py",
+        "        self._position += len(piece)\n",
+        "",
+        WEBHDFS,
+        "spooled rows that are read twice after a broken connection",
+    ),
+    Mutant(
+        "protocol/webhdfs.py",
+        "if len(piece) < size and response.length:",
+        "if False:",
+        WEBHDFS,
+        "spooled rows behind a broken connection that are lost",
+    ),
+    # ---- the spool
+    Mutant(
+        "protocol/spool.py",
+        "        if (size, crc32) != (recorded.size, recorded.crc32):",
+        "        if size != recorded.size:",
+        SPOOL,
+        "damaged rows that are applied to the target",
+    ),
+    Mutant(
+        "protocol/spool.py",
+        "                self._output.write(bytes(self._kept))\n",
+        "",
+        SPOOL,
+        "a spooled file without its first rows",
+    ),
+    Mutant(
+        "protocol/spool.py",
+        "            self._output.close()\n        return bytes(self._kept)",
+        "            self._output.flush()\n        return bytes(self._kept)",
+        SPOOL,
+        "spooled rows that are not on the disk when the epoch is recorded",
+    ),
+    Mutant(
+        "protocol/spool.py",
+        'return f"{query_id}/{epoch.number}-{epoch.attempt}"',
+        "return f\"{query_id}/{epoch.number}-{'0' * 32}\"",
+        SPOOL,
+        "a failed attempt's clean-up that removes the recorded attempt's rows",
+    ),
+    Mutant(
+        "protocol/spool.py",
+        "        if version != FORMAT:",
+        "        if False:",
+        SPOOL,
+        "rows of a format that this version does not know, applied as if it did",
+    ),
+    # ---- the checkpoint
+    Mutant(
+        "protocol/checkpoint.py",
+        'return bool(self._files.read(f"commits/{epoch}"))',
+        'return self._files.read(f"commits/{epoch}") is not None',
+        CHECKPOINT,
+        "an epoch that is shown although its commit is a torn write, and that Spark may run again with other rows",
+    ),
+    Mutant(
+        "protocol/checkpoint.py",
+        'or epoch < min(self._numbers("commits")',
+        'or epoch <= min(self._numbers("commits")',
+        CHECKPOINT,
+        "an epoch that is shown although its commit is a torn write",
+    ),
+    Mutant(
+        "protocol/checkpoint.py",
+        "json.dumps([version, watermark, sources, listed])",
+        "json.dumps([version, sources, listed])",
+        CHECKPOINT,
+        "rows that another watermark has dropped, recorded as the epoch's",
+    ),
+    Mutant(
+        "protocol/checkpoint.py",
+        'for name in (f"offsets/{epoch}", f"commits/{epoch}"):',
+        'for name in (f"offsets/{epoch}",):',
+        CONSISTENCY + " -k durable",
+        "a decision that a power cut undoes, although readers saw its rows: they come twice",
+    ),
+    # ---- the ledger
+    Mutant(
+        "protocol/ledger.py",
+        "while not self._create(self._end, entry):\n            self.verify()",
+        "while not self._create(self._end, entry):\n            self.read()",
+        LEDGER + " -k superseded",
+        "a superseded driver that records its epoch: rows come twice",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "if history.owner is None or history.owner.driver != self._driver:",
+        "if history.owner is None:",
+        LEDGER + " -k superseded",
+        "a superseded driver that records and aborts as if the checkpoint were its own",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "if not owned and self._exists_beyond(number):",
+        "if False:",
+        LEDGER,
+        "a driver that takes the ledger at a number that was removed, and whose records nobody reads",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "            self._uncertain = True\n",
+        "",
+        LEDGER,
+        "a record of unknown outcome that its own driver does not find",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "_clock(), above) + 1,",
+        "_clock(), above),",
+        LEDGER,
+        "two drivers of one generation: each ends what the other has prepared",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "owner.generation if owner else _clock(), above",
+        "owner.generation if owner else 0, above",
+        LEDGER,
+        "a driver that a lost ledger's older driver can overrule in the targets",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "origins={**origins, **(owner.origins if owner else {})},",
+        "origins={**(owner.origins if owner else {}), **origins},",
+        LEDGER,
+        "a sink whose beginning changes: its target looks like another one's",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "if owner is not None and owner.query_id != query_id:",
+        "if False:",
+        LEDGER,
+        "another query that goes on with this one's epochs",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "if n < self.summaries[0])",
+        "if n <= self.summaries[1])",
+        LEDGER,
+        "a ledger without any take while somebody reads it: the query starts as if it were new",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "self.present - set(self.takes[-_TAKES_KEPT:])",
+        "self.present",
+        LEDGER,
+        "a driver that slept, and records its epoch at a number that is free again",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "                if data is None:\n                    return found\n",
+        "                if data is None:\n                    continue\n",
+        LEDGER,
+        "void remains below a gap, read as if they were the ledger",
+    ),
+    Mutant(
+        "protocol/ledger_entries.py",
+        "if version != VERSION:",
+        "if False:",
+        LEDGER_ENTRIES,
+        "entries of another format, read as if they were of this one",
+    ),
+    Mutant(
+        "protocol/ledger_history.py",
+        "sorted(self.done)[:-retained]",
+        "sorted(self.epochs)[:-retained]",
+        LEDGER_HISTORY,
+        "a recorded epoch that is forgotten before its commit",
+    ),
+    Mutant(
+        "protocol/ledger_history.py",
+        "            pending=tuple(self.pending),\n",
+        "",
+        LEDGER_HISTORY,
+        "a recorded epoch that the next start does not know: its rows are lost",
+    ),
+    Mutant(
+        "protocol/ledger_history.py",
+        "            applied=dict(self.applied),\n            skipped=self.skipped,\n            disputed",
+        "            skipped=self.skipped,\n            disputed",
+        LEDGER_HISTORY,
+        "a target that was set back, which nobody notices at the next start",
+    ),
+    Mutant(
+        "protocol/ledger_history.py",
+        "                self.epochs.pop(entry.epoch, None)\n                self.disputed",
+        "                self.disputed",
+        COORDINATOR + " -k disputed",
+        "a record with only some of the rows, committed in place of the whole epoch",
+    ),
+    Mutant(
+        "protocol/ledger_history.py",
+        "known.epoch < last.epoch or (known.epoch == last.epoch and known.parts)",
+        "known.epoch < last.epoch",
+        LEDGER,
+        "an operator's word that counts for nothing: the query never starts again",
+    ),
+    Mutant(
+        "protocol/ledger_history.py",
+        "{**old.shares, **again}",
+        "{**again, **old.shares}",
+        LEDGER_HISTORY,
+        "a part that was prepared again and is never committed",
+    ),
+    # ---- comparisons
+    Mutant(
+        "protocol/consistency.py",
+        "if applied is not None or left:",
+        "if left:",
+        CONSISTENCY + " -k joining",
+        "a lost ledger that begins anew: rows come twice",
+    ),
+    Mutant(
+        "protocol/consistency.py",
+        "if decided > history.newest:",
+        "if decided > history.newest + 1:",
+        CONSISTENCY,
+        "an epoch that Spark decided without the sinks: its rows are lost in silence",
+    ),
+    Mutant(
+        "protocol/consistency.py",
+        "for epoch in spooled if newest < epoch <= decided]",
+        "for epoch in spooled if newest < epoch < decided]",
+        CONSISTENCY,
+        "a ledger that has lost a decided epoch, taken for an empty one: an operator accepts the loss",
+    ),
+    Mutant(
+        "sink/marks.py",
+        'and (self.attempt == other.attempt or "" in (self.attempt, other.attempt))',
+        "",
+        MARKS,
+        "two copies of a checkpoint that both write, and nobody notices",
+    ),
+    Mutant(
+        "sink/marks.py",
+        "if mark.epoch > newest:",
+        "if mark.epoch > newest + 1:",
+        MARKS,
+        "an older copy of a checkpoint that writes its epochs again",
+    ),
+    Mutant(
+        "sink/marks.py",
+        "if wanted is not None and mark.epoch < wanted.epoch:",
+        "if wanted is not None and mark.epoch < wanted.epoch - 1:",
+        MARKS,
+        "a target that lacks the last done epoch, told as another driver's work",
+    ),
+    Mutant(
+        "sink/marks.py",
+        "            raise _marker_is_gone(target, must[part], pending)",
+        "            continue",
+        MARKS,
+        "a target restored from a backup that is written on: the rows between are lost",
+    ),
+    Mutant(
+        "sink/marks.py",
+        "if done and not done.parts and mark.epoch <= done.epoch:",
+        "if done and not done.parts:",
+        MARKS,
+        "an older copy of a checkpoint that nobody notices after an operator's word",
+    ),
+    Mutant(
+        "sink/marks.py",
+        "    must = base if done is None else",
+        "    must = {} if done is None else",
+        MARKS,
+        "a target without its first marker: the first epoch is written twice",
+    ),
+    Mutant(
+        "sink/marks.py",
+        "    may = marks_of(pending) if pending else {}",
+        "    may = {}",
+        MARKS,
+        "a query that cannot start after a crash between a commit and its record",
+    ),
+    # ---- the commits
+    Mutant(
+        "protocol/commits.py",
+        "if running <= number:",
+        "if running < number:",
+        CONSISTENCY + " " + COORDINATOR,
+        "a query that stops because an adopted epoch is not decided yet",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "if number not in run.recorded and recorded.offsets != run.checkpoint.offsets_digest(number):",
+        "if False:",
+        COMMITS,
+        "the rows of other input, shown as those of the decided epoch",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "        run.checkpoint.make_durable(number)\n",
+        "",
+        CONSISTENCY + " -k durable",
+        "a decision that a power cut undoes, although readers saw its rows",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "prepared = run.ledger.known().epochs[number]  # a replay has replaced parts",
+        "prepared = recorded",
+        COMMITS,
+        "an epoch that counts as done before readers see what was prepared again",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "                participant.await_visible(prepared.at, ballots)\n",
+        "",
+        COMMITS,
+        "an epoch that counts as done and that readers do not see",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "            for name in names:\n                self._check.verify_before_commit(number, name)\n",
+        "",
+        CONSISTENCY,
+        "a commit into a target that was set back: the rows between are lost",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "if verdict.outcome is Outcome.UNKNOWN:",
+        "if False:",
+        COMMITS,
+        "rows prepared again although their commit may have been carried out: they come twice",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "if not open_parts or number in ledger.verify().done:",
+        "if not open_parts or number in ledger.known().done:",
+        COMMITS,
+        "a superseded driver that concludes from what its successor has cleared away",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "        for name in participant.members:\n            self._check.verify_before_commit(number, name)\n",
+        "",
+        COMMITS,
+        "rows prepared again because a target was set back, with those before them missing",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "with self._run.queue.replaying(), self",
+        "with self._run.queue.alone(), self",
+        COMMITS,
+        "rows of an epoch in a log before those of the epoch before it",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "prepared = self._run.ledger.verify().epochs[number]",
+        "prepared = self._run.ledger.known().epochs[number]",
+        COMMITS,
+        "a superseded driver that prepares rows again which its successor has committed",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "replayed, *parts[index + 1 :])",
+        "replayed, *parts[index:])",
+        COMMITS,
+        "a lost part that stays beside the one prepared in its place: the epoch never ends",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "            if not queue.pending:\n                self._refuse_swallowed()\n",
+        "",
+        CONSISTENCY + " -k swallowed",
+        "rows that are lost without an error, because the user's function caught it",
+    ),
+    Mutant(
+        "protocol/commits.py",
+        "        self._check.refuse_undocumented(history)\n",
+        "",
+        COMMITS,
+        "a last epoch that is in no sink, and the query ends well",
+    ),
+    Mutant(
+        "protocol/commit_thread.py",
+        "            self._coordinator.drain()\n",
+        "",
+        COMMIT_THREAD,
+        "the last epoch stays invisible until the next start",
+    ),
+    Mutant(
+        "protocol/commit_thread.py",
+        "        self._coordinator.fail(failure)\n",
+        "",
+        COMMIT_THREAD,
+        "a query that waits for ever for a commit that has failed",
+    ),
+    Mutant(
+        "protocol/commit_thread.py",
+        "self._coordinator.has_decided() and time.monotonic() < deadline",
+        "time.monotonic() < 0",
+        COMMIT_THREAD,
+        "rows of a decided epoch that stay invisible after the program's end",
+    ),
+    # ---- what the threads share
+    Mutant(
+        "protocol/run_state.py",
+        "            self._overtaken = False\n",
+        "",
+        RUN_STATE,
+        "a query that fails in every batch after one replay",
+    ),
+    Mutant(
+        "protocol/run_state.py",
+        "            self._overtaken = True\n",
+        "            self._overtaken = False\n",
+        RUN_STATE,
+        "rows of an epoch in a log before those of the epoch before it",
+    ),
+    Mutant(
+        "protocol/run_state.py",
+        "not (self._pending or self._attempting or self._occupied or self.failed)",
+        "not (self._pending or self._occupied or self.failed)",
+        RUN_STATE,
+        "a sweep that ends what an attempt has just prepared: its rows are lost",
+    ),
+    Mutant(
+        "protocol/run_state.py",
+        "self._monitor.wait_for(lambda: not self._pending or self._failure is not None)",
+        "self._monitor.wait_for(lambda: not self._pending)",
+        RUN_STATE,
+        "a query that waits for ever for a commit that has failed",
+    ),
+    Mutant(
+        "protocol/run_state.py",
+        "        self.ledger.verify()\n        return conclusion",
+        "        return conclusion",
+        RUN_STATE,
+        "a superseded driver's error that sends an operator to close an epoch which is done",
+    ),
+    Mutant(
+        "protocol/run_state.py",
+        "share.parts if only is None else [share.parts[index] for index in only[name]]",
+        "share.parts",
+        COMMITS,
+        "verdicts that are taken for those of other parts",
+    ),
+    # ---- the sweep
+    Mutant(
+        "protocol/sweep.py",
+        "        keep += (part for prepared in history.pending for part in prepared.parts_of(name))\n",
+        "",
+        SWEEP + " " + COMMITS,
+        "recorded rows that are ended before their commit",
+    ),
+    Mutant(
+        "protocol/sweep.py",
+        "                if idle:\n",
+        "                if True:\n",
+        SWEEP,
+        "an attempt's rows that are ended while it is under way",
     ),
 ]

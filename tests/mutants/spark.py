@@ -1,4 +1,4 @@
-"""Mutants of connectors/epochsink/spark."""
+"""Mutants of connectors/epochsink/spark that tests without a JVM notice."""
 
 from mutants.mutant import Mutant
 

@@ -120,3 +120,32 @@ def test_damaged_offsets_are_named(root: Path, checkpoint: Checkpoint, text: str
         (root / "offsets" / "3").write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(EpochsinkError, match="offsets/3"):
         checkpoint.offsets_digest(3)
+
+
+def log_of_files(root: Path, name: str, *entries: tuple[int, str]) -> None:
+    """Write an entry of a file source's log as Spark does: which files it took at which of its offsets."""
+    folder = root / "sources" / "0"
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"path": path, "timestamp": 1, "batchId": number}) for number, path in entries]
+    (folder / name).write_text("\n".join(["v1", *lines]))
+
+
+def test_the_files_that_a_source_took_are_part_of_the_input(root: Path, checkpoint: Checkpoint) -> None:
+    """The offset names an entry of the source's log only, and a restored checkpoint may put other files there."""
+    (root / "offsets" / "0").write_text(offsets('{"logOffset":9}'))
+    log_of_files(root, "9", (9, "file:/b.json"))
+    before = checkpoint.offsets_digest(0)
+    log_of_files(root, "9", (9, "file:/c.json"))
+    assert checkpoint.offsets_digest(0) != before
+
+
+@pytest.mark.parametrize(("number", "compacted"), [(9, "9.compact"), (8, "9.compact"), (10, "19.compact")])
+def test_the_input_is_the_same_after_spark_has_compacted_the_log_of_a_source(
+    root: Path, checkpoint: Checkpoint, number: int, compacted: str
+) -> None:
+    (root / "offsets" / "0").write_text(offsets(f'{{"logOffset":{number}}}'))
+    log_of_files(root, str(number), (number, "file:/b.json"))
+    before = checkpoint.offsets_digest(0)
+    (root / "sources" / "0" / str(number)).unlink()
+    log_of_files(root, compacted, (7, "file:/a.json"), (number, "file:/b.json"), (19, "file:/z.json"))
+    assert checkpoint.offsets_digest(0) == before

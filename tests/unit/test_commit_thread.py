@@ -22,6 +22,7 @@ class FakeCoordinator:
         self.fails = fails
         self.failure: BaseException | None = None
         self.undecided = 0
+        self.unseen = 0
         self.pauses: list[float] = []
         self.asked = threading.Event()
         self.queue = self
@@ -58,7 +59,8 @@ class FakeCoordinator:
         self.failure = failure
 
     def has_decided(self) -> bool:
-        return False
+        self.unseen -= 1
+        return self.unseen >= 0
 
 
 class FakeStream:
@@ -160,9 +162,30 @@ def test_a_failure_is_kept_and_nothing_follows_it(fails: str) -> None:
     assert stream.released == 1, "of a query whose end nobody waits for, too"
 
 
+def test_a_run_that_has_failed_commits_nothing_as_its_stream_ends() -> None:
+    """The next start does: the ledger may say by then that the record lacks rows."""
+    coordinator, stream = FakeCoordinator(), FakeStream()
+    stream.alive = False
+    coordinator.failure = OSError("called twice")
+    thread = start(coordinator, stream)
+    thread.join(SECONDS)
+    assert str(thread.failure) == "called twice"
+    assert "drain" not in coordinator.calls
+
+
 @pytest.mark.parametrize(("stops_on", "told"), [("interrupt", ["interrupt"]), ("stop", ["interrupt", "stop"])])
 def test_an_idle_stream_is_made_to_fail(stops_on: str, told: list[str]) -> None:
     """No batch comes that would raise the failure: first gently, so that the query shows it, then for good."""
     coordinator, stream = FakeCoordinator(fails="commit_decided"), FakeStream(stops_on=stops_on)
     start(coordinator, stream).join(SECONDS)
     assert stream.told == told
+
+
+def test_the_end_of_the_program_waits_for_a_decided_epoch() -> None:
+    coordinator, stream = FakeCoordinator(), FakeStream()
+    coordinator.unseen = 3
+    thread = start(coordinator, stream)
+    thread.flush()
+    assert coordinator.unseen == -1, "looked at until nothing decided was pending"
+    stream.alive = False
+    thread.join(SECONDS)

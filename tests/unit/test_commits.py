@@ -9,11 +9,13 @@ import pytest
 from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
 
-from epochsink.errors import OutcomeUnknown, WentBack
+from epochsink.errors import Fenced, OutcomeUnknown, PrepareFailed, WentBack
+from epochsink.protocol import commits
+from epochsink.protocol.ledger import Ledger
 from epochsink.sink import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from epochsink.protocol.coordinator import Coordinator
@@ -50,18 +52,25 @@ class OfTasks(FolderParticipant):
         self.asked: list[list[Committable]] = []
         self.lost: list[Committable] = []
         self.went_back = False
+        self.unknown = False
+        self.replayed: list[Committable] = []
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def commit(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
         if self.went_back:
             raise WentBack("the target was set back")
         parts = ballots["out"].parts
+        self.meanwhile()
         self.asked.append(list(parts))
+        if self.unknown:
+            return {"out": [Verdict(Outcome.UNKNOWN, "no answer")] * len(parts)}
         left = replace(ballots["out"], parts=[part for part in parts if part not in self.lost])
         committed = iter(super().commit(epoch, {"out": left})["out"])
         return {"out": [Verdict(Outcome.ABORTED) if part in self.lost else next(committed) for part in parts]}
 
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         del ballots
+        self.replayed.append(part)
         again = f"{epoch.number}-{attempt}-{part['file'].rpartition('-')[2]}"
         (self._place("prepared") / part["file"]).rename(self._place("prepared") / again)
         return {**part, "file": again}
@@ -133,3 +142,84 @@ def test_a_target_that_went_back_stops_all_parts_of_an_epoch(tmp_path: Path) -> 
         driver.commit_decided()
     assert participant.asked == []
     assert query.visible() == []
+
+
+def test_what_may_have_been_committed_is_not_prepared_again(tmp_path: Path) -> None:
+    _, driver, participant, _ = three_tasks(tmp_path)
+    participant.unknown = True
+    with pytest.raises(OutcomeUnknown, match="whether sink 'out' committed it is unknown: no answer"):
+        driver.commit_decided()
+    assert participant.replayed == []
+
+
+def test_a_superseded_driver_concludes_nothing_from_a_targets_answer(tmp_path: Path) -> None:
+    query, driver, participant, _ = three_tasks(tmp_path)
+    participant.unknown = True
+    participant.meanwhile = lambda: Ledger(query.files, "other").take("query-1", {}, -1)
+    with pytest.raises(Fenced):
+        driver.commit_decided()
+
+
+def test_a_superseded_driver_prepares_nothing_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its successor may have committed these rows since, or be about to."""
+    query, driver, participant, parts = three_tasks(tmp_path)
+    participant.lost = parts[1:2]
+
+    def supersede(point: str) -> None:
+        if point == "coordinator.replay.before":
+            Ledger(query.files, "other").take("query-1", {}, -1)
+
+    monkeypatch.setattr(commits, "reach", supersede)
+    with pytest.raises(Fenced):
+        driver.commit_decided()
+    assert participant.replayed == []
+
+
+def test_a_part_is_not_prepared_again_in_a_target_that_was_set_back(tmp_path: Path) -> None:
+    """What is missing there proves nothing: the rows before it are missing too."""
+    query, driver, participant, _ = three_tasks(tmp_path)
+    assert driver.commit_decided()
+    query.prepare(driver, 1, 3)
+    query.decide(1)
+    (part,) = query.history().pending[0].parts_of("out")
+    participant.lost = [part]
+
+    def set_back() -> None:
+        for visible in participant._place("visible").iterdir():
+            visible.unlink()
+
+    participant.meanwhile = set_back
+    with pytest.raises(WentBack, match="no marker of this query"):
+        driver.commit_decided()
+    assert participant.replayed == []
+
+
+def test_an_attempt_that_a_replay_has_overtaken_is_not_recorded(tmp_path: Path) -> None:
+    """In a log its rows would stand before those of the epoch before it. The next attempt is recorded."""
+    query, driver, participant, parts = three_tasks(tmp_path)
+    query.plan(1)
+    driver.settle(1)
+    epoch = driver.begin(1)
+    accepted = query.task(driver, epoch, (3,))
+    participant.lost = parts[1:2]
+    assert driver.commit_decided()
+    with pytest.raises(PrepareFailed, match="epoch 1 was being written when the epoch before it"):
+        driver.record(epoch, {"out": [accepted]}, {})
+    assert query.history().newest == 0
+
+
+def test_other_input_under_a_decided_epoch_stops_its_commit(query: Query) -> None:
+    query.prepare(query.driver(), 0, 1)
+    (query.folder / "offsets" / "0").write_text('v1\n{"batchWatermarkMs":0}\n{"offset":99}')
+    query.decide(0)
+    with pytest.raises(WentBack, match="epoch 0 is recorded with other offsets"):
+        query.driver()
+    assert query.visible() == []
+
+
+def test_an_epoch_that_spark_decided_without_a_record_is_named_as_the_stream_ends(query: Query) -> None:
+    driver = query.driver()
+    query.plan(0)
+    query.decide(0)
+    with pytest.raises(WentBack, match="epoch 0 was decided without ExactlyOnce"):
+        driver.drain()

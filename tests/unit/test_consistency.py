@@ -19,7 +19,7 @@ from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.storage import LocalStorage
-from epochsink.sink import participants_of
+from epochsink.sink import LastDone, participants_of
 from epochsink.testing import LocalSink
 from epochsink.testing.local_sink import LocalParticipant
 
@@ -80,6 +80,30 @@ def test_a_target_set_back_while_the_query_runs_stops_it_before_the_next_epoch_i
     plan_offsets(kit, 2)
     with pytest.raises(WentBack, match="older copy"):
         kit.coordinator.settle(2)
+
+
+def test_what_the_other_thread_finishes_during_a_comparison_is_no_disagreement(
+    kit: CheckpointKit, sink: LocalSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The target then holds an epoch that was pending as the comparison began."""
+    kit.record(0, rows(0))
+    kit.decide(0)
+    compare = LocalParticipant.verify_applied
+    compared: list[LastDone | None] = []
+
+    def finish_meanwhile(
+        participant: LocalParticipant, name: str, done: LastDone | None, pending: LastDone | None
+    ) -> None:
+        compared.append(done)
+        if len(compared) == 1:
+            assert kit.coordinator.commit_decided()
+            raise WentBack("the target holds another epoch than that")
+        compare(participant, name, done, pending)
+
+    monkeypatch.setattr(LocalParticipant, "verify_applied", finish_meanwhile)
+    kit.coordinator._check.verify("out")
+    assert ids(sink) == [0]
+    assert compared[-1] is not None
 
 
 def test_a_target_set_back_before_a_commit_stops_the_commit(kit: CheckpointKit, sink: LocalSink) -> None:
@@ -312,3 +336,13 @@ def test_an_error_names_its_epochs_and_what_to_do(
     assert type(error) is kind
     assert error.hint
     assert [each for each in said if each not in str(error)] == []
+
+
+def test_an_epoch_of_a_sink_that_the_query_lacks_now_stops_the_start(tmp_path: Path, sink: LocalSink) -> None:
+    kit = CheckpointKit(tmp_path / "checkpoint", {"out": sink, "other": LocalSink(tmp_path / "other")})
+    kit.record(0, {**rows(0), "other": rows(0)["out"]})
+    kit.decide(0)
+    kit.participants = participants_of({"out": sink})
+    with pytest.raises(ConfigurationError, match="not yet committed in sink 'other', which this query no longer has"):
+        kit.start()
+    assert ids(sink) == []

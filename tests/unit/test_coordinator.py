@@ -9,8 +9,10 @@ from query_by_hand import Query
 
 from epochsink.errors import Fenced, WentBack
 from epochsink.protocol.coordinator import Plan
+from epochsink.protocol.ledger_entries import Entry, Skipped
 from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER
 from epochsink.sink import Epoch
+from epochsink.testing.local_sink import LocalParticipant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,3 +132,75 @@ def test_decided_epochs_without_a_ledger_are_refused(query: Query) -> None:
     query.decide(0)
     with pytest.raises(WentBack, match="holds no record of them"):
         query.driver()
+
+
+def test_a_start_compares_before_it_fences_and_fences_before_it_sweeps(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep would end what a target that was set back still has. After it, a fenced driver may have committed."""
+    query.prepare(query.driver(), 0, 1)
+    taken: list[str] = []
+
+    def note(step: str) -> None:
+        call = getattr(LocalParticipant, step)
+
+        def noted(participant: LocalParticipant, *arguments: object) -> object:
+            taken.append(step)
+            return call(participant, *arguments)
+
+        monkeypatch.setattr(LocalParticipant, step, noted)
+
+    for step in ("verify_applied", "fence", "abort_orphans"):
+        note(step)
+    query.driver()
+    assert taken == ["verify_applied", "fence", "abort_orphans", "verify_applied"]
+
+
+def test_an_epoch_that_an_operator_has_accepted_is_not_written(query: Query) -> None:
+    driver = query.driver()
+    driver._run.ledger.append(Skipped(5))
+    for number in (4, 5):
+        query.plan(number)
+        with pytest.raises(WentBack, match=f"Spark runs epoch {number}, the ledger has later ones"):
+            driver.settle(number)
+
+
+def test_a_recorded_epoch_that_spark_runs_with_other_input_stops_the_query(query: Query) -> None:
+    query.prepare(query.driver(), 0, 1)
+    later = query.driver()
+    (query.folder / "offsets" / "0").write_text('v1\n{"batchWatermarkMs":0}\n{"offset":99}')
+    with pytest.raises(WentBack, match="epoch 0 is recorded with other offsets"):
+        later.settle(0)
+
+
+def test_a_record_without_an_answer_may_stand_so_nothing_of_it_is_ended(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = query.driver()
+    append = driver._run.ledger.append
+
+    def lose_the_answer(entry: Entry) -> None:
+        append(entry)
+        raise OSError("the store does not answer")
+
+    monkeypatch.setattr(driver._run.ledger, "append", lose_the_answer)
+    with pytest.raises(OSError, match="does not answer"):
+        query.prepare(driver, 0, 1)
+    driver.tidy()
+    query.decide(0)
+    query.driver()
+    assert query.visible() == [1]
+
+
+def test_no_epoch_is_recorded_while_the_one_before_cannot_be_committed(query: Query) -> None:
+    driver = query.driver()
+    query.prepare(driver, 0, 1)
+    query.decide(0)
+    query.plan(1)
+    driver.settle(1)
+    epoch = driver.begin(1)
+    accepted = query.task(driver, epoch, (2,))
+    driver.fail(WentBack("the target was set back"))
+    with pytest.raises(WentBack, match="set back"):
+        driver.record(epoch, {"out": [accepted]}, {})
+    assert query.history().newest == 0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from epochsink.errors import Fenced, LedgerCorrupt, WentBack
+from epochsink.errors import ConfigurationError, Fenced, LedgerCorrupt, WentBack
 from epochsink.protocol import ledger as ledger_module
 from epochsink.protocol.ledger import FOLDER, Ledger
 from epochsink.protocol.ledger_entries import (
@@ -316,6 +316,22 @@ def test_reading_while_the_other_thread_trims(files: Interrupted) -> None:
     assert ledger.verify().newest == 10
 
 
+def test_an_entry_that_the_other_thread_has_read_meanwhile_counts_once(files: Interrupted) -> None:
+    """It reads an epoch's record and appends a replay of it, before the first thread takes note of the record."""
+    ledger = taken(files, "one")
+    create = files.create
+
+    def let_the_other_go_on(name: str, data: bytes) -> bool:
+        files.create = create  # type: ignore[method-assign]
+        made = create(name, data)
+        ledger.append(Replay(0, ("sink",), ({"part": "again"},)))
+        return made
+
+    files.create = let_the_other_go_on  # type: ignore[method-assign]
+    ledger.append(prepared(0))
+    assert ledger.known().pending[0].parts_of("sink") == ({"part": "again"},)
+
+
 # ---- trimming
 
 
@@ -600,3 +616,13 @@ def test_a_superseded_driver_is_told_by_whom_and_since_when(files: Interrupted) 
     Ledger(files, "new", application="app-1").take(QUERY, {}, -1)
     with pytest.raises(Fenced, match=r"since 20\d\d-.* UTC, process \d+ on host \S+, Spark application app-1"):
         old.verify()
+
+
+def test_nobody_takes_a_ledger_that_an_operator_has_closed(files: Interrupted) -> None:
+    ledger = taken(files, "one")
+    ledger.append(Abandoned((3,)))
+    with pytest.raises(ConfigurationError, match="abandon"):
+        taken(files, "two")
+    assert ledger.verify().abandoned is not None
+    again = taken(files, "three", even_abandoned=True)
+    assert again.verify().abandoned is not None

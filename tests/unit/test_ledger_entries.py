@@ -106,3 +106,10 @@ def test_a_sink_without_rows_has_no_parts_and_is_never_the_last_done() -> None:
     with pytest.raises(KeyError, match="other"):
         prepared.share_done("other")
     assert prepared.share_done("out") == LastDone(5, "b" * 32, SHARE.parts)
+
+
+def test_sinks_that_commit_as_one_share_their_parts_and_the_others_do_not() -> None:
+    prepared = Prepared(5, "b" * 32, "digest", {"out": SHARE}, (("out", "too"), ("a", "b")))
+    assert prepared.sharers("too") == ("out", "too")
+    assert prepared.sharers("b") == ("a", "b")
+    assert prepared.sharers("alone") == ("alone",)

@@ -91,7 +91,14 @@ class TellingLies(LocalStorage):
         return made
 
 
-@pytest.mark.parametrize("kind", [Overwriting, TellingLies])
+class WithTwoWinners(LocalStorage):
+    """A store that says yes to both creates of a race, and to no later one."""
+
+    def create(self, name: str, data: bytes) -> bool:
+        return super().create(name, data) or data != b"late"
+
+
+@pytest.mark.parametrize("kind", [Overwriting, TellingLies, WithTwoWinners])
 def test_a_store_that_overwrites_is_refused(kind: type[LocalStorage], tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="does not create conditionally"):
         refuse_unconditional_create(kind(tmp_path), "s3a://lake/orders")

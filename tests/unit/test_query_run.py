@@ -249,6 +249,29 @@ def test_nothing_goes_on_once_a_commit_has_failed_or_the_query_was_ended(run: Ru
     assert run.has_ended()
 
 
+def test_a_second_call_in_an_epoch_is_refused_unless_the_first_has_failed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failures = [PrepareFailed("the server was restarted")]
+
+    def prepare(*_: object) -> None:
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(run._attempts, "prepare", prepare)
+    execution: Any = Execution()
+    run.bind(execution)
+    frame: Any = None
+    with pytest.raises(PrepareFailed):
+        run.foreach_batch(frame, 0)
+    run.foreach_batch(frame, 0)
+    with pytest.raises(ConfigurationError, match="called twice in epoch 0"):
+        run.foreach_batch(frame, 0)
+    execution.alive = False
+    with pytest.raises(ConfigurationError, match="called twice in epoch 0"):
+        run.join()
+
+
 def test_a_refused_call_stops_the_commits_too(run: Run) -> None:
     """The next start commits: it knows from the ledger whether the record has all rows."""
     execution: Any = Execution()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
+
+from epochsink.errors import Fenced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,3 +35,43 @@ def test_tidying_ends_nothing_while_an_epoch_is_pending(query: Query) -> None:
     prepared = query.sink.prepared()
     driver.tidy()
     assert query.sink.prepared() == prepared
+
+
+def test_tidying_ends_nothing_while_an_attempt_is_under_way(query: Query) -> None:
+    driver = query.driver()
+    query.plan(0)
+    driver.settle(0)
+    epoch = driver.begin(0)
+    accepted = query.task(driver, epoch, (1,))
+    driver.tidy()
+    driver.record(epoch, {"out": [accepted]}, {})
+    query.decide(0)
+    assert driver.commit_decided()
+    assert query.visible() == [1]
+
+
+def test_the_spooled_rows_of_a_recorded_epoch_stay_until_it_is_done(query: Query) -> None:
+    query.prepare(query.driver(), 0, 1)
+    kept = query.spool.attempts("query-1")
+    assert len(kept) == 1
+    later = query.driver()
+    assert query.spool.attempts("query-1") == kept
+    query.decide(0)
+    assert later.commit_decided()
+    assert query.spool.attempts("query-1") == []
+
+
+def test_a_superseded_driver_ends_nothing_of_its_successors(query: Query, tmp_path: Path) -> None:
+    """In a target that does not know generations, too."""
+    folder: Any = FolderSink(str(tmp_path / "folder"))
+    older = query.driver(participant=FolderParticipant({"out": folder}))
+    newer = query.driver(participant=FolderParticipant({"out": folder}))
+    query.sink = folder
+    query.prepare(newer, 0, 1)
+    prepared, spooled = folder.prepared(), query.spool.attempts("query-1")
+    assert (len(prepared), len(spooled)) == (1, 1)
+    with pytest.raises(Fenced):
+        older._sweep._end_in_spool()
+    with pytest.raises(Fenced):
+        older.tidy()
+    assert (folder.prepared(), query.spool.attempts("query-1")) == (prepared, spooled)

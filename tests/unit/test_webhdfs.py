@@ -32,14 +32,16 @@ def test_each_address_is_tried_and_the_last_refusal_is_told() -> None:
 
 
 class NameNode(BaseHTTPRequestHandler):
-    """Answers everything with {}, and notes from where it was asked."""
+    """Answers everything with {}, and notes from where it was asked, and for what."""
 
     protocol_version = "HTTP/1.1"
     asked: list[tuple[str, int]]
+    paths: list[str]
     ends_silently = False
 
     def _answer(self) -> None:
         self.asked.append(self.client_address)
+        self.paths.append(self.path)
         self.send_response(200)
         self.send_header("Content-Length", "2")
         self.end_headers()
@@ -68,6 +70,7 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServe
 def name_node() -> Iterator[ThreadingHTTPServer]:
     class Handler(NameNode):
         asked: list[tuple[str, int]] = []  # noqa: RUF012 - this server's own
+        paths: list[str] = []  # noqa: RUF012 - likewise
 
     with served(Handler) as server:
         yield server
@@ -100,6 +103,16 @@ def test_a_connection_that_was_idle_for_long_is_not_used_again(
     """A firewall may have forgotten it, and say so to nobody."""
     monkeypatch.setattr(webhdfs, "_IDLE_SECONDS", 0.0)
     assert ask_three_times(name_node) == 3
+
+
+def test_a_file_is_made_once_and_its_folder_never(name_node: ThreadingHTTPServer) -> None:
+    """A late task of a finished epoch must not make the folder again, nor write over what another has written."""
+    with pytest.raises(KeyError, match="Location"):
+        WebHdfs([f"http://127.0.0.1:{name_node.server_port}"], "etl", "/spool").write("a/rows")
+    handler: type[NameNode] = name_node.RequestHandlerClass  # type: ignore[assignment]
+    (path,) = handler.paths
+    asked = parse_qs(urlparse(path).query)
+    assert (asked["op"], asked["overwrite"], asked["createparent"]) == (["CREATE"], ["false"], ["false"])
 
 
 CONTENT = bytes(range(256)) * 40

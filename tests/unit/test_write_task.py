@@ -15,7 +15,7 @@ from pyspark import TaskContext
 from epochsink.errors import EpochsinkError, RowsRejected
 from epochsink.protocol.spool import NO_SPOOL
 from epochsink.sink import Epoch, Identity, Keeping, SpoolFile
-from epochsink.spark.write_task import ORDER, TaskFailed, WriteJob, WriteOrder
+from epochsink.spark.write_task import ORDER, Answer, TaskFailed, WriteJob, WriteOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,12 +74,14 @@ class Target:
     def __init__(self, prepare: Callable[[], object], close: Callable[[], object]) -> None:
         self._prepare, self._close = prepare, close
         self.aborted = 0
+        self.written = 0
 
     def writer(self, *_: object) -> Target:
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
         assert batch.num_rows == 1
+        self.written += 1
 
     def prepare(self) -> dict[str, Any]:
         self._prepare()
@@ -92,11 +94,11 @@ class Target:
     def abort(self) -> None:
         self.aborted += 1
 
-    def run(self, *, show_values: bool = False) -> list[pa.RecordBatch]:
+    def run(self, *, show_values: bool = False, keeping: Keeping = Keeping.IN_SPOOL) -> list[pa.RecordBatch]:
         given = cast("Any", self)
         job = WriteJob({"x": given}, {"x": Identity("query", "x", 1)}, given, show_values)
-        rows = pa.record_batch({"x": pa.array([{"id": 1}])})
-        return list(job.write(WriteOrder(Epoch(0, "a" * 32), {"x": Keeping.IN_SPOOL}), [rows]))
+        rows = pa.record_batch({"x": pa.array([{"id": 1}, None])})
+        return list(job.write(WriteOrder(Epoch(0, "a" * 32), {"x": keeping}), [rows]))
 
 
 @pytest.fixture
@@ -141,3 +143,25 @@ def test_what_a_task_sends_of_an_error_has_values_of_rows_only_if_they_may_be_sh
     told = EpochsinkError.from_text(str(failed.value))
     assert isinstance(told, RowsRejected)
     assert told.message == "sink 'x': a value is too long"
+
+
+@pytest.mark.usefixtures("no_context")
+@pytest.mark.parametrize(
+    ("keeping", "written"),
+    [(Keeping.NOT, 1), (Keeping.IN_TARGET, 1), (Keeping.IN_SPOOL, 2), (Keeping.IN_SPOOL_ALONE, 2)],
+)
+def test_the_rows_that_where_leaves_over_go_to_the_sink_and_to_the_spool_if_they_are_kept_there(
+    keeping: Keeping, written: int
+) -> None:
+    target = Target(lambda: None, lambda: None)
+    (answers,) = target.run(keeping=keeping)
+    assert target.written == written
+    answer = Answer.from_json(answers.column("answer")[0].as_py())
+    assert answer.spooled == (SpoolFile(1, 1, 1) if keeping.is_spooled else None)
+
+
+@pytest.mark.usefixtures("no_context")
+def test_no_two_invocations_of_a_task_share_a_name() -> None:
+    """Spark may run the same task twice: only what the accepted one has prepared is recorded."""
+    runs = [Target(lambda: None, lambda: None).run() for _ in range(2)]
+    assert len({Answer.from_json(answers.column("answer")[0].as_py()).task for (answers,) in runs}) == 2
