@@ -1,5 +1,278 @@
 """Mutants of connectors/epochsink/elasticsearch."""
 
+from __future__ import annotations
+
 from mutants.mutant import Mutant
 
-MUTANTS: list[Mutant] = []
+BULK_BODY = "tests/unit/test_elasticsearch_bulk_body.py"
+BULK_REQUEST = "tests/unit/test_elasticsearch_bulk_request.py"
+COMMITTABLE = "tests/unit/test_elasticsearch_committable.py"
+DEDUPLICATE = "tests/unit/test_elasticsearch_deduplicate.py"
+EPOCHS = "tests/unit/test_elasticsearch_epochs.py"
+
+MUTANTS: list[Mutant] = [
+    # ---- bulk requests
+    Mutant(
+        "elasticsearch/errors.py",
+        "Meaning.PASSING if status >= _SERVER_ERROR else Meaning.REFUSED)",
+        "Meaning.DOCUMENT if status >= _SERVER_ERROR else Meaning.REFUSED)",
+        f"{BULK_REQUEST} -k fail_in_passing",
+        "documents that a busy server answered 503, and that count as refused for good",
+    ),
+    Mutant(
+        "elasticsearch/errors.py",
+        "    429: Meaning.PASSING,\n",
+        "    429: Meaning.DOCUMENT,\n",
+        f"{BULK_REQUEST} -k only_the_overloaded",
+        "documents that an overloaded server answered 429, and that count as refused for good",
+    ),
+    Mutant(
+        "elasticsearch/bulk_request.py",
+        "                passing.append(position)\n",
+        "                continue\n",
+        f"{BULK_REQUEST} -k 'only_the_overloaded or fail_in_passing'",
+        "documents that a busy server answered 503, and that nobody sends again",
+    ),
+    Mutant(
+        "elasticsearch/bulk_request.py",
+        "                refusals.append(_refusal(request.operation(position), answer))\n",
+        "                continue\n",
+        f"{BULK_REQUEST} -k refused_documents_come_back",
+        "documents that the server refuses, and that nobody misses",
+    ),
+    Mutant(
+        "elasticsearch/bulk_request.py",
+        "            return self.post(first) + self.post(second)\n",
+        "            return self.post(first)\n",
+        f"{BULK_REQUEST} -k sent_in_halves",
+        "the second half of a request that is too large",
+    ),
+    Mutant(
+        "elasticsearch/bulk_request.py",
+        "    return isinstance(error, _NothingSucceeded) or is_passing(error)\n",
+        "    return is_passing(error)\n",
+        f"{BULK_REQUEST} -k 'timeout_begins_anew or giving_up'",
+        "a query that stops as soon as the server is busy",
+    ),
+    Mutant(
+        "elasticsearch/bulk_body.py",
+        "        end = max(fitting, begin + 1)\n        yield Request(request.data, offsets[begin : end + 1])\n",
+        "        end = max(fitting, begin + 1)\n        yield Request(request.data, offsets[begin:end])\n",
+        f"{BULK_BODY} -k cutting",
+        "the last document of each request",
+    ),
+    Mutant(
+        "elasticsearch/bulk_body.py",
+        "    if waiting:\n        yield _joined(waiting)\n",
+        "",
+        f"{BULK_BODY} -k small_requests",
+        "the last documents of an epoch of many small tasks",
+    ),
+    Mutant(
+        "elasticsearch/bulk_body.py",
+        "ids = position_ids(self._prefix, self.seen, count)",
+        "ids = position_ids(self._prefix, 0, count)",
+        f"{EPOCHS} -k id_of_its_own",
+        "rows without a key that overwrite others of their task",
+    ),
+    Mutant(
+        "elasticsearch/bulk_body.py",
+        "epoch.number)}{partition}-",
+        "epoch.number)}-",
+        f"{EPOCHS} -k id_of_its_own",
+        "rows without a key that overwrite those of another task",
+    ),
+    Mutant(
+        "elasticsearch/bulk_body.py",
+        'version=self._version, version_type="external_gte")',
+        'version=self._version, version_type="external")',
+        f"{EPOCHS} -k same_versions",
+        "an epoch applied again whose documents get versions of their own, and may win over later ones",
+    ),
+    Mutant(
+        "elasticsearch/bulk_body.py",
+        '        self._version = identity.origin["base"] + epoch.number\n',
+        '        self._version = identity.origin["base"]\n',
+        f"{EPOCHS} -k same_versions",
+        "documents that a late request of an earlier epoch sets back",
+    ),
+    # ---- the rows of the spool
+    Mutant(
+        "elasticsearch/apply.py",
+        "        if not self._verified_on_executors():\n            rows.verify()\n",
+        "        self._verified_on_executors()\n",
+        f"{EPOCHS} -k damaged_spool",
+        "a part of an epoch that nobody can take back, because the rest of its spool is damaged",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "        if counted != self._prepared.rows:\n",
+        "        if False:\n",
+        f"{EPOCHS} -k fewer_rows_than_are_recorded",
+        "an epoch without the rows that its spool lacks",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "        if not self._prepared.replaced:\n",
+        "        if True:\n",
+        f"{EPOCHS} -k id_is_sent_once",
+        "an older row in place of the newest one of its key",
+    ),
+    Mutant(
+        "elasticsearch/committer.py",
+        "        if set(tasks) != set(expected):\n",
+        "        if False:\n",
+        f"{EPOCHS} -k fails_the_vote",
+        "an epoch without the rows of some tasks",
+    ),
+    Mutant(
+        "elasticsearch/committer.py",
+        "        if counted != total:\n",
+        "        if False:\n",
+        f"{EPOCHS} -k fails_the_vote",
+        "an epoch that is recorded, and that can never be applied",
+    ),
+    Mutant(
+        "elasticsearch/deduplicate.py",
+        "    if across:\n",
+        "    if False:\n",
+        f"{DEDUPLICATE} -k 'refused'",
+        "an older row of a key in place of the newest one, by chance",
+    ),
+    Mutant(
+        "elasticsearch/deduplicate.py",
+        'for name in (*keys, "number")]',
+        "for name in keys]",
+        f"{DEDUPLICATE} -k 'within_a_task or equal_ranks or plain_loop'",
+        "an older row of a key in place of the newest one",
+    ),
+    Mutant(
+        "elasticsearch/deduplicate.py",
+        'kept = last(pa.Table.from_batches(kept), "id", "task").to_batches()',
+        'kept = last(pa.Table.from_batches(kept), "id").to_batches()',
+        f"{DEDUPLICATE} -k many_rows_of_one_id_in_two_tasks",
+        "an older row of a key in place of the newest one, in large epochs",
+    ),
+    # ---- documents of others
+    Mutant(
+        "elasticsearch/changed_elsewhere.py",
+        "            if not keyed:\n",
+        "            if False:\n",
+        f"{EPOCHS} -k stays_changed",
+        "changes that somebody has made to documents without a key",
+    ),
+    Mutant(
+        "elasticsearch/changed_elsewhere.py",
+        "if stored.get(each.id, 0) >= end]:",
+        "if stored.get(each.id, 0) < 0]:",
+        f"{EPOCHS} -k another_sink",
+        "documents of another sink",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "            others += self._changed_elsewhere.overwrite(conflicts, keyed=self._keyed)\n",
+        "            pass\n",
+        f"{EPOCHS} -k changed_elsewhere",
+        "rows that are dropped, because their documents were changed elsewhere",
+    ),
+    # ---- markers and claims
+    Mutant(
+        "elasticsearch/committer.py",
+        "    if kept.epoch == epoch.number and kept.attempt != epoch.attempt:\n",
+        "    if False:\n",
+        f"{EPOCHS} -k another_attempt_applied",
+        "an epoch that is called done, although another attempt at it was applied",
+    ),
+    Mutant(
+        "elasticsearch/committer.py",
+        "        if (claim.epoch, claim.attempt) == (epoch.number, epoch.attempt):\n",
+        "        if claim.epoch == epoch.number:\n",
+        f"{EPOCHS} -k another_attempt_has_claimed",
+        "the documents of two attempts at an epoch, mixed",
+    ),
+    Mutant(
+        "elasticsearch/applied_epochs.py",
+        "        if known is not None and known.epoch >= epoch.number:\n",
+        "        if known is not None and known.epoch > epoch.number:\n",
+        f"{EPOCHS} -k another_attempt_has_claimed",
+        "the documents of two attempts at an epoch, mixed",
+    ),
+    Mutant(
+        "elasticsearch/applied_epochs.py",
+        "        **_only_over(after.place if after else None),\n",
+        "",
+        f"{EPOCHS} -k marker_that_changes",
+        "the marker of a later epoch, set back: that epoch is written again",
+    ),
+    Mutant(
+        "elasticsearch/applied_epochs.py",
+        '        if error_type(error) == "index_not_found_exception" or _is_absent(error.body):\n',
+        "        if True:\n",
+        f"{EPOCHS} -k not_the_servers",
+        "an applied epoch that a proxy's error makes look like one that is not applied",
+    ),
+    Mutant(
+        "elasticsearch/applied_epochs.py",
+        "        if kept is not None and kept.epoch >= self._epoch.number:\n",
+        "        if kept is not None and kept.epoch > self._epoch.number:\n",
+        f"{EPOCHS} -k overtaken",
+        "documents that a delayed driver restores after they were deleted",
+    ),
+    Mutant(
+        "elasticsearch/committer.py",
+        "_JUST_READ_SECONDS: Final = 0.05\n",
+        "_JUST_READ_SECONDS: Final = 3600.0\n",
+        f"{EPOCHS} -k read_again",
+        "documents of an applied epoch that are sent once more, over those of later ones",
+    ),
+    Mutant(
+        "elasticsearch/committer.py",
+        "        if kept is not None and kept.epoch >= epoch.number:\n",
+        "        if kept is not None and kept.epoch > epoch.number:\n",
+        f"{EPOCHS} -k stops_the_vote",
+        "an epoch that is recorded a second time when an older checkpoint is restored",
+    ),
+    Mutant(
+        "elasticsearch/committable.py",
+        "    if version != VERSION:\n",
+        "    if False:\n",
+        COMMITTABLE,
+        "an epoch of another version of epochsink, misread",
+    ),
+    # ---- the index
+    Mutant(
+        "elasticsearch/target_index.py",
+        "    if kept is not None and found.incarnation != (kept.index_uuid, kept.history):\n",
+        "    if False:\n",
+        f"{EPOCHS} -k takes_no_further_epoch",
+        "epochs in an index that was created again and lacks those before them",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "            if (before.incarnation, before.stored_in) == (after.incarnation, after.stored_in):\n",
+        "            if True:\n",
+        f"{EPOCHS} -k during_the_run",
+        "the documents of an epoch whose index was created again while it was applied",
+    ),
+    Mutant(
+        "elasticsearch/target_index.py",
+        'settings.get("index.translog.durability", "request").lower() == "async"',
+        "False",
+        f"{EPOCHS} -k asynchronous",
+        "documents that a crash of the server takes away after they were acknowledged",
+    ),
+    Mutant(
+        "elasticsearch/target_index.py",
+        "(duration_seconds(deletes) or 0) < (duration_seconds(config.gc_deletes) or 0)",
+        "False",
+        f"{EPOCHS} -k forgetful",
+        "deleted documents that a delayed write restores",
+    ),
+    Mutant(
+        "elasticsearch/connection.py",
+        '    if shards["failed"] or shards["successful"] < primaries:\n',
+        '    if shards["failed"]:\n',
+        f"{EPOCHS} -k leaves_out_a_shard",
+        "dead letters, or claims of another sink, that a search does not find",
+    ),
+]
