@@ -20,13 +20,13 @@ from fix_postgres import Driver, ListedRows, Truth, as_user, gids, ranked, table
 
 from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected, SpoolMissing, WentBack
 from epochsink.identity import PreparedName
-from epochsink.postgres import Postgres, applied_epochs, sessions, vote, writer
+from epochsink.postgres import Postgres, applied_epochs, prepared_transaction, sessions, vote, writer
 from epochsink.postgres import commit as module
 from epochsink.postgres.committer import PostgresCommitter
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import Session
 from epochsink.postgres.staging import DELETED
-from epochsink.sink import LastDone, Outcome
+from epochsink.sink import Epoch, LastDone, Outcome
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -488,6 +488,22 @@ def test_a_target_set_back_between_the_comparison_and_the_merge_takes_no_rows(
         driver.committer.commit(written.epoch, part, written.rows, after)
     assert pg_truth.count(table) == 0
     assert driver.committer.newest() == 0
+
+
+def test_a_transaction_that_has_failed_is_neither_committed_nor_prepared(
+    table: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """The server answers COMMIT and PREPARE TRANSACTION of it with ROLLBACK, and with no error."""
+    driver = pg_driver(table, orders(1))
+    name = PreparedName.of(driver.identity, Epoch(0, uuid.uuid4().hex), "all")
+    with closing(Server.of(driver.sink).connect("epochsink")) as connection:
+        for end in (prepared_transaction.commit, lambda of: prepared_transaction.prepare(of, name)):
+            prepared_transaction.begin(connection)
+            with pytest.raises(psycopg.errors.UndefinedColumn):
+                connection.execute(f"INSERT INTO {table} VALUES (missing)".encode())  # noqa: S608 - our own name
+            with pytest.raises(PrepareFailed, match="with ROLLBACK"):
+                end(connection)
+    assert pg_truth.prepared() == []
 
 
 def test_a_session_that_died_while_idle_is_replaced(table: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

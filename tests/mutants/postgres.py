@@ -1,5 +1,300 @@
 """Mutants of connectors/epochsink/postgres."""
 
+from __future__ import annotations
+
 from mutants.mutant import Mutant
 
-MUTANTS: list[Mutant] = []
+PLACE = "tests/unit/test_postgres_place.py"
+EPOCHS = "tests/integration/test_postgres_epochs.py"
+SPOOLED = "tests/integration/test_postgres_spooled.py"
+SHAPE = "tests/integration/test_postgres_shape.py"
+OUTCOMES = "tests/integration/test_postgres_outcomes.py"
+ORPHANS = "tests/integration/test_postgres_orphans.py"
+REJECTS = "tests/integration/test_postgres_rejects.py"
+SET_BACK = "tests/integration/test_postgres_set_back.py"
+
+MUTANTS: list[Mutant] = [
+    # ---- what a task and the vote copy
+    Mutant(
+        "postgres/writer.py",
+        "        if rows != self._copy.sent:\n",
+        "        if False:\n",
+        f"{REJECTS} -k 'counts_what_the_server_took'",
+        "rows that a trigger of the table swallows, without an error",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "        if copy.sent != self._rows.count:\n",
+        "        if False:\n",
+        f"{SPOOLED} -k 'fewer_rows and append'",
+        "an epoch without the rows that the spool has lost",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "        if spooled and staged:\n",
+        "        if False:\n",
+        f"{SPOOLED} -k only_some_tasks",
+        "an epoch without the rows of some tasks",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "        require_unchanged(self._connection, found.merge, copied=True)\n",
+        "",
+        f"{SPOOLED} -k altered_just_before_the_copy",
+        "other numbers than those that were written",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "            if not is_new:\n",
+        "            if False:\n",
+        f"{SPOOLED} -k 'lost_as_the_driver_stages and upsert'",
+        "a query that cannot go on after a lost reply: every row is staged twice",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "    if missing:\n",
+        "    if False:\n",
+        f"{REJECTS} -k a_prepared_task_that_is_gone",
+        "an epoch that is recorded without the rows of a transaction that is gone",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "            share.table.mark(connection, epoch)\n",
+        "            pass\n",
+        f"{OUTCOMES} -k 'an_epoch_that_is_applied_already and prepared'",
+        "every row of an epoch twice when an older checkpoint is restored",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "    share.table.refuse_applied(connection, epoch, [])\n",
+        "",
+        f"{OUTCOMES} -k 'an_epoch_that_is_applied_already and staged'",
+        "an epoch that is recorded a second time, and whose outcome nobody can tell",
+    ),
+    Mutant(
+        "postgres/vote.py",
+        "            share.table.expect(connection, share.after)\n        for share",
+        "            pass\n        for share",
+        f"{SET_BACK} -k 'before_the_vote_in_it and prepared'",
+        "epochs on top of a restored table that lacks those before them",
+    ),
+    Mutant(
+        "postgres/staging.py",
+        "        if not self.logged:\n",
+        "        if True:\n",
+        f"{OUTCOMES} -k rows_that_wait_for_the_decision",
+        "a decided epoch whose staged rows a crash of the server takes away",
+    ),
+    Mutant(
+        "postgres/staging.py",
+        'sql.SQL("" if self.logged else "UNLOGGED")',
+        'sql.SQL("UNLOGGED")',
+        f"{OUTCOMES} -k rows_that_wait_for_the_decision",
+        "a decided epoch whose staged rows a crash of the server takes away",
+    ),
+    # ---- the merge
+    Mutant(
+        "postgres/merge.py",
+        "        if merged != member.rows:",
+        "        if False:",
+        f"{OUTCOMES} -k staged_rows_that_are_gone",
+        "an epoch without the rows that its staging table lacks",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "    _expect(member.staging, found, member.rows)\n",
+        "",
+        f"{SPOOLED} -k 'fewer_rows and upsert'",
+        "an epoch without the rows that its staging table lacks",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        'sql.SQL("(SELECT {} FROM {} WHERE {}) AS staged").format(\n'
+        '        sql.SQL(", ").join(columns), member.staging.quoted, _accepted(member.tasks)\n',
+        'sql.SQL("(SELECT {} FROM {}) AS staged").format(\n'
+        '        sql.SQL(", ").join(columns), member.staging.quoted\n',
+        f"{EPOCHS} -k that_spark_did_not_accept",
+        "rows of a speculative task besides those of the one that Spark accepted",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "        require_unchanged(connection, member.merge)\n",
+        "        pass\n",
+        f"{SHAPE} -k 'a_column_altered_after_the_decision'",
+        "values cast to another type: 2 for 1.75",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "{} DESC NULLS LAST",
+        "{} DESC",
+        f"{EPOCHS} -k nulls_lose",
+        "an older row in place of the newest one of its key",
+    ),
+    # ---- the commit
+    Mutant(
+        "postgres/commit.py",
+        "            return self._ask_marker(connection, epoch, part)\n        reach",
+        "            return COMMITTED\n        reach",
+        f"{OUTCOMES} -k 'what_somebody_rolled_back'",
+        "an epoch that is called done, and whose rows were rolled back",
+    ),
+    Mutant(
+        "postgres/commit.py",
+        "        if applied_by == part.attempt:\n",
+        "        if applied_by is not None:\n",
+        f"{OUTCOMES} -k what_another_attempt_applied",
+        "an epoch that is called done, although another attempt at it was applied",
+    ),
+    Mutant(
+        "postgres/commit.py",
+        "                    marker.insert(connection, epoch.number, WHOLE, part.attempt)\n",
+        "",
+        f"{OUTCOMES} -k 'a_commit_may_be_repeated and staged'",
+        "every row of a staged epoch twice when its commit is repeated",
+    ),
+    Mutant(
+        "postgres/commit.py",
+        "                        marker.verify(connection, member.merge.target, after, own)\n",
+        "                        pass\n",
+        f"{OUTCOMES} -k set_back_between_the_comparison_and_the_merge",
+        "epochs on top of a restored table that lacks those before them",
+    ),
+    Mutant(
+        "postgres/commit.py",
+        "            with watched(connection, self.server, self.retry_seconds):\n"
+        "                commit_prepared(connection, gid)\n",
+        "            commit_prepared(connection, gid)\n",
+        f"{OUTCOMES} -k freezes_at_the_commit_itself",
+        "a query that waits for a frozen server for ever",
+    ),
+    Mutant(
+        "postgres/commit.py",
+        "            if is_passing(error) or is_busy(error):\n"
+        "                return Verdict(Outcome.UNKNOWN, evidence)\n",
+        "            if is_passing(error) or is_busy(error):\n"
+        "                return Verdict(Outcome.ABORTED, evidence)\n",
+        f"{OUTCOMES} -k a_frozen_server_makes_the_outcome_unknown",
+        "every row of an epoch twice after an outage of the server",
+    ),
+    Mutant(
+        "postgres/prepared_transaction.py",
+        "    if status != wanted:\n",
+        "    if False:\n",
+        f"{OUTCOMES} -k a_transaction_that_has_failed",
+        "an epoch that is called prepared, and that the server has rolled back",
+    ),
+    Mutant(
+        "postgres/server.py",
+        "\"SELECT pg_catalog.set_config('synchronous_commit', 'on', false) \"",
+        "\"SELECT pg_catalog.set_config('synchronous_commit', 'off', false) \"",
+        f"{OUTCOMES} -k what_is_done_outlives_a_crash",
+        "an epoch that is called done, and that a crash of the server takes away",
+    ),
+    # ---- markers
+    Mutant(
+        "postgres/applied_epochs.py",
+        '"DELETE FROM {} WHERE key = {} AND epoch BETWEEN 0 AND {}").format(\n'
+        "            self._table, sql.Literal(self._key), ",
+        '"DELETE FROM {} WHERE epoch BETWEEN 0 AND {}").format(\n            self._table, ',
+        f"{EPOCHS} -k markers_too_old_to_be_asked_for",
+        "the markers of another query, whose epochs are then written again",
+    ),
+    Mutant(
+        "postgres/applied_epochs.py",
+        "epoch - KEPT_EPOCHS - 1",
+        "epoch",
+        f"{EPOCHS} -k old_markers_are_forgotten",
+        "the marker of the newest epoch, without which the query does not start again",
+    ),
+    Mutant(
+        "postgres/applied_epochs.py",
+        "    PRIMARY KEY (key, epoch, part)\n",
+        "    PRIMARY KEY (key, epoch, part, attempt)\n",
+        f"{OUTCOMES} -k 'an_epoch_that_is_applied_already and prepared'",
+        "every row of an epoch twice when an older checkpoint is restored",
+    ),
+    # ---- the sweep
+    Mutant(
+        "postgres/orphans.py",
+        "        gids = {part.gid for part in keep}\n",
+        "        gids: set[str | None] = set()\n",
+        f"{ORPHANS} -k what_is_recorded_stays",
+        "the rows of an epoch that is decided and not yet committed",
+    ),
+    Mutant(
+        "postgres/orphans.py",
+        "if table not in tables]",
+        "]",
+        f"{ORPHANS} -k what_is_recorded_stays",
+        "the staged rows of an epoch that is decided and not yet committed",
+    ),
+    Mutant(
+        "postgres/orphans.py",
+        "if name is None or name.generation > self._generation or not",
+        "if name is None or not",
+        f"{ORPHANS} -k a_newer_driver_is_left_alone",
+        "the rows of a newer driver, which an older one rolls back",
+    ),
+    Mutant(
+        "postgres/orphans.py",
+        """        ended = self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts))
+        staging = [table for table in self._staging() if table not in tables]
+        staged = {owner[1] for owner in map(staging_owner, staging) if owner} - attempts
+        return [
+            *ended,
+            *self._roll_back(self._own | self._shared(staged), lambda name: str(name) not in gids),
+""",
+        """        staging = [table for table in self._staging() if table not in tables]
+        staged = {owner[1] for owner in map(staging_owner, staging) if owner} - attempts
+        own = self._own | self._shared(staged)
+        return [
+            *self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts)),
+            *self._roll_back(own, lambda name: str(name) not in gids),
+""",
+        f"{ORPHANS} -k prepares_as_the_sweep_begins",
+        "a prepared transaction of a task that has ended, which blocks later epochs and VACUUM",
+    ),
+    Mutant(
+        "postgres/orphans.py",
+        "        if again:\n",
+        "        if False:\n",
+        f"{SET_BACK} -k a_failover_has_lost",
+        "the rows of a done epoch that a failover has made prepared again",
+    ),
+    Mutant(
+        "postgres/sessions.py",
+        '        return f"{PREFIX}:{key}:%"\n',
+        '        return f"{PREFIX}:%"\n',
+        f"{ORPHANS} -k another_query_and_another_sink",
+        "a query that ends the sessions of every other one",
+    ),
+    # ---- another server, another table
+    Mutant(
+        "postgres/place.py",
+        " or self.oid != recorded.oid:",
+        ":",
+        PLACE,
+        "a database restored from a dump, which is taken for the one that has every epoch",
+    ),
+    Mutant(
+        "postgres/place.py",
+        "        if 0 < self.timeline < recorded.timeline:\n",
+        "        if False:\n",
+        PLACE,
+        "epochs in the old primary, which are lost when it is rebuilt",
+    ),
+    Mutant(
+        "postgres/table_identity.py",
+        " and oid != before.oid:\n",
+        " and False:\n",
+        f"{SET_BACK} -k restored_on_its_own",
+        "a table restored on its own, which lacks the epochs since its backup",
+    ),
+    Mutant(
+        "postgres/catalog.py",
+        "    if target.unlogged:\n",
+        "    if False:\n",
+        f"{SHAPE} -k 'made_unlogged_gets_no_further_epoch'",
+        "done epochs that a crash of the server empties the table of",
+    ),
+]
