@@ -52,9 +52,9 @@ test: $(STAMP) ## the tests, on real services, in about ten minutes on two cores
 	@$(RUN)/epochsink services fetch # beforehand: a download counts against no test's time
 	EPOCHSINK_SHARE=$(DAY)/16 $(PYTEST) -m "not thorough"
 
-test-all: $(STAMP) ## what `make test` leaves out: the long tests, a quarter of the fault plans and of the experiments
+test-all: $(STAMP) ## what `make test` leaves out: the long tests, an eighth of the fault plans and of the experiments
 	@$(RUN)/epochsink services fetch
-	EPOCHSINK_SHARE=$(DAY)/4 $(PYTEST) -m "thorough or plans"
+	EPOCHSINK_SHARE=$(DAY)/8 $(PYTEST) -m "thorough or plans"
 
 durations: $(STAMP) ## run all tests, and record how long each takes: so two processes end at about the same time
 	@$(RUN)/epochsink services fetch
