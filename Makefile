@@ -48,7 +48,7 @@ venv: $(STAMP) ## the virtual environment with everything in it
 demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsink, and count the rows
 	$(RUN)/epochsink demo
 
-test: $(STAMP) ## the tests, on real services, in about ten minutes on two cores
+test: $(STAMP) ## the tests, on real services, without those that take longer than two seconds
 	@$(RUN)/epochsink services fetch # beforehand: a download counts against no test's time
 	EPOCHSINK_SHARE=$(DAY)/16 $(PYTEST) -m "not thorough"
 
