@@ -11,23 +11,35 @@ CONTAINER_ROUND ?= examples/test_pipeline.py tests/contract/test_postgres.py tes
 # what of Elasticsearch's tests runs with version 9: SELECTED= for all
 SELECTED ?= -m "not thorough"
 SINKS ?= kafka,postgres,elasticsearch
-SECONDS_EACH ?= 600
+HOURS ?= 1
+MINUTES ?= 10
+# what the proof's runs have found, a file each
+RECORDS ?= docs/explanation/proof
+KILLS ?= 8
 VERSIONS ?= oldest newest
 EXPERIMENTS ?= windowed_counts_kafka late_rows output_commit rescale back_pressure inspect_state \
 	distinct_strings state_backends
 KEEP ?= experiments
 RESULTS ?= benchmarks
+SHARE ?= 0/1
 # Flink wants other versions of much that is in the environment
 FLINK := $(VENV)/flink
-FLINK_VERSION := 2.0.2
+FLINK_VERSION := $(shell sed -n 's/^FLINK: Final = "\(.*\)"/\1/p' tests/support/flink_jars.py)
+# the site has no package in common with the library
+DOCS := $(VENV)/docs
+RELEASE := $(VENV)/release
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' connectors/epochsink/__init__.py)
 WHEEL = $(firstword $(wildcard $(CURDIR)/dist/epochsink-*.whl))
 PYTEST := $(RUN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# what the tests start
+SERVICES := kafka postgres elasticsearch registry
 # which share of the fault plans and of the experiments runs: another one each day
 DAY := $(shell date +%-j)
+PROVE := PYTHONPATH=tests:tests/support:tests/benchmarks $(RUN)/python -m
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all durations test-containers test-containers-round nemesis test-elasticsearch9 test-versions lint format prove mutants prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide experiments wheel lock clean
+.PHONY: help venv demo test test-all durations test-containers test-containers-round soak scoreboard test-elasticsearch9 test-versions lint format prove request-faults mutants mutants-share prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide experiments docs wheel release lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -49,11 +61,11 @@ demo: $(STAMP) ## kill a real pipeline again and again, with and without epochsi
 	$(RUN)/epochsink demo
 
 test: $(STAMP) ## the tests, on real services, without those that take longer than two seconds
-	@$(RUN)/epochsink services fetch # beforehand: a download counts against no test's time
+	@$(RUN)/epochsink services fetch $(SERVICES) # beforehand: a download counts against no test's time
 	EPOCHSINK_SHARE=$(DAY)/16 $(PYTEST) -m "not thorough"
 
 test-all: $(STAMP) ## what `make test` leaves out: the long tests, an eighth of the fault plans and of the experiments
-	@$(RUN)/epochsink services fetch
+	@$(RUN)/epochsink services fetch $(SERVICES)
 	EPOCHSINK_SHARE=$(DAY)/8 $(PYTEST) -m "thorough or plans"
 
 durations: $(STAMP) ## run all tests, and record how long each takes: so two processes end at about the same time
@@ -64,8 +76,13 @@ test-containers-round: $(STAMP) ## a part of test-containers within 8 minutes; s
 	@$(RUN)/epochsink services fetch
 	@docker/round $(RUN)/python $(CONTAINER_ROUND)
 
-nemesis: $(STAMP) ## faults at random on a cluster of hosts, as root: SINKS=kafka,postgres,elasticsearch SECONDS_EACH=600
-	@PYTHONPATH=tests:tests/support:tests/benchmarks $(RUN)/python -m nemesis.run --sinks $(SINKS) --seconds $(SECONDS_EACH)
+soak: $(STAMP) ## faults at random on a cluster of hosts, as root: HOURS=1 SEED=n SINKS=kafka,postgres,elasticsearch
+	@$(RUN)/epochsink services fetch
+	@$(PROVE) nemesis.run --sinks $(SINKS) --hours $(HOURS) $(if $(SEED),--seed $(SEED)) --keep $(RECORDS)
+
+scoreboard: $(STAMP) $(FLINK)/.installed-$(FLINK_VERSION) ## the same kills for what people use today, side by side with this library: KILLS=8 SEED=n (ONLY=spark-kafka,...)
+	@$(RUN)/epochsink services fetch
+	@PYTHONPATH=tests:tests/support exec $(RUN)/python -m scoreboard.run --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(if $(ONLY),--only $(ONLY))
 
 $(ELASTICSEARCH9)/.installed-from-lock: $(STAMP) elasticsearch9.lock
 	@rm -rf $(ELASTICSEARCH9)
@@ -94,12 +111,20 @@ format: $(STAMP) ## let ruff format the code
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
-prove: $(STAMP) ## many more kills and fault plans than the tests have, for three quarters of an hour
-	EPOCHSINK_KILLS=40 $(RUN)/pytest -s tests/failure/test_random_kills_kafka.py
-	$(RUN)/python tests/simulation/explore.py --seconds 1800
+prove: $(STAMP) ## a round of each proof, recorded, and docs/explanation/proof.md of all records: MINUTES=10 each, ONLY=soak,pairs SEED=n
+	@$(RUN)/epochsink services fetch
+	@$(PROVE) proof.run --minutes $(MINUTES) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) --keep $(RECORDS)
+
+request-faults: $(STAMP) ## a fault at every request of a query's life, on real servers: OF=kafka,postgres SHARE=3/16; or PAIRS=200 SEED=n
+	@$(RUN)/epochsink services fetch
+	@EPOCHSINK_SHARE=$(SHARE) $(PROVE) request_faults.run $(if $(OF),--of $(OF)) \
+		$(if $(PAIRS),--pairs $(PAIRS)) $(if $(SEED),--seed $(SEED)) --keep $(RECORDS)
 
 mutants: $(STAMP) ## change the source in one place at a time, and see that the tests named for it fail: FAMILIES=kafka,postgres
-	@PYTHONPATH=tests:tests/support $(RUN)/python -m mutants.run $(if $(FAMILIES),--families $(FAMILIES))
+	@$(PROVE) mutants.run $(if $(FAMILIES),--families $(FAMILIES)) --keep $(RECORDS)
+
+mutants-share: $(STAMP) ## a 32nd of the mutants, other ones each day
+	@EPOCHSINK_SHARE=$(DAY)/32 PYTHONPATH=tests:tests/support $(RUN)/python -m mutants.run
 
 prove-stores: $(STAMP) ## twenty kills each with the checkpoint on HDFS and on S3 (which fetches 530 MB)
 	$(RUN)/python tests/failure/kills_on_stores.py
@@ -121,7 +146,7 @@ $(FLINK)/.installed-$(FLINK_VERSION):
 	touch $@
 
 bench-flink: $(STAMP) $(FLINK)/.installed-$(FLINK_VERSION) ## Kafka against Flink's KafkaSink (which fetches 500 MB)
-	$(RUN)/python tests/benchmarks/bench_flink.py --keep $(RESULTS) --python $(FLINK)/bin/python
+	PYTHONPATH=tests/support $(RUN)/python tests/benchmarks/bench_flink.py --keep $(RESULTS) --python $(FLINK)/bin/python
 
 bench-epoch: $(STAMP) ## an epoch with few rows or none, against a plain foreachBatch (AGAINST=other/connectors: and older code)
 	$(RUN)/python tests/benchmarks/bench_epoch.py $(if $(AGAINST),--against $(AGAINST))
@@ -141,8 +166,36 @@ bench-checkpoint: $(STAMP) ## checkpoints on a folder, on HDFS and on S3 (which 
 bench-wide: $(STAMP) ## what an epoch of up to 1,000 tasks costs the driver
 	$(RUN)/python tests/benchmarks/bench_wide.py
 
+$(DOCS)/.installed-from-lock: docs.lock
+	$(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r docs.lock
+	touch $@
+
+docs: $(DOCS)/.installed-from-lock ## the site, in ./site/VERSION; broken links and anchors are errors, and so is a page that loads anything from elsewhere
+	@rm -rf site/$(VERSION)
+	@NO_MKDOCS_2_WARNING=1 SITE_NAME="epochsink $(VERSION)" $(DOCS)/bin/mkdocs build --site-dir site/$(VERSION) > $(DOCS)/build.log 2>&1 || \
+		{ grep -v '^INFO' $(DOCS)/build.log; exit 1; } # with --quiet it counts no warnings
+	@! grep -rnoE '(<(script|img|iframe|source)[^>]* src|<link[^>]*rel="(stylesheet|preconnect|icon)"[^>]* href)="?(https?:)?//[^">]*' site/$(VERSION) --include='*.html'
+	@echo site/$(VERSION)/index.html
+
 wheel: $(STAMP) ## build the wheel
 	$(RUN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+$(RELEASE)/.installed-from-lock: release.lock
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r release.lock
+	touch $@
+
+release: $(STAMP) $(RELEASE)/.installed-from-lock ## in ./dist: sdist, wheel from it, checksums, SBOM; the wheel is tried in an empty environment
+	@test -z "$$(git status --porcelain)" || { echo "commit first: a release is built from what is committed"; exit 1; }
+	rm -rf dist
+	$(RELEASE)/bin/python -m build --outdir dist . > $(RELEASE)/build.log 2>&1 || { cat $(RELEASE)/build.log; exit 1; }
+	$(RELEASE)/bin/twine check --strict dist/*
+	cd dist && sha256sum epochsink-* > SHA256SUMS
+	$(MAKE) test-versions VERSIONS=newest
+	cd dist && sha256sum --check --quiet SHA256SUMS # test-versions builds the wheel again: the same bytes, or it tried another one
+	$(RELEASE)/bin/cyclonedx-py environment --output-reproducible --output-file dist/epochsink-$(VERSION).cdx.json $(VENV)/versions/newest/bin/python
+	@ls dist
 
 lock: ## pin the newest versions that pyproject.toml allows
 	@command -v uv >/dev/null || { echo "the lock file is made by uv: pip install uv"; exit 1; }
@@ -150,8 +203,12 @@ lock: ## pin the newest versions that pyproject.toml allows
 		--output-file requirements.lock pyproject.toml
 	uv pip compile --quiet --group elasticsearch9 --no-header --no-annotate --no-emit-index-url --generate-hashes \
 		--output-file elasticsearch9.lock
+	uv pip compile --quiet --group docs --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes \
+		--output-file docs.lock
+	uv pip compile --quiet --group release --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes \
+		--output-file release.lock
 	uv pip compile --quiet --extra kafka --extra postgres --extra elasticsearch --resolution lowest-direct --python-version 3.11 \
 		--no-header --no-annotate --no-emit-index-url --output-file versions-oldest.lock pyproject.toml
 
 clean: ## remove the virtual environment and what was built
-	rm -rf $(VENV) dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist site .pytest_cache .mypy_cache .ruff_cache

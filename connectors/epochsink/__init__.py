@@ -22,17 +22,20 @@ if TYPE_CHECKING:
         UnsupportedQuery,
         WentBack,
     )
-    from epochsink.kafka import Kafka, NewTopic
+    from epochsink.kafka import Avro, Kafka, NewTopic
     from epochsink.postgres import Postgres
+    from epochsink.protocol.progress import EpochProgress, QueryProgress, SinkProgress
     from epochsink.sink import Sink
     from epochsink.spark.exactly_once import ExactlyOnce
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 __all__ = [
+    "Avro",
     "CheckFailed",
     "ConfigurationError",
     "Elasticsearch",
+    "EpochProgress",
     "EpochsinkError",
     "ExactlyOnce",
     "Fenced",
@@ -43,8 +46,10 @@ __all__ = [
     "OutcomeUnknown",
     "Postgres",
     "PrepareFailed",
+    "QueryProgress",
     "RowsRejected",
     "Sink",
+    "SinkProgress",
     "SpoolDamaged",
     "SpoolMissing",
     "UnsupportedQuery",
@@ -53,12 +58,16 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Avro": "kafka",
     "Elasticsearch": "elasticsearch",
+    "EpochProgress": "protocol.progress",
     "ExactlyOnce": "spark.exactly_once",
     "Kafka": "kafka",
     "NewTopic": "kafka",
     "Postgres": "postgres",
+    "QueryProgress": "protocol.progress",
     "Sink": "sink",
+    "SinkProgress": "protocol.progress",
 }
 """Where a name is defined, if not in `epochsink.errors`."""
 

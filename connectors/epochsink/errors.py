@@ -108,6 +108,12 @@ HIDDEN: Final = "not shown; ExactlyOnce(show_values=True) shows them"
 _LINE = "epochsink-error: "
 
 
+def without_values(failure: BaseException) -> str:
+    """Return a failure in words that hold no values of rows: of an error that is not ours, only its type."""
+    kind = type(failure).__name__
+    return f"{kind}: {failure.message}" if isinstance(failure, EpochsinkError) else kind
+
+
 def _all_kinds(kind: type[EpochsinkError]) -> list[type[EpochsinkError]]:
     return [kind, *(below for child in kind.__subclasses__() for below in _all_kinds(child))]
 

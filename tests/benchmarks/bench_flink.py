@@ -19,22 +19,14 @@ from typing import TYPE_CHECKING, Final
 import bench_kafka
 from bench_kafka import AT_ONCE, OURS_TUNED, Broker
 from epochs import FILES, FIRST, session
+from flink_jars import kafka_jars
 from measure import Report, sizes
-
-from epochsink.devkit.services.artifacts import fetch
-from epochsink.devkit.services.versions import Artifact, Bundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pyspark.sql import DataFrame, SparkSession
 
-CONNECTOR: Final = Artifact(
-    "org.apache.flink",
-    "flink-sql-connector-kafka",
-    "4.0.1-2.0",
-    "c7127a6518fba5d6b75eb4692229192e7147ea378e69c7b7cf16d0494057b0c3",
-)
 JOB: Final = Path(__file__).with_name("flink_job.py")
 PARALLELISM: Final = 2
 SMALL: Final = "small"
@@ -44,9 +36,8 @@ class Flink:
     """One process with Flink, which runs a job for each request."""
 
     def __init__(self, python: str, servers: str) -> None:
-        bundle = Bundle(f"flink-kafka-{CONNECTOR.version}", (CONNECTOR,), locked=False)
         said = {
-            "jar": str(fetch(bundle) / CONNECTOR.file_name),
+            "jar": kafka_jars()[0],
             "parallelism": PARALLELISM,
             "servers": servers,
             "options": OURS_TUNED,

@@ -27,11 +27,13 @@ MODES: dict[str, dict[str, Any]] = {
     "prepared": {"commit": "prepared", "spool": False},
     "staged": {"commit": "staged", "spool": False},
     "task by task": {"commit": "prepared", "atomic": False},
+    "counters": {"commit": "prepared", "key": "id", "accumulate": {"seen": "sum"}},
+    "counters, staged": {"commit": "staged", "key": "id", "accumulate": {"seen": "sum"}},
 }
 
 
 class PostgresRig(SinkRig):
-    """A table without a key, so that a row that comes twice is seen twice."""
+    """A table without a key, so that a row that comes twice is seen twice; or one that counts the rows of a key."""
 
     def __init__(self, sink: Postgres, folder: Path, truth: Truth, schema: str) -> None:
         super().__init__(sink, folder)
@@ -40,10 +42,11 @@ class PostgresRig(SinkRig):
         self.keeping = OneSink.of(sink).keeping(Epoch(0, ""), self.schema())
 
     def batch(self, rows: list[int]) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({"id": pa.array(rows, pa.int64())})
+        columns = {"id": pa.array(rows, pa.int64()), "seen": pa.array([1] * len(rows), pa.int64())}
+        return pa.RecordBatch.from_pydict(columns)
 
     def visible(self) -> list[int]:
-        return [number for (number,) in sorted(self._truth.rows(f'"{self._schema}".target'))]
+        return [number for number, seen in sorted(self._truth.rows(f'"{self._schema}".target')) for _ in range(seen)]
 
     def lose_prepared(self) -> None:
         for gid in self._truth.prepared():
@@ -67,9 +70,10 @@ class TestPostgres(SinkContract):
         pg_schema: str,
         tmp_path: Path,
     ) -> Iterator[PostgresRig]:
-        pg_truth.execute(f'CREATE TABLE "{pg_schema}".target (id bigint)')
-        table = (pg_schema, "target")
-        sink = Postgres(postgres.dsn, table=table, marker_schema=pg_schema, **MODES[request.param])
+        options = MODES[request.param]
+        unique = "PRIMARY KEY" if "key" in options else ""
+        pg_truth.execute(f'CREATE TABLE "{pg_schema}".target (id bigint {unique}, seen bigint)')
+        sink = Postgres(postgres.dsn, table=(pg_schema, "target"), marker_schema=pg_schema, **options)
         rig = PostgresRig(sink, tmp_path, pg_truth, pg_schema)
         yield rig
         rig.close()

@@ -75,12 +75,14 @@ def test_a_pipeline_whose_executors_and_drivers_die_in_the_middle_of_an_apply_is
 ) -> None:
     """Executors apply every epoch. What one of them had sent when all died arrives two epochs later.
 
-    First one freezes with a part of its share sent, and its JVM is killed: Spark gives the share to another.
+    First one freezes with a part of its share sent, and its JVM is killed: Spark gives the share to another. Rows go
+    to three indices each, by their keys.
     """
     source, server = fresh_topic("source"), elasticsearch.url
+    options = {"executors_above": 0, "routing": "key", "parts": "pmod(hash(key), 3)"}
     with (
         Proxy(server, lambda _: None) as proxy,
-        two_indices(tmp_path, kafka, source, url=proxy.url, server=server, executors_above=0) as harness,
+        two_indices(tmp_path, kafka, source, url=proxy.url, server=server, **options) as harness,
     ):
         harness.feed(ROWS_FED)
         frozen = str(tmp_path / "frozen")

@@ -1,6 +1,7 @@
 """SIGKILL at random moments to the driver, its JVM, a Python worker and the broker, while a reader looks on.
 
-``EPOCHSINK_KILLS`` says how many kills (``make prove`` asks for many), ``EPOCHSINK_SEED`` which ones.
+``EPOCHSINK_KILLS`` says how many kills (``make prove`` asks for many), ``EPOCHSINK_SEED`` which ones, and
+``EPOCHSINK_RECORDS`` in which folder the record of the run is kept.
 """
 
 from __future__ import annotations
@@ -8,14 +9,15 @@ from __future__ import annotations
 import os
 import random
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pytest
 from kafka_rig import ROWS_FED, KafkaRig, pipeline_into_kafka
 
-if TYPE_CHECKING:
-    from pathlib import Path
+from proof.record import Record
 
+if TYPE_CHECKING:
     from fix_services import PrivateKafka
     from processes import PipelineProcess
 
@@ -88,6 +90,13 @@ def test_a_pipeline_whose_processes_and_broker_are_killed_at_random_is_exactly_o
     chance = random.Random(seed)
     kills = kill_plan(chance)
     print(f"EPOCHSINK_SEED={seed} EPOCHSINK_KILLS={KILLS}: {', '.join(reversed(kills))}")  # noqa: T201 - to repeat it
+    record = Record("random kills", seed)
     with pipeline_into_kafka(tmp_path, private_kafka()) as rig:
-        Killer(rig, chance).kill_all(kills)
-        print(rig.is_clean().counts)  # noqa: T201 - what was read while things were killed
+        Killer(rig, chance).kill_all([*kills])
+        rig.harness.drain()
+        report = rig.harness.report()
+    if folder := os.environ.get("EPOCHSINK_RECORDS"):
+        counts = {name: report.counts[name] for name in ("epochs", "source rows", "reads", "drivers")}
+        figures = {"kills": len(kills), **counts, "anomalies": [*map(str, report.anomalies)]}
+        record.keep(Path(folder), figures)
+    assert report.clean, str(report)

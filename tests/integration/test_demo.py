@@ -23,6 +23,7 @@ from epochsink.devkit.demo.topic import KafkaTopic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from fix_services import FreshName
 
@@ -145,7 +146,7 @@ def read_orders(kafka: KafkaService, topic: str, count: int) -> list[int]:
 
 
 @pytest.mark.timeout(900)
-def test_the_demo_runs_from_end_to_end() -> None:
+def test_the_demo_runs_from_end_to_end(tmp_path: Path) -> None:
     """With this seed, one is killed in the middle of an Elasticsearch apply, the other between two of its writes."""
     command = [
         sys.executable,
@@ -158,6 +159,8 @@ def test_the_demo_runs_from_end_to_end() -> None:
         "1",
         "--seed",
         "27",
+        "--page",
+        str(tmp_path / "demo.html"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=880)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -168,3 +171,7 @@ def test_the_demo_runs_from_end_to_end() -> None:
     assert ours == {"PostgreSQL": exact, "Elasticsearch": exact, "Kafka": exact}
     _, _, _, duplicated, divergent, seen_early = plain["PostgreSQL"]
     assert "0" not in (duplicated, divergent, seen_early)
+    page = (tmp_path / "demo.html").read_text()
+    assert "1 times kill -9: every order exactly once" in page
+    assert page.count('class="killed"') == 2
+    assert "epoch 0, table: " in page

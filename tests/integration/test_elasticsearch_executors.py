@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import pickle
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from elasticsearch_requests import SmallRequests
-from elasticsearch_rig import Rig, keyless, rendered
+from elasticsearch_rig import Elsewhere, Rig, crossed, keyless, rendered
 from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import applied_epochs, apply_on_executors, deduplicate
@@ -18,39 +16,16 @@ from epochsink.elasticsearch.apply_on_executors import Part, PartJob
 from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.errors import GaveUp, UnfitIndex
 from epochsink.errors import OutcomeUnknown, RowsRejected, SpoolDamaged
-from epochsink.sink import NotCarriedOut, Outcome
+from epochsink.sink import Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator
 
     import pyarrow as pa
     from elasticsearch_rig import Prepared
     from fix_services import FreshName
 
     from epochsink.devkit.services import ElasticsearchService
-
-
-def crossed(value: Any) -> Any:
-    """Return a value as it arrives in another process."""
-    return pickle.loads(pickle.dumps(value))  # noqa: S301 - our own
-
-
-@dataclass
-class Elsewhere:
-    """Executors in this process, to which everything crosses as it does to Spark's; ``away`` jobs fail at first."""
-
-    away: int = 0
-    jobs: list[str] = field(default_factory=list)
-
-    def map(self, function: Callable[[Any], Any], parts: Sequence[Any], patience: float) -> list[Any]:
-        assert patience > 0
-        self.jobs.append(getattr(function, "__name__", "?"))
-        work = crossed(function)
-        answers = [work(crossed(part)) for part in parts]
-        if len(self.jobs) > self.away:
-            return [crossed(answer) for answer in answers]
-        # all is done, and the driver is not told
-        raise NotCarriedOut("the job was cancelled")
 
 
 @pytest.fixture

@@ -119,6 +119,30 @@ def test_an_index_with_a_pipeline_that_moves_nothing_is_written_to(
         assert rig.stored() == wanted
 
 
+def test_a_pipeline_of_the_sink_is_used_and_looked_at_and_recorded_with_the_epoch(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    given: dict[str, Any] = {"pipeline": "epochsink-test-empty"}
+    with closing(Rig.joining(OneByOne(**options, **given))) as rig:
+        rig.apply(0, [rendered(ROWS)])
+        for touch in range(2):
+            client.update(index=options["index"], id="d7", doc={"touched": touch})
+        prepared = rig.prepare(1, [rendered([("d7", {"n": 70}), ("new", {"n": 9})])])
+        with Proxy(options["hosts"], lambda _: None) as proxy:
+            moving = Pipeline(proxy, options["index"], MOVED["drop"])
+            proxy.behave = moving
+            through = {**options, "hosts": proxy.url}
+            losing = Rig(OneByOne(**through, **given), rig.identity)
+            with closing(losing), pytest.raises(OutcomeUnknown, match="has dropped 1 of"):
+                losing.commit(prepared)
+            proxy.behave = lambda _: None
+            proxy.seen.clear()
+            with closing(Rig(OneByOne(**through), rig.identity)) as without:
+                assert without.commit(prepared).outcome is Outcome.COMMITTED
+            assert all("pipeline=epochsink-test-empty" in seen.path for seen in proxy.bulks)
+        assert rig.stored() == {**dict(ROWS), "d7": {"n": 70}, "new": {"n": 9}}
+
+
 def test_a_pipeline_that_comes_while_an_epoch_is_applied_is_looked_at(
     options: dict[str, Any], client: vendor.Elasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +185,22 @@ def test_a_pipeline_that_takes_documents_elsewhere_is_a_finding(
     assert "drops documents or sends them to another index, _id or version" in finding
     assert ("'inner'" in finding) == (kind == "pipeline")
     assert f'PUT /{options["index"]}/_settings {{"index.default_pipeline": null' in finding
+
+
+def test_a_pipeline_of_the_sink_is_checked_instead_of_the_default_one(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    client.indices.create(index=options["index"], settings=PIPELINE)
+    definitions = {"epochsink-test-empty": DEFINITIONS["drop"], "mine": DEFINITIONS["set"], "fine": []}
+    client.ingest.put_pipeline(id="mine", processors=[])
+    (finding,) = check({**options, "pipeline": "mine"}, definitions)
+    assert "has the ingest pipeline 'mine', whose processor 'set'" in finding
+    assert "leave pipeline= out" in finding
+    (finding,) = check({**options, "pipeline": "none-of-these"}, definitions)
+    assert "pipeline with id [none-of-these] does not exist" in finding
+    client.ingest.put_pipeline(id="fine", processors=[])
+    assert check({**options, "pipeline": "fine"}, definitions) == []
+    assert check({**options, "pipeline": "_none"}, definitions) == []
 
 
 def test_a_pipeline_that_changes_fields_or_may_not_be_read_is_none(

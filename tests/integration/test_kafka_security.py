@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+import re
 import socket
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -26,7 +28,6 @@ from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from epochsink.devkit.services import KafkaService
 
@@ -87,17 +88,29 @@ def with_admin(service: KafkaService, certificates: Path, act: Callable[[KafkaAd
         client.close()
 
 
+def documented_rights() -> list[tuple[str, ACLOperation, ResourcePattern]]:
+    """Read the commands that docs/how-to/for-kafka-operators.md gives to an operator."""
+    page = (Path(__file__).parents[2] / "docs/how-to/for-kafka-operators.md").read_text()
+    kinds = {"topic": Kind.TOPIC, "transactional-id": Kind.TRANSACTIONAL_ID, "group": Kind.GROUP}
+    rights = []
+    for command in re.findall(r"^    kafka-acls.sh (.*)", page, re.MULTILINE):
+        given = re.findall(r"--([a-z-]+) ([\w:.]+)", command)
+        values = dict(given)
+        (kind,) = kinds.keys() & values.keys()
+        pattern = ACLResourcePatternType[values.get("resource-pattern-type", "literal").upper()]
+        resource = ResourcePattern(kinds[kind], values[kind].replace("orders", TOPIC), pattern)
+        user = values["allow-principal"].removeprefix("User:")
+        rights += [(user, ACLOperation[value.upper()], resource) for name, value in given if name == "operation"]
+    assert len(rights) == 4
+    return rights
+
+
 def allow_writer(client: KafkaAdminClient) -> None:
     """Give the user "writer" what the documentation asks for, and "stranger" only the right to see the topic."""
     client.create_topics({TOPIC: {"num_partitions": 2, "replication_factor": 1}}, wait_for_metadata=True)
-    prefixed, literal = ACLResourcePatternType.PREFIXED, ACLResourcePatternType.LITERAL
-    rights = [
-        ("writer", ACLOperation.WRITE, ResourcePattern(Kind.TOPIC, TOPIC, literal)),
-        ("writer", ACLOperation.READ, ResourcePattern(Kind.TOPIC, TOPIC, literal)),
-        ("writer", ACLOperation.WRITE, ResourcePattern(Kind.TRANSACTIONAL_ID, "epochsink.", prefixed)),
-        ("writer", ACLOperation.READ, ResourcePattern(Kind.GROUP, "epochsink.", prefixed)),
-        ("stranger", ACLOperation.DESCRIBE, ResourcePattern(Kind.TOPIC, TOPIC, literal)),
-    ]
+    literal = ACLResourcePatternType.LITERAL
+    stranger = ("stranger", ACLOperation.DESCRIBE, ResourcePattern(Kind.TOPIC, TOPIC, literal))
+    rights = [*documented_rights(), stranger]
     for user, operation, resource in rights:
         client.create_acls([ACL(f"User:{user}", "*", operation, ACLPermissionType.ALLOW, resource)])
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 import socket
 import subprocess
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import psycopg
@@ -16,12 +19,12 @@ from fix_postgres import Driver, Truth, as_user
 from psycopg.pq import ConnStatus, TransactionStatus
 
 from epochsink.postgres import Postgres, server
+from epochsink.postgres.staging import DELETED
 from epochsink.sink import Epoch
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from fix_services import PrivatePostgres
 
@@ -29,6 +32,15 @@ if TYPE_CHECKING:
     from epochsink.postgres.server import Connection
 
 ROW = pa.schema([("id", pa.int64()), ("note", pa.string())])
+NUMBERS = pa.schema([("id", pa.int64()), ("n", pa.float64())])
+WIDE = pa.schema(
+    [
+        *ROW,
+        ("amount", pa.decimal128(9, 2)),
+        ("odd name", pa.list_(pa.string())),
+        ("who", pa.struct([("n", pa.int32())])),
+    ]
+)
 PASSWORD = "c4nary-secret"
 
 
@@ -104,6 +116,25 @@ def test_an_unknown_table_is_named_with_those_that_are_near(
         ("id bigint, note text, PRIMARY KEY (id, note)", ROW, {"key": "id"}, "it has: id, note"),
         ("id bigint, note text, PRIMARY KEY (id, note)", ROW, {"key": ["note", "id"]}, None),
         ("id bigint, note text, k int PRIMARY KEY DEFAULT 1", ROW, {"key": "k"}, "not in the row (id, note)"),
+        ("id bigint PRIMARY KEY, note text", ROW, {"key": "id", "newer_wins": "at"}, "newer_wins= names 'at'"),
+        ("id bigint PRIMARY KEY, note text", ROW, {"key": "id", "newer_wins": "note"}, None),
+        ("id bigint PRIMARY KEY, note json", ROW, {"key": "id", "newer_wins": "note"}, "json, which has no order"),
+        ("id bigint PRIMARY KEY, note inet", ROW, {"key": "id", "newer_wins": "note"}, "a way of its own"),
+        ("id bigint PRIMARY KEY, note text", ROW, {"key": "id", "accumulate": {"at": "min"}}, "accumulate= names 'at'"),
+        ("id bigint PRIMARY KEY, note text", ROW, {"key": "id", "accumulate": {"note": "max"}}, None),
+        (
+            "id bigint PRIMARY KEY, note text",
+            ROW,
+            {"key": "id", "accumulate": {"note": "sum"}},
+            "text, which has no sum",
+        ),
+        (
+            "id bigint PRIMARY KEY, n double precision",
+            NUMBERS,
+            {"key": "id", "accumulate": {"n": "sum"}},
+            "last digits",
+        ),
+        ("id bigint PRIMARY KEY, n double precision", NUMBERS, {"key": "id", "accumulate": {"n": "max"}}, None),
     ],
 )
 def test_a_table_that_does_not_fit_is_described(
@@ -160,6 +191,89 @@ def test_a_missing_table_is_created_from_the_row(pg_schema: str, pg_truth: Truth
         assert says in only(findings(pg_truth.dsn, **given, marker_schema=pg_schema, create=True))
     unmatched = only(findings(pg_truth.dsn, f"{pg_schema}.other", given["row"], marker_schema=pg_schema))
     assert "column 'for' has type time64[us]" in unmatched
+
+
+def columns(truth: Truth, table: str) -> dict[str, str]:
+    query = (
+        "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+        "WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attnotnull ORDER BY attnum"
+    )
+    return dict(truth.execute(query, table))
+
+
+ADDED = {"note": "text", "amount": "numeric(9,2)", "odd name": "text[]", "who": "jsonb"}
+
+
+def test_columns_that_the_table_lacks_are_added_and_logged_and_their_types_never_changed(
+    table: str, pg_schema: str, pg_truth: Truth, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "epochsink")
+    options: dict[str, Any] = {"marker_schema": pg_schema, "add_columns": True}
+    assert "set add_columns=True" in findings(pg_truth.dsn, table, WIDE, marker_schema=pg_schema)[0]
+    for times in range(2):
+        assert findings(pg_truth.dsn, table, WIDE, **options) == []
+        assert columns(pg_truth, table) == ADDED
+        assert caplog.text.count('ADD COLUMN IF NOT EXISTS "odd name" text[]') == 1, times
+    other = pa.schema([("id", pa.int64()), ("note", pa.string()), ("amount", pa.string()), ("NOTE", pa.string())])
+    found = findings(pg_truth.dsn, table, other, **options)
+    assert [says in finding for says, finding in zip(("numeric(9,2)", "AS `note`"), found, strict=True)] == [True] * 2
+    keyed = findings(pg_truth.dsn, table, pa.schema([*ROW, ("k", pa.int64())]), key="k", **options)
+    assert any("the table has no such column" in finding for finding in keyed)
+    odd = pa.schema([*ROW, ("t", pa.time64("us"))])
+    assert "cast it in select=" in only(findings(pg_truth.dsn, table, odd, **options))
+    assert columns(pg_truth, table) == ADDED
+
+
+def test_columns_are_added_by_several_drivers_at_once(table: str, pg_schema: str, pg_truth: Truth) -> None:
+    def check(_: int) -> list[str]:
+        return findings(pg_truth.dsn, table, WIDE, marker_schema=pg_schema, add_columns=True)
+
+    with ThreadPoolExecutor(4) as drivers:
+        assert list(drivers.map(check, range(4))) == [[]] * 4
+    assert columns(pg_truth, table) == ADDED
+
+
+def test_columns_are_added_though_the_reply_is_lost(
+    table: str, pg_schema: str, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start finds them."""
+    execute = psycopg.Connection.execute
+
+    def lose(connection: psycopg.Connection[Any], query: Any, *given: Any, **more: Any) -> Any:
+        done = execute(connection, query, *given, **more)
+        if not isinstance(query, (str, bytes)) and "ADD COLUMN" in query.as_string(connection):
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+        return done
+
+    options: dict[str, Any] = {"marker_schema": pg_schema, "add_columns": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "execute", lose)
+        assert "closed the connection" in only(findings(pg_truth.dsn, table, WIDE, **options))
+    assert findings(pg_truth.dsn, table, WIDE, **options) == []
+    assert columns(pg_truth, table) == ADDED
+
+
+def test_columns_of_somebody_elses_table_are_not_added_and_the_statement_is_named(
+    table: str, pg_schema: str, poor: str, pg_truth: Truth
+) -> None:
+    pg_truth.execute(f"GRANT USAGE, CREATE ON SCHEMA {pg_schema} TO {poor}; GRANT INSERT ON {table} TO {poor}")
+    dsn = as_user(pg_truth.dsn, poor, PASSWORD)
+    options: dict[str, Any] = {"marker_schema": pg_schema, "add_columns": True}
+    (statement,) = re.findall("let its owner run: (ALTER .*);", only(findings(dsn, table, WIDE, **options)))
+    pg_truth.execute(statement)
+    assert columns(pg_truth, table) == ADDED
+    assert findings(dsn, table, WIDE, **options) == []
+
+
+def test_columns_are_added_to_a_partitioned_table_and_not_to_one_of_its_partitions(
+    pg_schema: str, pg_truth: Truth
+) -> None:
+    table, options = f"{pg_schema}.parted", {"marker_schema": pg_schema, "add_columns": True}
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint NOT NULL, note text) PARTITION BY HASH (id)")
+    pg_truth.execute(f"CREATE TABLE {table}_0 PARTITION OF {table} FOR VALUES WITH (MODULUS 1, REMAINDER 0)")
+    assert "cannot add column to a partition" in only(findings(pg_truth.dsn, f"{table}_0", WIDE, **options))
+    assert findings(pg_truth.dsn, table, WIDE, **options) == []
+    assert columns(pg_truth, f"{table}_0") == ADDED
 
 
 @pytest.mark.parametrize(
@@ -265,7 +379,8 @@ def test_every_privilege_is_asked_for_and_suffices(table: str, pg_schema: str, p
     """Each finding's GRANT brings the next one to light, until an epoch goes through with no more than these."""
     dsn = as_user(pg_truth.dsn, poor, PASSWORD)
     markers = f"{pg_schema}_markers"
-    options = {"key": "id", "order_by": "note", "delete_when": "false", "marker_schema": markers}
+    options: dict[str, Any] = {"key": "id", "delete_when": "gone", "newer_wins": "note", "skip_unchanged": True}
+    options |= {"marker_schema": markers}
 
     found = findings(dsn, table, **options)
     assert any(f'CREATE SCHEMA IF NOT EXISTS "{markers}"; GRANT USAGE, CREATE ON' in finding for finding in found)
@@ -275,10 +390,45 @@ def test_every_privilege_is_asked_for_and_suffices(table: str, pg_schema: str, p
     pg_truth.execute(f"GRANT USAGE ON SCHEMA {pg_schema} TO {poor}")
     found = findings(dsn, table, **options)
     assert [finding.split(" on ")[0].split()[-1] for finding in found] == ["INSERT", "SELECT", "UPDATE", "DELETE"]
-    for privilege in ("INSERT (id, note)", "SELECT (id)", "UPDATE (note)", "DELETE"):
+    for privilege in ("INSERT (id, note)", "SELECT (id, note)", "UPDATE (note)", "DELETE"):
         pg_truth.execute(f"GRANT {privilege} ON {table} TO {poor}")
     assert findings(dsn, table, **options) == []
+    batch = pa.record_batch({"id": pa.array([7, 8], pa.int64()), "note": ["x", "x"], DELETED: [False, True]})
+    with closing(Driver(Postgres(dsn, table=table, **options))) as driver:
+        for number in range(2):
+            driver.run(number, batch)
+    assert pg_truth.rows(table) == [(7, "x")]
     pg_truth.execute(f"DROP SCHEMA {markers} CASCADE")
+
+
+def test_the_script_for_dbas_gives_what_is_needed(table: str, pg_schema: str, pg_truth: Truth) -> None:
+    """With names replaced, the role inserts, updates and deletes, and the alerts see its transaction."""
+    page = (Path(__file__).parents[2] / "docs/how-to/for-dbas.md").read_text()
+    script, *alerts = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    role, markers = f"streaming_{uuid.uuid4().hex[:8]}", f"{pg_schema}_markers"
+    replaced = {"change me": PASSWORD, "streaming": role, "epochsink": markers, "sales": pg_schema}
+    pg_truth.execute(re.sub("|".join(replaced), lambda name: replaced[name[0]], script))
+    dsn = as_user(pg_truth.dsn, role, PASSWORD)
+    options: dict[str, Any] = {"key": "id", "delete_when": "gone", "marker_schema": markers}
+    try:
+        assert findings(dsn, table, **options) == []
+        with closing(Driver(Postgres(dsn, table=table, **options))) as driver:
+            driver.run(0, changes((1, "new", False), (2, "new", False)))
+            driver.run(1, changes((1, "changed", False), (2, "", True)))
+            assert pg_truth.rows(table) == [(1, "changed")]
+            driver.vote(driver.write(2, changes((3, "new", False))))
+            old, locked = (pg_truth.execute(alert.replace("now() - interval '5 minutes'", "now()")) for alert in alerts)
+            assert [row[1] for row in old] == [role]
+            assert table in {row[1] for row in locked}
+    finally:
+        for gid in pg_truth.prepared():
+            pg_truth.execute(f"ROLLBACK PREPARED '{gid}'")
+        pg_truth.execute(f"DROP OWNED BY {role}; DROP ROLE {role}")
+
+
+def changes(*rows: tuple[int, str, bool]) -> pa.RecordBatch:
+    ids, notes, deleted = (list(column) for column in zip(*rows, strict=True))
+    return pa.record_batch({"id": pa.array(ids, pa.int64()), "note": notes, DELETED: deleted})
 
 
 def test_a_sequence_that_a_default_takes_its_values_from_needs_a_right(

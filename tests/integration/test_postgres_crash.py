@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import uuid
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +16,12 @@ from fix_postgres import Driver, ListedRows, Written
 from psycopg.conninfo import conninfo_to_dict
 
 from epochsink.postgres import Postgres
+from epochsink.postgres.staging import DELETED
 from epochsink.sink import Epoch, Outcome
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from fix_postgres import MakeDriver, Truth
 
 PREPARED: dict[str, Any] = {"commit": "prepared", "key": "id"}
@@ -92,14 +97,16 @@ def test_a_kill_at_any_point_ends_exactly(
     assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
 
 
-def killed_epoch(driver: Driver, point: str) -> tuple[Written, list[dict[str, Any]]] | None:
+def killed_epoch(
+    driver: Driver, point: str, number: int = 0, tasks: Sequence[pa.RecordBatch] = (FIRST, SECOND)
+) -> tuple[Written, list[dict[str, Any]]] | None:
     """Run an epoch in a child that kills itself at ``point``; return what it had recorded by then."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             os.environ["EPOCHSINK_FAILPOINT"] = point
-            run_epoch(Driver(driver.sink, driver.identity), writer)
+            run_epoch(Driver(driver.sink, driver.identity), writer, number, tasks)
         finally:
             os._exit(3)  # the point was not reached
     os.close(writer)
@@ -111,13 +118,140 @@ def killed_epoch(driver: Driver, point: str) -> tuple[Written, list[dict[str, An
     if not record:
         return None
     entry = json.loads(record)
-    return Written(Epoch(**entry["epoch"]), [], ListedRows({})), entry["parts"]
+    kept = ListedRows({task: [batch] for task, batch in zip(entry["tasks"], tasks, strict=True)})
+    return Written(Epoch(**entry["epoch"]), [], kept), entry["parts"]
 
 
-def run_epoch(driver: Driver, ledger: int) -> None:
-    written, parts = driver.prepare(0, FIRST, SECOND)
-    os.write(ledger, json.dumps({"epoch": asdict(written.epoch), "parts": parts}).encode())
+def run_epoch(driver: Driver, ledger: int, number: int, tasks: Sequence[pa.RecordBatch]) -> None:
+    written, parts = driver.prepare(number, *tasks)
+    entry = {"epoch": asdict(written.epoch), "parts": parts, "tasks": written.rows.tasks()}
+    os.write(ledger, json.dumps(entry).encode())
     driver.commit(written, parts)
+
+
+State = dict[int, tuple[int | None, int | None]]
+"""By id: n and at."""
+Change = tuple[int, int | None, int | None, bool]
+"""id, n, at, and whether it deletes."""
+
+
+def added(state: State, changes: list[Change]) -> State:
+    """Return what accumulate={"n": "sum", "at": "max"} makes of a table."""
+    after = dict(state)
+    for number, n, at, _ in changes:
+        old = after.get(number, (None, None))
+        sums, times = ([value for value in pair if value is not None] for pair in zip(old, (n, at), strict=True))
+        after[number] = (sum(sums) if sums else None, max(times, default=None))
+    return after
+
+
+def replaced(state: State, changes: list[Change]) -> State:
+    """Return what newer_wins="at" makes of a table; no two changes of a key in an epoch are of one time."""
+    after = dict(state)
+    for number in {change[0] for change in changes}:
+        _, n, at, gone = max((change for change in changes if change[0] == number), key=lambda change: age(change[2]))
+        if number not in after or age(at) >= age(after[number][1]):
+            after.pop(number, None)
+            if not gone:
+                after[number] = (n, at)
+    return after
+
+
+def age(at: int | None) -> int:
+    return -1 if at is None else at
+
+
+EPOCHS = 5
+GONE = 0.3
+"""The share of changes that delete."""
+
+COUNTERS: dict[str, Any] = {"key": "id", "accumulate": {"n": "sum", "at": "max"}}
+NEWEST: dict[str, Any] = {"key": "id", "newer_wins": "at", "skip_unchanged": True, "delete_when": "gone"}
+POINTS = {
+    "prepared": ("copied", "merged", "prepared", "committed"),
+    "staged": ("copied", "merged", "committed"),
+    "by-task": ("copied:2", "merged:2", "prepared:2", "committed"),
+}
+WAYS: dict[str, dict[str, Any]] = {
+    "prepared": {"commit": "prepared", "spool": True},
+    "staged": {"commit": "staged", "spool": True},
+    "by-task": {"atomic": False, "spool": True},
+}
+
+
+def changes_of(rng: random.Random) -> list[Change]:
+    numbers = [0, 1, *(rng.randrange(4) for _ in range(6))]
+    times = rng.sample([None, *range(12)], len(numbers))
+    return [
+        (number, rng.choice([None, 1, 10]), at, rng.random() < GONE) for number, at in zip(numbers, times, strict=True)
+    ]
+
+
+def task_of(changes: list[Change], *, deletes: bool) -> pa.RecordBatch:
+    columns = zip(("id", "n", "at", DELETED), zip(*changes, strict=True), strict=True)
+    made = {name: pa.array(values, pa.bool_() if name == DELETED else pa.int64()) for name, values in columns}
+    return pa.record_batch(made if deletes else {name: made[name] for name in ("id", "n", "at")})
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("options", "apply"), [(COUNTERS, added), (NEWEST, replaced)], ids=["counters", "newest"])
+def test_what_is_compared_with_stored_rows_survives_kills_at_random_points(
+    options: dict[str, Any],
+    apply: Callable[[State, list[Change]], State],
+    way: str,
+    *,
+    pg_schema: str,
+    pg_driver: MakeDriver,
+    pg_truth: Truth,
+) -> None:
+    """Nothing is lost, added twice or visible early, also if an epoch is lost and prepared again from the spool."""
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    table, deletes = f"{pg_schema}.counters", "delete_when" in options
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, n bigint, at bigint)")
+    driver = pg_driver(table, task_of([(0, 0, 0, False)], deletes=deletes), **options, **WAYS[way])
+    state: State = {}
+    for number in range(EPOCHS):
+        changes = changes_of(rng)
+        # tasks share no key, as Spark spreads the rows with atomic=False
+        halves = [[change for change in changes if change[0] % 2 == half] for half in (0, 1)]
+        tasks = [task_of(half, deletes=deletes) for half in halves]
+        recorded = killed_epoch(driver, f"postgres.{rng.choice(POINTS[way])}", number, tasks)
+        before, state = state, apply(state, changes)
+        driver = driver.restart()
+        if recorded is None:
+            assert stored(pg_truth, table) == before, (seed, number)
+            driver.committer.abort_orphans([])
+            driver.run(number, *tasks)
+        else:
+            commit_again(driver, *recorded, pg_schema, pg_truth, lose=rng.random() < 0.5)
+        assert stored(pg_truth, table) == state, (seed, number)
+        assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
+
+
+def stored(truth: Truth, table: str) -> State:
+    return {number: (n, at) for number, n, at in truth.rows(table)}
+
+
+def commit_again(
+    driver: Driver, written: Written, parts: list[dict[str, Any]], schema: str, truth: Truth, *, lose: bool
+) -> None:
+    """Commit what is recorded, twice; ``lose``: after an administrator has cleared it away."""
+    driver.committer.abort_orphans(parts)
+    if lose:
+        for gid in truth.prepared():
+            truth.execute(f"ROLLBACK PREPARED '{gid}'")
+        for name in truth.staging(schema):
+            truth.execute(f"DROP TABLE {schema}.{name}")
+    verdicts = driver.commit(written, parts)
+    for place, verdict in enumerate(verdicts):
+        if verdict.outcome is Outcome.ABORTED:
+            assert lose
+            parts[place] = driver.committer.replay(written.epoch, parts[place], written.rows, uuid.uuid4().hex)
+    for _ in range(2):
+        assert {verdict.outcome for verdict in driver.commit(written, parts)} == {Outcome.COMMITTED}
+    driver.committer.finish(written.epoch, parts)
 
 
 def test_every_committable_is_json_without_secrets(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

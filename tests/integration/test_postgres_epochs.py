@@ -235,15 +235,23 @@ def booby_trap(pg_truth: Truth, schema: str) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("key", [None, "id"], ids=["append", "upsert"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"key": "id", "delete_when": "gone"},
+        {"key": "id", "delete_when": "gone", "newer_wins": "note", "skip_unchanged": True},
+        {"key": "id", "accumulate": {"note": "max"}},
+    ],
+    ids=["append", "upsert", "newer", "accumulate"],
+)
 def test_functions_and_operators_of_others_are_never_called(
-    key: str | None, mode: dict[str, Any], table: str, pg_schema: str, *, pg_driver: MakeDriver, pg_truth: Truth
+    options: dict[str, Any], mode: dict[str, Any], table: str, pg_schema: str, *, pg_driver: MakeDriver, pg_truth: Truth
 ) -> None:
     """Whoever may create in a schema of the search path could run code as the sink's user."""
     booby_trap(pg_truth, pg_schema)
     deletes = pa.array([True, False])
-    batch = orders(1, 2).append_column("epochsink_delete", deletes) if key else orders(1, 2)
-    options: dict[str, Any] = {"key": key, "delete_when": "gone"} if key else {}
+    batch = orders(1, 2).append_column("epochsink_delete", deletes) if "delete_when" in options else orders(1, 2)
     path = {"options": f"-c search_path={pg_schema},pg_catalog"}
     driver = pg_driver("orders", batch, options=path, **options, **mode)
     driver.write(0, batch)
@@ -253,11 +261,12 @@ def test_functions_and_operators_of_others_are_never_called(
     later.commit(written, parts)
     last = LastDone(1, written.epoch.attempt, tuple(parts))
     later.committer.verify_applied(last, None)
-    again = later.write(2, batch if key else orders(3))
+    again = later.write(2, batch if "key" in options else orders(3))
     voted = later.committer.vote(again.epoch, again.committables, again.rows, last)
     for part in voted:
         assert later.committer.commit(again.epoch, part, again.rows, last).outcome is Outcome.COMMITTED
-    assert pg_truth.rows(table) == ([(2, "x2")] if key else [(1, "x1"), (2, "x2"), (3, "x3")])
+    kept = [2] if "delete_when" in options else [1, 2] if options else [1, 2, 3]
+    assert pg_truth.rows(table) == [(number, f"x{number}") for number in kept]
 
 
 def test_triggers_of_the_target_keep_their_search_path(pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:

@@ -200,6 +200,45 @@ def test_a_column_altered_under_a_task_that_commits_on_its_own_takes_no_other_va
     assert pg_truth.count(target) == 0
 
 
+# ---- a table that gets columns
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["kept", "lost"])
+@pytest.mark.parametrize("mode", [STAGED, SPOOLED, BY_TASK])
+def test_an_epoch_of_before_a_column_was_added_is_committed_as_it_was_recorded(
+    mode: dict[str, Any],
+    lost: bool,  # noqa: FBT001 - a parameter
+    *,
+    table: str,
+    pg_driver: MakeDriver,
+    pg_truth: Truth,
+) -> None:
+    """What is prepared holds the lock that ALTER TABLE needs: that is said, with the command that ends it."""
+    wide = orders(2).append_column("price", pa.array([5], pa.int64()))
+    driver = pg_driver(table, orders(1), add_columns=True, timeout=0.3, **{**mode, "spool": True})
+    written, parts = driver.prepare(0, orders(1))
+    driver.committer.verify_applied(None, LastDone(0, written.epoch.attempt, tuple(parts)))
+    prepared, later = pg_truth.prepared(), driver.restart()
+    found = later.committer.check(wide.schema)
+    if prepared:
+        (said,) = found
+        assert any(f"prepared transaction '{gid}' holds it" in said for gid in prepared)
+        assert "epochsink recover CHECKPOINT" in said
+    else:
+        assert found == []
+    if lost:
+        later.committer.abort_orphans([])
+        assert later.committer.check(wide.schema) == []
+        assert outcomes(later, written, parts) == {Outcome.ABORTED}
+        parts = [later.committer.replay(written.epoch, parts[0], written.rows, uuid.uuid4().hex)]
+    assert outcomes(later, written, parts) == {Outcome.COMMITTED}
+    assert later.committer.check(wide.schema) == []
+    later.committer.finish(written.epoch, parts)
+    later.committer.verify_applied(LastDone(0, parts[0]["attempt"], tuple(parts)), None)
+    later.run(1, wide)
+    assert pg_truth.rows(table) == [(1, "x1", None), (2, "x2", 5)]
+
+
 # ---- a table that a crash empties
 
 

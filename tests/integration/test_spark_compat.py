@@ -110,6 +110,33 @@ def test_what_is_set_on_a_writer(stream: Stream) -> None:
     assert compat.settings_of(writer) == compat.WriterSettings("foreachBatch", "Complete", "/there")
 
 
+@pytest.mark.parametrize(
+    ("expression", "key", "loose"),
+    [
+        ("id", ["id"], []),
+        ("`id`", ["id"], []),
+        ("concat('a', id % 7)", ["id"], []),
+        ("date_format(day, 'yyyy.MM')", ["id", "date_format(day, 'yyyy.MM')"], []),
+        ("concat('a', upper(name))", ["upper(name)"], []),
+        ("array_join(transform(split(name, ''), x -> upper(x)), '')", ["name"], []),
+        ("concat(id, name)", ["id"], ["name"]),
+        ("name", ["upper(name)"], ["name"]),
+        ("s.a", ["s.b"], ["s"]),
+        ("s.a", ["s"], ["s"]),
+        ("id + rand(0)", ["id"], ["rand(0)"]),
+        ("concat(id, current_date())", ["id"], ["current_date()"]),
+        ("concat(id, current_user())", ["id"], ["current_user()"]),
+        ("concat(id, unix_timestamp())", ["id"], ["current_timestamp()"]),
+        ("concat(id, (SELECT max(id) FROM range(3)))", ["id"], ["scalarsubquery()"]),
+    ],
+)
+def test_what_an_expression_depends_on_besides_the_key(
+    spark: SparkSession, expression: str, key: list[str], loose: list[str]
+) -> None:
+    frame = spark.sql("SELECT 1L AS id, 'n' AS name, DATE'2026-11-01' AS day, named_struct('a', 1, 'b', 2) AS s")
+    assert compat.loose_parts(frame, expression, key) == loose
+
+
 def test_which_expressions_may_change(stream: Stream) -> None:
     stream.spark.udf.register("fixed", lambda: 1)
     stream.spark.udf.register("loose", F.udf(lambda: 1).asNondeterministic())

@@ -23,6 +23,7 @@ from epochsink.testing import LocalSink
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame
     from streams import Stream
 
@@ -97,6 +98,21 @@ def test_complete_results_into_a_sink_that_appends_are_refused_by_hand_too(strea
     writer = stream.frame().groupBy("id").count().writeStream.foreachBatch(once).outputMode("complete")
     query = writer.option("checkpointLocation", once.checkpoint).trigger(availableNow=True).start()
     with pytest.raises(StreamingQueryException, match="sink 'folder' appends rows"):
+        query.awaitTermination()
+    assert stream.sink.rows() == []
+
+
+def test_a_place_that_does_not_follow_from_the_key_is_refused_by_hand_too(stream: Stream) -> None:
+    class Placed(FolderSink):
+        def placement(self, schema: pa.Schema) -> tuple[dict[str, str], list[str]]:
+            assert schema.names
+            return {"routing": "word"}, ["id"]
+
+    stream.put(range(10))
+    once = stream.exactly_once({"folder": Placed(stream.sink.folder)})
+    writer = stream.frame().writeStream.foreachBatch(once)
+    query = writer.option("checkpointLocation", once.checkpoint).trigger(availableNow=True).start()
+    with pytest.raises(StreamingQueryException, match="routing='word' depends on word, and the key does not"):
         query.awaitTermination()
     assert stream.sink.rows() == []
 

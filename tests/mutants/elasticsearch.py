@@ -51,7 +51,7 @@ MUTANTS: list[Mutant] = [
         "elasticsearch/bulk_request.py",
         "    return isinstance(error, _NothingSucceeded) or is_passing(error)\n",
         "    return is_passing(error)\n",
-        f"{BULK_REQUEST} -k 'timeout_begins_anew or giving_up'",
+        f"{BULK_REQUEST} -k asked_again",
         "a query that stops as soon as the server is busy",
     ),
     Mutant(
@@ -249,7 +249,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/apply.py",
-        "            if (before.incarnation, before.stored_in) == (after.incarnation, after.stored_in):\n",
+        "            if (before.incarnation, before.stored_in(pipeline)) == "
+        "(after.incarnation, after.stored_in(pipeline)):\n",
         "            if True:\n",
         f"{EPOCHS} -k during_the_run",
         "the documents of an epoch whose index was created again while it was applied",

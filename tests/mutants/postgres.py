@@ -7,6 +7,8 @@ from mutants.mutant import Mutant
 PLACE = "tests/unit/test_postgres_place.py"
 EPOCHS = "tests/integration/test_postgres_epochs.py"
 SPOOLED = "tests/integration/test_postgres_spooled.py"
+MERGING = "tests/integration/test_postgres_merging.py"
+CHECK = "tests/integration/test_postgres_check.py"
 SHAPE = "tests/integration/test_postgres_shape.py"
 OUTCOMES = "tests/integration/test_postgres_outcomes.py"
 ORPHANS = "tests/integration/test_postgres_orphans.py"
@@ -129,6 +131,49 @@ MUTANTS: list[Mutant] = [
         "{} DESC",
         f"{EPOCHS} -k nulls_lose",
         "an older row in place of the newest one of its key",
+    ),
+    # ---- rows that are compared or combined with the stored ones; columns that are added
+    Mutant(
+        "postgres/merge.py",
+        '        same = sql.SQL("{} AND {}").format(same, _is_not_older(plan.newer_wins, "gone", "old"))\n',
+        "        pass\n",
+        f"{MERGING} -k delete_by_an_older",
+        "a newer row deleted by an older one",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "[*newest, *_ranks(plan)]",
+        "_ranks(plan)",
+        f"{MERGING} -k decides_within_an_epoch",
+        "an older row in place of the newest one of its epoch",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "coalesce({stored} OPERATOR(pg_catalog.+) {new}, {stored}, {new})",
+        "{stored} OPERATOR(pg_catalog.+) {new}",
+        f"{MERGING} -k nulls_count",
+        "a sum that one null takes away",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        'if plan.accumulate else sql.SQL("*")',
+        'if False else sql.SQL("*")',
+        f"{MERGING} -k nulls_count",
+        "a sum without all rows of a key but one",
+    ),
+    Mutant(
+        "postgres/table.py",
+        '            "accumulate": merge.accumulate,\n',
+        "",
+        f"{MERGING} -k as_it_was_recorded",
+        "a sum that is replaced by the rows of one epoch",
+    ),
+    Mutant(
+        "postgres/ddl.py",
+        "if field.name.lower() not in known",
+        "if field.name not in known",
+        f"{CHECK} -k types_never_changed",
+        "a second column whose name differs in case",
     ),
     # ---- the commit
     Mutant(

@@ -6,6 +6,7 @@ Ends with status 1 if a mutant survives, if its place is not found, or if its te
 from __future__ import annotations
 
 import argparse
+import compileall
 import os
 import shlex
 import shutil
@@ -14,7 +15,9 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from py_compile import PycInvalidationMode
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Final
 
@@ -22,8 +25,11 @@ from rich.console import Console
 from shares import SHARE
 
 from mutants import elasticsearch, kafka, postgres, protocol, spark
+from proof.record import Record
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mutants.mutant import Mutant
 
 ROOT: Final = Path(__file__).parents[2]
@@ -36,9 +42,29 @@ FAMILIES: Final[dict[str, list[Mutant]]] = {
 }
 SECONDS: Final = 600
 """For the tests of one mutant: one that hangs for so long is noticed too."""
-PASSED, FAILED, HANGS = 0, 1, 124
+PASSED, FAILED = 0, 1
 
-console = Console(width=160, highlight=False)
+_WIDTH: Final = 160
+
+console = Console(width=_WIDTH, highlight=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How pytest has ended: its status, or None if it has been given up, and the first test that failed."""
+
+    status: int | None
+    failure: str = ""
+
+    @property
+    def kills(self) -> bool:
+        """Whether a test has noticed a mutant. A fixture that fails has not: its service may have lacked a port."""
+        return self.status is None or (self.status == FAILED and bool(self.failure))
+
+    def __str__(self) -> str:
+        if self.status is None:
+            return f"no end within {SECONDS} s"
+        return self.failure or f"status {self.status}"
 
 
 class Copies:
@@ -47,11 +73,14 @@ class Copies:
     def __init__(self, folder: Path, count: int) -> None:
         self._free: SimpleQueue[Path] = SimpleQueue()
         for number in range(count):
-            shutil.copytree(ROOT / "connectors", folder / str(number))
-            self._free.put(folder / str(number))
+            copy = folder / str(number)
+            shutil.copytree(ROOT / "connectors", copy)
+            # told from its source by a hash: size and time of a mutant may be those of the source
+            compileall.compile_dir(copy, quiet=1, force=True, invalidation_mode=PycInvalidationMode.CHECKED_HASH)
+            self._free.put(copy)
 
-    def status(self, tests: str, mutant: Mutant | None = None) -> int:
-        """Return the status that pytest ends with on a copy that is changed as a mutant says."""
+    def test(self, tests: str, mutant: Mutant | None = None) -> Ending:
+        """Return how pytest ends on a copy that is changed as a mutant says."""
         copy = self._free.get()
         try:
             if mutant is None:
@@ -67,17 +96,19 @@ class Copies:
             self._free.put(copy)
 
 
-def _pytest(copy: Path, tests: str) -> int:
+def _pytest(copy: Path, tests: str) -> Ending:
     path = os.pathsep.join([str(copy), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # bytecode is told from its source by size and time, and a mutant may have both of the source's
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *shlex.split(tests)]
-    try:
-        return subprocess.run(
-            command, cwd=ROOT, env=environment, timeout=SECONDS, stdout=subprocess.DEVNULL, check=False
-        ).returncode
-    except subprocess.TimeoutExpired:
-        return HANGS
+    # not a pipe: a service that outlives its test would keep it open
+    with tempfile.TemporaryFile("w+") as output:
+        try:
+            ended = subprocess.run(command, cwd=ROOT, env=environment, timeout=SECONDS, stdout=output, check=False)
+        except subprocess.TimeoutExpired:
+            return Ending(None)
+        output.seek(0)
+        failures = (line.rstrip() for line in output if line.startswith("FAILED "))
+        return Ending(ended.returncode, next(failures, "")[:_WIDTH])
 
 
 def main() -> int:
@@ -86,6 +117,7 @@ def main() -> int:
     parser.add_argument("--families", default=",".join(FAMILIES), help="which, with commas (default: %(default)s)")
     parser.add_argument("--matching", default="", help="only those whose file, change or harm has this text")
     parser.add_argument("--processes", type=int, default=2, help="how many at once (default: %(default)s)")
+    parser.add_argument("--keep", type=Path, help="a folder for the record of the run")
     said = parser.parse_args()
     chosen = [
         mutant
@@ -94,13 +126,27 @@ def main() -> int:
         if said.matching in f"{mutant.file} {mutant.old} {mutant.new} {mutant.harm}"
     ]
     tried = [mutant for mutant in SHARE.of(chosen) if not mutant.equivalent]
+    console.print(f"EPOCHSINK_SHARE={SHARE.place}/{SHARE.each}: {len(tried)} mutants")
     faults = [fault for mutant in chosen if (fault := misplaced(mutant))]
+    record, killed = Record("mutants", str(SHARE)), 0
     if not faults:
         with tempfile.TemporaryDirectory() as folder:
-            faults = run(Copies(Path(folder), said.processes), tried, said.processes)
+            faults, killed = run(Copies(Path(folder), said.processes), tried, said.processes)
     for fault in faults:
-        console.print(fault, style="bold red", soft_wrap=True)
-    console.print(f"{len(tried)} mutants tried of {len(chosen)}, {len(faults)} not killed", soft_wrap=True)
+        console.print(fault, style="bold red", soft_wrap=True, markup=False)
+    equivalent = sum(1 for mutant in chosen if mutant.equivalent)
+    console.print(
+        f"{killed} of {len(chosen)} mutants killed, {len(faults)} faults; {equivalent} equivalent by argument"
+    )
+    if said.keep:
+        figures = {
+            "mutants": len(chosen),
+            "tried": len(tried),
+            "killed": killed,
+            "equivalent": equivalent,
+            "anomalies": faults,
+        }
+        console.print(f"the record: {record.keep(said.keep, figures)}", soft_wrap=True)
     return 1 if faults else 0
 
 
@@ -110,25 +156,42 @@ def misplaced(mutant: Mutant) -> str:
     return "" if count == 1 else f"{mutant.file}: {mutant.old!r} stands there {count} times"
 
 
-def run(copies: Copies, mutants: list[Mutant], processes: int) -> list[str]:
-    """Try mutants; return the faults found. Prints a line for each."""
-    faults = []
+def run(copies: Copies, mutants: list[Mutant], processes: int) -> tuple[list[str], int]:
+    """Try mutants; return the faults found, and how many were killed. Prints a line for each."""
+    faults, killed = [], 0
+    began = time.monotonic()
     with ThreadPoolExecutor(processes) as pool:
-        controls = sorted({mutant.tests for mutant in mutants})
-        for tests, status in zip(controls, pool.map(copies.status, controls), strict=True):
-            if status != PASSED:
-                faults.append(f"{tests}: ends with status {status} on the code as it is")
-        console.print(f"{len(controls)} sets of tests pass on the code as it is" if not faults else "")
+        controls = merged({mutant.tests for mutant in mutants})
+        for tests, ending in zip(controls, pool.map(copies.test, controls), strict=True):
+            if ending.status != PASSED:
+                faults.append(f"{tests}: does not pass on the code as it is: {ending}")
+        if not faults:
+            console.print(f"{time.monotonic() - began:6.0f} s: {len(controls)} sets of tests pass on the code as it is")
         began = time.monotonic()
-        results = pool.map(lambda mutant: copies.status(mutant.tests, mutant), mutants if not faults else [])
-        for number, (mutant, status) in enumerate(zip(mutants, results, strict=False), 1):
-            killed = status in (FAILED, HANGS)
+        results = pool.map(lambda mutant: copies.test(mutant.tests, mutant), mutants if not faults else [])
+        for number, (mutant, ending) in enumerate(zip(mutants, results, strict=False), 1):
+            killed += ending.kills
             so_far = f"{time.monotonic() - began:6.0f} s, {number} of {len(mutants)}"
-            verdict = "killed" if killed else "SURVIVED"
-            console.print(f"{so_far}: {verdict}: {mutant.file}: {mutant.harm}", soft_wrap=True)
-            if not killed:
-                faults.append(f"survived (status {status}): {mutant}")
-    return faults
+            verdict = "killed" if ending.kills else "SURVIVED"
+            console.print(f"{so_far}: {verdict}: {mutant.file}: {mutant.harm}", soft_wrap=True, markup=False)
+            console.print(f"{'':12}{ending}", soft_wrap=True, markup=False)
+            if not ending.kills:
+                faults.append(f"survived ({ending}): {mutant}")
+    return faults, killed
+
+
+def merged(sets: Iterable[str]) -> list[str]:
+    """Return sets of tests with the same tests in fewer: those of the same files are joined."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-k", default="")
+    chosen: dict[str, set[str]] = {}
+    for tests in sets:
+        said, others = parser.parse_known_args(shlex.split(tests))
+        chosen.setdefault(shlex.join(others), set()).add(said.k)
+    return [
+        files if "" in names else f"{files} -k {shlex.quote(' or '.join(f'({name})' for name in sorted(names)))}"
+        for files, names in sorted(chosen.items())
+    ]
 
 
 if __name__ == "__main__":

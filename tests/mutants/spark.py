@@ -14,7 +14,7 @@ MUTANTS: list[Mutant] = [
         "spark/write_task.py",
         "chosen = column.drop_null() if column.null_count else column",
         "chosen = column",
-        WRITE_TASK,
+        f"{WRITE_TASK} -k that_where_leaves_over",
         "rows that where= has left out, written as rows of nulls",
     ),
     Mutant(

@@ -16,7 +16,7 @@ from confluent_kafka.cimpl import NewTopic
 from elasticsearch import Elasticsearch
 from tables import make_table
 
-from epochsink.devkit.services import spark_packages
+from epochsink.devkit.services import LocalElasticsearch, LocalKafka, spark_packages
 from epochsink.devkit.services.process import Launch, SupervisedProcess
 from epochsink.testing import Target
 from epochsink.testing.readers.elasticsearch import ElasticsearchReader
@@ -118,6 +118,9 @@ class Cluster:
         if self._kind_of_store:
             self.store = STORES[self._kind_of_store](self._host("store"))
             self.store.start()
+        for kind in (LocalKafka, LocalElasticsearch):
+            # which a server on a host cannot make
+            kind()._archives()
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda one: one.start(), [*self.brokers, *self.servers[:1], *self.nodes]))
         for standby in self.servers[1:]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nemesis.services import OnHost, Server
 
 RECOVERY_SECONDS: Final = 60.0
+STANDBY_SECONDS: Final = 10.0
 CLOCK_STEPS: Final = (-1200, -10, 10, 1200)
 NOTICED_SECONDS: Final = 60
 """Whoever sets a clock by more than this starts what runs there again."""
@@ -177,7 +178,7 @@ class Faults:
         def make() -> None:
             primary, standby, _ = self._cluster.roles()
             # what a primary shows after a crash of its own, the standby may not have yet
-            until(lambda: has_everything(primary), RECOVERY_SECONDS, "the synchronous standby")
+            until(lambda: has_everything(primary), STANDBY_SECONDS, "the synchronous standby")
             lost.append((primary, standby))
             primary.host.kill()
             standby.become_primary(RECOVERY_SECONDS)

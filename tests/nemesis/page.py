@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from epochsink.devkit.svg import Svg
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
@@ -75,7 +77,7 @@ class Drawing:
         self._files = files
         self._begin = next((one["at"] for one in events if one["what"] == "begin"), events[0]["at"])
         self._end = max(events[-1]["at"], self._begin + 1)
-        self._parts: list[str] = []
+        self._svg = Svg(WIDTH)
         self._y = 20
 
     def svg(self) -> str:
@@ -86,10 +88,7 @@ class Drawing:
         self._visible()
         self._axis()
         self._legend()
-        return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {self._y + 50}" font-family="sans-serif" '
-            f'font-size="11"><rect width="100%" height="100%" fill="white"/>{"".join(self._parts)}</svg>'
-        )
+        return self._svg.document(self._y + 50)
 
     def _x(self, at: float) -> float:
         inside = min(max(at, self._begin), self._end) - self._begin
@@ -97,15 +96,12 @@ class Drawing:
 
     def _lane(self, name: str) -> None:
         self._y += LANE
-        self._parts.append(f'<text x="4" y="{self._y - 5}">{escape(name)}</text>')
-        self._parts.append(f'<line x1="{LEFT}" x2="{WIDTH - 20}" y1="{self._y}" y2="{self._y}" stroke="#eee"/>')
+        self._svg.text(4, self._y - 5, name)
+        self._svg.line(LEFT, self._y, WIDTH - 20, self._y, stroke="#eee")
 
     def _bar(self, begin: float, end: float, colour: str, title: str) -> None:
         x, width = self._x(begin), max(self._x(end) - self._x(begin), 2)
-        self._parts.append(
-            f'<rect x="{x}" y="{self._y - LANE + 3}" width="{width:.1f}" height="{LANE - 5}" fill="{colour}">'
-            f"<title>{escape(title)}</title></rect>"
-        )
+        self._svg.box(x, self._y - LANE + 3, width, LANE - 5, title, fill=colour)
 
     def _faults(self) -> None:
         lanes: dict[str, list[tuple[float, float, str]]] = {}
@@ -157,20 +153,20 @@ class Drawing:
         top = max((rows for reads in counts.values() for _, rows in reads), default=1) or 1
         self._y += CHART + 10
         for colour, (name, reads) in zip(LINES, counts.items(), strict=False):
-            points = " ".join(f"{self._x(at)},{self._y - rows / top * CHART:.1f}" for at, rows in sorted(reads))
-            self._parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+            points = ((self._x(at), self._y - rows / top * CHART) for at, rows in sorted(reads))
+            self._svg.curve(points, stroke=colour, stroke_width=1.5)
             label = self._y - CHART + 14 * (1 + list(counts).index(name))
-            self._parts.append(f'<text x="4" y="{label}" fill="{colour}">{escape(name)}: {reads[-1][1]:,} rows</text>')
+            self._svg.text(4, label, f"{name}: {reads[-1][1]:,} rows", fill=colour)
 
     def _legend(self) -> None:
         for place, (kind, colour) in enumerate([*COLOURS.items(), ("slow or lossy", OTHER)]):
             x, y = LEFT + place * 130, self._y + 40
-            self._parts.append(f'<rect x="{x}" y="{y - 9}" width="12" height="10" fill="{colour}"/>')
-            self._parts.append(f'<text x="{x + 16}" y="{y}">{kind}</text>')
+            self._svg.box(x, y - 9, 12, 10, fill=colour)
+            self._svg.text(x + 16, y, kind)
 
     def _axis(self) -> None:
         step = max(int((self._end - self._begin) / 10 // 10 * 10), 10)
         for seconds in range(0, int(self._end - self._begin) + 1, step):
             x = self._x(self._begin + seconds)
-            self._parts.append(f'<line x1="{x}" x2="{x}" y1="20" y2="{self._y}" stroke="#ddd"/>')
-            self._parts.append(f'<text x="{x - 8}" y="{self._y + 16}">{seconds} s</text>')
+            self._svg.line(x, 20, x, self._y, stroke="#ddd")
+            self._svg.text(x - 8, self._y + 16, f"{seconds} s")

@@ -1,23 +1,31 @@
-"""One run of the nemesis: faults at random on a cluster of hosts, readers beside, and the checker's word at the end.
+"""Faults at random on a cluster of hosts, readers beside, and what the checker says at the end.
 
-    python -m nemesis.run --sinks kafka,postgres --seconds 600 [--seed N] [--folder F]
+    python -m nemesis.run --hours 1 [--sinks kafka,postgres] [--seed N] [--folder F] [--keep RECORDS]
 
-Every few seconds a fault strikes and is healed again; some drivers are canaries, which kill themselves with an epoch
-prepared. From time to time all is healed, and the next epoch has to come within 30 s. Status 0 only without an anomaly.
+Every few seconds faults strike, mostly two at once, and are healed; some drivers are canaries, which kill themselves
+with an epoch prepared. From time to time all is healed, and the next epoch has to come within 30 s. A long run is made
+of legs of an hour at most, each with a cluster, a history and a verdict of its own, so that nothing grows without
+bound. Status 0 only without an anomaly.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import shutil
 import signal
 import sys
 import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from nemesis.cluster import SINKS
 from nemesis.faults import CLOCK_STEPS, NOTICED_SECONDS, Fault, Faults
@@ -26,23 +34,80 @@ from nemesis.page import write_page
 from nemesis.recovery import Recovery
 from nemesis.rig import PROGRESS_SECONDS, Rig
 from nemesis.store import STORES
+from proof.record import Record
 
 if TYPE_CHECKING:
-    from epochsink.testing import Report
+    from collections.abc import Callable
 
+LEG_SECONDS: Final = 3600.0
 CALM_EVERY_SECONDS: Final = 75.0
+TWO_AT_ONCE: Final = 0.75
+FAULT_SECONDS: Final = (2.0, 6.0)
+GAP_SECONDS: Final = (0.5, 2.0)
+
+
+@dataclass
+class Leg:
+    """What one leg has shown. ``anomalies`` has everything that must not be, late progress excepted."""
+
+    faults: Counter[str] = field(default_factory=Counter)
+    not_made: int = 0
+    canaries: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    recoveries: list[Recovery] = field(default_factory=list)
+    anomalies: list[str] = field(default_factory=list)
+
+    @property
+    def late(self) -> list[str]:
+        """The waits for an epoch after healing that were too long."""
+        return [f"progress took {one}" for one in self.recoveries if one.seconds > PROGRESS_SECONDS]
+
+    @property
+    def slowest(self) -> Recovery | None:
+        """The longest wait for an epoch after healing."""
+        return max(self.recoveries, key=lambda one: one.seconds, default=None)
+
+    def figures(self) -> dict[str, Any]:
+        """Return what is recorded."""
+        slowest = self.slowest
+        loads = [one.load for one in self.recoveries]
+        return {
+            "faults": self.faults.total(),
+            "faults by kind": dict(sorted(self.faults.items())),
+            "faults not made": self.not_made,
+            "canaries": self.canaries,
+            "drivers": self.counts["drivers"],
+            "epochs": self.counts["epochs"],
+            "rows": self.counts["source rows"],
+            "reads": self.counts["reads"],
+            "rows read": self.counts["rows read"],
+            "healings": len(self.recoveries),
+            "longest progress after healing, s": round(slowest.seconds, 1) if slowest else None,
+            "load then": round(slowest.load, 1) if slowest else None,
+            "load at the healings": [round(min(loads), 1), round(max(loads), 1)] if loads else None,
+            f"later than {PROGRESS_SECONDS:.0f} s": self.late,
+            "anomalies": self.anomalies,
+        }
+
+    def add(self, other: Leg) -> None:
+        """Add the next leg."""
+        self.faults += other.faults
+        self.counts += other.counts
+        self.not_made += other.not_made
+        self.canaries += other.canaries
+        self.recoveries += other.recoveries
+        self.anomalies += other.anomalies
 
 
 class Nemesis:
-    """Makes faults and heals them."""
+    """Makes faults and heals them. ``show`` takes one line of progress."""
 
-    def __init__(self, rig: Rig, chance: random.Random) -> None:
+    def __init__(self, rig: Rig, chance: random.Random, leg: Leg, show: Callable[[str], None]) -> None:
         self._rig = rig
         self._chance = chance
         self._faults = Faults(rig.cluster, chance)
-        self.count = 0
-        self.recoveries: list[Recovery] = []
-        self.stuck: list[str] = []
+        self._leg = leg
+        self._show = show
 
     def play(self, seconds: float) -> None:
         """Let faults strike for so long."""
@@ -51,25 +116,30 @@ class Nemesis:
             calm = time.monotonic() + CALM_EVERY_SECONDS
             while time.monotonic() < min(calm, end):
                 self._strike()
+                self._show(f"{self._leg.faults.total()} faults, {self._rig.watch.epochs} epochs")
             self._wait_for_progress()
 
     def _strike(self) -> None:
-        faults = [self._draw() for _ in range(2 if self._chance.random() < 0.25 else 1)]
+        faults = [self._draw() for _ in range(2 if self._chance.random() < TWO_AT_ONCE else 1)]
         for fault in faults:
             self._rig.timeline.tell("fault", kind=fault.kind, where=fault.where)
             self._rig.blindfold.cover(fault.blinds)
-            self.count += 1
             try:
                 fault.make()
             except (TimeoutError, RuntimeError) as failure:
                 self._rig.timeline.tell("not made", kind=fault.kind, where=fault.where, why=str(failure))
-        self._go_on(self._chance.uniform(3, 9))
+                self._leg.not_made += 1
+            else:
+                self._leg.faults[fault.kind] += 1
+        self._go_on(self._chance.uniform(*FAULT_SECONDS))
         # the network first: a server that starts again has to be reached
         for fault in sorted(faults, key=lambda one: one.restarts):
             fault.undo()
             self._rig.timeline.tell("healed", kind=fault.kind, where=fault.where)
+        # only now: another host of the same service may be cut off longer than the first
+        for fault in faults:
             self._rig.blindfold.uncover(fault.blinds)
-        self._go_on(self._chance.uniform(1, 4))
+        self._go_on(self._chance.uniform(*GAP_SECONDS))
 
     def _draw(self) -> Fault:
         if self._chance.random() < 0.18:
@@ -98,24 +168,43 @@ class Nemesis:
         try:
             ended = began + self._rig.progress()
         except TimeoutError as stuck:
-            self.stuck.append(str(stuck))
+            self._leg.anomalies.append(f"stuck: {stuck}")
             self._rig.timeline.tell("stuck", why=str(stuck))
             return
         # a canary that dies meanwhile is a fault like others
         began = max(began, self._rig.supervisor.canary_died)
         recovery = Recovery(began, max(0.0, ended - began), os.getloadavg()[0])
-        self.recoveries.append(recovery)
+        self._leg.recoveries.append(recovery)
         self._rig.timeline.tell("progress", took=str(recovery), epochs=self._rig.watch.epochs)
 
 
-def play(folder: Path, chosen: argparse.Namespace) -> tuple[Report, Nemesis]:
-    """Play one run; return what the checker says."""
-    sinks, seed = chosen.sinks.split(","), chosen.seed
-    with Rig(folder, sinks, seed + 1, canaries=True, store=chosen.store, subnet=chosen.subnet) as rig:
+def play(folder: Path, chosen: argparse.Namespace, seed: int, seconds: float, show: Callable[[str], None]) -> Leg:
+    """Play one leg in a folder, and leave its page there; return what it has shown."""
+    leg = Leg()
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    show("the cluster starts")
+    with Rig(folder, chosen.sinks.split(","), seed + 1, canaries=True, store=chosen.store, subnet=chosen.subnet) as rig:
         rig.begin()
-        nemesis = Nemesis(rig, random.Random(seed))
-        nemesis.play(chosen.seconds)
-        return rig.finish(), nemesis
+        try:
+            Nemesis(rig, random.Random(seed), leg, show).play(seconds)
+            show("all is healed; the last rows")
+            report = rig.finish()
+        except Exception as failure:  # noqa: BLE001 - a run that breaks off is told, like an anomaly
+            traceback.print_exc()
+            leg.anomalies.append(f"the run has broken off: {failure!r}")
+        else:
+            leg.counts.update(report.counts)
+            leg.anomalies += map(str, report.anomalies)
+        leg.canaries = rig.supervisor.canaries
+    slowest = {"the slowest one": leg.slowest.steps(folder) if leg.slowest else []}
+    print(f"the timeline: {write_page(folder, {'sinks': chosen.sinks, 'seed': seed, **leg.figures(), **slowest})}")
+    if not leg.anomalies and not leg.late:
+        # hundreds of megabytes of reads, of checkpoints and of servers' logs, which nobody will look at
+        for left in folder.iterdir():
+            if not left.name.startswith("timeline."):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+    return leg
 
 
 def main() -> int:
@@ -123,40 +212,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sinks", default=",".join(SINKS), help="which of kafka, postgres, elasticsearch")
     parser.add_argument("--store", default="", choices=("", *STORES), help="where the checkpoint lies")
-    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--hours", type=float, default=1 / 6)
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
     parser.add_argument("--folder", type=Path, default=Path("artifacts/nemesis"))
     parser.add_argument("--subnet", default=SUBNET, help="three numbers; another one for each run at the same time")
+    parser.add_argument("--keep", type=Path, help="a folder for the record of the run")
     chosen = parser.parse_args()
     if absent := missing():
         print(absent)
         return 1
     # so that nothing is left: an exit runs what a signal would not
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    name = "-".join([*chosen.sinks.split(","), *filter(None, [chosen.store]), str(chosen.seed)])
-    folder = (chosen.folder / name).absolute()
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    report, nemesis = play(folder, chosen)
-    slowest = max(nemesis.recoveries, key=lambda one: one.seconds, default=None)
-    late = [f"progress took {one}" for one in nemesis.recoveries if one.seconds > PROGRESS_SECONDS]
-    summary = {
-        "sinks": chosen.sinks,
-        "checkpoint": chosen.store or "local",
-        "seed": chosen.seed,
-        "seconds": chosen.seconds,
-        "faults": nemesis.count,
-        "progress after healing": [str(one) for one in nemesis.recoveries],
-        "the slowest one": slowest.steps(folder) if slowest else [],
-        "counts": report.counts,
-        f"later than {PROGRESS_SECONDS:.0f} s": late,
-        "anomalies": [*nemesis.stuck, *map(str, report.anomalies)],
-    }
-    page = write_page(folder, summary)
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
-    print(json.dumps(summary, indent=1))
-    print(f"the timeline: {page}")
-    return 1 if summary["anomalies"] or late else 0
+    name = "-".join([*chosen.sinks.split(","), *filter(None, [chosen.store])])
+    seconds = chosen.hours * 3600
+    legs = math.ceil(seconds / LEG_SECONDS)
+    all_legs, record = Leg(), Record("soak", chosen.seed)
+    with Progress(TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
+        task = progress.add_task("", total=None)
+        for number in range(legs):
+            seed = chosen.seed + number
+
+            def show(line: str, number: int = number) -> None:
+                before = f", {all_legs.faults.total()} faults before" if number else ""
+                progress.update(task, description=f"hour {number + 1} of {legs}{before}: {line}")
+
+            folder = (chosen.folder / f"{name}-{seed}").absolute()
+            all_legs.add(play(folder, chosen, seed, seconds / legs, show))
+    figures = {"sinks": chosen.sinks, "checkpoint": chosen.store or "local", "hours": round(chosen.hours, 2)}
+    figures |= all_legs.figures()
+    print(json.dumps(figures, indent=1))
+    print(f"seed {chosen.seed}")
+    if chosen.keep:
+        print(f"the record: {record.keep(chosen.keep, figures)}")
+    return 1 if all_legs.anomalies or all_legs.late else 0
 
 
 if __name__ == "__main__":

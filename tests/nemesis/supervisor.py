@@ -75,6 +75,8 @@ class Supervisor(threading.Thread):
         self.last_words = ""
         self.canary_died = 0.0
         """When a driver has last killed itself, by the monotonic clock."""
+        self.canaries = 0
+        """How many drivers or tasks have killed themselves with an epoch prepared."""
         self._words: list[str] = []
         self.driver: Driver | None = None
         self.zombies: list[Driver] = []
@@ -163,6 +165,7 @@ class Supervisor(threading.Thread):
         self.last_words = _last_error(driver.log)
         self._words.append(self.last_words)
         self._tell("driver ended", number=driver.number, host=driver.host.name, code=code, why=self.last_words)
+        self.canaries += driver.once.exists()
         if driver.once.exists() and code != 0 and driver.canary.startswith("coordinator."):
             self.canary_died = time.monotonic()
             attempt = self._open_attempt(driver)

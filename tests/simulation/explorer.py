@@ -45,6 +45,7 @@ class Findings:
 
     plans: int = 0
     struck: int = 0
+    by_depth: Counter[int] = field(default_factory=Counter)
     violations: Counter[tuple[str, str]] = field(default_factory=Counter)
     first: dict[tuple[str, str], Case] = field(default_factory=dict)
 
@@ -52,11 +53,20 @@ class Findings:
         """Count one played plan."""
         self.plans += 1
         self.struck += struck >= len(case.plan)
+        self.by_depth[len(case.plan)] += 1
         faults = "+".join(fault[0] for _, fault in case.plan)
         for violation in found:
             key = (violation.splitlines()[0][:150], faults)
             self.violations[key] += 1
             self.first.setdefault(key, case)
+
+    def merge(self, others: Findings) -> None:
+        """Add what others have found."""
+        self.plans += others.plans
+        self.struck += others.struck
+        self.by_depth += others.by_depth
+        self.violations += others.violations
+        self.first = {**others.first, **self.first}
 
     def report(self) -> str:
         """Return the violations, most frequent first, each with its first case."""

@@ -13,7 +13,7 @@ from epochsink.protocol.ledger import _name
 from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Summary, Take, encode
 from epochsink.protocol.run_state import RunState
 from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER, Sweep, abort_orphans
-from epochsink.sink import COMMITTED, NOTHING_SPOOLED, Ballot, Epoch
+from epochsink.sink import COMMITTED, Ballot, Epoch
 from simulation.storage import QuickLedger
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from epochsink.errors import EpochsinkError
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Participant, Spooled, Written
+    from epochsink.sink import Participant
 
 # ---- the ledger
 
@@ -263,9 +263,9 @@ class IgnoresReplays(Coordinator):
 class AbandonsTheUnknown(Coordinator):
     """Aborts an attempt when appending its record has raised."""
 
-    def record(self, epoch: Epoch, written: Written, spooled: Spooled = NOTHING_SPOOLED) -> None:
+    def record(self, epoch: Epoch, *written: Any, **named: Any) -> None:
         try:
-            super().record(epoch, written, spooled)
+            super().record(epoch, *written, **named)
         except OSError:
             end_everything(self._run, epoch)
             raise

@@ -117,7 +117,7 @@ FULL = kinds(
     delays=(1, 2, 4, 8, 16, 32, 64, 128),
     stalls=(2, 5, 10, 20, 40),
 )
-"""What ``make prove`` runs at every step."""
+"""What ``python -m simulation.explore --one-fault full`` runs at every step."""
 
 
 def one_fault(steps: int, faults: Sequence[Fault]) -> Iterator[Plan]:

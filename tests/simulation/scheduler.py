@@ -230,16 +230,15 @@ class Scheduler:
 
     def _choose(self) -> tuple[Any, Thread | None] | None:
         """Return whose turn it is; (_, None) to look again, None if nothing is left to run."""
-        living = [
+        ready = [
             (process, thread)
             for process in self.processes
             if not process.dead and not process.paused_until
             for thread in process.threads
-            if thread.request is not None
+            if thread.request is not None and self._is_ready(thread)
         ]
-        ready = [pair for pair in living if self._is_ready(pair[1])]
         if not ready:
-            return self._nothing_ready([thread for _, thread in living])
+            return self._nothing_ready()
         if self._burst:
             process, until = self._burst
             alone = [pair for pair in ready if pair[0] is process]
@@ -257,7 +256,9 @@ class Scheduler:
         request = thread.request
         return thread.stalled_until <= self.now and (not isinstance(request, Wait) or request.ready())
 
-    def _nothing_ready(self, living: list[Thread]) -> tuple[Any, Thread | None] | None:
+    def _nothing_ready(self) -> tuple[Any, Thread | None] | None:
+        going = [process for process in self.processes if not process.dead and not process.paused_until]
+        living = [thread for process in going for thread in process.threads if thread.request is not None]
         stalled = [thread for thread in living if thread.stalled_until > self.now]
         paused = [process for process in self.processes if process.paused_until and not process.dead]
         for thread in stalled:
@@ -275,11 +276,14 @@ class Scheduler:
     def _execute(self, process: Any, thread: Thread) -> None:
         operation: Any = thread.request
         self.now += 1
-        self.deliver()
+        if self._due:
+            self.deliver()
         faults = () if self.healthy else self.plan.get(self.now, ())
-        if faults and self._strike_around(process, thread, operation, faults):
-            return
-        fault = next((fault for fault in faults if fault[0] in AT_STEP), None)
+        fault = None
+        if faults:
+            if self._strike_around(process, thread, operation, faults):
+                return
+            fault = next((fault for fault in faults if fault[0] in AT_STEP), None)
         if fault is None:
             answer = operation.apply()
             if self.trace is not None:

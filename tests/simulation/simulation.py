@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from simulation import invariants, operators
 from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
 from simulation.scheduler import Operation, Scheduler
 from simulation.storage import altered
-from simulation.world import World
+from simulation.world import World, entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -218,7 +217,7 @@ class Simulation(Scheduler):
         return self._is_any_done() and sink in self.world.copies and self.world.alter_marker(sink, how)
 
     def _is_any_done(self) -> bool:
-        return any(json.loads(data)["entry"] == "done" for data in self.world.files.get(FOLDER, {}).values())
+        return any(entry_of(data)["entry"] == "done" for data in self.world.files.get(FOLDER, {}).values())
 
     def _acknowledge_early(self, sink: str, steps: int) -> bool:
         index = self.world.search[sink]
@@ -342,7 +341,7 @@ class Simulation(Scheduler):
             self.note("        the operator takes the second call out of the user's function")
         elif isinstance(self.loud, OutcomeUnknown) and self.faults == {"async"}:
             self.note("        the operator reads which setting it is")
-        elif isinstance(self.loud, WentBack) and self.omitted:
+        elif isinstance(self.loud, WentBack) and self.omitted and self._lacks_only_what_was_left_out():
             newest = operators.accept(self.world, self.query)
             if newest is None:
                 return False
@@ -352,6 +351,12 @@ class Simulation(Scheduler):
         self.said.append(self.loud)
         self.loud = None
         return True
+
+    def _lacks_only_what_was_left_out(self) -> bool:
+        """Whether the ledger is no older copy: of that, the error tells the operator to restore the newer one."""
+        recorded = recorded_epochs(self.world.files)
+        later = {int(name) for name in self.world.files.get("commits", {}) if int(name) > max(recorded, default=-1)}
+        return later <= self.omitted.keys()
 
     def _recover_healthily(self) -> None:
         self.deliver(everything=True)
@@ -376,7 +381,7 @@ def recorded_epochs(files: Folders) -> set[int]:
     """Return the epochs that a ledger has a record of."""
     recorded: set[int] = set()
     for _, data in sorted(files.get(FOLDER, {}).items()):
-        entry = json.loads(data)
+        entry = entry_of(data)
         if entry["entry"] == "prepared":
             recorded.add(entry["epoch"])
         elif entry["entry"] == "withdrawn":
@@ -386,7 +391,7 @@ def recorded_epochs(files: Folders) -> set[int]:
 
 def without_later_epochs(ledger: dict[str, bytes], newest: int) -> dict[str, bytes]:
     """Return a ledger from which somebody has removed the entries of epochs above one."""
-    kept = [data for _, data in sorted(ledger.items()) if json.loads(data).get("epoch", -1) <= newest]
+    kept = [data for _, data in sorted(ledger.items()) if entry_of(data).get("epoch", -1) <= newest]
     return {f"{i:020d}": data for i, data in enumerate(kept)}
 
 

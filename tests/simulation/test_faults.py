@@ -27,7 +27,7 @@ def expect_none(findings: Findings, at_least: int) -> None:
 
 @pytest.mark.parametrize("sinks", [sinks for sinks in plans.SINKS if sinks != "CD"])
 def test_every_plan_with_one_fault(sinks: str) -> None:
-    """Every fault at every step, the threads in turn; those of C and D, which are like A and B, by ``make prove``."""
+    """Every fault at every step, the threads in turn; those of C and D, which are like A and B, by `explore`."""
     expect_none(explore(plans.one_fault(steps_of(sinks, 0), plans.QUICK), sinks, 0), 2000)
 
 

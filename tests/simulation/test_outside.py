@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from shares import SHARE
 
+from epochsink.errors import WentBack
 from simulation import plans
 from simulation.explorer import Findings, explore, steps_of
+from simulation.invariants import verdict
 from simulation.mutants import LOGGED
+from simulation.simulation import play
 
 if TYPE_CHECKING:
     from simulation.plans import Fault
@@ -47,6 +50,14 @@ def test_two_copies_of_a_checkpoint_meet_in_every_instant(sinks: str) -> None:
 def test_the_users_function_swallows_our_errors(sinks: str) -> None:
     """An epoch that Spark decides without us is named; once accepted, all others are exact."""
     every_step(sinks, ("swallow",))
+
+
+def test_an_older_ledger_is_not_accepted_because_an_error_was_swallowed_too() -> None:
+    """Of an epoch that nobody left out, the error says to restore the newer copy, which has its rows."""
+    plan: plans.Plan = ((51, ("swallow",)), (62, ("ledger", 0)))
+    simulation = play(plan, "E")
+    assert verdict(simulation, plan) == []
+    assert isinstance(simulation.loud, WentBack)
 
 
 @pytest.mark.parametrize("sinks", EACH)

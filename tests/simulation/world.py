@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from epochsink.protocol.ledger import FOLDER
@@ -15,6 +16,8 @@ from simulation.shared_port import OTHER, SharedPostgres
 from simulation.targets import Kafka, Postgres, Transaction
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from simulation.steps import Answer, Stepper
 
 Folders = dict[str, dict[str, bytes]]
@@ -63,7 +66,7 @@ class World:
 
     def ended(self, sink: str, name: str, producer: int | None = None) -> None:
         """Flag the rollback of a transaction whose epoch the ledger calls done: it may be all that is left of it."""
-        entries = [json.loads(data) for _, data in sorted(self.files.get(FOLDER, {}).items())]
+        entries = [entry_of(data) for _, data in sorted(self.files.get(FOLDER, {}).items())]
         done = {entry["epoch"] for entry in entries if entry["entry"] == "done"}
         parts: dict[int, list[dict[str, Any]]] = {}
         for entry in entries:
@@ -165,6 +168,13 @@ class World:
         for name, (version, row) in target.documents.items():
             target.documents[name] = target.on_disk[name] = version + 2, row._replace(query=OUTSIDER)
         return bool(target.documents)
+
+
+@lru_cache(1024)
+def entry_of(data: bytes) -> Mapping[str, Any]:
+    """Return an entry of the ledger, which is looked at again and again."""
+    entry: Mapping[str, Any] = json.loads(data)
+    return entry
 
 
 def postgres_of(readers: Readers, sinks: str) -> dict[str, Postgres]:

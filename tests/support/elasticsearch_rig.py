@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,11 @@ import pyarrow as pa
 
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import SpoolMissing
-from epochsink.sink import Epoch, Identity, Task, Verdict, write_all
+from epochsink.sink import Epoch, Identity, NotCarriedOut, Task, Verdict, write_all
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from epochsink.elasticsearch import Elasticsearch
     from epochsink.sink import Committable, LastDone
@@ -47,7 +48,12 @@ class ListedRows:
         return ListedRows({})
 
 
-def rendered(documents: Sequence[Document], ranks: Sequence[int | None] | None = None) -> pa.RecordBatch:
+def rendered(
+    documents: Sequence[Document],
+    ranks: Sequence[int | None] | None = None,
+    routings: Sequence[str] | None = None,
+    indices: Sequence[str | None] | None = None,
+) -> pa.RecordBatch:
     """Return a record batch as the JVM renders it; a document of None is deleted."""
     columns: dict[str, pa.Array] = {
         "id": pa.array(
@@ -55,6 +61,10 @@ def rendered(documents: Sequence[Document], ranks: Sequence[int | None] | None =
         ),
         "source": sources([document for _, document in documents]),
     }
+    if routings is not None:
+        columns["routing"] = pa.array([json.dumps({"routing": each}, separators=(",", ":")) for each in routings])
+    if indices is not None:
+        columns["index"] = pa.array(indices, pa.string())
     if ranks is not None:
         columns["rank"] = pa.array(ranks, pa.int64())
     return pa.RecordBatch.from_pydict(columns)
@@ -135,3 +145,26 @@ class Rig:
 
     def close(self) -> None:
         self.committer.close()
+
+
+def crossed(value: Any) -> Any:
+    """Return a value as it arrives in another process."""
+    return pickle.loads(pickle.dumps(value))  # noqa: S301 - our own
+
+
+@dataclass
+class Elsewhere:
+    """Executors in this process, to which everything crosses as it does to Spark's; ``away`` jobs fail at first."""
+
+    away: int = 0
+    jobs: list[str] = field(default_factory=list)
+
+    def map(self, function: Callable[[Any], Any], parts: Sequence[Any], patience: float) -> list[Any]:
+        assert patience > 0
+        self.jobs.append(getattr(function, "__name__", "?"))
+        work = crossed(function)
+        answers = [work(crossed(part)) for part in parts]
+        if len(self.jobs) > self.away:
+            return [crossed(answer) for answer in answers]
+        # all is done, and the driver is not told
+        raise NotCarriedOut("the job was cancelled")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import pytest
 
-from epochsink.devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres, LocalS3
+from epochsink.devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres, LocalRegistry, LocalS3
 from epochsink.devkit.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
 
 if TYPE_CHECKING:
@@ -109,6 +109,13 @@ def hdfs() -> Iterator[LocalHdfs]:
 def s3() -> Iterator[LocalS3]:
     """Return the session's S3 API, started by the first test that asks. Do not stop it: others use it."""
     with LocalS3() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def registry() -> Iterator[LocalRegistry]:
+    """Return the session's schema registry, started by the first test that asks. Do not stop it: others use it."""
+    with LocalRegistry() as service:
         yield service
 
 

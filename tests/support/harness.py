@@ -11,7 +11,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 PIPELINE: Final = Path(__file__).with_name("pipeline.py")
 PARTITIONS: Final = 2
+WORKLOAD: Final = Workload(keys=23)
+"""Few keys, so that every epoch overwrites and deletes what the one before it wrote."""
+
 RUN_SECONDS: Final = 240.0
 REST_SECONDS: Final = 60.0
 PROGRESS_SECONDS: Final = 120.0
@@ -57,6 +60,20 @@ NEVER_RECORDED: Final = frozenset(
 """failpoints at which the attempt under way is not recorded yet: none of its rows may ever be seen."""
 
 
+class Watch(Protocol):
+    """What looks at a checkpoint: `CheckpointWatch` at those of Spark."""
+
+    @property
+    def epochs(self) -> int:
+        """The number of decided epochs seen so far."""
+
+    def look(self) -> None:
+        """Write events for all that is new since the last look."""
+
+    def decided(self) -> dict[int, int]:
+        """Return the end offset of each source partition in the newest decided epoch."""
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a run of the pipeline ended. ``crashed``: at the failpoint that was armed."""
@@ -68,17 +85,28 @@ class Ended:
 class Harness:
     """One source topic, one checkpoint, and the history of what is done to the pipeline between them."""
 
-    def __init__(self, folder: Path, kafka: KafkaService, topic: str, **spec: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kafka: KafkaService,
+        topic: str,
+        *,
+        program: Path = PIPELINE,
+        workload: Workload = WORKLOAD,
+        python: str = sys.executable,
+        watch: Callable[[Path, str, HistoryLog], Watch] = CheckpointWatch,
+        **spec: Any,
+    ) -> None:
         self.folder = folder
+        self._command = [python, str(program)]
         self.log = HistoryLog(folder / "history")
         self._servers = kafka.bootstrap_servers
         self._topic = topic
         self._spec = spec
         self._run = "r1"
-        # few keys, so that every epoch overwrites and deletes what the one before it wrote
-        self._workload = Workload(keys=23)
+        self._workload = workload
         self._fed = dict.fromkeys(range(PARTITIONS), 0)
-        self.watch = CheckpointWatch(folder / "checkpoint", self._run, self.log)
+        self.watch = watch(folder / "checkpoint", self._run, self.log)
         self._samplers: list[Sampler] = []
         self.runs = 0
         (folder / "checkpoint").mkdir()
@@ -144,7 +172,7 @@ class Harness:
         if stop:
             armed["EPOCHSINK_FAILPOINT_SIGNAL"] = "STOP"
         self.log.write("started", run=self._run, driver=driver, armed=crash)
-        command = [sys.executable, str(PIPELINE), str(spec.write(self.folder / f"spec-{self.runs}.json"))]
+        command = [*self._command, str(spec.write(self.folder / f"spec-{self.runs}.json"))]
         return PipelineProcess(command, self.output, armed)
 
     @property
@@ -257,11 +285,15 @@ class Harness:
 
     def report(self) -> Report:
         """Take the final reads, and judge."""
+        self.finish()
+        return check(self.log.folder, progress_within=PROGRESS_SECONDS)
+
+    def finish(self) -> None:
+        """Take the final reads; the history is complete then."""
         for sampler in self._samplers:
             sampler.finish(REST_SECONDS)
         self._note_spool()
         self.log.write_input(self._run, self._workload.source(self._fed))
-        return check(self.log.folder, progress_within=PROGRESS_SECONDS)
 
     def _note_spool(self) -> None:
         for folder in (self.folder / "checkpoint" / "epochsink" / "spool").glob("*/*"):

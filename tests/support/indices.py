@@ -36,13 +36,19 @@ SETTINGS: Final = {"number_of_shards": 2, "number_of_replicas": 0}
 def keyed(url: str, index: str, **more: Any) -> dict[str, Any]:
     """Return the sink of an index that upserts and deletes."""
     options = {"key": "key", "order_by": "kver", "delete_when": "op = 'D'", "bulk_bytes": BULK_BYTES, **more}
-    return {"kind": "Elasticsearch", "hosts": url, "index": index, "create": SETTINGS, **options}
+    return {"kind": "Elasticsearch", "hosts": url, "create": SETTINGS, **_target(index, options)}
 
 
 def keyless(url: str, index: str, **more: Any) -> dict[str, Any]:
     """Return the sink of an index that appends."""
     options = {"create": SETTINGS, "bulk_bytes": BULK_BYTES, **more}
-    return {"kind": "Elasticsearch", "hosts": url, "index": index, **options}
+    return {"kind": "Elasticsearch", "hosts": url, **_target(index, options)}
+
+
+def _target(index: str, options: dict[str, Any]) -> dict[str, Any]:
+    """Replace ``parts``, an expression, by indices whose names end with its value."""
+    parts = options.pop("parts", None)
+    return {"index": index, **options} if parts is None else {"index_by": f"concat('{index}-', {parts})", **options}
 
 
 @contextmanager
@@ -56,8 +62,9 @@ def two_indices(
     log, state = (f"{name}-{source}" for name in ("log", "state"))
     sinks = {"log": keyless(url, log, **more), "state": keyed(url, state, **more)}
     with Harness(folder, kafka, source, sinks=sinks) as harness:
-        harness.read(Target("log", atomic=False), ElasticsearchReader(server, log))
-        harness.read(Target("state", atomic=False, keyed=True), ElasticsearchReader(server, state))
+        every = "-*" if "parts" in more else ""
+        harness.read(Target("log", atomic=False), ElasticsearchReader(server, log + every))
+        harness.read(Target("state", atomic=False, keyed=True), ElasticsearchReader(server, state + every))
         yield harness
 
 
@@ -80,7 +87,8 @@ class Hold:
 
     def __call__(self, seen: Seen) -> Answer | None:
         """Hold the first request of the epoch for the index."""
-        if self.held.is_set() or not seen.path.startswith(f"/{self._index}/_bulk") or epoch_of(seen) != self._epoch:
+        mine = seen.path.startswith(f"/{self._index}/_bulk") or f'"_index":"{self._index}-'.encode() in seen.body
+        if self.held.is_set() or not mine or epoch_of(seen) != self._epoch:
             return None
         self.held.set()
         self.released.wait(SLEEP_SECONDS)

@@ -1,7 +1,7 @@
 """A loopback proxy that knows Kafka's frames: it drops, holds or repeats a request, or loses its reply, by api key.
 
 All other frames pass as they are. Clients come to it, for everything, because the broker has a listener that
-advertises the proxy's port: see `KafkaProxy.listener`.
+advertises the proxy's port: see `listener`.
 """
 
 from __future__ import annotations
@@ -80,6 +80,16 @@ class Caught:
         return int(code)
 
 
+def listener(port: int, proxy: int) -> dict[str, str | int | bool]:
+    """Return the settings of a broker with a listener more, at ``port``, that sends clients to the proxy's port."""
+    return {
+        "listeners": f"PLAINTEXT://{LOOPBACK}:{{port}},CONTROLLER://{LOOPBACK}:{{controller_port}},"
+        f"PROXIED://{LOOPBACK}:{port}",
+        "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{{port}},PROXIED://{LOOPBACK}:{proxy}",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT",
+    }
+
+
 class KafkaProxy:
     """Stands before one broker. As a context manager it ends its connections and threads."""
 
@@ -96,12 +106,7 @@ class KafkaProxy:
     @property
     def listener(self) -> dict[str, str | int | bool]:
         """The settings of a broker whose clients come through the proxy, besides those that come directly."""
-        return {
-            "listeners": f"PLAINTEXT://{LOOPBACK}:{{port}},CONTROLLER://{LOOPBACK}:{{controller_port}},"
-            f"PROXIED://{LOOPBACK}:{self._upstream}",
-            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{{port}},PROXIED://{LOOPBACK}:{self.port}",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,PROXIED:PLAINTEXT",
-        }
+        return listener(self._upstream, self.port)
 
     @property
     def bootstrap_servers(self) -> str:

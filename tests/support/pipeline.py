@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 class Spec:
     """What one run of the pipeline needs to know.
 
-    ``sinks`` has, by name, the class in `epochsink` under "kind" and its options. ``plain`` is a JDBC URL and a table.
+    ``sinks`` has, by name, the class in `epochsink` under "kind" and its options, those of `Avro` under "avro".
+    ``plain`` is a JDBC URL and a table.
+    ``peer`` is for `scoreboard.process`: the system's name, and where it writes to.
     ``attempts`` is how often Spark tries a task, ``tasks`` how many an epoch has (0: one for each source partition).
     ``settings`` are Spark's, over those of `start_spark`.
     """
@@ -48,6 +50,7 @@ class Spec:
     topic: str
     sinks: dict[str, dict[str, Any]] = field(default_factory=dict)
     plain: tuple[str, str] | None = None
+    peer: dict[str, str] = field(default_factory=dict)
     rows_per_epoch: int = 60
     attempts: int = 1
     tasks: int = 0
@@ -97,7 +100,8 @@ def sinks(spec: Spec) -> Iterator[tuple[str, Sink]]:
     """Make the sinks."""
     for name, options in spec.sinks.items():
         kind = getattr(epochsink, options["kind"])
-        given = {key: value for key, value in options.items() if key not in ("kind", "bulk_bytes")}
+        given = {key: value for key, value in options.items() if key not in ("kind", "bulk_bytes", "avro")}
+        given |= {key: epochsink.Avro(**value) for key, value in options.get("avro", {}).items()}
         sink = kind(**given)
         if "bulk_bytes" in options:
             # no option of the sink; on the frozen object itself, with which it goes to executors

@@ -12,13 +12,15 @@ from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
-from epochsink.sink import Task
+from epochsink.sink import RowCount, Task
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from epochsink.protocol.ledger_history import History
+    from epochsink.protocol.progress import EpochProgress
     from epochsink.sink import Epoch, Participant
 
 
@@ -31,7 +33,13 @@ class Query:
         self.files = LocalStorage(self.folder)
         self.spool = Spool.beside(str(self.folder))
 
-    def driver(self, *, recovers: bool = True, participant: Participant | None = None) -> Coordinator:
+    def driver(
+        self,
+        *,
+        recovers: bool = True,
+        participant: Participant | None = None,
+        listener: Callable[[EpochProgress], None] | None = None,
+    ) -> Coordinator:
         """Return a driver's coordinator."""
         made = Coordinator(
             query_id="query-1",
@@ -39,6 +47,7 @@ class Query:
             checkpoint=Checkpoint(self.files),
             spool=self.spool,
             participants=[participant or self.sink.participant({"out": self.sink})],
+            listener=listener,
         )
         if recovers:
             made.recover()
@@ -54,10 +63,15 @@ class Query:
 
     def prepare(self, driver: Coordinator, number: int, *ids: int) -> None:
         """Play foreachBatch for an epoch that has to be written."""
+        epoch, accepted = self.attempt(driver, number, *ids)
+        driver.record(epoch, {"out": [accepted]}, {}, {"out": RowCount(len(ids), 0, 8 * len(ids))})
+
+    def attempt(self, driver: Coordinator, number: int, *ids: int) -> tuple[Epoch, tuple[str, dict[str, object]]]:
+        """Write an epoch by one task; return the attempt, and what the task answers. Nothing is recorded."""
         self.plan(number)
         assert driver.settle(number) is Plan.WRITE
         epoch = driver.begin(number)
-        driver.record(epoch, {"out": [self.task(driver, epoch, ids)]}, {})
+        return epoch, self.task(driver, epoch, ids)
 
     def task(self, driver: Coordinator, epoch: Epoch, ids: tuple[int, ...]) -> tuple[str, dict[str, object]]:
         task = Task(driver.identity("out"), epoch, 0, uuid.uuid4().hex)

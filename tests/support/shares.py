@@ -21,6 +21,9 @@ class Share:
     place: int
     each: int
 
+    def __str__(self) -> str:
+        return f"{self.place}/{self.each}"
+
     @classmethod
     def asked_for(cls) -> Share:
         """Return what EPOCHSINK_SHARE says, as in "5/16"; without it, all cases."""

@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,6 +110,46 @@ def test_status_tells_how_far_each_epoch_has_come(kit: CheckpointKit, run: Calla
     ]
     assert found["epochs"][0]["spooled_bytes"] == 0 < found["epochs"][1]["spooled_bytes"]
     assert "epoch 1 is decided and not yet committed" in found["advice"][0]
+
+
+def test_the_first_line_of_status_says_whether_data_is_late(
+    kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.run(0, both(1, 2))
+    assert re.match(
+        r"up to date: everything decided is visible; epoch 0 is the newest, \d+ s ago", run("status").output
+    )
+    kit.record(1, {"table": rows(3)})
+    kit.decide(1)
+    assert run("status").output.startswith("epoch 1 was decided just now")
+    assert run("status", "--max-age", "60").exit_code == 0
+    now = time.time()
+    monkeypatch.setattr("epochsink.cli.status.time.time", lambda: now + 300)
+    late = run("status", "--max-age", "60")
+    assert late.output.startswith("LATE by 5 min: epoch 1 is decided and not visible in every sink")
+    assert late.exit_code == 3
+    assert run("status", "--max-age", "600").exit_code == 0
+
+
+def test_status_tells_rows_times_and_the_last_failure(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.run(0, both(1, 2))
+    kit.coordinator.note_failure("RowsRejected: the target refuses [3] rows")
+    result = run("status")
+    assert "commit 0." in said(result)
+    assert "RowsRejected: the target refuses [3] rows (20" in said(result)
+    (epoch,) = json.loads(run("status", "--json").output)["epochs"]
+    assert set(epoch["rows"]) == {"search", "table"}
+
+
+def test_a_report_draws_the_newest_epochs(kit: CheckpointKit, run: Callable[..., Result], tmp_path: Path) -> None:
+    kit.run(0, both(1, 2))
+    kit.run(1, both(3))
+    kit.record(2, {"table": rows(3)})
+    output = tmp_path / "page.html"
+    assert said(run("report", "--output", str(output))) == f"wrote {output}"
+    page = output.read_text()
+    assert "epochs 0 to 1 in time" in page
+    assert "epoch 2 is recorded and not decided" in page
 
 
 def test_status_prints_a_table(kit: CheckpointKit, run: Callable[..., Result]) -> None:
@@ -541,10 +582,11 @@ def test_the_readmes_own_code_can_be_named_for_its_sinks(
     found = re.search(r"```python\n(.*?)```", (Path(__file__).parents[2] / "README.md").read_text(), re.DOTALL)
     assert found is not None
     (tmp_path / "readme_pipeline.py").write_text(found[1])
+    monkeypatch.setenv("DSN", "postgresql://app@127.0.0.1/shop")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "readme_pipeline", raising=False)
     result = run("recover", "--sinks", "readme_pipeline:sink", "--yes")
-    assert f"the sinks belong to checkpoint /lake/checkpoints/orders, and this is {tmp_path}/checkpoint" in said(result)
+    assert f"the sinks belong to checkpoint /tmp/checkpoints/orders, and this is {tmp_path}/checkpoint" in said(result)
 
 
 def test_queries_may_start_again_after_the_command(run: Callable[..., Result], kit: CheckpointKit) -> None:

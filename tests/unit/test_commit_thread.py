@@ -10,6 +10,7 @@ import pytest
 
 from epochsink.protocol import commit_thread
 from epochsink.protocol.commit_thread import CommitThread
+from epochsink.protocol.progress_tracker import ProgressTracker
 
 SECONDS = 20
 
@@ -26,6 +27,7 @@ class FakeCoordinator:
         self.pauses: list[float] = []
         self.asked = threading.Event()
         self.queue = self
+        self.progress = ProgressTracker()
 
     def _do(self, name: str) -> None:
         self.calls.append(name)
@@ -57,6 +59,9 @@ class FakeCoordinator:
 
     def fail(self, failure: BaseException) -> None:
         self.failure = failure
+
+    def note_failure(self, failure: str) -> None:
+        self.progress.failed(failure)
 
     def has_decided(self) -> bool:
         self.unseen -= 1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from query_by_hand import Query
 
-from epochsink.errors import Fenced, WentBack
+from epochsink.errors import ConfigurationError, Fenced, PrepareFailed, WentBack
 from epochsink.protocol.coordinator import Plan
 from epochsink.protocol.ledger_entries import Entry, Skipped
 from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER
@@ -44,10 +44,7 @@ def test_a_recorded_epoch_is_adopted_by_the_next_driver(query: Query) -> None:
 
 def test_a_superseded_driver_records_nothing(query: Query) -> None:
     older = query.driver()
-    query.plan(0)
-    older.settle(0)
-    epoch = older.begin(0)
-    accepted = query.task(older, epoch, (1,))
+    epoch, accepted = query.attempt(older, 0, 1)
     query.driver()
     with pytest.raises(Fenced):
         older.record(epoch, {"out": [accepted]}, {})
@@ -192,14 +189,47 @@ def test_a_record_without_an_answer_may_stand_so_nothing_of_it_is_ended(
     assert query.visible() == [1]
 
 
+def test_a_record_that_arrives_after_its_error_finds_its_rows(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that did not answer in time may carry the append out later: until then the ledger does not name them."""
+    driver = query.driver()
+    append = driver._run.ledger.append
+    late: list[Entry] = []
+
+    def keep_waiting(entry: Entry) -> None:
+        late.append(entry)
+        raise OSError("the store does not answer")
+
+    monkeypatch.setattr(driver._run.ledger, "append", keep_waiting)
+    with pytest.raises(OSError, match="does not answer"):
+        query.prepare(driver, 0, 1)
+    append(late[0])
+    query.decide(0)
+    query.driver()
+    assert query.visible() == [1]
+
+
+def test_an_epoch_that_was_written_before_an_earlier_one_was_prepared_again_is_not_recorded(query: Query) -> None:
+    """In a log its rows would come first."""
+    driver = query.driver()
+    epoch, accepted = query.attempt(driver, 0, 1)
+    with driver.queue.replaying():
+        pass
+    with pytest.raises(PrepareFailed, match="would be ordered before those of the earlier epoch"):
+        driver.record(epoch, {"out": [accepted]}, {})
+    assert query.sink.prepared() == []
+
+
+def test_a_start_without_a_sink_that_has_a_recorded_epoch_names_the_sink_and_the_way_out(query: Query) -> None:
+    query.prepare(query.driver(), 0, 1)
+    with pytest.raises(ConfigurationError, match="epoch 0 is recorded and not yet committed in sink 'out'"):
+        query.driver(participant=query.sink.participant({"other": query.sink}))
+
+
 def test_no_epoch_is_recorded_while_the_one_before_cannot_be_committed(query: Query) -> None:
     driver = query.driver()
     query.prepare(driver, 0, 1)
     query.decide(0)
-    query.plan(1)
-    driver.settle(1)
-    epoch = driver.begin(1)
-    accepted = query.task(driver, epoch, (2,))
+    epoch, accepted = query.attempt(driver, 1, 2)
     driver.fail(WentBack("the target was set back"))
     with pytest.raises(WentBack, match="set back"):
         driver.record(epoch, {"out": [accepted]}, {})

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from epochsink.devkit.demo.destination import RowCount, divergent
+from epochsink.devkit.demo.destination import Tally, divergent
 from epochsink.devkit.demo.display import Display, Result, save_svg
 from epochsink.devkit.demo.index import ElasticsearchIndex
 from epochsink.devkit.demo.kill_plan import ANY_MOMENT, EXACTLY_ONCE, PLAIN, Kill, plan
@@ -37,7 +37,7 @@ DEADLINE = 30.0
 STEPS = [*EXACTLY_ONCE, *PostgresTable.steps, *ElasticsearchIndex.steps, *KafkaTopic.steps]
 
 
-def result(count: RowCount, early: int = 0, rows_in: int = 100, divergent: int = 0) -> Result:
+def result(count: Tally, early: int = 0, rows_in: int = 100, divergent: int = 0) -> Result:
     return Result("epochsink", "Elasticsearch", 6, rows_in, count, divergent, early, looks=10)
 
 
@@ -45,22 +45,22 @@ def result(count: RowCount, early: int = 0, rows_in: int = 100, divergent: int =
 
 
 def test_only_a_row_of_zeros_is_exact() -> None:
-    assert result(RowCount(100, 0, 0)).is_exact
-    assert not result(RowCount(99, 1, 0)).is_exact
-    assert not result(RowCount(101, 0, 1)).is_exact
-    assert not result(RowCount(100, 1, 1)).is_exact
-    assert not result(RowCount(100, 0, 0), early=1).is_exact
-    assert not result(RowCount(100, 0, 0), divergent=1).is_exact
-    assert not result(RowCount(100, 0, 0), rows_in=99).is_exact
-    left = replace(result(RowCount(100, 0, 0)), leftovers=("open transaction epochsink.1",))
+    assert result(Tally(100, 0, 0)).is_exact
+    assert not result(Tally(99, 1, 0)).is_exact
+    assert not result(Tally(101, 0, 1)).is_exact
+    assert not result(Tally(100, 1, 1)).is_exact
+    assert not result(Tally(100, 0, 0), early=1).is_exact
+    assert not result(Tally(100, 0, 0), divergent=1).is_exact
+    assert not result(Tally(100, 0, 0), rows_in=99).is_exact
+    left = replace(result(Tally(100, 0, 0)), leftovers=("open transaction epochsink.1",))
     assert not left.is_exact
     assert "left behind: open transaction epochsink.1" in left.in_words()
 
 
 def test_the_closing_table_fits_a_log_and_names_every_figure() -> None:
     written = io.StringIO()
-    wrong = result(RowCount(231_072, 12_345, 43_417), early=198_765, rows_in=200_000, divergent=34_567)
-    results = [result(RowCount(200_000, 0, 0), rows_in=200_000), wrong]
+    wrong = result(Tally(231_072, 12_345, 43_417), early=198_765, rows_in=200_000, divergent=34_567)
+    results = [result(Tally(200_000, 0, 0), rows_in=200_000), wrong]
     Display(Console(file=written, width=80)).close(results)
     lines = written.getvalue().splitlines()
     table = [line for line in lines if not line.startswith("epochsink,")]
@@ -74,21 +74,23 @@ def test_the_closing_table_fits_a_log_and_names_every_figure() -> None:
 
 
 def test_the_picture_holds_the_table(tmp_path: Path) -> None:
-    save_svg([result(RowCount(100, 0, 0))], tmp_path / "demo.svg")
-    assert "Elasticsearch" in (tmp_path / "demo.svg").read_text()
+    save_svg([result(Tally(100, 0, 0))], tmp_path / "demo.svg")
+    drawn = (tmp_path / "demo.svg").read_text()
+    assert "Elasticsearch" in drawn
+    assert 'url("https:' not in drawn
 
 
 # ---- counting
 
 
 def test_a_tally_counts_what_is_lost_and_what_came_twice() -> None:
-    assert RowCount.of(Counter([0, 1, 2]), 3) == RowCount(rows_out=3, lost=0, duplicated=0)
-    assert RowCount.of(Counter([0, 1, 2]), 5) == RowCount(rows_out=3, lost=2, duplicated=0)
-    assert RowCount.of(Counter([0, 1, 2, 2, 1]), 3) == RowCount(rows_out=5, lost=0, duplicated=2)
+    assert Tally.of(Counter([0, 1, 2]), 3) == Tally(rows_out=3, lost=0, duplicated=0)
+    assert Tally.of(Counter([0, 1, 2]), 5) == Tally(rows_out=3, lost=2, duplicated=0)
+    assert Tally.of(Counter([0, 1, 2, 2, 1]), 3) == Tally(rows_out=5, lost=0, duplicated=2)
 
 
 def test_a_row_that_is_no_order_does_not_hide_a_loss() -> None:
-    assert RowCount.of(Counter([0, 99]), 2) == RowCount(rows_out=2, lost=1, duplicated=1)
+    assert Tally.of(Counter([0, 99]), 2) == Tally(rows_out=2, lost=1, duplicated=1)
 
 
 def test_destinations_diverge_where_one_holds_other_orders_or_more_of_one() -> None:
@@ -154,6 +156,7 @@ def test_settings_cross_to_another_process(tmp_path: Path) -> None:
         plain=True,
         jvm_options="-Xmx1g",
         master="local[2]",
+        epochs="/epochs.jsonl",
         destinations={
             "table": PostgresTable("dsn", "url", "driver", "orders"),
             "index": ElasticsearchIndex("http://127.0.0.1:2", "orders"),

@@ -38,7 +38,7 @@ def listed(page: str) -> list[str]:
     return re.findall(r"^\| `(\w+)` \|", rest.partition("\n## ")[0], re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [*PAGES, "Avro", "NewTopic"])
 def test_the_docstring_names_every_argument(name: str) -> None:
     owner = getattr(epochsink, name)
     assert described(owner) == parameters(owner)

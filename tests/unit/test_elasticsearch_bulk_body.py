@@ -7,11 +7,12 @@ import json
 
 import pyarrow as pa
 import pytest
-from elasticsearch_rig import Document, rendered
+from elasticsearch_rig import Document, ListedRows, rendered
 from hypothesis import given
 from hypothesis import strategies as st
 
 from epochsink.elasticsearch import bulk_body
+from epochsink.sink import Epoch, Identity
 
 HEADS = bulk_body.action_heads(version=7, version_type="external_gte")
 HOSTILE = 'x"}}\n{"delete":{"_id":"y"}}\r\n\u2028\\ü\x00'
@@ -39,6 +40,21 @@ def test_lines_carry_id_version_and_document() -> None:
         {"n": 1},
         {"delete": {"version": 7, "version_type": "external_gte", "_id": "b"}},
     ]
+
+
+def test_a_plain_epoch_has_these_very_bytes_and_a_routing_stands_before_the_id() -> None:
+    identity = Identity("query", "search", 1, {"base": 2**40})
+    keys = rendered([("a", {"n": 1}), ("b", None)])
+    plain, routed = (
+        b"".join(each.body for each in operations.requests(ListedRows({"t": [batch]}), None))
+        for batch in (keys, rendered([("a", {"n": 1}), ("b", None)], routings=['x"', "y"]))
+        for operations in [bulk_body.Operations(identity, Epoch(7, "attempt"), 0, "t", size=1000)]
+    )
+    version = b'"version":1099511627783,"version_type":"external_gte"'
+    assert plain == (b'{"index":{' + version + b',"_id":"a"}}\n{"n": 1}\n{"delete":{' + version + b',"_id":"b"}}\n')
+    assert routed == plain.replace(b'"_id":"a"', b'"routing":"x\\"","_id":"a"').replace(
+        b'"_id":"b"', b'"routing":"y","_id":"b"'
+    )
 
 
 @given(documents)

@@ -120,6 +120,15 @@ def test_the_timeout_begins_anew_with_each_success() -> None:
     assert len(proxy.seen) >= len(names)
 
 
+def test_a_server_that_is_too_busy_for_any_operation_is_asked_again() -> None:
+    def behave(_: Seen, nth: int) -> Answer:
+        return items([OVERLOADED]) if nth <= 2 else items([DONE])
+
+    proxy, refused = post(behave, request_of("a"))
+    assert refused == []
+    assert len(proxy.seen) == 3
+
+
 def test_giving_up_says_the_last_reason() -> None:
     with pytest.raises(GaveUp, match="429 es_rejected_execution_exception: queue is full"):
         post(lambda *_: items([OVERLOADED]), request_of("a"), timeout=0.4)

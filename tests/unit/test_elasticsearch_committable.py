@@ -12,8 +12,10 @@ from epochsink.errors import LedgerCorrupt
 
 @pytest.mark.parametrize("by_task", [False, True])
 def test_values_survive_json(*, by_task: bool) -> None:
-    task = WrittenTask("a" * 32, 3, 120, by_task)
-    epoch = PreparedEpoch(("a" * 32, "b" * 32), 5, 1, "orders", "uuid", by_task)
+    task = WrittenTask("a" * 32, 3, 120, by_task, ("a", "b"))
+    epoch = PreparedEpoch(
+        ("a" * 32, "b" * 32), 5, 1, "orders", "uuid", by_task, "routing='a'", "lower", {"a": ("u", "h")}
+    )
     assert WrittenTask.from_json(json.loads(json.dumps(task.to_json()))) == task
     assert PreparedEpoch.from_json(json.loads(json.dumps(epoch.to_json()))) == epoch
 

@@ -29,10 +29,14 @@ def sink(hosts: str | list[str] = "http://127.0.0.1:9200", **changed: Any) -> El
         ({"index": ""}, "invalid index=''"),
         ({"index": 5}, "invalid index=5"),
         ({"index": "Orders"}, "'Orders'"),
+        ({"index": "Ör"}, "'Ör'"),
         ({"index": "orders,others"}, "'orders,others'"),
         ({"index": "orders-*"}, "'orders-*'"),
         ({"index": "_all"}, "'_all'"),
         ({"index": "x" * 256}, "255 bytes"),
+        ({"index": None}, "give either index= or index_by="),
+        ({"index_by": "month"}, "give either index= or index_by="),
+        ({"index": None, "index_by": "month", "validate": True}, "validate=True asks an index before"),
         ({"key": []}, "key=[] is empty"),
         ({"key": 5}, "invalid key=5"),
         ({"keys": "a"}, "did you mean key=?"),
@@ -198,5 +202,6 @@ def test_sink_participant_and_writer_are_what_the_protocol_asks_for() -> None:
     made: Sink = sink()
     participant: Participant = made.participant({"search": made})
     writer: SinkWriter = made.writer(Task(Identity("query", "search"), Epoch(0, "0" * 32), 0, "1" * 32))
-    assert writer.prepare() == {"task": "1" * 32, "rows": 0, "largest": 0, "by_task": False, "version": 1}
+    told = {"task": "1" * 32, "rows": 0, "largest": 0, "by_task": False, "indices": []}
+    assert writer.prepare() == {**told, "version": 1}
     participant.close()

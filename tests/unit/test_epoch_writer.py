@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from epochsink.protocol.spool import NO_SPOOL
-from epochsink.sink import Epoch, Identity, SpoolFile
+from epochsink.sink import Epoch, Identity, RowCount, SpoolFile
 from epochsink.spark.epoch_writer import EpochWriter
 from epochsink.spark.write_task import Answer
 
@@ -26,7 +26,9 @@ def writer() -> Iterator[EpochWriter]:
 
 
 def answer(partition: int, sink: str = "out") -> Answer:
-    return Answer(sink, f"task-{partition}", partition, {"part": partition}, SpoolFile(1, partition, 1), 10.0)
+    return Answer(
+        sink, f"task-{partition}", partition, {"part": partition}, SpoolFile(1, partition, 1), RowCount(2, 1, 30), 10.0
+    )
 
 
 def test_parts_are_in_the_order_of_the_partitions_whichever_task_ends_first(
@@ -34,7 +36,8 @@ def test_parts_are_in_the_order_of_the_partitions_whichever_task_ends_first(
 ) -> None:
     answers = [answer(2), answer(0, "other"), answer(0), answer(1)]
     monkeypatch.setattr(writer, "_run", lambda _plan, _epoch: answers)
-    written, spooled = writer.write(PLAN, EPOCH)
+    written, spooled, counts = writer.write(PLAN, EPOCH)
+    assert counts == {"out": RowCount(6, 3, 90), "other": RowCount(2, 1, 30)}
     assert written == {
         "out": [(f"task-{partition}", {"part": partition}) for partition in range(3)],
         "other": [("task-0", {"part": 0})],

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 
+import epochsink.elasticsearch.errors
+import epochsink.kafka.errors
+import epochsink.postgres.errors
 from epochsink import errors
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, RowsRejected
 
@@ -53,6 +58,19 @@ def test_the_first_error_of_a_text_that_can_be_read_is_taken() -> None:
     lines = ["epochsink-error: [broken]", RowsRejected("a").to_line(), ConfigurationError("b").to_line()]
     found = EpochsinkError.from_text("\n".join(lines))
     assert isinstance(found, RowsRejected)
+
+
+def test_the_reference_page_names_every_error() -> None:
+    """Its cause, what is known about the rows and what to do, each in a cell; no error of a sink is missing."""
+    modules = [errors, epochsink.kafka.errors, epochsink.postgres.errors, epochsink.elasticsearch.errors]
+    raised = {
+        kind.__name__ if kind.__module__ == errors.__name__ else f"{kind.__module__}.{kind.__name__}"
+        for module in modules
+        for _, kind in inspect.getmembers(module, inspect.isclass)
+        if issubclass(kind, EpochsinkError)
+    }
+    page = (Path(__file__).parents[2] / "docs/reference/errors.md").read_text()
+    assert set(re.findall(r"^\| `([\w.]+)` \| .+ \| .+ \| .+ \|$", page, re.MULTILINE)) == raised
 
 
 def test_the_way_out_ends_the_text() -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -203,16 +200,6 @@ def test_configurations_are_values() -> None:
     assert hash(one) == hash(same)
     assert pickle.loads(pickle.dumps(one)) == one  # noqa: S301 - as it crosses
     assert one != made()
-
-
-def test_every_argument_is_described_where_users_look() -> None:
-    """In the constructor's docstring and on the reference page, each on a line of its own."""
-    arguments = list(inspect.signature(Kafka).parameters)
-    assert arguments[:2] == ["bootstrap_servers", "topic"]
-    described = re.findall(r"^    (\w+): ", str(inspect.getdoc(Kafka)), re.MULTILINE)
-    assert described == arguments
-    page = (Path(__file__).parents[2] / "docs/reference/kafka.md").read_text()
-    assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == arguments
 
 
 def test_a_slow_broker_gets_no_more_than_it_takes_in_time() -> None:

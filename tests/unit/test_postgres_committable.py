@@ -21,6 +21,9 @@ MERGE = Merge(
     ranks=2,
     equals={"id": "="},
     unique=[{"id": "int8_ops"}],
+    newer_wins="at",
+    skip_unchanged=True,
+    accumulate={"n": "sum"},
 )
 TASKS = ("0" * 32, "1" * 32)
 COPIED = Member("k", "epochsink", None, TASKS, 5, MERGE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +40,12 @@ def python(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("name", epochsink.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     found = getattr(epochsink, name)
-    assert found == version("epochsink") if name == "__version__" else found.__name__ == name
+    assert isinstance(found, str) if name == "__version__" else found.__name__ == name
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    headings = (Path(__file__).parents[2] / "CHANGELOG.md").read_text().split("\n## ")
+    assert headings[1].startswith(epochsink.__version__)
 
 
 def test_no_name_is_listed_twice_or_out_of_order() -> None:

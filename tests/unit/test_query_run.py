@@ -22,6 +22,7 @@ from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed, 
 from epochsink.kafka.errors import error as kafka_error
 from epochsink.postgres.errors import failure as postgres_failure
 from epochsink.protocol.coordinator import Plan
+from epochsink.protocol.progress_tracker import ProgressTracker
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
@@ -47,6 +48,7 @@ def run(tmp_path: Path) -> Iterator[Run]:
         executors=None,
         application="app-1",
         show_values=False,
+        on_progress=None,
     )
     yield made
     made.release()
@@ -79,6 +81,7 @@ class Steps:
 
     def __init__(self, plan: Plan = Plan.WRITE, **failures: Sequence[Exception | None]) -> None:
         self.plan = plan
+        self.progress = ProgressTracker()
         self.failures = {step: list(each) for step, each in failures.items()}
         self.taken: list[str] = []
 
@@ -101,9 +104,9 @@ class Steps:
     def begin(self, number: int) -> int:
         return number
 
-    def write(self, _plan: object, _epoch: object) -> tuple[dict[str, Any], dict[str, Any]]:
+    def write(self, _plan: object, _epoch: object) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
         self._take("write")
-        return {}, {}
+        return {}, {}, {}
 
     def abandon(self, _epoch: object) -> None:
         self._take("abandon")

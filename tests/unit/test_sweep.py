@@ -21,9 +21,7 @@ def query(tmp_path: Path) -> Query:
 
 def test_what_nobody_recorded_is_aborted_at_the_next_start(query: Query) -> None:
     driver = query.driver()
-    query.plan(0)
-    driver.settle(0)
-    query.task(driver, driver.begin(0), (1,))
+    query.attempt(driver, 0, 1)
     query.driver()
     assert query.sink.prepared() == []
     assert not list((query.folder.parent / "sink").glob("*/written/*"))
@@ -39,10 +37,7 @@ def test_tidying_ends_nothing_while_an_epoch_is_pending(query: Query) -> None:
 
 def test_tidying_ends_nothing_while_an_attempt_is_under_way(query: Query) -> None:
     driver = query.driver()
-    query.plan(0)
-    driver.settle(0)
-    epoch = driver.begin(0)
-    accepted = query.task(driver, epoch, (1,))
+    epoch, accepted = query.attempt(driver, 0, 1)
     driver.tidy()
     driver.record(epoch, {"out": [accepted]}, {})
     query.decide(0)
@@ -70,6 +65,9 @@ def test_a_superseded_driver_ends_nothing_of_its_successors(query: Query, tmp_pa
     query.prepare(newer, 0, 1)
     prepared, spooled = folder.prepared(), query.spool.attempts("query-1")
     assert (len(prepared), len(spooled)) == (1, 1)
+    # first, while it knows nothing of the other's record
+    with pytest.raises(Fenced):
+        older._sweep.all()
     with pytest.raises(Fenced):
         older._sweep._end_in_spool()
     with pytest.raises(Fenced):

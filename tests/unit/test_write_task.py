@@ -94,6 +94,9 @@ class Target:
     def abort(self) -> None:
         self.aborted += 1
 
+    def count_deletes(self, _rows: pa.RecordBatch) -> int:
+        return 0
+
     def run(self, *, show_values: bool = False, keeping: Keeping = Keeping.IN_SPOOL) -> list[pa.RecordBatch]:
         given = cast("Any", self)
         job = WriteJob({"x": given}, {"x": Identity("query", "x", 1)}, given, show_values)
@@ -110,7 +113,7 @@ def no_context(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_context")
 def test_the_disk_and_the_target_take_the_last_rows_side_by_side() -> None:
     together = threading.Barrier(2)
-    (answers,) = Target(lambda: together.wait(10), lambda: together.wait(10)).run()
+    (answers,) = Target(lambda: together.wait(60), lambda: together.wait(60)).run()
     assert answers.num_rows == 1
 
 

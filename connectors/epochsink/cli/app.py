@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.sink import Sink
 
+_ATTENTION: Final = 3
+"""The status of a command that finds something for which a person is needed."""
+
 app = typer.Typer(
     help="Exactly-once sinks for PySpark Structured Streaming.", no_args_is_help=True, pretty_exceptions_enable=False
 )
@@ -72,9 +75,13 @@ def status(
     spool: SpoolPlace = None,
     sinks: AnySinks = None,
     epochs: Annotated[int, typer.Option(help="How many epochs to list, newest first.", min=0)] = 10,
+    max_age: Annotated[
+        float | None,
+        typer.Option(metavar="SECONDS", help="End with status 3 if a decided epoch has been invisible for longer."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ) -> None:
-    """Show what is recorded, decided and committed, and what to type next: look here first.
+    """Show whether data is late, what is recorded, decided and committed, and what to type: look here first.
 
     Reads only: safe beside a running query. --sinks is needed only for an object store whose settings are in
     ExactlyOnce(storage_options=...).
@@ -88,6 +95,26 @@ def status(
         state.show(found, epochs, Console())
     if found.damage:
         raise typer.Exit(1)
+    if max_age is not None and found.late_seconds > max_age:
+        raise typer.Exit(_ATTENTION)
+
+
+@app.command()
+def report(
+    checkpoint: Checkpoint,
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("epochsink-report.html"),
+    spool: SpoolPlace = None,
+    sinks: AnySinks = None,
+) -> None:
+    """Draw the newest epochs of a query on one HTML page: rows, and how long each step took.
+
+    Reads only. The ledger has the receipts of the newest 64 epochs or so.
+    """
+    with _opened(checkpoint, sinks, spool) as (place, _):
+        page = state.page_of(state.read_status(place))
+    output.write_text(page)
+    typer.echo(f"wrote {output}")
 
 
 @app.command()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import signal
-from pathlib import Path  # noqa: TC003 - typer reads the annotation
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -35,6 +35,9 @@ def demo(
     master: Annotated[
         str, typer.Option(help="Spark's master; all workers must see the folder that TMPDIR names.")
     ] = "local[2]",
+    page: Annotated[Path, typer.Option(help="Where to write the page that shows the course of both pipelines.")] = Path(
+        "epochsink-demo.html"
+    ),
     svg: Annotated[Path | None, typer.Option(help="Write the closing table as a picture, too.")] = None,
 ) -> None:
     """Kill a real pipeline -9 again and again, with and without epochsink, and count the rows.
@@ -51,7 +54,7 @@ def demo(
             )
         given = where if all(where) else None
         seed = secrets.randbelow(10_000) if seed is None else seed
-        exact = _show(given, orders=orders, kills=kills, seed=seed, keep=keep, svg=svg, master=master)
+        exact = _show(given, orders=orders, kills=kills, seed=seed, keep=keep, svg=svg, page=page, master=master)
     raise typer.Exit(0 if exact else 1)
 
 

@@ -94,10 +94,14 @@ def down() -> None:
 
 
 @app.command("fetch")
-def fetch_all() -> None:
+def fetch_all(
+    names: Annotated[
+        list[Kind] | None, typer.Argument(help="Which services; without a name Kafka, PostgreSQL and Elasticsearch.")
+    ] = None,
+) -> None:
     """Fetch all that services and Spark need, so that later starts need no network."""
     with plain_errors():
-        prefetch(list(SINKS))
+        prefetch(list(dict.fromkeys(names or SINKS)))
         spark_packages()
     _console.print(f"Fetched into {cache_folder()}", soft_wrap=True)
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import enum
 import shlex
+import time
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Final
 
 from rich.filesize import decimal
 from rich.table import Column, Table
+from rich.text import Text
 
 from epochsink.cli.abandon import successor
+from epochsink.devkit import page
 from epochsink.errors import LedgerCorrupt
 from epochsink.protocol.ledger import Ledger, survey
 
@@ -22,8 +26,9 @@ if TYPE_CHECKING:
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger import Damage
-    from epochsink.protocol.ledger_entries import Prepared, Stamp
+    from epochsink.protocol.ledger_entries import Prepared, Stamp, Stopped
     from epochsink.protocol.ledger_history import History
+    from epochsink.protocol.progress import EpochProgress
 
 
 class State(enum.StrEnum):
@@ -50,6 +55,8 @@ class EpochStatus:
     """One attempt at an epoch. ``parts`` counts what each sink commits on its own; a sink without rows is absent.
 
     Of older done epochs the ledger keeps no parts: ``parts`` is empty then, as for an epoch without any rows.
+    ``rows`` are the rows of each sink, as far as they are known, ``age_seconds`` is the time since the record, None if
+    it is not recorded or not known. ``receipt`` is that of one of the newest done epochs.
     """
 
     epoch: int
@@ -57,12 +64,21 @@ class EpochStatus:
     state: State
     parts: Mapping[str, int]
     spooled_bytes: int
+    rows: Mapping[str, int] = field(default_factory=dict)
+    age_seconds: float | None = None
+    receipt: EpochProgress | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A query's state, as ``--json`` prints it. Numbers of epochs are -1 for none; ``advice`` says what to do."""
+    """A query's state, as ``--json`` prints it. Numbers of epochs are -1 for none; ``advice`` says what to do.
 
+    ``headline`` says whether data is late and since when; ``late_seconds`` is the time since the record of the oldest
+    epoch that is decided and not visible, 0 if there is none. ``stopped`` is the last failure of a query.
+    """
+
+    headline: str
+    late_seconds: float
     checkpoint: str
     query_id: str
     generation: int | None
@@ -75,6 +91,7 @@ class Status:
     newest_begun: int
     epochs: Sequence[EpochStatus]
     spool: str
+    stopped: Stopped | None
     damage: Sequence[str]
     advice: Sequence[str]
 
@@ -95,7 +112,10 @@ def read_status(place: Place, typed: Sequence[str] = ()) -> Status:
         if (at.number, at.attempt) not in recorded
     ]
     owner = history.owner
+    late = max((one.age_seconds or 0.0 for one in epochs if one.state is State.DECIDED), default=0.0)
     return Status(
+        headline=_headline(history, epochs, late, damage),
+        late_seconds=late,
         checkpoint=place.location,
         query_id=place.query_id,
         generation=owner.generation if owner else None,
@@ -108,6 +128,7 @@ def read_status(place: Place, typed: Sequence[str] = ()) -> Status:
         newest_begun=place.checkpoint.newest_begun(),
         epochs=sorted(epochs, key=lambda one: one.epoch),
         spool=place.spool.root,
+        stopped=history.stopped,
         damage=damage,
         advice=[*damage, _DAMAGED] if damage else _advice(place, history, epochs, typed),
     )
@@ -128,20 +149,85 @@ def show(status: Status, epochs: int, console: Console) -> None:
         ("spool", f"{decimal(sum(epoch.spooled_bytes for epoch in status.epochs))} in {status.spool}"),
     ):
         facts.add_row(name, value)
+    if status.stopped is not None:
+        facts.add_row("last failure", Text(f"{status.stopped.failure} ({status.stopped.stamp})"))
+    console.print(status.headline, style="bold", markup=False, highlight=False, soft_wrap=True)
     console.print(facts)
-    table = Table(Column("epoch", justify="right"), "state", *status.sinks, Column("spool", justify="right"))
+    table = Table(Column("epoch", justify="right"), "state", *status.sinks, Column("spool", justify="right"), "times")
     for index, epoch in enumerate(reversed(status.epochs)):
         if index >= epochs and epoch.state in (State.DONE, State.ENDED):
             continue
         # of an older done epoch the ledger keeps no parts, so none at all says nothing about rows
         absent = "" if not epoch.parts and epoch.state in (State.DONE, State.UNRECORDED) else "no rows"
-        parts = [f"{epoch.parts[sink]} part(s)" if sink in epoch.parts else absent for sink in status.sinks]
-        table.add_row(str(epoch.epoch), _WORDS[epoch.state], *parts, decimal(epoch.spooled_bytes))
+        held = [_held(epoch, sink) or absent for sink in status.sinks]
+        table.add_row(str(epoch.epoch), _WORDS[epoch.state], *held, decimal(epoch.spooled_bytes), _took(epoch))
     if table.row_count:
         console.print(table)
     for line in status.advice:
         # a terminal's width breaks no line: commands are pasted
         console.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
+
+
+def page_of(status: Status) -> str:
+    """Return a status as an HTML page: its headline, the newest done epochs as a picture and a table, the advice."""
+    done = [epoch.receipt for epoch in status.epochs if epoch.receipt is not None]
+    drawn = page.picture(page.Course(done), f"epochs {done[0].epoch} to {done[-1].epoch} in time") if done else ""
+    sections = [
+        ("The newest epochs, in time", f'<div class="scroll">{drawn}</div>' if done else "<p>None is done yet.</p>"),
+        ("What to do", "".join(f"<p>{escape(line)}</p>" for line in status.advice)),
+    ]
+    if status.stopped is not None:
+        sections.append(("The last failure", f"<p>{escape(status.stopped.failure)} ({status.stopped.stamp})</p>"))
+    sections.append(("Each epoch", page.epochs_table(done)))
+    return page.document(f"epochsink: {status.checkpoint}", status.headline, sections)
+
+
+def _held(epoch: EpochStatus, sink: str) -> str:
+    if sink in epoch.rows:
+        return f"{epoch.rows[sink]:,} row(s)"
+    return f"{epoch.parts[sink]} part(s)" if sink in epoch.parts else ""
+
+
+def _took(epoch: EpochStatus) -> str:
+    """Return how long the steps of an epoch took, or how old it is."""
+    done = epoch.receipt
+    if done is None:
+        return "" if epoch.age_seconds is None else f"recorded {_span(epoch.age_seconds)} ago"
+    steps = {"write": done.write_seconds, "vote": done.record_seconds, "commit": done.commit_seconds}
+    return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in steps.items())
+
+
+def _span(seconds: float) -> str:
+    """Return a time span as a person says it."""
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+_SOON_SECONDS: Final = 5.0
+"""Until then, a decided epoch that is not visible is no cause for concern."""
+
+
+def _headline(history: History, epochs: Sequence[EpochStatus], late: float, damage: Sequence[str]) -> str:
+    """Return in one line whether data is late, and since when."""
+    if damage:
+        return "ATTENTION: the ledger is damaged, and no query starts on it; see below"
+    if history.owner is None:
+        return "no ledger yet"
+    if history.abandoned is not None:
+        return "abandoned: no query runs here any more"
+    decided = _join([one.epoch for one in epochs if one.state is State.DECIDED])
+    if decided:
+        soon = f"epoch {decided} was decided just now: a running query commits it at this moment"
+        since = f"LATE by {_span(late)}" if late else "LATE"
+        is_late = f"{since}: epoch {decided} is decided and not visible in every sink; see below what to type"
+        return soon if 0.0 < late < _SOON_SECONDS else is_late
+    newest = max(history.receipts, default=-1)
+    if newest < 0:
+        return "up to date: everything decided is visible"
+    ago = _span(max(0.0, time.time() - history.receipts[newest].done_at))
+    return f"up to date: everything decided is visible; epoch {newest} is the newest, {ago} ago"
 
 
 _DAMAGED: Final = (
@@ -230,7 +316,13 @@ def _epoch(place: Place, history: History, prepared: Prepared) -> EpochStatus:
     else:
         state = State.DECIDED if place.checkpoint.is_decided(prepared.epoch) else State.RECORDED
         size = place.spool.size(place.query_id, prepared.at)
-    return EpochStatus(prepared.epoch, prepared.attempt, state, parts, size)
+    receipt = history.receipts.get(prepared.epoch)
+    if receipt is not None:
+        rows = {sink: each.rows for sink, each in receipt.sinks.items()}
+    else:
+        rows = {sink: share.counted.rows for sink, share in prepared.shares.items() if share.counted.rows}
+    age = None if prepared.stamp is None else max(0.0, round(time.time() - prepared.stamp.at, 3))
+    return EpochStatus(prepared.epoch, prepared.attempt, state, parts, size, rows, age, receipt)
 
 
 def _up_to(epoch: int) -> str:

@@ -9,20 +9,24 @@ milli-, micro- or nanoseconds, since 2^30 > 10^9. A version therefore also ident
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
 
+from epochsink.elasticsearch.committable import incarnations
+from epochsink.elasticsearch.config import MARKERS
 from epochsink.elasticsearch.connection import ensure_index, refresh
 from epochsink.elasticsearch.errors import CONFLICT, error_type
 from epochsink.errors import LedgerCorrupt
 from epochsink.identity import PREFIX, claim_document, identity_key, marker_document
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from epochsink.sink import Epoch, Identity
 
-INDEX: Final = f"{PREFIX}-markers"
+INDEX: Final = MARKERS
 VERSION: Final = 1
 """Of the markers' form."""
 EPOCHS: Final = 2**30
@@ -41,6 +45,7 @@ class Marker:
     """The newest applied epoch, its attempt and run, and the uuid and history of the index at that time.
 
     ``place`` is the document's sequence number and primary term. The next write of the marker is conditional on it.
+    ``placed_by`` as in `ElasticsearchConfig`. ``indices`` has uuid and history of each index that rows named.
     """
 
     epoch: int
@@ -50,6 +55,8 @@ class Marker:
     history: str
     run: str
     place: tuple[int, int]
+    placed_by: str = ""
+    indices: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | No
         kept["history"],
         kept["run"],
         place,
+        kept.get("placed_by", ""),
+        incarnations(kept.get("indices", ())) or {},
     )
 
 
@@ -170,12 +179,12 @@ def _read_claim(client: elasticsearch.Elasticsearch, name: str) -> Claim | None:
 
 
 def write(
-    client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, *, after: Marker | None, **applied: str
+    client: elasticsearch.Elasticsearch, identity: Identity, epoch: Epoch, *, after: Marker | None, **applied: object
 ) -> bool:
     """Record that an epoch is applied. Return False if the marker has changed since ``after`` was read.
 
-    ``applied`` names the run that applied it, and the index with its uuid and history. If two drivers apply one epoch,
-    only one gets True; it deletes what the other one's run left.
+    ``applied`` names the run that applied it, and the index with its uuid and history, or ``indices``. If two drivers
+    apply one epoch, only one gets True; it deletes what the other one's run left.
     """
     answer = client.options(ignore_status=CONFLICT).index(
         index=INDEX,

@@ -15,7 +15,6 @@ from epochsink.elasticsearch.apply_on_executors import OnExecutors, PartJob
 from epochsink.elasticsearch.bulk_body import Operations
 from epochsink.elasticsearch.bulk_request import Poster, post_all
 from epochsink.elasticsearch.changed_elsewhere import ChangedElsewhere
-from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.dead_letter import DeadLetters
 from epochsink.elasticsearch.errors import Refusal, documents_rejected
 from epochsink.errors import OutcomeUnknown, RowsRejected
@@ -55,7 +54,7 @@ class Application:
         epoch: Epoch,
         prepared: PreparedEpoch,
         kept: applied_epochs.Marker | None,
-        found: target_index.Target,
+        found: target_index.Target | target_index.Targets,
         executors: Executors | None = None,
     ) -> None:
         self._client = client
@@ -63,16 +62,20 @@ class Application:
         self._identity = identity
         self._epoch = epoch
         self._prepared = prepared
-        self._index = prepared.index
+        # The operations of an epoch with several indices name theirs.
+        self._index = prepared.index if prepared.indices is None else ""
         self._kept = kept
         self._found = found
         self._run = uuid.uuid4().hex
         self._executors = executors
         self._parts: OnExecutors | None = None
         self._lookout = Lookout(client, identity, epoch)
-        self._poster = Poster(client, self._index, config.timeout, self._lookout.now_and_then)
+        self._poster = Poster(
+            client, self._index, config.timeout, self._lookout.now_and_then, pipeline=prepared.pipeline
+        )
         self._searchable = False
         self._rejected: list[Refusal] = []
+        self._set_aside = 0
         self._keyed = False
         self._changed_elsewhere = ChangedElsewhere(
             client,
@@ -86,7 +89,7 @@ class Application:
             DeadLetters(
                 client,
                 config.dead_letter_index,
-                self._index,
+                prepared.index,
                 identity,
                 epoch,
                 run=self._run,
@@ -98,55 +101,77 @@ class Application:
             else None
         )
 
-    def run(self, rows: Rows) -> None:
-        """Apply everything, then write the marker.
+    def run(self, rows: Rows) -> int:
+        """Apply everything, then write the marker; return how many rows became dead letters.
 
         Raises `Overtaken`, `GaveUp`, `RowsRejected`, `SpoolMissing`, `OutcomeUnknown`, `WentBack`.
         """
         if self._executors is not None and self._is_large():
             by_task = self._prepared.by_task
-            job = PartJob(self._config, self._identity, self._epoch, self._index, rows, by_task)
+            pipeline = self._prepared.pipeline
+            job = PartJob(
+                self._config,
+                self._identity,
+                self._epoch,
+                self._index,
+                rows,
+                by_task,
+                pipeline,
+                indices=tuple(self._prepared.indices or ()),
+            )
             self._parts = OnExecutors(self._executors, job, self._prepared.tasks)
         # Verify all tasks before the first request: a partly applied, damaged epoch could not be undone.
         if not self._verified_on_executors():
             rows.verify()
-        reached = self._apply_to_one_index(rows)
+        reached = self._apply_to_same_indices(rows)
         if self._config.refresh and not self._searchable:
             # Before the marker: once it is written, no later run would refresh.
-            refresh(self._client, self._index, reached.primaries)
+            reached.refresh(self._client)
         failpoints.reach("elasticsearch.marker.before")
-        applied = {
+        applied: dict[str, object] = {
             "run": self._run,
             "index": reached.index,
             "index_uuid": reached.uuid,
             "history": reached.history,
         }
+        if self._prepared.placed_by:
+            applied["placed_by"] = self._prepared.placed_by
+        if reached.indices:
+            applied["indices"] = [[name, *each] for name, each in reached.indices.items()]
         if not applied_epochs.write(self._client, self._identity, self._epoch, after=self._kept, **applied):
             raise Overtaken
+        return self._set_aside
 
-    def _apply_to_one_index(self, rows: Rows) -> target_index.Target:
-        """Apply the epoch to the index that the name resolves to, and again if that index or its pipeline changed."""
-        before = self._found
+    def _apply_to_same_indices(self, rows: Rows) -> target_index.Target | target_index.Targets:
+        """Apply the epoch to the index that each name resolves to, and again if an index or its pipeline changed."""
+        before, pipeline = self._found, self._prepared.pipeline
         for _ in range(_TURNS):
-            self._poster.stored_in = before.stored_in
+            self._poster.stored_in = before.stored_in(pipeline)
             self._apply(rows)
             # Read again: an index that was restored during the run, or a new target of the alias, may lack documents of
             # this epoch and of earlier ones.
-            after = target_index.require_same(self._client, self._config, self._at(before), self._index)
-            if (before.incarnation, before.stored_in) == (after.incarnation, after.stored_in):
+            after = target_index.require_recorded(self._client, self._config, self._at(before), self._prepared)
+            if (before.incarnation, before.stored_in(pipeline)) == (after.incarnation, after.stored_in(pipeline)):
                 return after
             before = after
         raise OutcomeUnknown(
-            f"{self._index!r} named a different index, or had a different ingest pipeline, after each of {_TURNS} runs "
-            f"of epoch {self._epoch.number}",
+            f"{self._prepared.index!r} named a different index, or had a different ingest pipeline, after each of "
+            f"{_TURNS} runs of epoch {self._epoch.number}",
             hint="leave the alias and the index settings unchanged, and start the query again: it applies the epoch",
         )
 
-    def _at(self, index: target_index.Target) -> applied_epochs.Marker | None:
+    def _at(self, index: target_index.Target | target_index.Targets) -> applied_epochs.Marker | None:
         """Return the marker with ``index`` in place of the index that its epoch was applied to."""
         if self._kept is None:
             return None
-        return replace(self._kept, index=index.index, index_uuid=index.uuid, history=index.history)
+        return replace(
+            self._kept,
+            index=index.index,
+            index_uuid=index.uuid,
+            history=index.history,
+            indices=index.indices,
+            placed_by=self._prepared.placed_by,
+        )
 
     def _is_large(self) -> bool:
         most = self._config.executors_above
@@ -170,6 +195,7 @@ class Application:
 
     def _apply(self, rows: Rows) -> None:
         self._searchable = False
+        self._set_aside = 0
         if not self._applied_on_executors(rows):
             self._apply_here(rows)
         if self._rejected:
@@ -213,6 +239,7 @@ class Application:
             self._config.timeout,
             self._lookout.now_and_then,
             refresh=True,
+            pipeline=self._prepared.pipeline,
             stored_in=self._poster.stored_in,
         )
         refused = poster.post(request)
@@ -237,11 +264,25 @@ class Application:
         task = self._prepared.tasks[partition]
         if self._prepared.by_task:
             survives = deduplicate.survivors(rows, [task], self._prepared.rows)
-        operations = Operations(self._identity, self._epoch, partition, task, size=self._config.bulk_bytes)
+        operations = Operations(
+            self._identity,
+            self._epoch,
+            partition,
+            task,
+            size=self._config.bulk_bytes,
+            indices=self._prepared.indices or (),
+        )
         for request in operations.requests(rows, survives):
             self._keyed = operations.keyed
+            self._judge_unplaced(operations)
             yield request
+        self._judge_unplaced(operations)
         return operations.seen
+
+    def _judge_unplaced(self, operations: Operations) -> None:
+        if operations.unplaced:
+            self._judge(operations.unplaced)
+            operations.unplaced = []
 
     def _survivors(self, rows: Rows) -> npt.NDArray[np.bool_] | None:
         # Equal versions overwrite each other in the order of arrival, so each id must be sent only once.
@@ -262,22 +303,28 @@ class Application:
         if conflicts := [refusal for refusal in refusals if refusal.conflict]:
             others += self._changed_elsewhere.overwrite(conflicts, keyed=self._keyed)
         if others and self._dead_letters is not None:
-            self._refuse_unfit_index()
+            self._refuse_unfit_index(others)
             self._dead_letters.keep(others)
+            self._set_aside += len(others)
             return
         self._rejected += others
         # The error shows only a few of them, and millions would fill the memory.
         if len(self._rejected) >= _MOST_SHOWN:
             raise self._stopped()
 
-    def _refuse_unfit_index(self) -> None:
-        """Stop if the index itself is at fault, for example lacks a pipeline: it would refuse every document."""
-        if faults_of_index := preflight.refused_by_index(self._client, self._index, self._poster):
-            raise RowsRejected(
-                f"the index {self._index!r} refuses even an empty document: {faults_of_index[0].reason}",
-                hint="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",
-            )
+    def _refuse_unfit_index(self, refusals: Sequence[Refusal]) -> None:
+        """Stop if an index itself is at fault, for example lacks a pipeline: it would refuse every document."""
+        for index in {refusal.place.get("_index", self._index) for refusal in refusals}:
+            if self._prepared.indices is not None and index not in self._prepared.indices:
+                continue  # the name itself is at fault
+            pipeline, routed = self._prepared.pipeline, self._config.routing is not None
+            poster = Poster(self._client, index, self._config.timeout, self._lookout.now_and_then, pipeline=pipeline)
+            if faults_of_index := preflight.refused_by_index(self._client, index, poster, pipeline, routed=routed):
+                raise RowsRejected(
+                    f"the index {index!r} refuses even an empty document: {faults_of_index[0].reason}",
+                    hint="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",
+                )
 
     def _stopped(self) -> RowsRejected:
         state = f"epoch {self._epoch.number} stays pending in the ledger, and its rows in the spool: nothing is lost"
-        return documents_rejected(self._rejected, f"index {self._index!r}; {state}")
+        return documents_rejected(self._rejected, f"index {self._prepared.index!r}; {state}")

@@ -68,7 +68,10 @@ class _TooManyRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PartJob:
-    """What an executor needs to apply parts of an epoch; pickled. ``stored_in`` as in `Poster`."""
+    """What an executor needs to apply parts of an epoch; pickled.
+
+    ``indices`` as in `Operations`, ``pipeline`` and ``stored_in`` as in `Poster`.
+    """
 
     config: ElasticsearchConfig
     identity: Identity
@@ -76,7 +79,9 @@ class PartJob:
     index: str
     rows: Rows
     by_task: bool = False
+    pipeline: str | None = None
     stored_in: str | None = None
+    indices: tuple[str, ...] = ()
 
     def look(self, part: Part) -> Posted:
         """Compare a part's file with its record in the ledger, and count its rows."""
@@ -102,8 +107,22 @@ class PartJob:
         lookout = Lookout(client, self.identity, self.epoch)
         # A task that was delayed, or repeated after the epoch was applied, must send nothing.
         lookout.now()
-        poster = Poster(client, self.index, self.config.timeout, lookout.now_and_then, stored_in=self.stored_in)
-        operations = Operations(self.identity, self.epoch, part.partition, part.task, size=self.config.bulk_bytes)
+        poster = Poster(
+            client,
+            self.index,
+            self.config.timeout,
+            lookout.now_and_then,
+            pipeline=self.pipeline,
+            stored_in=self.stored_in,
+        )
+        operations = Operations(
+            self.identity,
+            self.epoch,
+            part.partition,
+            part.task,
+            size=self.config.bulk_bytes,
+            indices=self.indices,
+        )
         survives = self._survivors(part)
         refused: list[Refusal] = []
 
@@ -115,6 +134,8 @@ class PartJob:
 
         try:
             post_all(poster, operations.requests(self.rows, survives), self.config.threads, answered)
+            if operations.unplaced:
+                answered(operations.unplaced)
         except _TooManyRefused:
             return Posted(-1)
         return Posted(operations.seen, operations.keyed, tuple(refused))

@@ -14,13 +14,15 @@ from epochsink import arrow_buffers
 from epochsink.identity import document_id_prefix, identity_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     import numpy.typing as npt
 
+    from epochsink.elasticsearch.errors import Refusal
     from epochsink.sink import Epoch, Identity, Rows
 
 _TEXT = pa.large_binary()  # 64-bit offsets: a rendered batch of large documents may exceed 2 GiB
+_BAD_REQUEST = 400
 _NONE = arrow_buffers.text("", _TEXT)
 
 
@@ -67,6 +69,24 @@ def parse(operation: bytes) -> tuple[str, str | None]:
     return fields["_id"], document.decode() or None
 
 
+def place(operation: bytes) -> dict[str, str]:
+    """Return the fields of an operation, other than its ``_id``, that decide where the document is stored."""
+    (fields,) = json.loads(operation.partition(b"\n")[0]).values()
+    return {name: fields[name] for name in ("_index", "routing") if name in fields}
+
+
+def routed(routings: pa.Array, ids: pa.Array) -> pa.Array:
+    """Return the ends of action lines with the routing (``{"routing":"..."}``) of each row before its ``_id``."""
+    fields = pc.binary_slice(routings.cast(_TEXT), 1, -1)
+    return pc.binary_join_element_wise(fields, ids.cast(_TEXT), arrow_buffers.text(",", _TEXT))
+
+
+def indexed(names: pa.Array, ids: pa.Array) -> pa.Array:
+    """Return the ends of action lines with the index of each row, a valid name, before them."""
+    before, after, nothing = (arrow_buffers.text(part, _TEXT) for part in ('"_index":"', '",', ""))
+    return pc.binary_join_element_wise(before, names.cast(_TEXT), after, ids.cast(_TEXT), nothing)
+
+
 def action_heads(**metadata: Any) -> tuple[pa.Scalar, pa.Scalar]:
     """Return the beginnings of index and delete action lines, with ``metadata`` before their ``_id``."""
     fields = json.dumps(metadata, separators=(",", ":")).removesuffix("}")
@@ -74,13 +94,13 @@ def action_heads(**metadata: Any) -> tuple[pa.Scalar, pa.Scalar]:
     return index, delete
 
 
-def newer(operations: Sequence[tuple[str, str | None, int]]) -> Request:
-    """Return a request of (``_id``, document or None to delete, version), applied only over smaller versions."""
+def newer(operations: Sequence[tuple[Refusal, int]]) -> Request:
+    """Return a request of refused operations, each with the version over whose smaller ones it is applied."""
     rendered = []
-    for document_id, source, version in operations:
-        fields = {"version": version, "version_type": "external", "_id": document_id}
-        action = json.dumps({"delete" if source is None else "index": fields}).encode() + b"\n"
-        rendered.append(action if source is None else action + source.encode() + b"\n")
+    for refused, version in operations:
+        fields = {"version": version, "version_type": "external", **refused.place, "_id": refused.id}
+        action = json.dumps({"delete" if refused.source is None else "index": fields}).encode() + b"\n"
+        rendered.append(action if refused.source is None else action + refused.source.encode() + b"\n")
     offsets = np.cumsum([0, *map(len, rendered)], dtype=np.int64)
     return Request(pa.py_buffer(b"".join(rendered)), offsets)
 
@@ -149,14 +169,26 @@ class Operations:
     """Renders the rows of one task.
 
     ``seen`` is the number of rows and ``keyed`` whether they have keys; both are known once all rows are rendered.
-    ``partition`` is the task's place in the epoch, ``size`` the bytes of a request.
+    ``partition`` is the task's place in the epoch, ``size`` the bytes of a request. ``indices`` are those of the epoch,
+    for rows that name theirs; rows with any other name are not rendered, and added to ``unplaced``.
     """
 
-    def __init__(self, identity: Identity, epoch: Epoch, partition: int, task: str, *, size: int) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        epoch: Epoch,
+        partition: int,
+        task: str,
+        *,
+        size: int,
+        indices: Collection[str] = (),
+    ) -> None:
         self._prefix = f"{document_id_prefix(identity_key(identity), epoch.number)}{partition}-"
         self._version = identity.origin["base"] + epoch.number
         self._task = task
         self._size = size
+        self._indices = pa.array(indices, pa.string())
+        self.unplaced: list[Refusal] = []
         self.seen = 0
         self.keyed = False
 
@@ -173,11 +205,32 @@ class Operations:
                 ids = pa.concat_arrays([batch.column("id") for batch in batches])
             else:
                 ids = position_ids(self._prefix, self.seen, count)
-            if survives is not None:
-                mask = pa.array(survives[self.seen : self.seen + count])
+            if "routing" in batches[0].schema.names:
+                ids = routed(pa.concat_arrays([batch.column("routing") for batch in batches]), ids)
+            mask = None if survives is None else pa.array(survives[self.seen : self.seen + count])
+            if "index" in batches[0].schema.names:
+                names = pa.concat_arrays([batch.column("index") for batch in batches])
+                placed = pc.is_in(names, self._indices)
+                self._keep_unplaced(
+                    pc.invert(placed) if mask is None else pc.and_not(mask, placed), names, ids, sources
+                )
+                ids, mask = indexed(names, ids), placed if mask is None else pc.and_(mask, placed)
+            if mask is not None:
                 ids, sources = ids.filter(mask), sources.filter(mask)
             yield from cut(render(ids, sources, heads), self._size)
             self.seen += count
+
+    def _keep_unplaced(self, mask: pa.Array, names: pa.Array, ids: pa.Array, sources: pa.Array) -> None:
+        from epochsink.elasticsearch.errors import Refusal  # noqa: PLC0415 - imports the client
+
+        for name, end, source in zip(*(each.filter(mask).to_pylist() for each in (names, ids, sources)), strict=True):
+            fields = json.loads(f"{{{end.decode() if isinstance(end, bytes) else end}")
+            document_id = fields.pop("_id")
+            reason = f"index_by= gives {name!r}, which is not the name of an index of this epoch"
+            place = {"_index": str(name), **fields}
+            self.unplaced.append(
+                Refusal(document_id, source, _BAD_REQUEST, "invalid_index_name_exception", reason, place)
+            )
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:

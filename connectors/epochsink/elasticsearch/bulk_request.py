@@ -10,7 +10,7 @@ import elasticsearch
 from tenacity import sleep_using_event
 
 from epochsink.elasticsearch import pipelines
-from epochsink.elasticsearch.bulk_body import Request, parse
+from epochsink.elasticsearch.bulk_body import Request, parse, place
 from epochsink.elasticsearch.errors import (
     CLIENT_ERRORS,
     GaveUp,
@@ -43,11 +43,12 @@ class _NothingSucceeded(Exception):
 
 
 class Poster:
-    """Posts bulk requests to one index, from several threads.
+    """Posts bulk requests to one index, or ("") to the indices that operations name, from several threads.
 
     ``timeout`` is the time in seconds without any success after which the poster gives up. ``before_sending`` is called
     in the sending thread before each request; an exception from it ends the post. With ``refresh``, documents can be
-    searched once their request is answered. ``stored_in`` is the index in which each document must be stored, if a
+    searched once their request is answered. ``pipeline`` is an ingest pipeline for them, None for the index's own.
+    ``stored_in`` is the index in which each document must be stored, if a
     pipeline could send it elsewhere; None if there is no pipeline.
     """
 
@@ -59,14 +60,17 @@ class Poster:
         before_sending: Callable[[], None] | None = None,
         *,
         refresh: bool = False,
+        pipeline: str | None = None,
         stored_in: str | None = None,
     ) -> None:
         # The client's own retries would repeat whole requests and hide the reason.
         self._client = client.options(max_retries=0)
-        self._index = index
+        self._index = index or None
+        self.shown = f"index {index!r}" if index else "an index of index_by="
         self._timeout = timeout
         self._before_sending = before_sending
         self._refresh = refresh
+        self._pipeline = pipeline
         self._stop = threading.Event()
         # The status of each operation costs a tenth of the server's throughput, so it is requested after failures only.
         self._detailed = False
@@ -92,7 +96,7 @@ class Poster:
                 said, hint = describe(error)
                 if is_passing(error):
                     raise self._gave_up(said) from error
-                raise UnfitIndex(f"the index {self._index!r} accepts no writes: {said}", hint) from error
+                raise UnfitIndex(f"{self.shown} accepts no writes: {said}", hint) from error
             except _NothingSucceeded as last:
                 raise self._gave_up(str(last)) from last
             # Some operations succeeded, so the timeout starts again. The server is still busy, so wait first.
@@ -126,6 +130,7 @@ class Poster:
                 operations=[request.body],  # type: ignore[list-item]
                 filter_path=self._wanted if detailed else "errors",
                 refresh=self._refresh or None,
+                pipeline=self._pipeline,
             ).body
             if self.stored_in is not None:
                 pipelines.refuse_moved(request, answer["items"], self.stored_in)
@@ -153,7 +158,7 @@ class Poster:
                 passing.append(position)
             elif what is Meaning.REFUSED:
                 raise UnfitIndex(
-                    f"the index {self._index!r} accepts no writes: {describe_operation(answer)}",
+                    f"{self.shown} accepts no writes: {describe_operation(answer)}",
                     "open it, remove its block or grant the privilege, then start the query again: what is recorded is "
                     "applied",
                 )
@@ -168,10 +173,10 @@ class Poster:
             return self.post(first) + self.post(second)
         document_id, source = parse(request.operation(0))
         reason = f"{len(request.operation(0))} bytes are more than the server accepts (http.max_content_length)"
-        return [Refusal(document_id, source, _TOO_LARGE, "content_too_long", reason)]
+        return [Refusal(document_id, source, _TOO_LARGE, "content_too_long", reason, place(request.operation(0)))]
 
     def _gave_up(self, reason: str) -> GaveUp:
-        return GaveUp(f"index {self._index!r}: nothing succeeded within {self._timeout:g} s; last: {reason}")
+        return GaveUp(f"{self.shown}: nothing succeeded within {self._timeout:g} s; last: {reason}")
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -189,7 +194,7 @@ def _refusal(operation: bytes, answer: dict[str, Any]) -> Refusal:
     cause = error.get("caused_by", {}).get("reason")
     reason = f"{error.get('reason', '')} ({cause})" if cause else str(error.get("reason", ""))
     document_id, source = parse(operation)
-    return Refusal(document_id, source, answer["status"], error["type"], reason)
+    return Refusal(document_id, source, answer["status"], error["type"], reason, place(operation))
 
 
 def post_all(

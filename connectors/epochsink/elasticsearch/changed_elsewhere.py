@@ -8,7 +8,7 @@ have versions with another base. They are left alone and stop the query.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.elasticsearch import applied_epochs, bulk_body
 from epochsink.elasticsearch.errors import NotServed
@@ -67,7 +67,7 @@ class ChangedElsewhere:
                 conflicts = [each for each in conflicts if each.id not in stored]
             # Never use a version twice: a late request of a slow driver must be refused.
             above = self._version + _DELETED_STEP**attempt
-            again = [(each.id, each.source, stored.get(each.id, above - 1) + 1) for each in conflicts]
+            again = [(each, stored.get(each.id, above - 1) + 1) for each in conflicts]
             answers = self._poster.post(bulk_body.newer(again))
             others += [each for each in answers if not each.conflict]
             conflicts = [each for each in answers if each.conflict]
@@ -78,13 +78,13 @@ class ChangedElsewhere:
     def _stored(self, conflicts: Sequence[Refusal]) -> dict[str, int]:
         if not conflicts:
             return {}
-        ids = [each.id for each in conflicts]
-        found = self._client.mget(index=self._index, ids=ids, source=False)["docs"]
+        named: dict[str, Any] = {"ids": [each.id for each in conflicts]}
+        if any(each.place for each in conflicts):
+            named = {"docs": [{"_id": each.id, **each.place} for each in conflicts]}
+        found = self._client.mget(index=self._index or None, source=False, **named)["docs"]
         if failed := [each["error"] for each in found if "error" in each]:
             # The document is not absent: its shard is not available.
-            raise NotServed(
-                f"index {self._index!r}: {len(failed)} document(s) could not be read: {failed[0]['reason']}"
-            )
+            raise NotServed(f"{self._poster.shown}: {len(failed)} document(s) could not be read: {failed[0]['reason']}")
         return {each["_id"]: each["_version"] for each in found if each.get("found")}
 
     def _refuse_other_sinks(self, conflicts: Sequence[Refusal], stored: dict[str, int]) -> None:
@@ -95,7 +95,7 @@ class ChangedElsewhere:
     def _written_by_others(self, foreign: Sequence[str], stored: dict[str, int]) -> RowsRejected:
         shown = ", ".join(f"{each!r} (version {stored.get(each) or 'of a deletion'})" for each in foreign[:5])
         return RowsRejected(
-            f"{len(foreign)} document(s) of index {self._index!r} have newer versions than this sink's "
+            f"{len(foreign)} document(s) of {self._poster.shown} have newer versions than this sink's "
             f"{self._version}, which this sink did not write",
             hint="let only one sink write these documents: stop the other writer, then start this query with a new "
             "checkpoint, whose versions are higher; the epoch stays pending and nothing is lost",

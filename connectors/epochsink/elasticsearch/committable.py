@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from epochsink.errors import LedgerCorrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from epochsink.sink import Committable
 
@@ -22,24 +22,26 @@ VERSION: Final = 1
 class WrittenTask:
     """What one task spooled: its uuid, its number of rows, and the size of its largest document in bytes.
 
-    ``by_task`` means that Spark brought all rows of an id into one task.
+    ``by_task`` means that Spark brought all rows of an id into one task. ``indices`` are those that rows name.
     """
 
     task: str
     rows: int
     largest: int
     by_task: bool = False
+    indices: tuple[str, ...] = ()
 
     def to_json(self) -> Committable:
         """Return the committable of `SinkWriter.prepare`."""
         told = {"task": self.task, "rows": self.rows, "largest": self.largest}
-        return {"version": VERSION, **told, "by_task": self.by_task}
+        return {"version": VERSION, **told, "by_task": self.by_task, "indices": list(self.indices)}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
         """Read what `to_json` has written. Raises `LedgerCorrupt`."""
         _check_version(given)
-        return cls(str(given["task"]), int(given["rows"]), int(given["largest"]), bool(given["by_task"]))
+        task, indices = str(given["task"]), tuple(map(str, given.get("indices", ())))
+        return cls(task, int(given["rows"]), int(given["largest"]), bool(given["by_task"]), indices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class PreparedEpoch:
 
     ``index`` is the configured name, and ``index_uuid`` the index that it resolved to at the vote. With ``by_task``
     each task has all rows of its ids: replaced rows are found task by task when the epoch is applied, and ``replaced``
-    is 0.
+    is 0. ``placed_by`` and ``pipeline`` as in `ElasticsearchConfig`. If rows name their index, ``indices`` has those
+    names with uuid and history at the vote, and ``index`` is only shown; else it is None.
     """
 
     tasks: tuple[str, ...]
@@ -57,6 +60,9 @@ class PreparedEpoch:
     index: str
     index_uuid: str
     by_task: bool = False
+    placed_by: str = ""
+    pipeline: str | None = None
+    indices: Mapping[str, tuple[str, str]] | None = None
 
     def to_json(self) -> Committable:
         """Return the part for the ledger."""
@@ -68,6 +74,9 @@ class PreparedEpoch:
             "index": self.index,
             "index_uuid": self.index_uuid,
             "by_task": self.by_task,
+            "placed_by": self.placed_by,
+            "pipeline": self.pipeline,
+            "indices": None if self.indices is None else [[name, *each] for name, each in self.indices.items()],
         }
 
     @classmethod
@@ -76,7 +85,16 @@ class PreparedEpoch:
         _check_version(given)
         tasks = tuple(map(str, given["tasks"]))
         index, uuid = str(given["index"]), str(given["index_uuid"])
-        return cls(tasks, int(given["rows"]), int(given["replaced"]), index, uuid, bool(given["by_task"]))
+        by_task, placed_by, pipeline = bool(given["by_task"]), str(given["placed_by"]), given["pipeline"]
+        indices = incarnations(given["indices"])
+        return cls(
+            tasks, int(given["rows"]), int(given["replaced"]), index, uuid, by_task, placed_by, pipeline, indices
+        )
+
+
+def incarnations(listed: Sequence[Sequence[str]] | None) -> dict[str, tuple[str, str]] | None:
+    """Return uuid and history of indices by their names, from lists of all three; None for None."""
+    return None if listed is None else {name: (uuid, history) for name, uuid, history in listed}
 
 
 def _check_version(given: Mapping[str, Any]) -> None:

@@ -13,12 +13,14 @@ from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, er
 from epochsink.elasticsearch.applied_epochs import Overtaken
 from epochsink.elasticsearch.apply import Application
 from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
+from epochsink.elasticsearch.config import MOST_INDICES
 from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
+from epochsink.elasticsearch.writer import too_many_indices
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import claim_document, identity_key
 from epochsink.retry import retrying
-from epochsink.sink import COMMITTED, LastDone, Mark, Outcome, Participant, Verdict, verify_marks
+from epochsink.sink import LastDone, Mark, Outcome, Participant, Verdict, verify_marks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from tenacity import Retrying
 
     from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, Marks, Parts, Rows
+    from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, Keeping, Marks, Parts, Rows
 
 _JUST_READ_SECONDS: Final = 0.05
 
@@ -46,6 +48,7 @@ class ElasticsearchCommitter(Participant):
         # One for each thread: another thread may have read the marker before this one wrote a newer one.
         self._compared = threading.local()
         self._voted: str | None = None
+        self._schema: pa.Schema | None = None
 
     @property
     def _client(self) -> elasticsearch.Elasticsearch:
@@ -92,12 +95,18 @@ class ElasticsearchCommitter(Participant):
         self._compared.marker = (kept, time.monotonic())
         self._verify(kept, done, pending)
         if not self._seen_index and _trusted(kept, done) is not None:
-            with errors.explained(OutcomeUnknown, f"looking at index {self._config.index!r}"):
-                self._patiently(self._require_same, kept)
+            with errors.explained(OutcomeUnknown, f"looking at index {self._config.shown_index!r}"):
+                self._patiently(self._require_configured, kept)
         self._seen_index = True
 
-    def _require_same(self, kept: applied_epochs.Marker | None, recorded: str | None = None) -> target_index.Target:
-        return target_index.require_same(self._client, self._config, kept, recorded)
+    def _require_configured(
+        self, kept: applied_epochs.Marker | None, names: Sequence[str] = ()
+    ) -> target_index.Target | target_index.Targets:
+        """Return the configured index, or with ``index_by`` the named ones, which are created if missing."""
+        if self._config.index:
+            return target_index.require_same(self._client, self._config, kept)
+        create = partial(preflight.create_index, self._client, self._config, self._schema)
+        return target_index.require_each(self._client, self._config, kept, names, create=create)
 
     def _kept(self) -> applied_epochs.Marker | None:
         with errors.explained(OutcomeUnknown, f"reading the marker in {applied_epochs.INDEX!r}"):
@@ -110,7 +119,12 @@ class ElasticsearchCommitter(Participant):
 
     def _verify(self, kept: applied_epochs.Marker | None, done: LastDone | None, pending: LastDone | None) -> None:
         marks_of = partial(self.marks_of, self._sink)
-        verify_marks(f"index {self._config.index!r}", _marks(kept), done, pending, marks_of)
+        verify_marks(f"index {self._config.shown_index!r}", _marks(kept), done, pending, marks_of)
+
+    def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
+        """Remember the schema, from which the vote makes missing indices."""
+        self._schema = schemas[self._sink]
+        return super().keeping(epoch, schemas)
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Verify spool, target and ids. Raises `PrepareFailed`, `RowsRejected` or `WentBack`."""
@@ -125,11 +139,14 @@ class ElasticsearchCommitter(Participant):
                 f"the spool of epoch {epoch.number} holds tasks {list(tasks)}, but the accepted tasks are "
                 f"{sorted(expected)}"
             )
+        names = sorted({index for share in shares for index in share.indices})
+        if len(names) > MOST_INDICES:
+            raise too_many_indices(names)
         state = f"epoch {epoch.number} is not recorded, so nothing is lost: the next start writes it"
-        with errors.explained(PrepareFailed, f"looking at index {self._config.index!r} and its marker", state):
+        with errors.explained(PrepareFailed, f"looking at index {self._config.shown_index!r} and its marker", state):
             kept = applied_epochs.read(self._client, self._me)
             self._refuse_epoch(epoch, kept)
-            found = self._require_same(_trusted(kept, after))
+            found = self._require_configured(_trusted(kept, after), names)
             # Before the record: a recorded epoch with such a document could never be applied.
             preflight.refuse_too_large(self._client, max(share.largest for share in shares))
         total = sum(expected.values())
@@ -137,7 +154,10 @@ class ElasticsearchCommitter(Participant):
         by_task = all(share.by_task for share in shares)
         replaced = 0 if by_task else self._replaced(epoch, rows, tasks, total)
         self._voted = epoch.attempt
-        return {name: [PreparedEpoch(tasks, total, replaced, self._config.index, found.uuid, by_task).to_json()]}
+        placed_by, pipeline = self._config.placed_by, self._config.pipeline
+        index, indices = self._config.shown_index, None if self._config.index else found.indices
+        prepared = PreparedEpoch(tasks, total, replaced, index, found.uuid, by_task, placed_by, pipeline, indices)
+        return {name: [prepared.to_json()]}
 
     def _replaced(self, epoch: Epoch, rows: Rows, tasks: Sequence[str], total: int) -> int:
         """Return how many rows a later row of their id replaces. Raises `RowsRejected` if that is uncertain."""
@@ -184,7 +204,7 @@ class ElasticsearchCommitter(Participant):
         trusted = _trusted(kept, after)
         if (verdict := _told(kept, epoch)) is not None:
             # The epoch was applied, but the index may have been restored to an older state since.
-            self._require_same(trusted)
+            self._require_configured(trusted)
             self._forget_other_runs(kept, epoch)
             return verdict
         # The target may have been restored to an older state since the vote.
@@ -192,14 +212,14 @@ class ElasticsearchCommitter(Participant):
             self._verify(kept, after, None)
         with ThreadPoolExecutor(1, thread_name_prefix="epochsink-look") as beside:
             # Both must happen before the first document, in any order.
-            looking = beside.submit(self._require_same, trusted, prepared.index)
+            looking = beside.submit(target_index.require_recorded, self._client, self._config, trusted, prepared)
             self._claim_for(epoch)
             found = looking.result()
         # Otherwise earlier runs of this driver or a previous one may have left dead letters. A driver that supersedes
         # this one during the run finds this run's marker, and deletes its own letters.
         only_run, self._voted = self._voted == epoch.attempt, None
         try:
-            Application(
+            set_aside = Application(
                 self._client,
                 self._config,
                 self._me,
@@ -221,7 +241,7 @@ class ElasticsearchCommitter(Participant):
             return Verdict(Outcome.UNKNOWN, f"epoch {epoch.number} is applied in part; {error}")
         if self._config.dead_letter_index is not None and not only_run:
             self._forget_other_runs(applied_epochs.read(self._client, self._me), epoch)
-        return COMMITTED
+        return Verdict(Outcome.COMMITTED, set_aside=set_aside)
 
     def _claim_for(self, epoch: Epoch) -> None:
         """Claim the epoch for this attempt: two attempts that apply one epoch would mix their documents."""
@@ -230,7 +250,7 @@ class ElasticsearchCommitter(Participant):
             return
         raise WentBack(
             f"epoch {claim.epoch} of this query is being applied, or was applied in part, to index "
-            f"{self._config.index!r} by attempt {claim.attempt}, but this ledger records epoch {epoch.number} as "
+            f"{self._config.shown_index!r} by attempt {claim.attempt}, but this ledger records epoch {epoch.number} as "
             f"attempt {epoch.attempt}: a driver on another copy of this checkpoint writes for the same query; nothing "
             "of this attempt is applied",
             hint="stop the other driver, and keep the copy of the checkpoint whose ledger names that attempt "
@@ -292,8 +312,8 @@ class ElasticsearchCommitter(Participant):
     def _refuse_epoch(self, epoch: Epoch, kept: applied_epochs.Marker | None) -> None:
         if kept is not None and kept.epoch >= epoch.number:
             raise WentBack(
-                f"epoch {epoch.number} is about to be written, but index {self._config.index!r} already holds epoch "
-                f"{kept.epoch} of this sink: the checkpoint is an older copy",
+                f"epoch {epoch.number} is about to be written, but index {self._config.shown_index!r} already holds "
+                f"epoch {kept.epoch} of this sink: the checkpoint is an older copy",
                 hint="restore the newest copy of the checkpoint, or start with a new checkpoint",
             )
         # Its versions would belong to the next base, which another sink may have claimed.
@@ -315,7 +335,8 @@ def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
             f"the marker says that attempt {kept.attempt} of epoch {epoch.number} is applied to index "
             f"{kept.index!r}, but the ledger records attempt {epoch.attempt}",
         )
-    return COMMITTED
+    # an earlier run has applied it, and knew how many rows it set aside
+    return Verdict(Outcome.COMMITTED, set_aside=None)
 
 
 def _trusted(kept: applied_epochs.Marker | None, last: LastDone | None) -> applied_epochs.Marker | None:

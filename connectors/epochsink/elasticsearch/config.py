@@ -11,6 +11,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from epochsink import arguments, credentials
 from epochsink.errors import ConfigurationError
+from epochsink.identity import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +38,11 @@ LEAST_GC_DELETES: Final = 60.0
 """Smallest ``gc_deletes`` in seconds, the server's default. A driver checks every
 `epochsink.elasticsearch.applied_epochs.LOOK_EVERY` seconds whether it was overtaken: with a shorter time, a delayed
 write could restore a deleted document."""
+MARKERS: Final = f"{PREFIX}-markers"
+"""The index of the sinks' markers."""
 _LONGEST_NAME: Final = 255
+MOST_INDICES: Final = 100
+"""Largest number of indices that one epoch may touch (``index_by``): the record of the epoch names each."""
 _REQUEST_TIMEOUT: Final = 60.0
 
 
@@ -50,6 +55,7 @@ class ElasticsearchConfig:
 
     hosts: tuple[str, ...]
     index: str
+    index_by: str | None
     key: tuple[str, ...]
     order_by: tuple[str, ...]
     delete_when: str | None
@@ -66,6 +72,8 @@ class ElasticsearchConfig:
     options: tuple[tuple[str, Any], ...]
     select: tuple[str, ...] = ("*",)
     where: str | None = None
+    routing: str | None = None
+    pipeline: str | None = None
 
     bulk_bytes: ClassVar[int] = 2_500_000
     """The size of a bulk request in bytes."""
@@ -76,12 +84,15 @@ class ElasticsearchConfig:
         self,
         hosts: str | Sequence[str],
         *,
-        index: str,
+        index: str | None = None,
+        index_by: str | None = None,
         key: str | Sequence[str] | None = None,
         select: str | Sequence[str] = "*",
         where: str | None = None,
         order_by: str | Sequence[str] | None = None,
         delete_when: str | None = None,
+        routing: str | None = None,
+        pipeline: str | None = None,
         on_rejected: Literal["stop", "dead_letter"] = "stop",
         dead_letter_index: str | None = None,
         validate: bool = False,
@@ -97,12 +108,15 @@ class ElasticsearchConfig:
         arguments.require_package("Elasticsearch", "elasticsearch", "elasticsearch")
         values = {
             "hosts": arguments.expressions("hosts", hosts),
-            "index": _index_name("index", index),
+            "index": "" if index is None else _index_name("index", index),
+            "index_by": arguments.optional_text("index_by", index_by),
             "key": arguments.expressions("key", key),
             "select": arguments.expressions("select", select) or ("*",),
             "where": arguments.optional_text("where", where),
             "order_by": arguments.expressions("order_by", order_by),
             "delete_when": arguments.optional_text("delete_when", delete_when),
+            "routing": arguments.optional_text("routing", routing),
+            "pipeline": arguments.optional_text("pipeline", pipeline),
             "dead_letter_index": None
             if dead_letter_index is None
             else _index_name("dead_letter_index", dead_letter_index),
@@ -150,7 +164,8 @@ class ElasticsearchConfig:
         shown = credentials.masked(dict(self.options), SECRETS)
         key = f", key={list(self.key)}" if self.key else ""
         options = f", options={shown}" if shown else ""
-        return f"Elasticsearch({self.shown_hosts!r}, index={self.index!r}{key}{options})"
+        target = f"index={self.index!r}" if self.index else f"index_by={self.index_by!r}"
+        return f"Elasticsearch({self.shown_hosts!r}, {target}{key}{options})"
 
     def _check_host(self, host: str) -> None:
         url = _split(host)
@@ -169,6 +184,17 @@ class ElasticsearchConfig:
             )
 
     def _check_rows(self) -> None:
+        if bool(self.index) == bool(self.index_by):
+            raise ConfigurationError(
+                "give either index= or index_by=",
+                hint="index= is the name of one index; index_by= an SQL expression for the name of each row's index, "
+                "e.g. index_by=\"concat('orders-', year(day))\"",
+            )
+        if self.index_by and self.validate:
+            raise ConfigurationError(
+                "validate=True asks an index before the epoch is decided, and those of index_by= may not exist then",
+                hint='leave validate= out, or set documents aside with on_rejected="dead_letter"',
+            )
         for name, value in (("delete_when", self.delete_when), ("order_by", self.order_by)):
             if value and not self.key:
                 raise ConfigurationError(
@@ -178,6 +204,17 @@ class ElasticsearchConfig:
 
         if self.partition_by_key:
             self._check_partitioning()
+
+    @property
+    def shown_index(self) -> str:
+        """The index, or the expression of the indices, for messages."""
+        return self.index or f"index_by={self.index_by}"
+
+    @property
+    def placed_by(self) -> str:
+        """The arguments that decide where the document of a key is stored; "" if only the key does."""
+        given = {"index_by": self.index_by, "routing": self.routing} if self.key else {}
+        return ", ".join(f"{name}={value!r}" for name, value in given.items() if value)
 
     @property
     def partitioning(self) -> tuple[str, ...]:
@@ -289,13 +326,20 @@ def _port(url: SplitResult) -> int | None:
         return None
 
 
+NAME_RULE: Final = (
+    r'use lower case, none of \ / * ? " < > | , # : or space, not beginning with - _ or +, '
+    f"at most {_LONGEST_NAME} bytes"
+)
+
+
+def is_index_name(text: str) -> bool:
+    """Return whether a text is a valid name of one index (`NAME_RULE`)."""
+    allowed = text == text.lower() and re.fullmatch(r"[^\\/*?\"<>| ,#:\x00-\x1f]+", text)
+    return bool(allowed) and text[0] not in "-_+" and text not in {".", ".."} and len(text.encode()) <= _LONGEST_NAME
+
+
 def _index_name(name: str, value: str) -> str:
     text = arguments.text(name, value)
-    allowed = re.fullmatch(r"[^A-Z\\/*?\"<>| ,#:\x00-\x1f]+", text)
-    if allowed is None or text[0] in "-_+" or text in {".", ".."} or len(text.encode()) > _LONGEST_NAME:
-        raise ConfigurationError(
-            f"invalid {name}={text!r}: this is not a valid name of one index",
-            hint=r'use lower case, none of \ / * ? " < > | , # : or space, not beginning with - _ or +, '
-            f"at most {_LONGEST_NAME} bytes",
-        )
+    if not is_index_name(text):
+        raise ConfigurationError(f"invalid {name}={text!r}: this is not a valid name of one index", hint=NAME_RULE)
     return text

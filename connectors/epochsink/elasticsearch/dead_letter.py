@@ -29,7 +29,10 @@ _TEXT_ONLY: Final = {"type": "keyword", "index": False, "doc_values": False}
 _MAPPING: Final = {
     "dynamic": False,
     "properties": {
-        **{name: {"type": "keyword"} for name in ("index", "id", "error", "query_id", "sink", "attempt", "key", "run")},
+        **{
+            name: {"type": "keyword"}
+            for name in ("index", "id", "routing", "error", "query_id", "sink", "attempt", "key", "run")
+        },
         "epoch": {"type": "long"},
         "status": {"type": "integer"},
         "rejected_at": {"type": "date"},
@@ -123,8 +126,9 @@ class DeadLetters:
 
     def _document(self, refusal: Refusal) -> dict[str, object]:
         return {
-            "index": self._target,
+            "index": refusal.place.get("_index", self._target),
             "id": refusal.id,
+            **{name: value for name, value in refusal.place.items() if name == "routing"},
             "source": refusal.source,
             "status": refusal.status,
             "error": refusal.kind,

@@ -10,7 +10,7 @@ import contextlib
 import enum
 import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import elasticsearch
@@ -19,7 +19,7 @@ from elastic_transport import TlsError, TransportError
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from epochsink.errors import EpochsinkError
 
@@ -71,13 +71,17 @@ _SERVER_ERROR: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One operation that the server permanently refuses: 409 for a newer version, 400 or 413 for the document."""
+    """One operation that the server permanently refuses: 409 for a newer version, 400 or 413 for the document.
+
+    ``place`` has the operation's ``_index`` and ``routing``, if it has them.
+    """
 
     id: str
     source: str | None
     status: int
     kind: str
     reason: str
+    place: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def conflict(self) -> bool:

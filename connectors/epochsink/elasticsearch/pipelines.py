@@ -28,9 +28,10 @@ _PLACE: Final = frozenset({"_id", "_index", "_routing", "_version", "_version_ty
 """Fields that decide where a document is stored, and with which version."""
 
 
-def named(settings: Mapping[str, str]) -> list[str]:
-    """Return the names of the pipelines in an index's settings."""
-    return [settings[name] for name in SETTINGS if settings.get(name, _NONE) != _NONE]
+def named(settings: Mapping[str, str], given: str | None = None) -> list[str]:
+    """Return the pipelines of documents: those in the index's settings, and ``given`` instead of the default one."""
+    default, final = (settings.get(name, _NONE) for name in SETTINGS)
+    return [name for name in (given or default, final) if name != _NONE]
 
 
 def missing(client: elasticsearch.Elasticsearch, names: Sequence[str]) -> list[str]:
@@ -38,8 +39,13 @@ def missing(client: elasticsearch.Elasticsearch, names: Sequence[str]) -> list[s
     return [name for name in names if _ask(client, name).meta.status == NOT_FOUND]
 
 
-def moving(client: elasticsearch.Elasticsearch, index: str, names: Sequence[str]) -> list[UnfitIndex]:
-    """Return the processors, found in the pipelines' definitions, that would drop or move documents."""
+def moving(
+    client: elasticsearch.Elasticsearch, index: str, names: Sequence[str], given: str | None = None
+) -> list[UnfitIndex]:
+    """Return the processors, found in the pipelines' definitions, that would drop or move documents.
+
+    ``given`` is the one of them that ``pipeline=`` names.
+    """
     found: list[UnfitIndex] = []
     seen: set[str] = set()
     waiting = list(names)
@@ -54,7 +60,7 @@ def moving(client: elasticsearch.Elasticsearch, index: str, names: Sequence[str]
                 if kind == "pipeline":
                     waiting.append(str(options.get("name")))
                 elif kind in _MOVING or _PLACE.intersection(_targets(options)):
-                    found.append(_moves(index, name, kind))
+                    found.append(_moves(index, name, kind, given))
     return found
 
 
@@ -76,11 +82,13 @@ def _targets(options: Mapping[str, Any]) -> list[str]:
     return [field for one in given for field in (one if isinstance(one, list) else [one])]
 
 
-def _moves(index: str, pipeline: str, kind: str) -> UnfitIndex:
+def _moves(index: str, pipeline: str, kind: str, given: str | None) -> UnfitIndex:
+    left_out = "leave pipeline= out, or " if given else ""
     return UnfitIndex(
         f"index {index!r} has the ingest pipeline {pipeline!r}, whose processor {kind!r} drops documents or sends them "
         "to another index, _id or version: their rows would be missing",
-        f"remove that processor (use where= and key= instead), or remove the pipeline: {_removed(index)}",
+        f"remove that processor (use where=, key= and routing= instead), or {left_out}remove the pipeline: "
+        f"{_removed(index)}",
     )
 
 
@@ -110,4 +118,4 @@ def _is_moved(operation: bytes, action: str, answer: Mapping[str, Any], index: s
         return False
     sent = json.loads(operation.partition(b"\n")[0])[action]
     stored = answer.get("_index"), answer.get("_id"), answer.get("_version")
-    return answer.get("result") == "noop" or stored != (index, sent["_id"], sent["version"])
+    return answer.get("result") == "noop" or stored != (sent.get("_index", index), sent["_id"], sent["version"])

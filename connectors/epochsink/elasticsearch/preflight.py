@@ -47,7 +47,7 @@ def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, s
         applied_epochs.ensure(client)
         if config.dead_letter_index is not None:
             dead_letter.ensure(client, config.dead_letter_index)
-        found = _index(client, config, schema)
+        found = _index(client, config, schema) if config.index else _pipeline(client, config)
         if config.dead_letter_index is not None:
             found += _writable(client, config.dead_letter_index)
     except CLIENT_ERRORS as error:
@@ -136,8 +136,35 @@ def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, sch
     if found is None:
         return [str(target_index.missing(config.index))]
     unfit = [str(each) for each in target_index.unfit_settings(found, config)]
-    unfit += [str(each) for each in pipelines.moving(client, found.index, pipelines.named(found.settings))]
-    return [*unfit, *conflicts(schema, found.mapping), *_writable(client, config.index)]
+    named = pipelines.named(found.settings, config.pipeline)
+    unfit += [str(each) for each in pipelines.moving(client, found.index, named, config.pipeline)]
+    return [
+        *unfit,
+        *conflicts(schema, found.mapping),
+        *_writable(client, config.index, config.pipeline, routed=config.routing is not None),
+    ]
+
+
+def _pipeline(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig) -> list[str]:
+    """Return what is wrong with ``pipeline=``; the indices of ``index_by`` are looked at in each vote."""
+    named = pipelines.named({}, config.pipeline)
+    found = [str(each) for each in pipelines.moving(client, config.shown_index, named, config.pipeline)]
+    absent = pipelines.missing(client, named)
+    return found + [f"the ingest pipeline {name!r} does not exist: create it, or correct pipeline=" for name in absent]
+
+
+def create_index(
+    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema | None, name: str
+) -> None:
+    """Create an index that rows name: from the stream's schema, or (``create=False``) as the server's templates say."""
+    settings = _settings(config) if config.create else None
+    mappings = from_schema(schema) if config.create and schema is not None else None
+    try:
+        client.indices.create(index=name, settings=settings, mappings=mappings)
+    except elasticsearch.BadRequestError as error:
+        # Another driver has been faster.
+        if error_type(error) != "resource_already_exists_exception":
+            raise
 
 
 def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
@@ -150,10 +177,13 @@ def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
     return settings
 
 
-def _writable(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
+def _writable(
+    client: elasticsearch.Elasticsearch, index: str, pipeline: str | None = None, *, routed: bool = False
+) -> list[str]:
     """Send a write that always conflicts. It needs the same privileges as a real one, and an open index."""
     try:
-        refused = refused_by_index(client, index, Poster(client, index, timeout=10))
+        poster = Poster(client, index, timeout=10, pipeline=pipeline)
+        refused = refused_by_index(client, index, poster, pipeline, routed=routed)
     except UnfitIndex as error:
         return [str(error)]
     except GaveUp as error:
@@ -172,7 +202,7 @@ class Validator:
     """Validates the documents of one task (``validate=True``)."""
 
     def __init__(self, config: ElasticsearchConfig) -> None:
-        self._poster = Poster(connect(config), config.index, config.timeout)
+        self._poster = Poster(connect(config), config.index, config.timeout, pipeline=config.pipeline)
         self._bulk_bytes = config.bulk_bytes
 
     def validate(self, ids: pa.Array, sources: pa.Array) -> None:
@@ -193,17 +223,26 @@ def refused_by_server(poster: Poster, request: bulk_body.Request) -> list[Refusa
     return [refusal for refusal in poster.post(request) if not refusal.conflict]
 
 
-def refused_by_index(client: elasticsearch.Elasticsearch, index: str, poster: Poster) -> list[Refusal]:
+def refused_by_index(
+    client: elasticsearch.Elasticsearch,
+    index: str,
+    poster: Poster,
+    pipeline: str | None = None,
+    *,
+    routed: bool = False,
+) -> list[Refusal]:
     """Return the reasons why the index would refuse even an empty document. Raises as `Poster.post` does.
 
+    ``pipeline`` is that of ``poster``; ``routed`` whether documents have a routing, which an index may require.
     A pipeline may fail because an empty document lacks fields. That does not count; a missing pipeline does.
     """
-    empty = bulk_body.render(pa.array(['"_id":"epochsink-check"}']), pa.array(["{}"]), _HEADS)
+    end = '"routing":"epochsink","_id":"epochsink-check"}' if routed else '"_id":"epochsink-check"}'
+    empty = bulk_body.render(pa.array([end]), pa.array(["{}"]), _HEADS)
     refused = refused_by_server(poster, empty)
-    named = _pipelines(client, index) if refused else []
+    named = _pipelines(client, index, pipeline) if refused else []
     return refused if pipelines.missing(client, named) or not named else []
 
 
-def _pipelines(client: elasticsearch.Elasticsearch, index: str) -> list[str]:
+def _pipelines(client: elasticsearch.Elasticsearch, index: str, pipeline: str | None) -> list[str]:
     described = client.indices.get_settings(index=index, flat_settings=True).body.values()
-    return [name for each in described for name in pipelines.named(each["settings"])]
+    return [name for each in described for name in pipelines.named(each["settings"], pipeline)]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from epochsink import arguments
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
 from epochsink.sink.sql import operand, quoted
@@ -24,6 +25,7 @@ _METADATA: Final = frozenset(
     | {"_data_stream_timestamp", "_doc_count", "_feature", "_ignored_source", "_primary_term", "_tier", "_tsid"}
 )
 """Names that the server reserves at a document's top level."""
+_ARTICLES: Final = {"key": "an _id", "routing": "a routing"}
 
 
 def columns(
@@ -33,8 +35,10 @@ def columns(
     key: Sequence[str],
     delete_when: str | None,
     order_by: Sequence[str],
+    routing: str | None = None,
+    index_by: str | None = None,
 ) -> list[str]:
-    """Return the expressions for ``id`` (with a key), ``source``, and ``rank``, ``rank_2``, ... (with an order).
+    """Return the expressions for ``id`` (with a key), ``source``, ``routing``, ``index``, and ``rank``, ``rank_2``, ...
 
     Raises `ConfigurationError` if a column's type has no stable text for ``_id``, or does not fit into a document.
     """
@@ -42,6 +46,10 @@ def columns(
     made = [f"{_source(row, schema, delete_when)} AS source"]
     if key:
         made.insert(0, f"{_end_of_action(row, schema, key)} AS id")
+    if routing is not None:
+        made.append(f"{_routing(row, schema, routing)} AS routing")
+    if index_by is not None:
+        made.append(f"CAST({_operand(row, schema, index_by)} AS STRING) AS index")
     ranked = zip(_rank_names(order_by), order_by, strict=True)
     return made + [f"{_operand(row, schema, value)} AS {name}" for name, value in ranked]
 
@@ -79,10 +87,45 @@ def _end_of_action(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
     return f"substring({named}, 2)"
 
 
+def _routing(row: str, schema: pa.Schema, routing: str) -> str:
+    """Return the SQL of ``{"routing":"..."}``; of ``{}``, which the writer refuses, for NULL and invalid UTF-8."""
+    if routing in schema.names:
+        _check_id_type("routing", schema.field(routing))
+    text = f"CAST({_operand(row, schema, routing)} AS STRING)"
+    valid = f"CASE WHEN is_valid_utf8({text}) THEN {text} END"
+    return f"to_json(named_struct('routing', {valid}), map('ignoreNullFields', 'true'))"
+
+
+def placement(
+    schema: pa.Schema, select: Sequence[str], *, key: Sequence[str], **placed_by: str | None
+) -> tuple[dict[str, str], list[str]]:
+    """Return the expressions ``placed_by``, by argument, and those of the key, all over the stream's columns.
+
+    Raises `ConfigurationError` for a column that ``select`` makes without naming it.
+    """
+    made = {}
+    for argument, expression in placed_by.items():
+        # The same text has the same value as the key, wherever it comes from.
+        if expression is not None and expression not in key:
+            origin = _origin(schema, select, expression)
+            if origin is None:
+                raise ConfigurationError(
+                    f"{argument}={expression!r} is a column that select= makes without naming it, so it cannot be "
+                    "compared with the key",
+                    hint=f"write it in select= as '... AS {expression}', or name it in key= too",
+                )
+            made[argument] = origin
+    return made, [origin for name in key if (origin := _origin(schema, select, name)) is not None]
+
+
+def _origin(schema: pa.Schema, select: Sequence[str], expression: str) -> str | None:
+    return arguments.origin(select, expression) if expression in schema.names else expression
+
+
 def _id(row: str, schema: pa.Schema, key: Sequence[str]) -> str:
     for name in key:
         if name in schema.names:
-            _check_id_type(schema.field(name))
+            _check_id_type("key", schema.field(name))
     texts = [f"CAST({_operand(row, schema, name)} AS STRING)" for name in key]
     # JSON replaces every byte that is not UTF-8 by the same character, so two such ids could become equal: use NULL.
     whole = " AND ".join(f"coalesce(is_valid_utf8({text}), false)" for text in texts)
@@ -135,20 +178,20 @@ def _check_values(kind: pa.DataType, name: str) -> None:
         _check_values(kind.item_type, name)
 
 
-def _check_id_type(field: pa.Field) -> None:
+def _check_id_type(argument: str, field: pa.Field) -> None:
     kind = field.type
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        raise _no_id(field, f"hex({field.name})", "different bytes may become the same text")
+        raise _no_id(argument, field, f"hex({field.name})", "different bytes may become the same text")
     if pa.types.is_timestamp(kind) and kind.tz is not None:
-        raise _no_id(field, f"unix_micros({field.name})", "its text depends on the session's time zone")
+        raise _no_id(argument, field, f"unix_micros({field.name})", "its text depends on the session's time zone")
     if pa.types.is_nested(kind):
-        raise _no_id(field, f"to_json({field.name})", "it has no text form")
+        raise _no_id(argument, field, f"to_json({field.name})", "it has no text form")
 
 
-def _no_id(field: pa.Field, instead: str, reason: str) -> ConfigurationError:
+def _no_id(argument: str, field: pa.Field, instead: str, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"key={field.name!r} is of type {field.type}, which cannot be an _id: {reason}",
-        hint=f"give an expression, e.g. key={instead!r}",
+        f"{argument}={field.name!r} is of type {field.type}, which cannot be {_ARTICLES[argument]}: {reason}",
+        hint=f"give an expression, e.g. {argument}={instead!r}",
     )
 
 

@@ -15,7 +15,7 @@ from epochsink.elasticsearch.writer import ElasticsearchWriter
 from epochsink.sink import Sink
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
 
@@ -30,6 +30,8 @@ class Elasticsearch(ElasticsearchConfig, Sink):
     Args:
         hosts: one URL or several, each with scheme, name and port: ``"https://search.example:9200"``.
         index: the name of an index, or of an alias of exactly one index.
+        index_by: instead of ``index``, an SQL expression for the name of each row's index. With ``key``, it must follow
+            from the key. Missing indices are created when an epoch is voted on.
         key: the document's ``_id``: a column, an SQL expression, or several (then the ``_id`` is their JSON array). A
             row replaces the stored document with its key. Without a key documents are only added, with an ``_id`` made
             of query, sink, epoch and position.
@@ -39,6 +41,9 @@ class Elasticsearch(ElasticsearchConfig, Sink):
             in Spark's order: NULL is the smallest, NaN the largest. Without it the later row of a task wins, and rows
             of one key in several tasks are refused.
         delete_when: an SQL predicate: which rows delete the document of their key.
+        routing: a column or SQL expression whose value, as text, chooses the shard. With ``key``, it must follow from
+            the key. NULL and empty values are refused.
+        pipeline: an ingest pipeline for the documents, instead of the index's default pipeline.
         on_rejected: what to do with documents that the server permanently refuses: ``"stop"`` stops the query (the
             epoch stays pending), ``"dead_letter"`` writes them to ``dead_letter_index``.
         dead_letter_index: the index for such documents, with reason, epoch and source.
@@ -66,10 +71,20 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         """The key's expressions over the stream if ``partition_by_key`` is set, else none."""
         return self.partitioning
 
+    def count_deletes(self, rows: pa.RecordBatch) -> int:
+        """Return how many rows are deletes."""
+        return int(rows.column("source").null_count)
+
     @property
     def keeps_order(self) -> bool:
         """Whether the order of rows in a task counts: without ``order_by`` the later row of a key wins."""
         return bool(self.key) and not self.order_by
+
+    def placement(self, schema: pa.Schema) -> tuple[Mapping[str, str], Sequence[str]]:
+        """Return ``routing``, and the expressions of the key from which it must follow, over the stream's columns."""
+        if not self.placed_by:
+            return {}, ()
+        return row_mapping.placement(schema, self.select, key=self.key, index_by=self.index_by, routing=self.routing)
 
     def check_columns(self, schema: pa.Schema) -> None:
         """Check that the values of order_by= can be sorted. Raises `ConfigurationError`."""
@@ -77,12 +92,20 @@ class Elasticsearch(ElasticsearchConfig, Sink):
 
     def columns(self, row: str, schema: pa.Schema) -> list[str]:
         """Return the expressions that render action lines' ends and documents. Raises `ConfigurationError`."""
-        return row_mapping.columns(row, schema, key=self.key, delete_when=self.delete_when, order_by=self.order_by)
+        return row_mapping.columns(
+            row,
+            schema,
+            key=self.key,
+            delete_when=self.delete_when,
+            order_by=self.order_by,
+            routing=self.routing,
+            index_by=self.index_by,
+        )
 
     def writer(self, task: Task) -> ElasticsearchWriter:
         """Make the writer of one task attempt. It connects only to validate."""
         if not self.validate:
-            return ElasticsearchWriter(task, by_task=self.partition_by_key)
+            return ElasticsearchWriter(task, by_task=self.partition_by_key, dead_letters=self.dead_letter_index)
         from epochsink.elasticsearch.preflight import Validator  # noqa: PLC0415 - imports the client
 
         return ElasticsearchWriter(task, Validator(self), by_task=self.partition_by_key)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import elasticsearch
 
 from epochsink.elasticsearch import applied_epochs, pipelines
 from epochsink.elasticsearch.config import duration_seconds
+from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.errors import UnfitIndex
 from epochsink.errors import WentBack
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from epochsink.elasticsearch.applied_epochs import Marker
+    from epochsink.elasticsearch.committable import PreparedEpoch
     from epochsink.elasticsearch.config import ElasticsearchConfig
 
 SERVER_GC_DELETES: Final = "60s"
 """The server's default of ``index.gc_deletes``."""
+_LONGEST_PATH: Final = 3000
 _PER_INDEX: Final = "an _id is unique within one index only"
 
 
@@ -50,19 +54,107 @@ class Target:
         return self.uuid, self.history
 
     @property
-    def primaries(self) -> int:
-        """The number of primary shards, if the server reports it."""
-        return int(self.settings.get("index.number_of_shards", 1))
+    def indices(self) -> Mapping[str, tuple[str, str]]:
+        """Nothing: the marker names the one index itself."""
+        return {}
 
-    @property
-    def stored_in(self) -> str | None:
-        """The index if it has a pipeline, which could send documents elsewhere (see `Poster`), else None."""
-        return self.index if pipelines.named(self.settings) else None
+    def refresh(self, client: elasticsearch.Elasticsearch) -> None:
+        """Make all documents searchable. Raises `NotServed`."""
+        # A server may not report the number of primary shards.
+        refresh(client, self.name, int(self.settings.get("index.number_of_shards", 1)))
+
+    def stored_in(self, pipeline: str | None) -> str | None:
+        """Return the index if documents pass a pipeline, which could send them elsewhere (see `Poster`), else None."""
+        return self.index if pipelines.named(self.settings, pipeline) else None
 
     @property
     def refreshes_itself(self) -> bool:
         """Whether searches see new documents without an explicit refresh."""
         return self.settings.get("index.refresh_interval", "1s") != "-1"
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """The existing indices that the rows of an epoch name (``index_by``), used like one `Target`.
+
+    ``index`` is shown in messages. ``each`` has the indices by their names.
+    """
+
+    index: str
+    each: Mapping[str, Target]
+
+    @property
+    def uuid(self) -> str:
+        """Nothing, as `history`: see `indices`."""
+        return ""
+
+    @property
+    def history(self) -> str:
+        """Nothing."""
+        return ""
+
+    @property
+    def indices(self) -> Mapping[str, tuple[str, str]]:
+        """The uuid and history of each index."""
+        return {name: found.incarnation for name, found in self.each.items()}
+
+    @property
+    def incarnation(self) -> Mapping[str, tuple[str, str]]:
+        """Equal if each index is the same."""
+        return self.indices
+
+    def stored_in(self, pipeline: str | None) -> str | None:
+        """Return the indices in which documents pass a pipeline (see `Poster`), None if there are none."""
+        return ", ".join(name for name, found in self.each.items() if found.stored_in(pipeline)) or None
+
+    @property
+    def refreshes_itself(self) -> bool:
+        """Whether searches see new documents of each index without an explicit refresh."""
+        return all(found.refreshes_itself for found in self.each.values())
+
+    def refresh(self, client: elasticsearch.Elasticsearch) -> None:
+        """Make all documents searchable. Raises `NotServed`."""
+        for found in self.each.values():
+            found.refresh(client)
+
+
+def find_each(
+    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, names: Iterable[str]
+) -> dict[str, Target]:
+    """Return those of the named indices that exist. Raises `UnfitIndex` for the name of an alias or data stream."""
+    wanted = dict.fromkeys(names)
+    beside_names = [applied_epochs.INDEX, *filter(None, [config.dead_letter_index])]
+    found: dict[str, Any] = {}
+    for part in _in_a_url([*wanted, *beside_names]):
+        found |= client.indices.get(
+            index=part, flat_settings=True, features=["settings", "aliases"], ignore_unavailable=True
+        ).body
+    for name in wanted.keys() - found.keys():
+        if index := next((index for index, described in found.items() if _stands_for(name, index, described)), None):
+            raise UnfitIndex(
+                f"index_by= gives {name!r}, an alias or a data stream with the index {index!r}; {_PER_INDEX}",
+                "let index_by= give names of indices",
+            )
+    for index in wanted.keys() & found.keys():
+        if reason := _unfit(index, {index: found[index]}):
+            raise UnfitIndex(*reason)
+    beside = {index: described["settings"] for index, described in found.items() if index not in wanted}
+    return {
+        name: Target(name, name, found[name]["settings"]["index.uuid"], found[name]["settings"], {}, beside)
+        for name in wanted
+        if name in found
+    }
+
+
+def _in_a_url(names: Iterable[str]) -> Iterator[list[str]]:
+    """Yield the names in parts that fit into a URL: the server takes 4 KiB (http.max_initial_line_length)."""
+    part: list[str] = []
+    for name in names:
+        if part and len(quote(",".join([*part, name]))) > _LONGEST_PATH:
+            yield part
+            part = []
+        part.append(name)
+    yield part
 
 
 def find(
@@ -175,11 +267,16 @@ def _set_back(index: str, setting: str, value: str) -> str:
 
 
 def require_same(
-    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, kept: Marker | None, name: str | None = None
+    client: elasticsearch.Elasticsearch,
+    config: ElasticsearchConfig,
+    kept: Marker | None,
+    name: str | None = None,
+    placed_by: str | None = None,
 ) -> Target:
     """Return the index that ``name`` (default: the configured name) resolves to.
 
     Raises `WentBack` if it is not the one that the marker names: it was recreated or restored, or an alias has moved.
+    Likewise if ``placed_by`` (default: as configured) differs: stored documents would not be found where it says.
     Raises `UnfitIndex` if it does not exist, or does not keep documents as promised.
     """
     name = name or config.index
@@ -194,10 +291,76 @@ def require_same(
             f"{kept.epoch} --sink NAME; else fill it from the source with a new checkpoint",
             index=found.index,
         )
+    _refuse_other_place(kept, config.placed_by if placed_by is None else placed_by, found.index)
     # Report the first one only: the next start reports the others.
     for unfit in unfit_settings(found, config):
         raise unfit
     return found
+
+
+def require_each(
+    client: elasticsearch.Elasticsearch,
+    config: ElasticsearchConfig,
+    kept: Marker | None,
+    names: Iterable[str],
+    *,
+    voted: Mapping[str, tuple[str, str]] | None = None,
+    placed_by: str | None = None,
+    create: Callable[[str], None] | None = None,
+) -> Targets:
+    """Return the named indices, after ``create`` was called with each that is missing.
+
+    Raises `WentBack` if an index that the marker names, or that an epoch named when it was ``voted`` on, is missing or
+    another one. With ``placed_by``, and for `UnfitIndex`, as `require_same`.
+    """
+    wanted = list(names)
+    known = {} if kept is None else {**(voted or {}), **kept.indices}
+    found = find_each(client, config, [*wanted, *known])
+    for name, incarnation in known.items():
+        if kept is not None and (name not in found or found[name].incarnation != incarnation):
+            raise WentBack(
+                f"the index {name!r} was deleted, created again or restored since epoch {kept.epoch}, and may lack "
+                "what was applied before",
+                hint=f"if that was meant, type: epochsink accept CHECKPOINT {kept.epoch} --sink NAME; else fill it "
+                "from the source with a new checkpoint",
+                index=name,
+            )
+    _refuse_other_place(kept, config.placed_by if placed_by is None else placed_by, config.shown_index)
+    if create is not None and (absent := [name for name in wanted if name not in found]):
+        for name in absent:
+            create(name)
+        found |= find_each(client, config, absent)
+    for name in wanted:
+        if name not in found:
+            raise UnfitIndex(
+                f"the index {name!r}, which rows of the epoch name, does not exist or may not be looked at",
+                f"create it (PUT /{name}) or grant the privilege view_index_metadata, then start the query again",
+            )
+        for unfit in unfit_settings(found[name], config):
+            raise unfit
+    return Targets(config.shown_index, {name: found[name] for name in wanted})
+
+
+def require_recorded(
+    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, kept: Marker | None, recorded: PreparedEpoch
+) -> Target | Targets:
+    """Return the index or indices of a recorded epoch, whatever this start's arguments are; as the two above."""
+    placed_by = recorded.placed_by
+    if recorded.indices is None:
+        return require_same(client, config, kept, recorded.index, placed_by)
+    return require_each(client, config, kept, recorded.indices, voted=recorded.indices, placed_by=placed_by)
+
+
+def _refuse_other_place(kept: Marker | None, placed_by: str, shown: str) -> None:
+    if kept is not None and kept.placed_by != placed_by:
+        raise WentBack(
+            f"up to epoch {kept.epoch}, documents of index {shown!r} were placed by {kept.placed_by or 'key='}, "
+            f"and now by {placed_by or 'key='}: a row would not replace the document of its key, which would exist "
+            "twice",
+            hint="give the former argument again, or write to a new index with a new checkpoint; if the index holds no "
+            f"document that may be replaced, type: epochsink accept CHECKPOINT {kept.epoch} --sink NAME",
+            index=shown,
+        )
 
 
 def _difference(found: Target, kept: Marker) -> str:

@@ -10,9 +10,12 @@ import pyarrow.compute as pc
 from epochsink import arrow_buffers
 from epochsink.elasticsearch import bulk_body, row_mapping
 from epochsink.elasticsearch.committable import WrittenTask
+from epochsink.elasticsearch.config import MARKERS, MOST_INDICES, NAME_RULE, is_index_name
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     import pyarrow as pa
 
     from epochsink.elasticsearch.preflight import Validator
@@ -25,13 +28,23 @@ _ENVELOPE: Final = len('"_id":""}')
 class ElasticsearchWriter:
     """Counts one task's rows and refuses those that no server would accept.
 
-    ``validator`` asks the server; None means that it is not asked. ``by_task`` as in `WrittenTask`.
+    ``validator`` asks the server; None means that it is not asked. ``by_task`` as in `WrittenTask`. Rows with an
+    invalid name of an index are accepted only if they can become ``dead_letters``, which is the name of their index.
     """
 
-    def __init__(self, task: Task, validator: Validator | None = None, *, by_task: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        validator: Validator | None = None,
+        *,
+        by_task: bool = False,
+        dead_letters: str | None = None,
+    ) -> None:
         self._task = task
         self._by_task = by_task
         self._validator = validator
+        self._dead_letters = dead_letters
+        self._indices: dict[str, None] = {}
         self._rows = 0
         self._largest = 0
 
@@ -40,6 +53,10 @@ class ElasticsearchWriter:
         if "id" in batch.schema.names:
             check_ids(batch.column("id"))
         check_sources(batch.column("source"))
+        if "routing" in batch.schema.names:
+            check_routings(batch.column("routing"))
+        if "index" in batch.schema.names:
+            self._take_indices(batch.column("index"))
         if self._validator is not None:
             self._validate(self._validator, batch)
         self._rows += batch.num_rows
@@ -47,10 +64,24 @@ class ElasticsearchWriter:
 
     def prepare(self) -> Committable:
         """Return the committable for the spooled rows."""
-        return WrittenTask(self._task.uuid, self._rows, self._largest, self._by_task).to_json()
+        return WrittenTask(self._task.uuid, self._rows, self._largest, self._by_task, tuple(self._indices)).to_json()
 
     def abort(self) -> None:
         """Do nothing: only the spool was written."""
+
+    def _take_indices(self, names: pa.Array) -> None:
+        for name in pc.unique(names).to_pylist():
+            if name is not None and is_index_name(name) and name not in (self._dead_letters, MARKERS):
+                self._indices[name] = None
+            elif self._dead_letters is None:
+                raise RowsRejected(
+                    "index_by= gives NULL, or a text that is not the name of an index for documents",
+                    hint=f"{NAME_RULE}; leave such rows out with where=, correct index_by= (lower(...), "
+                    'coalesce(...)), or set them aside with on_rejected="dead_letter"',
+                    values=f"index {name!r}",
+                )
+        if len(self._indices) > MOST_INDICES:
+            raise too_many_indices(self._indices)
 
     def _validate(self, validator: Validator, batch: pa.RecordBatch) -> None:
         indexed = batch.filter(pc.is_valid(batch.column("source")))
@@ -58,7 +89,19 @@ class ElasticsearchWriter:
             return
         keyed = "id" in batch.schema.names
         ids = indexed.column("id") if keyed else bulk_body.position_ids("row ", self._rows, len(indexed))
+        if "routing" in batch.schema.names:
+            ids = bulk_body.routed(indexed.column("routing"), ids)
         validator.validate(ids, indexed.column("source"))
+
+
+def too_many_indices(names: Collection[str]) -> RowsRejected:
+    """Return the error for an epoch that touches more indices than its record may name."""
+    return RowsRejected(
+        f"one epoch touches more than {MOST_INDICES} indices",
+        hint="make epochs smaller (for example with maxOffsetsPerTrigger), or let index_by= give fewer names, e.g. one "
+        "for each month instead of each day",
+        values=", ".join(sorted(names)[:5]),
+    )
 
 
 def check_ids(ids: pa.Array) -> None:
@@ -77,6 +120,22 @@ def check_ids(ids: pa.Array) -> None:
                 "or a digest of long ones, e.g. key='sha2(url, 256)'",
                 values="" if found is None else f"_id {found!r}",
             )
+
+
+def check_routings(routings: pa.Array) -> None:
+    """Refuse routings that are NULL, empty or too long. Raises `RowsRejected`."""
+    lengths = pc.binary_length(routings)
+    shortest, longest = (arrow_buffers.number(len('{"routing":""}') + more, "int32") for more in (1, _LONGEST_ID))
+    unfit = pc.or_(pc.less(lengths, shortest), pc.greater(lengths, longest))
+    for text in routings.filter(unfit).to_pylist():
+        found = json.loads(text).get("routing")
+        what = "is empty, NULL or not valid UTF-8" if not found else f"has {len(text)} bytes as JSON"
+        raise RowsRejected(
+            f"the routing of a row {what}; it must have 1 to {_LONGEST_ID} bytes",
+            hint="leave such rows out with where=, or give routing= an expression that is never NULL, e.g. "
+            "routing=\"coalesce(region, 'none')\"",
+            values=f"routing {found!r}",
+        )
 
 
 def check_sources(sources: pa.Array) -> None:

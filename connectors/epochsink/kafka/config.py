@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
 
     from epochsink.sink import Identity
 
@@ -22,6 +24,17 @@ DEFAULT_CAP: Final = 900.0
 """Seconds; the brokers' default of transaction.max.timeout.ms."""
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+@runtime_checkable
+class Rendering(Protocol):
+    """Renders a message's key or value otherwise than by the user's SQL: `epochsink.Avro`."""
+
+    def sql(self, row: str, schema: pa.Schema) -> str:
+        """Return the SQL of the bytes. ``row`` names the struct with the fields of ``schema``."""
+
+    def refuse_readable_password(self) -> None:
+        """Raise ConfigurationError if a password would be sent unencrypted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +64,8 @@ class KafkaConfig:
 
     bootstrap_servers: str
     topic: str | None = None
-    key: str | None = None
-    value: str | None = None
+    key: str | Rendering | None = None
+    value: str | Rendering | None = None
     headers: str | None = None
     partition: str | None = None
     timestamp: str | None = None
@@ -71,9 +84,13 @@ class KafkaConfig:
         arguments.text("bootstrap_servers", self.bootstrap_servers)
         for name in ("topic", "headers", "partition", "timestamp", "topic_column", "where", "delete_when"):
             arguments.optional_text(name, getattr(self, name))
-        for name in ("key", "value"):
-            object.__setattr__(self, name, _single(name, getattr(self, name)))
         arguments.flag("allow_insecure", self.allow_insecure)
+        for name in ("key", "value"):
+            given = getattr(self, name)
+            if not isinstance(given, Rendering):
+                object.__setattr__(self, name, _single(name, given))
+            elif not self.allow_insecure:
+                given.refuse_readable_password()
         if self.spool is not None:
             arguments.flag("spool", self.spool)
         object.__setattr__(self, "select", arguments.expressions("select", self.select) or ("*",))

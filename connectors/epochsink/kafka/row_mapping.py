@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from epochsink.errors import ConfigurationError
+from epochsink.kafka.config import Rendering
 from epochsink.sink import json_text
 from epochsink.sink.sql import operand
 
@@ -63,7 +64,9 @@ def columns(config: KafkaConfig, row: str, schema: pa.Schema) -> Sequence[str]:
     rendered: dict[str, str] = {}
     for name in RULES:
         expression = config.topic_column if name == "topic" else getattr(config, name)
-        if expression is not None:
+        if isinstance(expression, Rendering):
+            rendered[name] = expression.sql(row, schema)
+        elif expression is not None:
             rendered[name] = _cast(name, _resolve(expression, row, schema))
         elif name in passing:
             rendered[name] = f"{row}.`{name}`"

@@ -29,8 +29,8 @@ class Kafka(KafkaConfig, Sink):
     Args:
         bootstrap_servers: 'host:port', or several, separated by commas.
         topic: the topic of all rows; None if ``topic_column`` or the column 'topic' names the topic of each row.
-        key: SQL expression of the message's key; None for no key, or for the column 'key'.
-        value: SQL expression of the message's value; None for the row as JSON, or for the column 'value'.
+        key: SQL expression of the message's key, or Avro(...); None for no key, or for the column 'key'.
+        value: SQL expression of the message's value, or Avro(...); None for the row as JSON, or for the column 'value'.
         headers: SQL expression, an array of structs of key and value; None for none, or for the column 'headers'.
         partition: SQL expression of the topic's partition; if it is null or None, the key's hash chooses.
         timestamp: SQL expression of the message's timestamp; if it is null or None, the time of writing.
@@ -61,6 +61,10 @@ class Kafka(KafkaConfig, Sink):
         normal = normalise(self.options, self.bootstrap_servers, allow_insecure=self.allow_insecure)
         object.__setattr__(self, "options", normal)
         self._let_librdkafka_check()
+
+    def count_deletes(self, rows: pa.RecordBatch) -> int:
+        """Return how many rows are tombstones."""
+        return int(rows.column("value").null_count)
 
     @property
     def keeps_order(self) -> bool:

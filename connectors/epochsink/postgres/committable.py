@@ -15,6 +15,7 @@ from epochsink.postgres.spooled import SpooledTask
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from epochsink.postgres.config import Aggregate
     from epochsink.sink import Committable
 
 VERSION: Final = 1
@@ -30,7 +31,8 @@ class Merge:
     another one. Without ``key`` rows are appended. With it they replace the target's row of that key, or delete it
     where ``deletes`` and the row says so. ``ranks`` is the number of staged columns that decide between rows of a key.
     ``equals`` is the operator that compares each key column, with its schema. ``unique`` describes the indexes behind
-    the key, see `epochsink.postgres.catalog.Target`.
+    the key, see `epochsink.postgres.catalog.Target`. ``newer_wins``, ``skip_unchanged`` and ``accumulate`` are those of
+    `epochsink.postgres.sink.Postgres`.
     """
 
     target: Relation
@@ -41,6 +43,14 @@ class Merge:
     ranks: int = 0
     equals: Mapping[str, str] = field(default_factory=dict, hash=False)
     unique: Sequence[Mapping[str, str]] = field(default_factory=list, hash=False)
+    newer_wins: str | None = None
+    skip_unchanged: bool = False
+    accumulate: Mapping[str, Aggregate] = field(default_factory=dict, hash=False)
+
+    @property
+    def replaced(self) -> list[str]:
+        """The columns whose stored value the newest row replaces."""
+        return [name for name in self.columns if name not in self.key and name not in self.accumulate]
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""

@@ -18,6 +18,9 @@ MAX_BYTES: Final = 63
 
 Commit = Literal["auto", "prepared", "staged"]
 Mode = Literal["prepared", "staged"]
+Aggregate = Literal["sum", "min", "max"]
+AGGREGATES: Final = ("sum", "min", "max")
+"""Of these it does not matter in which order, and in how many epochs, values are combined."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -31,12 +34,16 @@ class PostgresConfig:
     where: str | None = None
     order_by: tuple[str, ...] = ()
     delete_when: str | None = None
+    newer_wins: str | None = None
+    skip_unchanged: bool = False
+    accumulate: Mapping[str, Aggregate] = field(default_factory=dict, hash=False)
     atomic: bool = True
     commit: Commit = "auto"
     marker_schema: str = "epochsink"
     validate: bool = False
     spool: bool = True
     create: bool = False
+    add_columns: bool = False
     timeout: float = 60.0
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
     allow_insecure: bool = False
@@ -44,12 +51,17 @@ class PostgresConfig:
     def __post_init__(self) -> None:
         for name in ("where", "delete_when"):
             arguments.optional_text(name, getattr(self, name))
-        for name in ("atomic", "validate", "spool", "create", "allow_insecure"):
+        for name in ("skip_unchanged", "atomic", "validate", "spool", "create", "add_columns", "allow_insecure"):
             arguments.flag(name, getattr(self, name))
         arguments.choice("commit", self.commit, ("auto", "prepared", "staged"))
         arguments.seconds("timeout", self.timeout)
         arguments.mapping("options", self.options)
         identifier(self.marker_schema, "marker_schema=")
+        if self.newer_wins is not None:
+            identifier(self.newer_wins, "newer_wins=")
+        for column, aggregate in arguments.mapping("accumulate", self.accumulate).items():
+            identifier(column, "accumulate=")
+            _refuse_unless_aggregate(column, aggregate)
         self._refuse_contradictions()
 
     def mode(self, max_prepared_transactions: int) -> Mode:
@@ -62,7 +74,7 @@ class PostgresConfig:
         said = [
             f"{item.name}={getattr(self, item.name)!r}"
             for item in dataclasses.fields(self)
-            if item.name not in ("dsn", "options") and getattr(self, item.name) != item.default
+            if item.name not in ("dsn", "options") and getattr(self, item.name) not in (item.default, {})
         ]
         return f"{type(self).__name__}({', '.join(said)})"
 
@@ -73,12 +85,40 @@ class PostgresConfig:
                 "transaction for each task would show half epochs and would not be faster",
                 hint="use atomic=True with commit='staged', or atomic=False with commit='prepared'",
             )
-        for name in ("order_by", "delete_when"):
+        for name in ("order_by", "delete_when", "newer_wins", "skip_unchanged", "accumulate"):
             if getattr(self, name) and not self.key:
                 raise ConfigurationError(
                     f"{name}= is given without key=: only rows with a key replace or delete others",
                     hint=f"give key=, or leave {name}= out",
                 )
+        for name, columns in (("newer_wins", [self.newer_wins]), ("accumulate", self.accumulate)):
+            for column in filter(self.key.__contains__, columns):
+                raise ConfigurationError(
+                    f"{name}= names {column!r}, a column of the key, which is the same in both rows",
+                    hint="name a column that is not in key=",
+                )
+        if self.accumulate and self.delete_when is not None:
+            raise ConfigurationError(
+                "accumulate= with delete_when=: whether a row of the epoch counts would depend on whether it came "
+                "before its key was deleted or after, and sums of rows do not tell",
+                hint="add a negative value, or delete by another sink of this query on the same table",
+            )
+        if self.accumulate and self.newer_wins is not None:
+            raise ConfigurationError(
+                f"accumulate= with newer_wins={self.newer_wins!r}: an older row would not be added, so that the result "
+                "would depend on the order in which rows come",
+                hint=f"leave newer_wins= out; accumulate={{{self.newer_wins!r}: 'max'}} keeps the newest time",
+            )
+
+
+def _refuse_unless_aggregate(column: str, aggregate: object) -> None:
+    if aggregate not in AGGREGATES:
+        raise ConfigurationError(
+            f"invalid accumulate={{{column!r}: {aggregate!r}}}: expected one of 'sum', 'min', 'max'. The result of "
+            "others, and of SQL over the stored row, depends on how rows are spread over epochs",
+            hint=f"to count rows, write select=[..., '1L AS {column}'] and accumulate={{{column!r}: 'sum'}}; for an "
+            "average, accumulate its sum and its count",
+        )
 
 
 def connection_string(dsn: str) -> Secret:

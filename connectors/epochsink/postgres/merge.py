@@ -11,13 +11,23 @@ from epochsink.postgres.catalog import require_unchanged
 from epochsink.postgres.staging import DELETED, TAG, rank_column, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import LiteralString
 
     from epochsink.postgres.committable import Member, Merge, Relation
+    from epochsink.postgres.config import Aggregate
     from epochsink.postgres.server import Connection
 
 WORK_MEM: Final = "128MB"
 """Memory for the hash over the keys and the sort of duplicates. The server's default spills to disk at once."""
+
+_STORED: Final = "stored"
+_COMBINED: Final[Mapping[Aggregate, LiteralString]] = {
+    "sum": "coalesce({stored} OPERATOR(pg_catalog.+) {new}, {stored}, {new})",
+    "min": "LEAST({stored}, {new})",
+    "max": "GREATEST({stored}, {new})",
+}
+"""What combines two values as the aggregate of that name does."""
 
 
 def merge(connection: Connection, members: Sequence[Member]) -> None:
@@ -52,7 +62,7 @@ def _write(connection: Connection, member: Member) -> sql.Composed:
             verify_count(connection, member)
         return source
     if _verify_keys(connection, member):
-        source = _latest(plan, source)
+        source = _one_for_each_key(plan, source)
     connection.execute(_upsert(plan, source))
     return source
 
@@ -108,7 +118,7 @@ def _verify_keys(connection: Connection, member: Member) -> bool:
             "no row",
             hint="filter them with where=, or fill the key with coalesce() in select=",
         )
-    if most > 1 and not plan.ranks:
+    if most > 1 and plan.replaced and not (plan.ranks or plan.newer_wins):
         example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
         raise RowsRejected(
@@ -132,22 +142,53 @@ def _expect(staging: Relation, found: int, rows: int) -> None:
         )
 
 
-def _append(plan: Merge, source: sql.Composable) -> sql.Composed:
+def _append(plan: Merge, source: sql.Composable, target: sql.Composable | None = None) -> sql.Composed:
     return sql.SQL("INSERT INTO {} ({}) SELECT {} FROM {}").format(
-        plan.target.quoted, _names(plan.columns), _names(plan.columns), source
+        target or plan.target.quoted, _names(plan.columns), _names(plan.columns), source
     )
 
 
 def _upsert(plan: Merge, source: sql.Composed) -> sql.Composed:
-    values = [name for name in plan.columns if name not in plan.key]
-    settings = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in values)
+    values = {name: _merged(plan, name) for name in plan.columns if name not in plan.key}
+    settings = sql.SQL(", ").join(sql.SQL("{} = {}").format(sql.Identifier(name), values[name]) for name in values)
     action = sql.SQL("UPDATE SET {}").format(settings) if values else sql.SQL("NOTHING")
+    conditions = []
+    if plan.newer_wins:
+        conditions.append(_is_not_older(plan.newer_wins, "excluded", _STORED))
+    if plan.skip_unchanged and values:
+        conditions.append(
+            # by their bytes: that needs no operator of the type, and tells 1.0 from 1.00. As a function, because ROW()
+            # on both sides of an operator would compare column by column
+            sql.SQL("pg_catalog.record_image_ne(ROW({}), ROW({}))").format(
+                sql.SQL(", ").join(sql.Identifier(_STORED, name) for name in values),
+                sql.SQL(", ").join(values.values()),
+            )
+        )
+    if conditions:
+        action = sql.SQL("{} WHERE {}").format(action, sql.SQL(" AND ").join(conditions))
     if plan.deletes:
         source = sql.SQL("{} WHERE {} IS NOT TRUE").format(source, sql.Identifier(DELETED))
+    rows = _append(plan, source)
+    if conditions or plan.accumulate:
+        rows = _append(plan, source, sql.SQL("{} AS {}").format(plan.target.quoted, sql.Identifier(_STORED)))
     # In key order, because neighbouring keys share a page of the index and often of the table.
-    return sql.SQL("{} ORDER BY {key} ON CONFLICT ({key}) DO {}").format(
-        _append(plan, source), action, key=_names(plan.key)
-    )
+    return sql.SQL("{} ORDER BY {key} ON CONFLICT ({key}) DO {}").format(rows, action, key=_names(plan.key))
+
+
+def _merged(plan: Merge, name: str) -> sql.Composable:
+    """Return what a column becomes if its key is stored already: nulls count as in an aggregate."""
+    new, stored = sql.SQL("EXCLUDED.{}").format(sql.Identifier(name)), sql.Identifier(_STORED, name)
+    if name not in plan.accumulate:
+        return new
+    combined = sql.SQL(_COMBINED[plan.accumulate[name]]).format(stored=stored, new=new)
+    return sql.SQL("({})::{}").format(combined, sql.SQL(plan.columns[name]))
+
+
+def _is_not_older(column: str, new: str, stored: str) -> sql.Composed:
+    """Compare a column in two rows by the default order of its type; null is the smallest."""
+    return sql.SQL(
+        "({stored} IS NULL OR {new} IS NOT NULL AND pg_catalog.record_ge(ROW({new}), ROW({stored})))"
+    ).format(stored=sql.Identifier(stored, column), new=sql.Identifier(new, column))
 
 
 def _delete(plan: Merge, source: sql.Composed) -> sql.Composed:
@@ -155,6 +196,8 @@ def _delete(plan: Merge, source: sql.Composed) -> sql.Composed:
         sql.SQL("old.{0} {1} gone.{0}").format(sql.Identifier(name), sql.SQL(plan.equals.get(name, "=")))
         for name in plan.key
     )
+    if plan.newer_wins:
+        same = sql.SQL("{} AND {}").format(same, _is_not_older(plan.newer_wins, "gone", "old"))
     return sql.SQL("DELETE FROM {} AS old USING (SELECT * FROM {} WHERE {}) AS gone WHERE {}").format(
         plan.target.quoted, source, sql.Identifier(DELETED), same
     )
@@ -177,10 +220,24 @@ def _source(member: Member) -> sql.Composed:
     )
 
 
-def _latest(plan: Merge, source: sql.Composable) -> sql.Composed:
-    order = [sql.SQL("{} DESC NULLS LAST").format(value) for value in _ranks(plan)]
-    return sql.SQL("(SELECT DISTINCT ON ({key}) * FROM {source} ORDER BY {key}, {order}) AS latest_of_key").format(
-        key=_names(plan.key), source=source, order=sql.SQL(", ").join(order)
+def _one_for_each_key(plan: Merge, source: sql.Composable) -> sql.Composed:
+    """Return the newest row of each key, with what accumulates taken over all rows of the key."""
+    newest = [sql.Identifier(plan.newer_wins)] if plan.newer_wins else []
+    order = [sql.SQL("{} DESC NULLS LAST").format(value) for value in [*newest, *_ranks(plan)]]
+    return sql.SQL("(SELECT DISTINCT ON ({key}) {columns} FROM {source} ORDER BY {order}) AS latest_of_key").format(
+        key=_names(plan.key),
+        columns=sql.SQL(", ").join(_over_key(plan, name) for name in plan.columns) if plan.accumulate else sql.SQL("*"),
+        source=source,
+        order=sql.SQL(", ").join([_names(plan.key), *order]),
+    )
+
+
+def _over_key(plan: Merge, name: str) -> sql.Composable:
+    column = sql.Identifier(name)
+    if name not in plan.accumulate:
+        return column
+    return sql.SQL("pg_catalog.{}({column}) OVER (PARTITION BY {key}) AS {column}").format(
+        sql.SQL(plan.accumulate[name]), column=column, key=_names(plan.key)
     )
 
 

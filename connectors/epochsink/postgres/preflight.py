@@ -11,9 +11,9 @@ from epochsink.errors import ConfigurationError
 from epochsink.postgres import applied_epochs
 from epochsink.postgres.catalog import read_target, unsafe
 from epochsink.postgres.committable import Relation
+from epochsink.postgres.ddl import add_columns, create_target, table_ddl
 from epochsink.postgres.errors import describe, failure
-from epochsink.postgres.prepared_transaction import LOCAL
-from epochsink.postgres.row_mapping import fit, table_ddl, unfilled, writer_schema
+from epochsink.postgres.row_mapping import fit, unfilled, writer_schema
 from epochsink.postgres.server import Server
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ WHERE NOT has_column_privilege(to_regclass(%s), c.name, %s)
 def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> list[str]:
     """Compare a configuration and the rows' schema with the server; return one line for each problem found.
 
-    Creates the marker table, its schema and, with ``create``, the target if they are missing. Raises `psycopg.Error`
-    if the connection is lost.
+    Creates the marker table, its schema and, with ``create``, the target if they are missing; with ``add_columns`` adds
+    columns to it. Raises `psycopg.Error` if the connection is lost.
     """
     unfit = list(_check_server(connection))
     if unfit:
@@ -84,28 +84,19 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
             if relation.schema is None:
                 first = next((schema for schema in connection.schemas if not schema.startswith("pg_")), None)
                 relation = Relation(first, relation.name)
-            findings += _create_target(config, connection, relation, row)
+            findings += create_target(config, connection, relation, row)
             target = read_target(connection, relation)
     except errors.InsufficientPrivilege as refused:
         return [*findings, f"table {relation}: {describe(refused)}; GRANT USAGE ON SCHEMA to {_user(connection)}"]
     if target is None:
         return findings if config.create and findings else [*findings, _unknown_table(config, connection, row)]
+    if config.add_columns and not list(_check_kind(target)):
+        not_added = list(add_columns(config, connection, target, row))
+        if not_added:
+            return findings + not_added
+        target = read_target(connection, target.relation) or target
     schema = writer_schema(row, deletes=config.delete_when is not None)
     return [*findings, *_check_target(config, connection, target, schema)]
-
-
-def _create_target(config: PostgresConfig, connection: Connection, relation: Relation, row: pa.Schema) -> Iterator[str]:
-    try:
-        statement = table_ddl(config, relation, row)
-    except ConfigurationError as unfit:
-        yield f"{unfit.message}; {unfit.hint}"
-        return
-    try:
-        connection.execute(LOCAL + statement)
-    except (errors.InsufficientPrivilege, errors.InvalidSchemaName) as refused:
-        yield f"table {relation}: {describe(refused)}; let its owner run: {statement.as_string(connection)};"
-    except errors.UniqueViolation:
-        return  # another query created it at the same moment
 
 
 def unreachable(config: PostgresConfig, error: psycopg.OperationalError) -> str:
@@ -190,6 +181,7 @@ def _check_target(config: PostgresConfig, connection: Connection, target: Target
             "in select=, or give it a default"
         )
     yield from _check_key(config, target, schema)
+    yield from _check_compared(config, connection, target, encodings)
     if not config.atomic:
         yield from _check_spread(config, connection, target, encodings)
     names = [encoding.field.name for encoding in encodings if encoding.field.name in target.columns]
@@ -224,6 +216,47 @@ def _check_key(config: PostgresConfig, target: Target, schema: pa.Schema) -> Ite
             )
 
 
+def _check_compared(
+    config: PostgresConfig, connection: Connection, target: Target, encodings: Sequence[Encoding]
+) -> Iterator[str]:
+    """Yield columns of newer_wins= and accumulate= whose type cannot be compared or combined exactly."""
+    row = {encoding.field.name: encoding for encoding in encodings}
+    asked: list[tuple[str, str, str]] = [("accumulate", name, how) for name, how in config.accumulate.items()]
+    if config.newer_wins is not None:
+        asked.append(("newer_wins", config.newer_wins, "order"))
+    for argument, name, how in asked:
+        if name not in row:
+            yield f"{argument}= names {name!r}, which is not a column of the row that fits the table; add it in select="
+            continue
+        column = target.columns[name]
+        where = f"{argument}= names column {name!r} of {target.relation}, whose type is {column.declared}"
+        if how == "sum" and column.receive in ("float4recv", "float8recv"):
+            yield (
+                f"{where}, and the last digits of such a sum depend on the order of the rows; make it numeric and cast "
+                "to DECIMAL in select=, or take 'min' or 'max'"
+            )
+        elif row[name].cast_to or not column.equals.startswith("OPERATOR(pg_catalog."):
+            yield f"{where}, which compares in a way of its own; use a number, a date or a timestamp"
+        elif not _has(connection, target, name, how):
+            yield f"{where}, which has no {how}; use a number, a date or a timestamp"
+
+
+def _has(connection: Connection, target: Target, name: str, how: str) -> bool:
+    """Return whether a column's type has an order, or the aggregate ``how``."""
+    query = "SELECT pg_catalog.{how}({name}) FROM {table} WHERE false"
+    if how == "order":
+        query = "SELECT FROM {table} WHERE false ORDER BY {name}"
+    try:
+        connection.execute(
+            sql.SQL(query).format(how=sql.SQL(how), name=sql.Identifier(name), table=target.relation.quoted)
+        )
+    except errors.UndefinedFunction:
+        return False
+    except errors.InsufficientPrivilege:
+        return True  # that is another finding
+    return True
+
+
 def _check_spread(
     config: PostgresConfig, connection: Connection, target: Target, encodings: Sequence[Encoding]
 ) -> Iterator[str]:
@@ -251,7 +284,8 @@ def _check_privileges(
 ) -> Iterator[str]:
     needed = {"INSERT": list(names)}
     if config.key:
-        needed["SELECT"] = [name for name in names if name in config.key]
+        # of each column whose value the upsert takes from EXCLUDED, too
+        needed["SELECT"] = list(names)
         needed["UPDATE"] = [name for name in names if name not in config.key]
     user, table = _user(connection), str(target.relation)
     for privilege, columns in needed.items():

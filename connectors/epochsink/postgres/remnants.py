@@ -136,13 +136,21 @@ WHERE x.database OPERATOR(pg_catalog.=) pg_catalog.current_database() ORDER BY x
 """
 
 
+def prepared_holder(connection: Connection, tables: Sequence[Relation]) -> tuple[str, float, str] | None:
+    """Return the oldest prepared transaction with a lock on one of ``tables``: gid, Unix time, table.
+
+    Raises `psycopg.Error`.
+    """
+    return connection.execute(_HOLDERS, [[table.name for table in tables]]).fetchone()
+
+
 def name_holder(connection: Connection, tables: Sequence[Table], waited: PrepareFailed) -> PrepareFailed:
     """Return ``waited``, the failure of a vote that waited for a lock on ``tables``, and name the holder in it.
 
     A transaction of this driver or an earlier one is not named, because the sweep before the next attempt ends it.
     Raises `psycopg.Error`.
     """
-    found = connection.execute(_HOLDERS, [[table.relation.name for table in tables]]).fetchone()
+    found = prepared_holder(connection, [table.relation for table in tables])
     if found is None:
         return waited
     gid, since, table = found

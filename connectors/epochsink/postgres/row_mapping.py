@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
-from psycopg import sql
 
-from epochsink.errors import ConfigurationError, PrepareFailed
+from epochsink.errors import PrepareFailed
 from epochsink.identity import staging_table
 from epochsink.postgres.catalog import read_checks, read_target, require_safe
 from epochsink.postgres.committable import Member, Merge, Relation
@@ -69,7 +68,8 @@ class Fitted:
             # the target's own rules: rows that break them then fail before the decision, not after
             exact = [name for name in merge.columns if name not in merge.casts]
             columns |= {name: f"{columns[name]} NOT NULL" for name in exact if target.columns[name].not_null}
-            checks = read_checks(connection, target, exact)
+            # a sum may satisfy a rule that one of its rows breaks
+            checks = read_checks(connection, target, [name for name in exact if name not in merge.accumulate])
         return staging, staging.ensure(connection, columns | {TAG: "bigint"}, checks, Note.of(table.identity, epoch))
 
     def member(self, tasks: tuple[str, ...], rows: int, staging: Staging | None = None) -> Member:
@@ -85,7 +85,19 @@ def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encodi
     ranks = sum(is_rank(encoding.field.name) for encoding in encodings)
     equals = {name: target.columns[name].equals for name in config.key if name in target.columns}
     columns = {name: target.columns[name].declared for name in names}
-    return Merge(target.relation, columns, casts, config.key, deletes, ranks, equals, target.unique_for(config.key))
+    return Merge(
+        target.relation,
+        columns,
+        casts,
+        config.key,
+        deletes,
+        ranks,
+        equals,
+        target.unique_for(config.key),
+        config.newer_wins,
+        config.skip_unchanged,
+        config.accumulate,
+    )
 
 
 def fit(schema: pa.Schema, target: Target, *, direct: bool) -> tuple[list[Encoding], list[str]]:
@@ -130,7 +142,8 @@ def _unknown(name: str, target: Target) -> str:
     near = [known for known in target.columns if known.lower() == name.lower()]
     if near:
         return f"there is only {near[0]!r}, and case counts; select it AS `{near[0]}`"
-    return f"the table has no such column, only {', '.join(target.columns)}; leave it out with select=, or add it"
+    known = ", ".join(target.columns)
+    return f"the table has no such column, only {known}; leave it out with select=, or set add_columns=True"
 
 
 def writer_schema(row: pa.Schema, *, deletes: bool) -> pa.Schema:
@@ -155,57 +168,3 @@ def unfilled(schema: pa.Schema, target: Target) -> Sequence[Column]:
         and column.not_null
         and not (column.has_default or column.identity or column.generated)
     ]
-
-
-_TYPES: Final = {
-    pa.int8(): "smallint",
-    pa.int16(): "smallint",
-    pa.int32(): "integer",
-    pa.int64(): "bigint",
-    pa.float32(): "real",
-    pa.float64(): "double precision",
-    pa.bool_(): "boolean",
-    pa.date32(): "date",
-    pa.string(): "text",
-    pa.large_string(): "text",
-    pa.binary(): "bytea",
-    pa.large_binary(): "bytea",
-    pa.duration("us"): "interval",
-}
-
-
-def table_ddl(config: PostgresConfig, relation: Relation, row: pa.Schema) -> sql.Composed:
-    """Return what creates the table for rows of this schema.
-
-    Raises `ConfigurationError` for types without a match, and for a key that is not in the row.
-    """
-    absent = [name for name in config.key if name not in row.names]
-    if absent:
-        raise ConfigurationError(
-            f"key column(s) {', '.join(absent)} are not in the row ({', '.join(row.names)})",
-            hint="add them in select=",
-        )
-    columns: list[sql.Composable] = [
-        sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(_type(field.name, field.type))) for field in row
-    ]
-    if config.key:
-        key = sql.SQL(", ").join(map(sql.Identifier, config.key))
-        columns.append(sql.SQL("PRIMARY KEY ({})").format(key))
-    return sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(relation.quoted, sql.SQL(", ").join(columns))
-
-
-def _type(name: str, data: pa.DataType) -> str:
-    if is_nested(data):
-        return "jsonb"
-    if pa.types.is_list(data):
-        return f"{_type(name, data.value_type)}[]"
-    if pa.types.is_decimal(data):
-        return f"numeric({data.precision}, {data.scale})"
-    if pa.types.is_timestamp(data):
-        return "timestamp" if data.tz is None else "timestamptz"
-    if data not in _TYPES:
-        raise ConfigurationError(
-            f"column {name!r} has type {data}, for which there is no obvious PostgreSQL type",
-            hint=f"cast it in select=, for example CAST({name} AS STRING) AS {name}, or create the table yourself",
-        )
-    return _TYPES[data]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from epochsink.postgres.config import Commit
+    from epochsink.postgres.config import Aggregate, Commit
     from epochsink.postgres.server import Server
     from epochsink.sink import Participant, SinkWriter, Task
 
@@ -38,6 +38,11 @@ class Postgres(PostgresConfig, Sink):
         order_by: Spark SQL; if an epoch has several rows of a key, the one with the largest value wins, and nulls lose.
             Without it such an epoch is refused.
         delete_when: Spark SQL predicate; rows for which it is true delete their key instead.
+        newer_wins: column of the row: a row replaces or deletes the stored one only if its value is not smaller. Null
+            is the smallest. It also decides within an epoch, before ``order_by``.
+        skip_unchanged: leave a stored row untouched if the new one has the same bytes.
+        accumulate: {"column": "sum", "min" or "max"}: combine the value with the stored one instead of replacing it.
+            Nulls are ignored, as SQL's aggregates do.
         atomic: True: readers see all of an epoch or none of it. False: each task commits on its own, which is faster;
             an epoch becomes visible task by task.
         commit: "prepared": PREPARE TRANSACTION checks all constraints before the checkpoint decides (needs
@@ -50,6 +55,7 @@ class Postgres(PostgresConfig, Sink):
             ``atomic=True`` tasks write only this copy, and the driver copies the rows from it. False: tasks connect and
             stage their rows; what the server loses before the commit stops the query.
         create: create the table if it does not exist, from the row's schema, with ``key`` as its primary key.
+        add_columns: add the columns of the row that the table lacks, nullable, before the first row.
         timeout: seconds that each wait for a lock, or for a synchronous standby, may take.
         options: libpq's connection parameters by name, e.g. {"password": "...", "sslrootcert": "..."}.
         allow_insecure: connect to another host without an explicit sslmode, so perhaps unencrypted.
@@ -67,12 +73,16 @@ class Postgres(PostgresConfig, Sink):
         where: str | None = None,
         order_by: str | Sequence[str] | None = None,
         delete_when: str | None = None,
+        newer_wins: str | None = None,
+        skip_unchanged: bool = False,
+        accumulate: Mapping[str, Aggregate] | None = None,
         atomic: bool = True,
         commit: Commit = "auto",
         marker_schema: str = "epochsink",
         validate: bool = False,
         spool: bool = True,
         create: bool = False,
+        add_columns: bool = False,
         timeout: float = 60.0,
         options: Mapping[str, Any] | None = None,
         allow_insecure: bool = False,
@@ -86,12 +96,16 @@ class Postgres(PostgresConfig, Sink):
             where=where,
             order_by=arguments.expressions("order_by", order_by),
             delete_when=delete_when,
+            newer_wins=newer_wins,
+            skip_unchanged=skip_unchanged,
+            accumulate={} if accumulate is None else accumulate,
             atomic=atomic,
             commit=commit,
             marker_schema=marker_schema,
             validate=validate,
             spool=spool,
             create=create,
+            add_columns=add_columns,
             timeout=timeout,
             options={} if options is None else options,
             allow_insecure=allow_insecure,
@@ -103,6 +117,14 @@ class Postgres(PostgresConfig, Sink):
     def distribute_by(self) -> Sequence[str]:
         """The key, as expressions over the stream, with ``atomic=False``: tasks must not share keys."""
         return self._spread
+
+    def count_deletes(self, rows: pa.RecordBatch) -> int:
+        """Return how many rows delete their key."""
+        if self.delete_when is None:
+            return 0
+        from epochsink.postgres.staging import DELETED  # noqa: PLC0415 - needs pgpq, which the driver checks for first
+
+        return int(rows.column(DELETED).true_count)
 
     @property
     def commits_with(self) -> Hashable | None:

@@ -47,7 +47,7 @@ class Table:
         return Orphans(connection, self.config.marker_schema, self.key, self.identity.generation)
 
     def as_recorded(self, merge: Merge) -> Self:
-        """Return it with table, key and deletes as an epoch was written, whatever a later start sets."""
+        """Return it with table, key and way to merge as an epoch was written, whatever a later start sets."""
         given = {item.name: getattr(self.config, item.name) for item in fields(PostgresConfig)}
         schema, name = merge.target
         recorded = {
@@ -55,6 +55,9 @@ class Table:
             "key": merge.key,
             "order_by": self.config.order_by if merge.key else (),
             "delete_when": (self.config.delete_when or "true") if merge.deletes else None,
+            "newer_wins": merge.newer_wins,
+            "skip_unchanged": merge.skip_unchanged,
+            "accumulate": merge.accumulate,
         }
         return replace(self, config=PostgresConfig(**given | recorded))
 

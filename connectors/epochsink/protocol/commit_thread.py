@@ -11,6 +11,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, Protocol
 
+from epochsink.errors import without_values
+
 if TYPE_CHECKING:
     from epochsink.protocol.coordinator import Coordinator
 
@@ -85,6 +87,7 @@ class CommitThread(threading.Thread):
                 if not self._stream.is_alive():
                     return
                 look_again = time.monotonic() + LIVENESS_SECONDS
+            self._coordinator.progress.log_now_and_then()
             # after the look at the stream: what Spark decided just before its end is still found by the drain
             if self._coordinator.commit_decided():
                 waiting_since = None
@@ -105,6 +108,8 @@ class CommitThread(threading.Thread):
         self.failure = failure
         # before anything ends the query: a batch under way then raises this, and Spark reports it
         self._coordinator.fail(failure)
+        # after that: it writes to the store, which may be what failed
+        self._coordinator.note_failure(without_values(failure))
         _log.error("epochsink stops the query: %s", failure)
         if self._outlives_grace():
             self._stream.interrupt()

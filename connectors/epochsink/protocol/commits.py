@@ -104,14 +104,20 @@ class Commits:
             return
         reach("coordinator.commit.before")
         recorded = history.epochs[number]
+        if number not in run.recorded:
+            # an earlier run has recorded it
+            run.progress.recorded(recorded)
+        run.progress.decided(number)
         # what this run has recorded, it has recorded with the offsets of then
         if number not in run.recorded and recorded.offsets != run.checkpoint.offsets_digest(number):
             raise run.conclude(consistency.other_input(number))
         # what readers are about to see must not be undone by a power cut that takes the decision back
         run.checkpoint.make_durable(number)
         for participant, names in run.by_participant(recorded.shares):
-            if not self._commit_parts(number, participant, names):
-                return
+            with run.progress.timed("commit_seconds", number, names):
+                if not self._commit_parts(number, participant, names):
+                    run.progress.done(number)
+                    return
             reach("coordinator.commit.between")
         prepared = run.ledger.known().epochs[number]  # a replay has replaced parts
         for participant, names in run.by_participant(prepared.shares):
@@ -124,8 +130,9 @@ class Commits:
                 _log.info("epoch %d: aborted what kept readers from it: %s", number, line)
         reach("coordinator.done.before")
         # this very append finds out whether the ledger is still ours
-        run.ledger.append(Done(number))
+        run.ledger.append(Done(number, run.progress.visible(number)))
         reach("coordinator.done.after")
+        run.progress.done(number)
         run.recorded.discard(number)
         self._clear(prepared)
 
@@ -146,6 +153,8 @@ class Commits:
             prepared = ledger.known().epochs[number]
             with self._run.if_ours(participant):
                 verdicts = participant.commit(prepared.at, self._run.ballots(prepared, left, left))
+            for name, answers in verdicts.items():
+                self._run.progress.set_aside(number, name, [answer.set_aside for answer in answers])
             open_parts = [
                 (name, index, verdict)
                 for name, indices in left.items()
@@ -184,6 +193,7 @@ class Commits:
             replayed = participant.replay(prepared.at, parts[index], ballots, uuid.uuid4().hex)
             reach("coordinator.replay.prepared")
             self._run.ledger.append(Replay(number, tuple(sinks), (*parts[:index], replayed, *parts[index + 1 :])))
+        self._run.progress.replayed(number, sinks)
         reach("coordinator.replay.after")
 
     def _clear(self, prepared: Prepared) -> None:

@@ -18,29 +18,35 @@ import enum
 import logging
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.commits import Commits
 from epochsink.protocol.consistency import AppliedCheck
-from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Withdrawn
+from epochsink.protocol.ledger_entries import Disputed, Prepared, Share, Stopped, Withdrawn
+from epochsink.protocol.progress_tracker import ProgressTracker, log_recovery
 from epochsink.protocol.run_state import CommitQueue, RunState
 from epochsink.protocol.sweep import Sweep
-from epochsink.sink import NOTHING_SPOOLED, Epoch, Identity
+from epochsink.sink import NOTHING_COUNTED, NOTHING_SPOOLED, Epoch, Identity, RowCount
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from epochsink.protocol.checkpoint import Checkpoint
     from epochsink.protocol.ledger import Ledger
     from epochsink.protocol.ledger_history import History
+    from epochsink.protocol.progress import EpochProgress
     from epochsink.protocol.spool import Spool
-    from epochsink.sink import Participant, Spooled, Written
+    from epochsink.sink import Counts, Participant, Spooled, Written
 
 _log = logging.getLogger("epochsink")
+
+
+_FAILURE_CHARACTERS: Final = 2000
+"""How much of a failure's text the ledger keeps."""
 
 
 class Plan(enum.Enum):
@@ -55,6 +61,7 @@ class Coordinator:
 
     ``join_running`` lets a ledger begin on a checkpoint that already holds commits. ``monitor`` guards ``queue``, which
     the two threads share. ``location`` is the checkpoint's, for people: in commands, and its last folder in targets.
+    ``listener`` gets the progress of each done epoch.
     """
 
     def __init__(
@@ -68,9 +75,13 @@ class Coordinator:
         join_running: bool = False,
         monitor: threading.Condition | None = None,
         location: str = "",
+        listener: Callable[[EpochProgress], None] | None = None,
     ) -> None:
         self.queue = CommitQueue(monitor)
-        self._run = RunState(query_id, ledger, checkpoint, spool, participants, self.queue, location)
+        self._run = RunState(
+            query_id, ledger, checkpoint, spool, participants, self.queue, location, ProgressTracker(listener)
+        )
+        self.progress = self._run.progress
         self._check = AppliedCheck(self._run)
         self._sweep = Sweep(self._run)
         self._commits = Commits(self._run, self._check)
@@ -102,8 +113,10 @@ class Coordinator:
                 if self._run.checkpoint.is_decided(prepared.epoch):
                     self._commits.commit(prepared.epoch)
                 elif prepared.epoch not in history.disputed:
+                    self._run.progress.recorded(prepared)
                     self.queue.add(prepared.epoch)
             reach("coordinator.recover.after")
+            log_recovery(history, self.queue.pending)
 
     def _take(self) -> None:
         run = self._run
@@ -239,22 +252,30 @@ class Coordinator:
         run.queue.begin_attempt()
         run.attempted = number
         epoch = Epoch(number, uuid.uuid4().hex)
+        run.progress.begin(number)
         run.spool.make(run.query_id, epoch)
         # while it is being written, Spark cannot decide it
         run.owed = -1
         reach("coordinator.write.before")
         return epoch
 
-    def record(self, epoch: Epoch, written: Written, spooled: Spooled = NOTHING_SPOOLED) -> None:
+    def record(
+        self,
+        epoch: Epoch,
+        written: Written,
+        spooled: Spooled = NOTHING_SPOOLED,
+        counts: Counts = NOTHING_COUNTED,
+    ) -> None:
         """Let the participants vote, then record the epoch. When this returns, foreachBatch may return.
 
         If this raises, the batch has to fail. If a vote raised, the attempt is abandoned; if the append did, the epoch
         may be recorded, so nothing of it is aborted until the next driver has read the ledger.
         """
         run = self._run
+        run.progress.written(epoch.number)
         with run.addressed():
             try:
-                prepared = self._vote(epoch, written, spooled)
+                prepared = self._vote(epoch, written, spooled, counts)
             except Exception:
                 self.abandon(epoch)
                 raise
@@ -268,12 +289,13 @@ class Coordinator:
                 self.abandon(epoch)
                 raise
             reach("coordinator.record.after")
+            run.progress.recorded(prepared)
             run.owed = -1
             run.recorded.add(epoch.number)
             run.queue.add(epoch.number)
             run.queue.end_attempt()
 
-    def _vote(self, epoch: Epoch, written: Written, spooled: Spooled) -> Prepared:
+    def _vote(self, epoch: Epoch, written: Written, spooled: Spooled, counts: Counts) -> Prepared:
         run = self._run
         run.queue.wait_settled()
         if run.queue.overtaken:
@@ -282,12 +304,12 @@ class Coordinator:
         shares: dict[str, Share] = {}
         for name, accepted in written.items():
             tasks, answers = zip(*accepted, strict=True)
-            shares[name] = Share(answers, tasks, spooled.get(name, {}))
+            shares[name] = Share(answers, tasks, spooled.get(name, {}), counts.get(name, RowCount()))
         # each share holds what its tasks have answered, until its participant has voted
         prepared = Prepared(epoch.number, epoch.attempt, "", shares)
         by_participant = run.by_participant(written)
         for participant, names in by_participant:
-            with run.if_ours(participant):
+            with run.if_ours(participant), run.progress.timed("vote_seconds", epoch.number, names):
                 voted = participant.vote(epoch, run.ballots(prepared, names))
             for name in names:
                 shares[name] = replace(shares[name], parts=tuple(voted[name]))
@@ -339,6 +361,17 @@ class Coordinator:
         """
         with self._run.addressed():
             self._commits.drain()
+
+    def note_failure(self, failure: str) -> None:
+        """Keep why the query stops, in words without values of rows: for `progress`, and for `epochsink status`.
+
+        Best effort: the store or another driver may refuse it.
+        """
+        self.progress.failed(failure)
+        try:
+            self._run.ledger.append(Stopped(failure[:_FAILURE_CHARACTERS]))
+        except (EpochsinkError, OSError) as refused:
+            _log.info("the failure is not in the ledger: %s", refused)
 
     def fail(self, failure: BaseException) -> None:
         """Keep the commit thread's failure for the stream thread, which raises it."""

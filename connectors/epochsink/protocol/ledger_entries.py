@@ -15,7 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from epochsink import __version__
-from epochsink.sink import Epoch, LastDone, SpoolFile
+from epochsink.protocol.progress import EpochProgress
+from epochsink.sink import Epoch, LastDone, RowCount, SpoolFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,12 +77,14 @@ class Take(_Stamped):
 class Share:
     """What one sink has prepared of an epoch: its parts, and the tasks (uuids, by partition) that had rows.
 
-    ``files`` says, for each task, what its file in the spool holds; it is empty if nothing is spooled.
+    ``files`` says, for each task, what its file in the spool holds; it is empty if nothing is spooled. ``counted`` are
+    the rows of all tasks.
     """
 
     parts: tuple[Committable, ...]
     tasks: tuple[str, ...]
     files: Mapping[str, SpoolFile] = field(default_factory=dict)
+    counted: RowCount = field(default_factory=RowCount)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +129,12 @@ class Replay(_Stamped):
 
 @dataclass(frozen=True, slots=True)
 class Done(_Stamped):
-    """Every part of an epoch is committed."""
+    """Every part of an epoch is committed. ``progress`` is its receipt: what was written to each sink, and how long
+    that took.
+    """
 
     epoch: int
+    progress: EpochProgress | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +185,20 @@ class Abandoned(_Stamped):
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped(_Stamped):
+    """The query has stopped with a failure, in words without values of rows. For people: nothing follows from it."""
+
+    failure: str
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """What a take says of the entries before it, so that a start need not read them. Not an entry of its own.
 
     ``pending`` epochs are complete, as last replayed; ``done`` ones are (epoch, attempt, digest of offsets).
     ``applied`` has, for each sink, the newest done epoch with rows, however old. ``takes`` are the numbers of entries
-    that are never removed (see `epochsink.protocol.ledger.Ledger.trim`).
+    that are never removed (see `epochsink.protocol.ledger.Ledger.trim`). ``receipts`` are those of the newest done
+    epochs, ``stopped`` is the last failure.
     """
 
     pending: tuple[Prepared, ...] = ()
@@ -194,9 +208,11 @@ class Summary:
     disputed: tuple[int, ...] = ()
     abandoned: Abandoned | None = None
     takes: tuple[int, ...] = ()
+    receipts: tuple[EpochProgress, ...] = ()
+    stopped: Stopped | None = None
 
 
-Entry = Take | Prepared | Replay | Resolved | Done | Skipped | Disputed | Withdrawn | Abandoned
+Entry = Take | Prepared | Replay | Resolved | Done | Skipped | Disputed | Withdrawn | Abandoned | Stopped
 _KINDS: Final[dict[str, type[Entry]]] = {
     "take": Take,
     "prepared": Prepared,
@@ -207,6 +223,7 @@ _KINDS: Final[dict[str, type[Entry]]] = {
     "disputed": Disputed,
     "withdrawn": Withdrawn,
     "abandoned": Abandoned,
+    "stopped": Stopped,
 }
 
 
@@ -275,7 +292,11 @@ _READ: Final[dict[str, Callable[[Any], Any]]] = {
     "done": _pairs,
     "shares": _each(Share),
     "files": _each(SpoolFile),
+    "counted": lambda content: _read(RowCount, content),
+    "progress": EpochProgress.from_json,
     "applied": _each(LastDone),
+    "receipts": lambda receipts: tuple(map(EpochProgress.from_json, receipts)),
+    "stopped": lambda content: _read(Stopped, content),
     "pending": lambda pending: tuple(_read(Prepared, each) for each in pending),
     "abandoned": lambda content: _read(Abandoned, content),
     "summary": lambda content: _read(Summary, content),

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.identity import pipeline_name
+from epochsink.protocol.progress_tracker import ProgressTracker
 from epochsink.sink import Ballot
 
 if TYPE_CHECKING:
@@ -167,6 +168,7 @@ class RunState:
     participants: Sequence[Participant]
     queue: CommitQueue
     location: str = ""
+    progress: ProgressTracker = field(default_factory=ProgressTracker)
     participant_of: dict[str, Participant] = field(init=False)
     """Each sink's participant, in the order of the query."""
     identities: dict[str, Identity] = field(default_factory=dict)

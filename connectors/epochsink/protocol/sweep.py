@@ -101,6 +101,7 @@ class Sweep:
             history = self._run.ledger.known()
             with self._run.if_ours(participant):
                 ended = abort_orphans(participant, history)
+            self._run.progress.ended(len(ended))
             for line in ended:
                 _log.info("%s: aborted what no recorded epoch names: %s", _named(participant), line)
 

@@ -318,10 +318,22 @@ class Sink(Protocol):
         """
         return False
 
+    def count_deletes(self, rows: pa.RecordBatch) -> int:
+        """Return how many rows of a batch, with the columns that the writer gets, delete a key."""
+        return 0
+
     @property
     def commits_with(self) -> Hashable | None:
         """Equal for sinks of a kind that commit as one, by the same participant; None for a sink that commits alone."""
         return None
+
+    def placement(self, schema: pa.Schema) -> tuple[Mapping[str, str], Sequence[str]]:
+        """Return expressions that decide where the row of a key is stored, by argument, and those that make the key.
+
+        All are SQL over the stream's columns; ``schema`` as in `columns`. An expression that depends on anything but
+        the key is refused: rows of one key would be stored in several places. Raises `ConfigurationError`.
+        """
+        return {}, ()
 
     def check_columns(self, schema: pa.Schema) -> None:
         """Refuse types of the columns that `columns` makes. Raises `ConfigurationError`.

@@ -82,10 +82,14 @@ class Outcome(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """An outcome and the evidence for it, in words for the operator."""
+    """An outcome and the evidence for it, in words for the operator.
+
+    ``set_aside`` rows of a committed part became dead letters; None if that is not known.
+    """
 
     outcome: Outcome
     evidence: str = ""
+    set_aside: int | None = 0
 
 
 COMMITTED = Verdict(Outcome.COMMITTED)
@@ -117,6 +121,22 @@ class SpoolFile:
     carried: str = field(default="", repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class RowCount:
+    """The rows that a sink got in an epoch, how many of them delete a key, and their bytes as Arrow data."""
+
+    rows: int = 0
+    deleted: int = 0
+    bytes: int = 0
+
+    def __add__(self, other: RowCount) -> RowCount:
+        """Return the count of both."""
+        return RowCount(self.rows + other.rows, self.deleted + other.deleted, self.bytes + other.bytes)
+
+
+Counts = Mapping[str, RowCount]
+"""What the accepted tasks of an epoch counted, by sink."""
+NOTHING_COUNTED: Counts = MappingProxyType({})
 Written = Mapping[str, Sequence[tuple[str, Committable]]]
 """For each sink with rows, the (task uuid, committable) of every task that Spark accepted, by partition."""
 Spooled = Mapping[str, Mapping[str, SpoolFile]]

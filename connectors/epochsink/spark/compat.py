@@ -35,6 +35,12 @@ INTERRUPTED: Final = (
 _STATEFUL: Final = frozenset({"Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"})
 """Logical operators with state in a stream. Others are joins of two streams, and those with WithState in the name."""
 
+_WITHOUT_TEXT: Final = ("array", "map", "struct", "variant")
+"""Types of which different values may have the same text."""
+
+_SETTLED: Final = frozenset({"Literal", "NamedLambdaVariable"})
+"""Expressions without operands whose value depends on nothing outside the expression."""
+
 _UNIQUE_STATE: Final = 2
 """The first format of state checkpoints in which each run of a plan writes its own state."""
 
@@ -113,6 +119,32 @@ def changeable(frame: DataFrame, expressions: Sequence[str]) -> list[str]:
     selected: Any = frame.selectExpr(*expressions)
     columns = selected._jdf.queryExecution().analyzed().expressions()
     return [expression for index, expression in enumerate(expressions) if not columns.apply(index).deterministic()]
+
+
+def loose_parts(frame: DataFrame, expression: str, key: Sequence[str]) -> list[str]:
+    """Return what the value of an expression over a frame depends on besides the values of ``key``.
+
+    These are the SQL of columns, of what may give another result each time, and of what time or session decide.
+    """
+    selected: Any = frame.selectExpr(expression, *key)
+    made, *known = (_without_alias(each) for each in _listed(selected._jdf.queryExecution().analyzed().expressions()))
+    # The key is a text, and different structs, arrays and maps may have the same one.
+    decided = [each for each in known if not str(each.dataType().typeName()).startswith(_WITHOUT_TEXT)]
+    return list(dict.fromkeys(_loose_parts(made, decided)))
+
+
+def _without_alias(expression: Any) -> Any:
+    return expression.child() if str(expression.getClass().getSimpleName()) == "Alias" else expression
+
+
+def _loose_parts(expression: Any, decided: Sequence[Any]) -> list[str]:
+    if any(expression.semanticEquals(each) for each in decided):
+        return []
+    children = _listed(expression.children())
+    if not children and str(expression.getClass().getSimpleName()) not in _SETTLED:
+        return [str(expression.sql())]
+    inner = [text for child in children for text in _loose_parts(child, decided)]
+    return inner or ([] if expression.deterministic() else [str(expression.sql())])
 
 
 def schema_text(frame: DataFrame) -> str:

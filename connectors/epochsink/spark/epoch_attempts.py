@@ -59,12 +59,12 @@ class EpochAttempts:
             return
         epoch = self._coordinator.begin(number)
         try:
-            written, spooled = self._writer.write(planned.result(), epoch)
+            written = self._writer.write(planned.result(), epoch)
         except BaseException:
             self._coordinator.abandon(epoch)
             raise
         self._recording = True
-        self._coordinator.record(epoch, written, spooled)
+        self._coordinator.record(epoch, *written)
 
     def _may_pass(self, failure: BaseException, query: RunningQuery) -> bool:
         """Whether another attempt may succeed: a target was unreachable, or an earlier epoch is not committed yet.
@@ -77,5 +77,6 @@ class EpochAttempts:
         unread = isinstance(ours, OSError) and not self._recording
         if not (passing or unread) or not query.goes_on():
             return False
+        self._coordinator.progress.retried()
         _log.warning("an attempt at an epoch failed, and may be repeated: %s", ours)
         return True

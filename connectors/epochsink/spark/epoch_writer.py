@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from epochsink.sink import RowCount
 from epochsink.spark.compat import arrow_function, byte_limit_of_batches, map_in_arrow, schema_text
 from epochsink.spark.executors import with_same_version
-from epochsink.spark.query_plan import OnePass, one_pass, row_schemas
+from epochsink.spark.query_plan import OnePass, one_pass, refuse_loose_placement, row_schemas
 from epochsink.spark.write_task import ANSWER, CARRIED_BY_FIRST_TASK, ORDER, Answer, WriteJob, WriteOrder
 
 if TYPE_CHECKING:
@@ -20,7 +21,18 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from epochsink.protocol.spool import Spool
-    from epochsink.sink import Committable, Epoch, Identity, Keeping, Participant, Sink, Spooled, SpoolFile, Written
+    from epochsink.sink import (
+        Committable,
+        Counts,
+        Epoch,
+        Identity,
+        Keeping,
+        Participant,
+        Sink,
+        Spooled,
+        SpoolFile,
+        Written,
+    )
 
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -81,7 +93,9 @@ class EpochWriter:
         # the schema of a stream's frames can change between epochs, if the user's function changes them
         key = schema_text(frame)
         if key not in self._passes:
-            self._passes[key] = one_pass(self._sinks, row_schemas(frame, self._sinks))
+            schemas = row_schemas(frame, self._sinks)
+            refuse_loose_placement(frame, self._sinks, schemas)
+            self._passes[key] = one_pass(self._sinks, schemas)
         passed = self._passes[key].apply(frame)
         if self._function is None:
             identities = {name: self._identity(name) for name in self._sinks}
@@ -89,8 +103,8 @@ class EpochWriter:
             self._function = arrow_function(with_same_version(job.write_partition), ANSWER)
         return WritePlan(map_in_arrow(passed, self._function), self._passes[key].schemas)
 
-    def write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled]:
-        """Run the write job; return what the accepted tasks have prepared and what they have spooled, by sink."""
+    def write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled, Counts]:
+        """Run the write job; return what the accepted tasks have prepared, spooled and counted, by sink."""
         try:
             answers = self._run(plan, epoch)
         except BaseException:
@@ -99,13 +113,15 @@ class EpochWriter:
             raise
         written: dict[str, list[tuple[str, Committable]]] = {}
         spooled: dict[str, dict[str, SpoolFile]] = {}
+        counts: dict[str, RowCount] = {}
         for answer in sorted(answers, key=lambda answer: answer.partition):
             self._byte_limit.learn(answer.row_bytes)
             written.setdefault(answer.sink, []).append((answer.task, answer.committable))
             if answer.spooled is not None:
                 spooled.setdefault(answer.sink, {})[answer.task] = answer.spooled
+            counts[answer.sink] = counts.get(answer.sink, RowCount()) + answer.counted
         self._carry_limit.learn(len(answers))
-        return written, spooled
+        return written, spooled, counts
 
     def _run(self, plan: WritePlan, epoch: Epoch) -> list[Answer]:
         # after the planning, which takes a while: a target may note its present state, such as the end of its log

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from epochsink.errors import EpochsinkError, PrepareFailed
+from epochsink.errors import EpochsinkError, PrepareFailed, without_values
 from epochsink.spark.compat import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -32,12 +32,15 @@ class StreamInterrupted(Exception):
 class FailedEpoch:
     """Why the newest epoch of a query failed; ``failure`` is None after one that did not.
 
-    ``notes`` gives the lines that are added to the error: epoch, source offsets, what to type. ``show_values`` lets
-    errors and logs quote values of rows.
+    ``notes`` gives the lines that are added to the error: epoch, source offsets, what to type. ``keep`` gets the
+    failure in words without values of rows. ``show_values`` lets errors and logs quote values of rows.
     """
 
-    def __init__(self, notes: Callable[[int], Sequence[str]], *, show_values: bool) -> None:
+    def __init__(
+        self, notes: Callable[[int], Sequence[str]], keep: Callable[[str], None], *, show_values: bool
+    ) -> None:
         self._notes = notes
+        self._keep = keep
         self._show_values = show_values
         self.failure: Exception | None = None
 
@@ -58,6 +61,7 @@ class FailedEpoch:
             # the causes of our own errors may quote rows; of any other error the trace is the only information
             shown = failure if self._show_values or sinks_error(failure) is None else None
             _log.error("epoch %d failed; nothing of it became visible: %s", number, told, exc_info=shown)
+            self._keep(without_values(told))
             execution.end_from_within(told)
             raise told from None
 

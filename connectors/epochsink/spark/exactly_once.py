@@ -16,6 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError
 from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.progress import EpochProgress, QueryProgress
 from epochsink.protocol.spool import NO_SPOOL
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.sink import participants_of
@@ -55,6 +56,8 @@ class ExactlyOnce:
             {"endpoint": "http://minio:9000"}; what is not given is taken from the session's Hadoop settings.
         join_running: allow the first start on a checkpoint that already holds decided epochs.
         show_values: let errors and logs quote values of rows that a target refuses.
+        on_progress: is called with the `EpochProgress` of each epoch that has become visible, in the thread that
+            commits: return soon. An exception that it raises is logged, and the query goes on.
 
     Raises `ConfigurationError`.
     """
@@ -68,6 +71,7 @@ class ExactlyOnce:
         storage_options: Mapping[str, Any] | None = None,
         join_running: bool = False,
         show_values: bool = False,
+        on_progress: Callable[[EpochProgress], None] | None = None,
     ) -> None:
         self.checkpoint = argument_checks.checked_checkpoint(checkpoint)
         self.sinks = argument_checks.checked_sinks(sinks)
@@ -75,7 +79,13 @@ class ExactlyOnce:
         self.storage_options = dict(storage_options or {})
         self.join_running = arguments.flag("join_running", join_running)
         self.show_values = arguments.flag("show_values", show_values)
-        self._failed = FailedEpoch(self._notes_on, show_values=self.show_values)
+        if on_progress is not None and not callable(on_progress):
+            raise ConfigurationError(
+                f"invalid on_progress={on_progress!r}: it must be a function of one argument, the progress of an epoch",
+                hint="for example on_progress=print",
+            )
+        self.on_progress = on_progress
+        self._failed = FailedEpoch(self._notes_on, self._note_failure, show_values=self.show_values)
         # start() and the first batch, in the stream thread, both may make the run
         self._lock = threading.RLock()
         self._run: Run | None = None
@@ -188,6 +198,13 @@ class ExactlyOnce:
         if run is not None:
             run.settled()
 
+    def progress(self) -> QueryProgress:
+        """Return how the commits of the query go: what is pending and how late, and the newest epochs.
+
+        Of the present run, or of the last one if none runs; empty before the first. May be called from any thread.
+        """
+        return QueryProgress() if self._run is None else self._run.progress()
+
     def _adopt(self, session: SparkSession, execution: StreamExecution, opened: OpenCheckpoint | None) -> Run:
         """Return the run of this execution of the query: made by `recover`, or made now of what is opened."""
         with self._lock:
@@ -236,6 +253,7 @@ class ExactlyOnce:
             executors=SparkExecutors(session.sparkContext),
             application=str(session.sparkContext.applicationId),
             show_values=self.show_values,
+            on_progress=self.on_progress,
         )
 
     def _notes_on(self, epoch: int) -> list[str]:
@@ -247,6 +265,10 @@ class ExactlyOnce:
         if self._run is not None:
             notes.append(f"Source: {self._run.source_of(epoch)}")
         return notes
+
+    def _note_failure(self, failure: str) -> None:
+        if self._run is not None:
+            self._run.note_failure(failure)
 
     def _open(self, session: SparkSession) -> OpenCheckpoint:
         opened = open_checkpoint(session, self.checkpoint, self.storage_options, self.spool)
@@ -316,6 +338,11 @@ class ExactlyOnceQuery(StreamingQuery):
             self._owner.await_committed()
             raise failure
         self._owner.await_settled()
+
+    @property
+    def sinkProgress(self) -> QueryProgress:  # noqa: N802 - in the manner of Spark's lastProgress
+        """How the commits of this query go; see `ExactlyOnce.progress`."""
+        return self._owner.progress()
 
     def stop(self) -> None:
         """Stop the query, and wait until its decided epochs are visible."""

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from epochsink.errors import ConfigurationError
 from epochsink.sink.sql import operand, quoted
-from epochsink.spark.compat import arrow_schema, changeable, columns_of, schema_text, select
+from epochsink.spark.compat import arrow_schema, changeable, columns_of, loose_parts, schema_text, select
 from epochsink.spark.write_task import is_one_for_all
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ROW: Final = "__epochsink_row_"
 
+_NO_AVRO: Final = "AVRO_NOT_LOADED_SQL_FUNCTIONS_UNUSABLE"
 _INTERVAL: Final = '"interval"'
 """The name of a calendar interval in the JSON of a schema."""
 
@@ -101,12 +102,19 @@ def refuse_bad_plan(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mappin
         try:
             sink.check_columns(_writer_schema(name, sink, one_pass({name: sink}, schemas).apply(frame)))
         except PySparkException as refused:
+            if refused.getCondition() == _NO_AVRO:
+                raise ConfigurationError(
+                    f"sink '{name}' writes Avro, and the session lacks Spark's functions for it",
+                    hint="add org.apache.spark:spark-avro_2.13:"
+                    f"{frame.sparkSession.version} to spark.jars.packages of the session",
+                ) from refused
             raise ConfigurationError(
                 f"sink '{name}': Spark refuses the SQL of its options: {refused}",
                 hint=f"correct select=, where=, delete_when= and key=; the stream's columns are: "
                 f"{', '.join(frame.columns)}",
             ) from refused
         _refuse_changeable(name, sink, frame)
+    refuse_loose_placement(frame, sinks, schemas)
     one_pass(sinks, schemas).apply(frame)
 
 
@@ -127,6 +135,20 @@ def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:
             hint="use atomic=True (PostgreSQL) or no partition_by_key= (Elasticsearch), or a key that is a column of "
             "the source",
         )
+
+
+def refuse_loose_placement(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> None:
+    """Raise `ConfigurationError` if something besides the key decides where the row of a key is stored."""
+    for name, sink in sinks.items():
+        placed_by, key = sink.placement(schemas[name])
+        for argument, expression in placed_by.items():
+            if loose := loose_parts(frame, expression, key):
+                raise ConfigurationError(
+                    f"sink '{name}': {argument}={expression!r} depends on {', '.join(loose)}, and the key does not: "
+                    "rows of one key could be stored in different places, and its document would exist twice",
+                    hint=f"make it depend on columns of the key only, or add what it depends on to the key, e.g. "
+                    f"key={[*key, loose[0]]}",
+                )
 
 
 def _refuse_duplicates(name: str, columns: Sequence[str]) -> None:

@@ -21,10 +21,11 @@ from epochsink.spark.retried_reads import RetriedReads
 from epochsink.spark.running_query import RunningQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame
 
+    from epochsink.protocol.progress import EpochProgress, QueryProgress
     from epochsink.protocol.storage import Storage
     from epochsink.sink import Executors, Sink
     from epochsink.spark.hadoop_storage import OpenCheckpoint
@@ -64,6 +65,7 @@ class Run:
         executors: Executors | None,
         application: str,
         show_values: bool,
+        on_progress: Callable[[EpochProgress], None] | None,
     ) -> None:
         self.location = opened.location
         self._query_id = query_id
@@ -82,6 +84,7 @@ class Run:
             participants=self._participants,
             join_running=join_running,
             location=opened.location,
+            listener=on_progress,
         )
         identity = self._coordinator.identity
         self._writer = EpochWriter(sinks, self._participants, identity, opened.spool, show_values=show_values)
@@ -132,6 +135,14 @@ class Run:
         failure = self._query.join() if self._query is not None else None
         if failure is not None:
             raise failure
+
+    def progress(self) -> QueryProgress:
+        """Return how the commits go."""
+        return self._coordinator.progress.snapshot()
+
+    def note_failure(self, failure: str) -> None:
+        """Keep why the query stops, in words without values of rows."""
+        self._coordinator.note_failure(failure)
 
     def settled(self) -> None:
         """Wait until no epoch is pending."""

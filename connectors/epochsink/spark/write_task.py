@@ -14,7 +14,7 @@ import uuid
 import zipimport
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from epochsink import arrow_buffers
 from epochsink.errors import EpochsinkError
 from epochsink.failpoints import reach
-from epochsink.sink import Epoch, Keeping, SpoolFile, Task
+from epochsink.sink import Epoch, Keeping, RowCount, SpoolFile, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -97,6 +97,7 @@ class Answer:
     committable: Committable
     spooled: SpoolFile | None
     """What the task's file in the spool holds; None if the rows are not spooled."""
+    counted: RowCount
     row_bytes: float
     """The largest average of bytes in a row that a record batch of the task had, over all its sinks."""
 
@@ -108,8 +109,8 @@ class Answer:
     def from_json(cls, text: str) -> Answer:
         """Return the answer that a text holds."""
         fields = json.loads(text)
-        spooled = fields.pop("spooled")
-        return cls(**fields, spooled=None if spooled is None else SpoolFile(**spooled))
+        spooled, counted = fields.pop("spooled"), RowCount(**fields.pop("counted"))
+        return cls(**fields, counted=counted, spooled=None if spooled is None else SpoolFile(**spooled))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,7 @@ class _Share:
 
     writer: SinkWriter
     spool: SpoolWriter | None
+    counted: RowCount = field(default_factory=RowCount)
 
 
 @contextmanager
@@ -227,6 +229,7 @@ class _Attempt:
             if share.spool is not None:
                 share.spool.write(rows)
             share.writer.write(rows)
+            share.counted += RowCount(rows.num_rows, self._job.sinks[name].count_deletes(rows), rows.nbytes)
 
     def _begin(self, name: str, schema: pa.Schema) -> _Share:
         reach("task.begin")
@@ -247,7 +250,15 @@ class _Attempt:
             spooled = spooling.result()
         reach("task.prepared")
         return [
-            Answer(name, self._uuid, self._partition, committable, spooled.get(name), self._row_bytes)
+            Answer(
+                name,
+                self._uuid,
+                self._partition,
+                committable,
+                spooled.get(name),
+                self._shares[name].counted,
+                self._row_bytes,
+            )
             for name, committable in prepared.items()
         ]
 

@@ -188,18 +188,21 @@ def _bad_letters(evidence: Evidence, target: Target, view: View) -> Iterator[tup
         yield damaged.count, f"{damaged.count} row(s) that were not sent like this: {'; '.join(damaged.examples)}"
         yield int((letters_of > 1).sum()), f"{int((letters_of > 1).sum())} row(s) more than once"
         yield len(both), f"{len(both)} row(s) that '{target.name}' holds too"
+        of_target = attempts_in(view.read.rows(), timeline)
         for at, attempt in sorted(attempts_in(rows, timeline)):
-            flaw = _flaw_of_letter(evidence, writers, view, at, attempt)
+            flaw = _flaw_of_letter(evidence, writers, of_target, at, attempt)
             yield int(flaw is not None), f"{evidence.name(at)} has rows of {attempt}, {flaw}"
 
 
-def _flaw_of_letter(evidence: Evidence, writers: Writers, view: View, at: int, attempt: str) -> str | None:
+def _flaw_of_letter(
+    evidence: Evidence, writers: Writers, of_target: set[tuple[int, str]], at: int, attempt: str
+) -> str | None:
     epoch = evidence.timeline.epochs[at]
     if epoch.committed_at is None:
         return "and was never decided"
     if writers.is_aborted(attempt):
         return "an attempt that was aborted"
-    accepted = {name for position, name in view.attempts if position == at}
+    accepted = {name for position, name in of_target if position == at}
     if accepted and attempt not in accepted:
         return "an attempt other than the target's"
     return writers.flaw(epoch, attempt)

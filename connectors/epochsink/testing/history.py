@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 FILE = "history.jsonl"
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,6 +248,7 @@ class HistoryLog:
     def keep(self, rows: pa.Table) -> str:
         """Store rows next to the history; return the name of their file."""
         name = f"{uuid.uuid4().hex}.arrow"
-        with pa.ipc.new_file(str(self.folder / name), rows.schema) as file:
+        # a long run keeps thousands of reads, each of which has most rows of the one before
+        with pa.ipc.new_file(str(self.folder / name), rows.schema, options=_COMPRESSED) as file:
             file.write_table(rows)
         return name

@@ -48,6 +48,7 @@ class View:
     By position of the epoch: ``seen`` is the number of its rows, ``expected`` that of its effects (rows; in a keyed
     target: keys whose newest row, or delete, is of that epoch), ``found`` that of the effects seen. ``gone`` is the
     number of missing effects of epochs that an earlier read showed completely. ``newest`` is the newest position seen.
+    ``attempts`` are those that no earlier view has.
     Up to ``firm`` nothing may be missing. ``acknowledged`` flags epochs that the ledger called done before the read.
     """
 
@@ -87,6 +88,7 @@ class Scan:
         self._ended: list[tuple[float, int, View]] = []
         self._prior = -1
         self._shown = np.zeros(len(timeline), dtype=bool)
+        self._attempts: set[tuple[int, str]] = set()
 
     def views(self) -> list[View]:
         """Compare every read of the target."""
@@ -116,7 +118,7 @@ class Scan:
             expected=expected,
             found=found,
             gone=self._gone(seen, bound, expected - found, held),
-            attempts=attempts_in(rows, self._timeline),
+            attempts=self._new_attempts(rows),
             duplicate=self._duplicates(present, held),
             corrupt=corrupt,
             stale=self._stale_keys(held) if self._target.keyed else Findings(),
@@ -124,6 +126,12 @@ class Scan:
         )
         heapq.heappush(self._ended, (read.ended, number, view))
         return view
+
+    def _new_attempts(self, rows: pa.Table) -> set[tuple[int, str]]:
+        # with all of them in each view, those of a long history would not fit into memory
+        new = attempts_in(rows, self._timeline) - self._attempts
+        self._attempts |= new
+        return new
 
     def _end_reads_before(self, read: Read) -> None:
         """Include the reads that had ended when this one began."""

@@ -72,7 +72,7 @@ class Appendable(Destination, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RowCount:
+class Tally:
     """The rows of a destination at the end, compared with the produced orders 0 to n - 1."""
 
     rows_out: int

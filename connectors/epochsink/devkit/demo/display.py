@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Final, Self
 
 from rich import box
@@ -12,13 +14,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
+from epochsink.devkit import page
+
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
-    from epochsink.devkit.demo.destination import RowCount
+    from epochsink.devkit.demo.destination import Tally
+    from epochsink.devkit.page import Course
 
+EPOCHSINK: Final = "epochsink"
+"""The title of the pipeline that writes with epochsink."""
 LINE_SECONDS: Final = 10.0
 """Pause in seconds between two lines of figures if there is no terminal."""
 
@@ -31,7 +38,7 @@ class Result:
     destination: str
     kills: int
     rows_in: int
-    count: RowCount
+    count: Tally
     divergent: int
     early: int
     looks: int
@@ -137,6 +144,36 @@ def closing_table(results: Sequence[Result]) -> Table:
     return table
 
 
+def page_of(results: Sequence[Result], courses: Mapping[str, Course]) -> str:
+    """Return the page of a demo: the closing table, and the course of each pipeline."""
+    ours = [result for result in results if result.pipeline == EPOCHSINK]
+    exact = [result for result in ours if result.is_exact]
+    wrong = [result for result in results if result not in ours and not result.is_exact]
+    head = ["pipeline, into", "kills", "rows in", "rows out", "lost", "duplicated", "divergent", "early"]
+    rows = [
+        [
+            f"{one.pipeline}, {one.destination}",
+            *(f"{number:,}" for number in (one.kills, one.rows_in, one.count.rows_out, one.count.lost)),
+            *(f"{number:,}" for number in (one.count.duplicated, one.divergent, one.early)),
+        ]
+        for one in results
+    ]
+    sections = [("The end", page.table(head, rows))]
+    for title, course in courses.items():
+        said = " ".join(result.in_words() + "." for result in results if result.pipeline == title)
+        drawn = f'<div class="scroll">{page.picture(course, said)}</div>'
+        sections.append((f"{title}: rows that readers see, kills in red", f"<p>{escape(said)}</p>{drawn}"))
+    places = ", ".join(result.destination for result in exact)
+    return page.document(
+        f"{results[0].kills} times kill -9: every order exactly once"
+        if exact == ours
+        else "Not every order exactly once",
+        f"Exact: {places or 'nothing'}. "
+        + (f"The plain pipeline went wrong in {len(wrong)} place(s)." if wrong else "The plain pipeline had luck."),
+        sections,
+    )
+
+
 def _count(number: int) -> str:
     return f"[bold red]{number:,}[/]" if number else "[bold green]0[/]"
 
@@ -145,4 +182,5 @@ def save_svg(results: Sequence[Result], path: Path) -> None:
     """Write the closing table as an image."""
     canvas = Console(record=True, width=82, file=io.StringIO(), force_terminal=True)
     canvas.print(closing_table(results))
-    canvas.save_svg(str(path), title="make demo")
+    # a page that shows the image should load nothing from elsewhere, so the fonts are those of the machine
+    path.write_text(re.sub(r"\s*@font-face \{[^}]*\}", "", canvas.export_svg(title="make demo")))

@@ -8,10 +8,12 @@ input ends, the demo has died, and the process kills its own process group.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from epochsink import EpochProgress
     from epochsink.devkit.demo.destination import Appendable
 
 ORDER: Final = "order_id long, customer string, amount double, placed_at timestamp"
@@ -80,7 +83,13 @@ def _start(orders: DataFrame, settings: PipelineSettings) -> StreamingQuery:
     if settings.plain:
         return _start_plain(orders, settings)
     sinks = {name: destination.sink() for name, destination in settings.destinations.items()}
-    return ExactlyOnce(checkpoint=settings.checkpoint, sinks=sinks).start(orders.writeStream)
+    epochs = Path(settings.epochs)
+
+    def note(epoch: EpochProgress) -> None:
+        with epochs.open("a") as file:
+            file.write(json.dumps(asdict(epoch)) + "\n")
+
+    return ExactlyOnce(checkpoint=settings.checkpoint, sinks=sinks, on_progress=note).start(orders.writeStream)
 
 
 def _start_plain(orders: DataFrame, settings: PipelineSettings) -> StreamingQuery:

@@ -60,6 +60,7 @@ class Reader(Background):
 
     def __init__(self, destination: Destination, checkpoint: Path) -> None:
         super().__init__(f"reader of {destination.label}")
+        self.label = destination.label
         self._destination = destination
         self._checkpoint = checkpoint
         self._eye: Eye | None = None

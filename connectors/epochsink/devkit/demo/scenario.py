@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from epochsink.devkit.demo.destination import RowCount, divergent
+from epochsink.devkit.demo.destination import Tally, divergent
 from epochsink.devkit.demo.display import Result
 from epochsink.devkit.demo.kill_plan import ANY_MOMENT
 from epochsink.devkit.demo.orders import Orders, make_topic
 from epochsink.devkit.demo.pipeline_process import DemoFailed, SuccessiveRuns
 from epochsink.devkit.demo.reader import Reader, decided_offsets
+from epochsink.devkit.page import Course, Sample
+from epochsink.protocol.progress import EpochProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from epochsink.devkit.demo.destination import Destination
     from epochsink.devkit.demo.display import Display, Figures
@@ -53,6 +56,8 @@ class Scenario:
         self._folder = folder
         self._checkpoint = folder / "checkpoint"
         self._killed = 0
+        self._samples: list[Sample] = []
+        self._kill_times: list[tuple[float, str]] = []
         self._decided = 0
         self._producer = Orders(settings.bootstrap_servers, settings.topic, orders, self._allowed, seed)
         self._readers = {
@@ -78,6 +83,7 @@ class Scenario:
                 with runs.begin() as process:
                     self._run_until(kill, process, figures)
                 self._killed = number
+                self._kill_times.append((time.time(), kill.title))
                 display.say(f"{self._title}: kill -9 number {number} of {len(self._kills)}: {kill.title}")
             with runs.begin() as process:
                 self._run_to_the_end(process, figures)
@@ -104,11 +110,28 @@ class Scenario:
             self._raise_failure()
             before, self._decided = self._decided, sum(decided_offsets(self._checkpoint).values())
             figures.update(self._producer.produced, self._visible(), self._killed)
+            self._sample()
             if self._decided > before:
                 moved = time.monotonic()
             elif time.monotonic() - moved > STANDSTILL_SECONDS:
                 raise DemoFailed(f"no epoch within {STANDSTILL_SECONDS:.0f} s, and not yet: {what}\n{process.tail()}")
             time.sleep(LOOK_SECONDS)
+
+    def course(self) -> Course:
+        """Return what happened when; after `run`."""
+        file = Path(self._settings.epochs)
+        lines = file.read_text().splitlines() if file.exists() else []
+        return Course([EpochProgress.from_json(json.loads(line)) for line in lines], self._samples, self._kill_times)
+
+    def _sample(self) -> None:
+        visible = {reader.label: reader.visible for reader in self._readers.values()}
+        last = self._samples[-1] if self._samples else None
+        # a step of the curve is two samples: before it, and after it
+        if last is None or (last.decided, last.visible) != (self._decided, visible):
+            now = time.time()
+            if last is not None:
+                self._samples.append(Sample(now, last.decided, last.visible))
+            self._samples.append(Sample(now, self._decided, visible))
 
     def _raise_failure(self) -> None:
         for thread in self._threads:
@@ -134,7 +157,7 @@ class Scenario:
                 destination=destination.label,
                 kills=len(self._kills),
                 rows_in=self._producer.produced,
-                count=RowCount.of(copies[name], self._orders),
+                count=Tally.of(copies[name], self._orders),
                 divergent=differing,
                 early=len(self._readers[name].early),
                 looks=self._readers[name].looks,

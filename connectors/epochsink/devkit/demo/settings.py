@@ -22,7 +22,10 @@ KINDS: Final[dict[str, Any]] = {"postgres": PostgresTable, "elasticsearch": Elas
 
 @dataclass(frozen=True, slots=True)
 class PipelineSettings:
-    """One pipeline: its source, its checkpoint, its destinations, and whether it uses epochsink."""
+    """One pipeline: its source, its checkpoint, its destinations, and whether it uses epochsink.
+
+    ``epochs`` is the file to which it adds a line for each visible epoch.
+    """
 
     bootstrap_servers: str
     topic: str
@@ -31,6 +34,7 @@ class PipelineSettings:
     plain: bool
     jvm_options: str
     master: str
+    epochs: str
     destinations: Mapping[str, Destination]
 
     def save(self, path: Path) -> None:

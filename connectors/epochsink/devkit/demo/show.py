@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from epochsink.devkit.demo.display import save_svg
+from epochsink.devkit.demo.display import EPOCHSINK, page_of, save_svg
 from epochsink.devkit.demo.kill_plan import EXACTLY_ONCE, PLAIN, plan
 from epochsink.devkit.demo.scenario import Scenario, orders_per_epoch
 from epochsink.devkit.demo.servers import OwnServers, RunningServers
@@ -21,10 +21,8 @@ from epochsink.devkit.services import spark_packages
 from epochsink.errors import ServiceError
 
 if TYPE_CHECKING:
-    from epochsink.devkit.demo.display import Display
+    from epochsink.devkit.demo.display import Display, Result
     from epochsink.devkit.demo.servers import Addresses, Servers
-
-EPOCHSINK: Final = "epochsink"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +37,7 @@ class DemoOptions:
     seed: int
     keep: bool
     svg: Path | None
+    page: Path
     master: str = LOCAL
     addresses: Addresses | None = None
 
@@ -56,13 +55,17 @@ def show(options: DemoOptions, display: Display) -> bool:
             jvm_options = pool.submit(_jvm_options, display, options)
             display.say(servers.start())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epochsink-demo-")))
-        results = []
+        results: list[Result] = []
+        courses = {}
         for title, plain in ((EPOCHSINK, False), ("plain", True)):
             scenario = _scenario(title, options, servers, folder / title, plain=plain, jvm_options=jvm_options.result())
             results += scenario.run(display)
+            courses[title] = scenario.course()
         display.close(results)
         if options.svg is not None:
             save_svg(results, options.svg)
+        options.page.write_text(page_of(results, courses))
+        display.say(f"the course of both pipelines: {options.page}")
         if options.keep:
             _keep(display, folder)
     return all(result.is_exact for result in results if result.pipeline == EPOCHSINK)
@@ -98,6 +101,7 @@ def _scenario(
         plain=plain,
         jvm_options=jvm_options,
         master=options.master,
+        epochs=str(folder / "epochs.jsonl"),
         destinations=destinations,
     )
     return Scenario(title, settings, orders=options.orders, kills=kills, folder=folder, seed=options.seed)

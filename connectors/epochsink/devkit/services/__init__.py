@@ -1,4 +1,4 @@
-"""Kafka, PostgreSQL, Elasticsearch, HDFS and an S3 API for development, tests and the demo, with or without Docker."""
+"""Kafka, PostgreSQL, Elasticsearch, HDFS, an S3 API and a schema registry for development, tests and the demo."""
 
 from epochsink.devkit.services.artifacts import spark_coordinates, spark_ivy_settings, spark_packages
 from epochsink.devkit.services.elasticsearch import LocalElasticsearch
@@ -6,6 +6,7 @@ from epochsink.devkit.services.hdfs import LocalHdfs
 from epochsink.devkit.services.kafka import LocalKafka
 from epochsink.devkit.services.ports import free_port
 from epochsink.devkit.services.postgres import LocalPostgres
+from epochsink.devkit.services.registry import LocalRegistry
 from epochsink.devkit.services.s3 import LocalS3
 from epochsink.devkit.services.service import ElasticsearchService, KafkaService, PostgresService, Service
 
@@ -16,6 +17,7 @@ __all__ = [
     "LocalHdfs",
     "LocalKafka",
     "LocalPostgres",
+    "LocalRegistry",
     "LocalS3",
     "PostgresService",
     "Service",

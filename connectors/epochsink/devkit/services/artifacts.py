@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from epochsink.devkit.services import versions
 from epochsink.devkit.services.cache import build_once, cache_folder
 from epochsink.devkit.services.java import java
-from epochsink.devkit.services.versions import LOCKED_SPARK, Bundle, postgres_jdbc, spark_kafka
+from epochsink.devkit.services.versions import LOCKED_SPARK, Artifact, Bundle, postgres_jdbc, spark_kafka
 from epochsink.errors import ServiceError
 from epochsink.retry import retrying
 
@@ -85,11 +85,7 @@ def fetch(bundle: Bundle) -> Path:
 
 def ivy_module(bundle: Bundle) -> str:
     """Return the bundle as an Ivy module descriptor."""
-    dependencies = "".join(
-        f"    <dependency org={quoteattr(artifact.organisation)} name={quoteattr(artifact.module)}"
-        f' rev={quoteattr(artifact.version)} conf="default->default"/>\n'
-        for artifact in bundle.artifacts
-    )
+    dependencies = "".join(map(_dependency, bundle.artifacts))
     excludes = "".join(f"    <exclude module={quoteattr(module)}/>\n" for module in bundle.exclude_modules)
     return (
         '<ivy-module version="2.0">\n'
@@ -100,13 +96,27 @@ def ivy_module(bundle: Bundle) -> str:
     )
 
 
+def _dependency(artifact: Artifact) -> str:
+    start = (
+        f"    <dependency org={quoteattr(artifact.organisation)} name={quoteattr(artifact.module)}"
+        f' rev={quoteattr(artifact.version)} conf="default->default"'
+    )
+    if artifact.classifier is None:
+        return f"{start}/>\n"
+    kind = quoteattr(artifact.extension)
+    return (
+        f'{start} transitive="false"><artifact name={quoteattr(artifact.module)} type={kind} ext={kind} '
+        f'xmlns:m="http://ant.apache.org/ivy/maven" m:classifier={quoteattr(artifact.classifier)}/></dependency>\n'
+    )
+
+
 def verify(folder: Path, bundle: Bundle) -> None:
     """Compare every fetched jar with its recorded digest. Raises `ServiceError` if one differs or is missing."""
     for artifact in bundle.artifacts:
         if not (folder / artifact.file_name).is_file():
-            raise ServiceError(f"{artifact.coordinate} was fetched without its jar")
+            raise ServiceError(f"{artifact.coordinate} was fetched without its file")
     recorded = _locked() | {one.file_name: one.sha256 for one in bundle.artifacts if one.sha256}
-    for jar in sorted(folder.glob("*.jar")):
+    for jar in sorted(each for each in folder.iterdir() if each.suffix != ".xml"):
         with jar.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if jar.name not in recorded and not bundle.locked:

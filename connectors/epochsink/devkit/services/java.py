@@ -127,7 +127,8 @@ class JavaService(LocalService):
 
     def _record(self, draft: Path) -> None:
         """Start and stop a server. Its JVM then writes all loaded classes to the archive."""
-        recorded = type(self)()
+        # it writes the archive as it ends, which takes minutes on a busy machine
+        recorded = type(self)(stop_timeout=300)
         recorded._recorded_to = draft / _FILE  # noqa: SLF001 - of the same class
         with recorded:
             recorded.stop()

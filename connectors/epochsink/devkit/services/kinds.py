@@ -5,7 +5,15 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from epochsink.devkit.services import LocalElasticsearch, LocalHdfs, LocalKafka, LocalPostgres, LocalS3, versions
+from epochsink.devkit.services import (
+    LocalElasticsearch,
+    LocalHdfs,
+    LocalKafka,
+    LocalPostgres,
+    LocalRegistry,
+    LocalS3,
+    versions,
+)
 from epochsink.devkit.services.artifacts import fetch
 from epochsink.devkit.services.containers import ContainerElasticsearch, ContainerKafka, ContainerPostgres
 from epochsink.devkit.services.java import java
@@ -25,6 +33,7 @@ class Kind(StrEnum):
     ELASTICSEARCH = "elasticsearch"
     HDFS = "hdfs"
     S3 = "s3"
+    REGISTRY = "registry"
 
 
 SINKS: Final = (Kind.KAFKA, Kind.POSTGRES, Kind.ELASTICSEARCH)
@@ -39,6 +48,7 @@ def make(kind: Kind, *, docker: bool) -> Service:
         Kind.ELASTICSEARCH: LocalElasticsearch,
         Kind.HDFS: LocalHdfs,
         Kind.S3: LocalS3,
+        Kind.REGISTRY: LocalRegistry,
     }
     contained: dict[Kind, Callable[[], Service]] = {
         Kind.KAFKA: ContainerKafka,
@@ -93,3 +103,5 @@ def _bundles(kind: Kind) -> list[versions.Bundle]:
             return [versions.hdfs_bundle()]
         case Kind.S3:
             return []
+        case Kind.REGISTRY:
+            return [versions.REGISTRY_BUNDLE]

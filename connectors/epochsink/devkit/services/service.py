@@ -85,6 +85,17 @@ class Service(ABC):
     def address(self) -> str:
         """The address, in the form that clients of this service use."""
 
+    def _answers_well(self, path: str) -> bool:
+        """Whether the service answers a GET over HTTP with 200 within 5 s. May raise OSError."""
+        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=5)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except http.client.HTTPException:
+            return False
+        finally:
+            connection.close()
+
     @abstractmethod
     def _is_ready(self) -> bool:
         """Whether clients can use the service now. May raise OSError, which means not yet."""
@@ -196,11 +207,4 @@ class ElasticsearchService(Service):
 
     def is_healthy(self) -> bool:
         """Whether the node answers with every primary shard assigned; waits up to 4 s for that. May raise OSError."""
-        connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=5)
-        try:
-            connection.request("GET", "/_cluster/health?wait_for_status=yellow&timeout=4s")
-            return connection.getresponse().status == http.HTTPStatus.OK
-        except http.client.HTTPException:
-            return False
-        finally:
-            connection.close()
+        return self._answers_well("/_cluster/health?wait_for_status=yellow&timeout=4s")

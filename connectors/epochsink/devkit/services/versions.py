@@ -45,12 +45,17 @@ POSTGRES_IMAGE = Image("docker.io/library", "postgres", POSTGRES)
 
 @dataclass(frozen=True)
 class Artifact:
-    """A Maven artifact. If `sha256` is set, the fetched jar must have that digest."""
+    """A Maven artifact. If `sha256` is set, the fetched file must have that digest.
+
+    With a `classifier` it is that file of the artifact, with this extension, and without its dependencies.
+    """
 
     organisation: str
     module: str
     version: str
     sha256: str | None = None
+    classifier: str | None = None
+    extension: str = "jar"
 
     @property
     def coordinate(self) -> str:
@@ -59,8 +64,9 @@ class Artifact:
 
     @property
     def file_name(self) -> str:
-        """Name of the jar in a fetched bundle."""
-        return f"{self.module}-{self.version}.jar"
+        """Name of the file in a fetched bundle."""
+        classifier = f"-{self.classifier}" if self.classifier else ""
+        return f"{self.module}-{self.version}{classifier}.{self.extension}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,21 @@ class Bundle:
     locked: bool = True
     """Whether jars.sha256 must have every jar of the bundle; else only jars listed there are compared."""
 
+
+REGISTRY = "2.5.11.Final"
+REGISTRY_BUNDLE = Bundle(
+    f"registry-{REGISTRY}",
+    (
+        Artifact(
+            "io.apicurio",
+            "apicurio-registry-app",
+            REGISTRY,
+            "f894a17f650ec427de72cfb68edfc30f8020743269293e58372e22f67fd4fd15",
+            classifier="all",
+            extension="tar.gz",
+        ),
+    ),
+)
 
 KAFKA_BUNDLE = Bundle(
     f"kafka-{KAFKA}",

@@ -72,7 +72,7 @@ class KafkaReader:
             while waiting:
                 if time.monotonic() > deadline:
                     raise Unreachable(f"partitions {sorted(waiting)} of {self._topic} did not end in {self._seconds} s")
-                for message in consumer.consume(_PAGE, timeout=0.2):
+                for message in consumer.consume(_PAGE, timeout=0.05):
                     failure, partition, offset = message.error(), message.partition(), message.offset()
                     if failure is None and partition is not None and offset is not None:
                         if offset < ends[partition]:

@@ -1,0 +1,217 @@
+"""Follows the epochs of one run, and tells of them: to the program, in the ledger's receipts, in the log."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Final, Literal
+
+from epochsink.protocol.progress import EpochProgress, QueryProgress, SinkProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from epochsink.protocol.ledger_entries import Prepared
+    from epochsink.protocol.ledger_history import History
+
+_log = logging.getLogger("epochsink")
+
+RECENT: Final = 100
+"""Done epochs whose progress a running query remembers."""
+LOG_SECONDS: Final = 60.0
+"""How often a running query logs a line about its epochs."""
+
+
+@dataclass(slots=True)
+class _Epoch:
+    """An epoch under way, and when its steps ended (monotonic seconds; None: not yet, or by an earlier driver)."""
+
+    progress: EpochProgress
+    begun: float | None = None
+    recorded: float | None = None
+    decided: float | None = None
+    spooled: int = 0
+
+
+class ProgressTracker:
+    """Collects the progress of one run; its methods may be called from any thread.
+
+    ``listener`` gets each done epoch, in the commit thread. What it raises is logged.
+    """
+
+    def __init__(self, listener: Callable[[EpochProgress], None] | None = None) -> None:
+        self._listener = listener
+        self._lock = threading.Lock()
+        self._epochs: dict[int, _Epoch] = {}
+        self._recent: deque[EpochProgress] = deque(maxlen=RECENT)
+        self._done = 0
+        self._totals: dict[str, SinkProgress] = {}
+        self._retries = 0
+        self._leftovers = 0
+        self._failure = ""
+        self._logged_at = time.monotonic()
+        self._since_log: list[EpochProgress] = []
+
+    def begin(self, number: int) -> None:
+        """Note that an attempt begins; an earlier one is void."""
+        with self._lock:
+            self._epochs[number] = _Epoch(EpochProgress(number), begun=time.monotonic())
+
+    def written(self, number: int) -> None:
+        """Note that the write job has ended."""
+        with self._lock:
+            known = self._of(number)
+            known.progress = replace(known.progress, write_seconds=_seconds(known.begun))
+
+    @contextmanager
+    def timed(
+        self, step: Literal["vote_seconds", "commit_seconds"], number: int, sinks: Sequence[str]
+    ) -> Iterator[None]:
+        """Time a participant's vote or commit, replays included."""
+        began = time.monotonic()
+        yield
+        for name in sinks:
+            self._update_sink(number, name, **{step: _seconds(began)})
+
+    def recorded(self, prepared: Prepared) -> None:
+        """Note that an epoch is recorded, by this run or by an earlier one."""
+        number = prepared.epoch
+        with self._lock:
+            known = self._of(number)
+            known.recorded = time.monotonic()
+            known.spooled = sum(file.size for share in prepared.shares.values() for file in share.files.values())
+            if known.begun is not None:
+                took = round(known.recorded - known.begun - known.progress.write_seconds, 3)
+                known.progress = replace(known.progress, record_seconds=took)
+        for name, share in prepared.shares.items():
+            self._update_sink(number, name, parts=len(share.parts), **asdict(share.counted))
+
+    def decided(self, number: int) -> None:
+        """Note that Spark has decided an epoch; may be repeated."""
+        with self._lock:
+            known = self._of(number)
+            if known.decided is None:
+                known.decided = time.monotonic()
+                waited = 0.0 if known.begun is None else _seconds(known.recorded or known.decided)
+                known.progress = replace(known.progress, decision_seconds=waited)
+
+    def replayed(self, number: int, sinks: Sequence[str]) -> None:
+        """Note that a part of some sinks was prepared again."""
+        for name in sinks:
+            self._update_sink(number, name, replays=self.of(number).sinks.get(name, SinkProgress()).replays + 1)
+
+    def set_aside(self, number: int, sink: str, rows: Sequence[int | None]) -> None:
+        """Note how many rows of each part became dead letters."""
+        known = [each for each in rows if each is not None]
+        self._update_sink(number, sink, set_aside=sum(known) if len(known) == len(rows) else None)
+
+    def visible(self, number: int) -> EpochProgress:
+        """Note that readers see an epoch; return its progress, which the ledger records."""
+        with self._lock:
+            known = self._of(number)
+            took, now = _seconds(known.decided), round(time.time(), 3)
+            known.progress = replace(known.progress, commit_seconds=took, done_at=now)
+            return known.progress
+
+    def done(self, number: int) -> None:
+        """Note that an epoch is recorded as done, and tell the listener."""
+        with self._lock:
+            progress = self._of(number).progress
+            del self._epochs[number]
+            self._recent.append(progress)
+            self._since_log.append(progress)
+            self._done += 1
+            for name, sink in progress.sinks.items():
+                self._totals[name] = self._totals.get(name, SinkProgress()) + sink
+        if self._listener is not None:
+            try:
+                self._listener(progress)
+            except Exception:  # noqa: BLE001 - it is the user's
+                _log.exception("on_progress= failed for epoch %d; the query goes on", number)
+
+    def retried(self) -> None:
+        """Note that an attempt at an epoch failed and is repeated."""
+        with self._lock:
+            self._retries += 1
+
+    def ended(self, leftovers: int) -> None:
+        """Note how many leftovers a sweep has ended."""
+        with self._lock:
+            self._leftovers += leftovers
+
+    def failed(self, failure: str) -> None:
+        """Keep the first failure of the query, in words without values of rows."""
+        with self._lock:
+            self._failure = self._failure or failure
+
+    def of(self, number: int) -> EpochProgress:
+        """Return the progress of an epoch so far."""
+        with self._lock:
+            return self._of(number).progress
+
+    def snapshot(self) -> QueryProgress:
+        """Return the state now."""
+        now = time.monotonic()
+        with self._lock:
+            recorded = {number: one for number, one in self._epochs.items() if one.recorded is not None}
+            decided = [one.decided for one in recorded.values() if one.decided is not None]
+            return QueryProgress(
+                pending=tuple(sorted(recorded)),
+                late_seconds=round(now - min(decided), 3) if decided else 0.0,
+                epochs=self._done,
+                totals=dict(self._totals),
+                retries=self._retries,
+                leftovers=self._leftovers,
+                spooled_bytes=sum(one.spooled for one in recorded.values()),
+                recent=tuple(self._recent),
+                failure=self._failure,
+            )
+
+    def log_now_and_then(self) -> None:
+        """Log a line a minute about the epochs since the last one; nothing if there are none and nothing is late."""
+        now = time.monotonic()
+        if now - self._logged_at < LOG_SECONDS:
+            return
+        with self._lock:
+            since, self._since_log, self._logged_at = self._since_log, [], now
+        late = self.snapshot().late_seconds
+        if since:
+            slowest = max(since, key=lambda one: one.commit_seconds)
+            _log.info(
+                "epochs %d to %d are visible: %d rows; commits took %.3f s at most (epoch %d)%s",
+                since[0].epoch,
+                since[-1].epoch,
+                sum(one.rows for one in since),
+                slowest.commit_seconds,
+                slowest.epoch,
+                f"; the next one is late by {late:.0f} s" if late >= 1.0 else "",
+            )
+        elif late >= LOG_SECONDS:
+            _log.warning("no epoch became visible in the last minute; the oldest decided one is late by %.0f s", late)
+
+    def _of(self, number: int) -> _Epoch:
+        # an epoch that an earlier driver has recorded was not begun here
+        return self._epochs.setdefault(number, _Epoch(EpochProgress(number)))
+
+    def _update_sink(self, number: int, name: str, **changes: float | None) -> None:
+        with self._lock:
+            known = self._of(number)
+            sink = replace(known.progress.sinks.get(name, SinkProgress()), **changes)  # type: ignore[arg-type] # names of fields
+            known.progress = replace(known.progress, sinks={**known.progress.sinks, name: sink})
+
+
+def log_recovery(history: History, waiting: Sequence[int]) -> None:
+    """Log what a start has found pending in ``history``, and which of these epochs still await Spark's decision."""
+    what = "everything recorded was visible"
+    if found := [prepared.epoch for prepared in history.pending]:
+        committed = [number for number in found if number not in waiting]
+        what = f"found epochs {found} recorded and not visible, committed {committed}; {list(waiting)} not decided"
+    _log.info("recovered as generation %d: %s", history.owner.generation if history.owner else 0, what)
+
+
+def _seconds(since: float | None) -> float:
+    return 0.0 if since is None else round(time.monotonic() - since, 3)

@@ -1,0 +1,70 @@
+"""What the schema registry and Spark must have before an Avro message is written, and what is said if they do not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from kafka_kit import create_topic
+
+from epochsink import Avro, ConfigurationError, Kafka
+from epochsink.devkit.services import free_port
+from epochsink.testing.readers.kafka import KafkaReader
+from epochsink.testing.sink_rig import OneSink
+
+if TYPE_CHECKING:
+    from fix_services import FreshName
+    from streams import Stream
+
+    from epochsink.devkit.services import KafkaService, LocalRegistry
+
+ORDERS = pa.schema([("order_id", pa.int64()), ("amount", pa.float64())])
+
+
+def findings(kafka: KafkaService, topic: str, schema: pa.Schema, **avro: Any) -> list[str]:
+    value = Avro(subject=f"{topic}-value", **avro)
+    committer = OneSink.of(Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=10, value=value))
+    try:
+        return committer.check(schema)
+    finally:
+        committer.close()
+
+
+def test_a_schema_that_the_subject_does_not_allow_is_refused_and_one_that_it_does_is_added(
+    kafka: KafkaService, registry: LocalRegistry, fresh_topic: FreshName
+) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic("avro"))
+    subject = f"{topic}-value"
+    client = SchemaRegistryClient({"url": registry.url})
+    assert findings(kafka, topic, ORDERS, registry=registry.url) == []
+    client.set_compatibility(subject, "BACKWARD")
+
+    [finding] = findings(kafka, topic, ORDERS.set(1, pa.field("amount", pa.string())), registry=registry.url)
+    for part in (registry.url, f"'{subject}'", "Incompatible", '"string"', "select="):
+        assert part in finding, finding
+    assert client.get_versions(subject) == [1]
+
+    assert findings(kafka, topic, ORDERS.append(pa.field("note", pa.string())), registry=registry.url) == []
+    assert client.get_versions(subject) == [1, 2]
+
+
+def test_a_registry_that_does_not_answer_is_named(kafka: KafkaService, fresh_topic: FreshName) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic("avro"))
+    url = f"http://127.0.0.1:{free_port()}"
+    [finding] = findings(kafka, topic, ORDERS, registry=url, options={"max.retries": 0})
+    assert f"the schema registry {url} does not answer" in finding
+    assert "start the registry" in finding
+
+
+def test_a_session_without_spark_avro_is_told_the_package(
+    kafka: KafkaService, registry: LocalRegistry, fresh_topic: FreshName, stream: Stream
+) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic("avro"))
+    value = Avro(registry=registry.url, subject=f"{topic}-value")
+    sink = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, value=value)
+    stream.put(range(3))
+    with pytest.raises(ConfigurationError, match=r"org\.apache\.spark:spark-avro_2\.13:\d+\.\d+\.\d+ to spark\.jars"):
+        stream.run(stream.exactly_once({"topic": sink}))
+    assert KafkaReader(kafka.bootstrap_servers, topic).values() == []

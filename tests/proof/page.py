@@ -1,0 +1,173 @@
+"""The page of all records: one table, one picture."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from epochsink.devkit.svg import Svg
+from proof.record import kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+TEMPLATE: Final = Path(__file__).with_name("template.md")
+WIDTH: Final = 860
+LEFT: Final = 190
+RIGHT: Final = 290
+LANE: Final = 42
+# a background of its own, so that the text is legible wherever the picture is shown
+STYLE: Final = """
+.ground{fill:#fff;stroke:#d0d7de}text{fill:#1f2328}.dim{fill:#59636e}.all{fill:#b6d4f0}.struck{fill:#1f6feb}
+.good{fill:#1a7f37}.bad{fill:#cf222e}.grid{stroke:#d8dee4}
+@media (prefers-color-scheme:dark){.ground{fill:#0d1117;stroke:#30363d}text{fill:#e6edf3}.dim{fill:#9198a1}
+.all{fill:#1f4a7a}.struck{fill:#58a6ff}.good{fill:#3fb950}.bad{fill:#ff7b72}.grid{stroke:#30363d}}
+"""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of run: what it tries, how a user runs it, and the names of two figures: what was tried, what struck."""
+
+    title: str
+    unit: str
+    command: str
+    tried: str
+    struck: str = ""
+
+
+KINDS: Final = {
+    "simulation": Kind(
+        "[simulation](protocol.md), the coordinator", "plans", "make prove ONLY=simulation", "plans", "struck"
+    ),
+    "request faults": Kind(
+        "[one fault at a request](request-faults.md), real servers", "plans", "make request-faults", "plans", "struck"
+    ),
+    "request fault pairs": Kind(
+        "[two faults at requests](request-faults.md), real servers",
+        "plans",
+        "make request-faults PAIRS=200",
+        "plans",
+        "struck",
+    ),
+    "random kills": Kind("random kills, Spark and Kafka", "kills", "make prove ONLY=kills", "kills"),
+    "soak": Kind("[soak](nemesis.md), a cluster of hosts, all three sinks", "faults", "make soak", "faults"),
+    "mutants": Kind("mutants of the source, and the tests", "mutants", "make mutants", "tried", "killed"),
+}
+"""The kinds of runs, as the table lists them."""
+
+
+@dataclass
+class Sum:
+    """All runs of one kind."""
+
+    runs: int = 0
+    seconds: int = 0
+    figures: Counter[str] = field(default_factory=Counter)
+    anomalies: list[str] = field(default_factory=list)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Add a run."""
+        self.runs += 1
+        self.seconds += record["seconds"]
+        figures = record["figures"]
+        self.figures.update({name: value for name, value in figures.items() if isinstance(value, int)})
+        self.figures["rows"] += figures.get("source rows", 0)
+        self.anomalies += [f"{record['what']}, seed {record['seed']}: {one}" for one in figures["anomalies"]]
+
+
+def write_page(folder: Path) -> Path:
+    """Write the page and its picture beside the folder of the records."""
+    records = kept(folder)
+    page = folder.with_suffix(".md")
+    page.write_text(text(records))
+    folder.with_suffix(".svg").write_text(picture(sums(records)))
+    return page
+
+
+def sums(records: Iterable[Mapping[str, Any]]) -> dict[str, Sum]:
+    """Add runs up, by kind."""
+    found = {kind: Sum() for kind in KINDS}
+    for record in records:
+        found[record["what"]].add(record)
+    return {kind: one for kind, one in found.items() if one.runs}
+
+
+def text(records: list[dict[str, Any]]) -> str:
+    """Return the page."""
+    found = sums(records)
+    rows = "\n".join(f"| {' | '.join(_row(kind, one))} |" for kind, one in found.items())
+    anomalies = [line.splitlines()[0] for one in found.values() for line in one.anomalies]
+    what_it_found = "\n".join(f"- {line}" for line in anomalies) or "No run found an anomaly."
+    return TEMPLATE.read_text().format(
+        rows=rows, what_it_found=what_it_found, soaks=_soaks([one for one in records if one["what"] == "soak"])
+    )
+
+
+def _row(kind: str, one: Sum) -> list[str]:
+    about, figures = KINDS[kind], one.figures
+    struck = f"{figures[about.struck]:,}" if about.struck else ""
+    beside = [f"{figures[name]:,}" if figures[name] else "" for name in ("rows", "reads")]
+    tried = f"{figures[about.tried]:,} {about.unit}"
+    hours = f"{one.seconds / 3600:.1f}"
+    return [about.title, f"`{about.command}`", str(one.runs), hours, tried, struck, *beside, str(len(one.anomalies))]
+
+
+def _soaks(records: list[dict[str, Any]]) -> str:
+    if not records:
+        return ""
+    lines = [_soak(one) for one in records]
+    return "\n## Soaks\n\nAfter each healing the next epoch has to come within 30 s.\n\n" + "\n".join(lines) + "\n"
+
+
+def _soak(record: Mapping[str, Any]) -> str:
+    figures = record["figures"]
+    late = len(figures["later than 30 s"])
+    loads = figures["load at the healings"] or [0, 0]
+    return (
+        f"- Seed {record['seed']}, {record['began'][:10]}: {figures['faults']} faults in "
+        f"{figures['hours'] * 60:.0f} minutes, {figures['canaries']} canaries, {figures['drivers']} drivers, "
+        f"{figures['epochs']} epochs. Of {figures['healings']} healings the longest progress took "
+        f"{figures['longest progress after healing, s']} s, at load {figures['load then']}; "
+        f"{late} took more than 30 s. The load was {loads[0]} to {loads[1]} on {record['machine']}."
+    )
+
+
+def _short(number: int) -> str:
+    for unit, of_it in (("M", 10**6), ("k", 10**3)):
+        if number >= of_it:
+            return f"{number // of_it}{unit}"
+    return str(number)
+
+
+def picture(found: Mapping[str, Sum]) -> str:
+    """Draw a bar for each kind, on a scale of powers of ten, with what struck within what was tried."""
+    drawing = Svg(WIDTH, STYLE)
+    tried = {kind: one.figures[KINDS[kind].tried] for kind, one in found.items()}
+    powers = math.ceil(math.log10(max([10, *tried.values()])))
+    bottom = 40 + LANE * len(found)
+
+    def x(number: int) -> float:
+        return LEFT + math.log10(max(number, 1)) / powers * (WIDTH - LEFT - RIGHT)
+
+    for power in range(powers + 1):
+        drawing.line(x(10**power), 30, x(10**power), bottom, class_="grid")
+        drawing.text(x(10**power), bottom + 18, _short(10**power), text_anchor="middle", font_size=12, class_="dim")
+    for place, (kind, one) in enumerate(found.items()):
+        about, y = KINDS[kind], 40 + LANE * place
+        drawing.text(LEFT - 12, y + 19, kind, text_anchor="end", font_size=15)
+        drawing.box(LEFT, y, max(x(tried[kind]) - LEFT, 1), 26, class_="all" if about.struck else "struck")
+        said = f"{tried[kind]:,} {about.unit}"
+        if about.struck:
+            struck = one.figures[about.struck]
+            drawing.box(LEFT, y + 7, max(x(struck) - LEFT, 1), 12, class_="struck")
+            said += f", {struck:,} {about.struck}"
+        right = WIDTH - RIGHT + 12
+        drawing.text(right, y + 11, said, font_size=14)
+        bad = len(one.anomalies)
+        drawing.text(right, y + 28, f"{bad} anomalies", class_="bad" if bad else "good", font_size=13)
+    drawing.text(LEFT, 20, "all runs together, on a scale of powers of ten", font_size=12, class_="dim")
+    return drawing.document(bottom + 30, 'class="ground"')

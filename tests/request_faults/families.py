@@ -1,0 +1,290 @@
+"""What the runner must know of each kind of sink: its rows, a fresh target, its readers, and what others do to it."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import pyarrow as pa
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from elasticsearch import Elasticsearch as Client
+from elasticsearch import NotFoundError
+from kafka.admin import KafkaAdminClient
+from psycopg import sql
+
+# the committers and writers, too: a driver is forked from a process that has imported this
+import epochsink.elasticsearch.committer
+import epochsink.elasticsearch.writer
+import epochsink.kafka.committer
+import epochsink.kafka.writer
+import epochsink.postgres.committer
+import epochsink.postgres.writer  # noqa: F401
+from epochsink import Elasticsearch, Kafka, Postgres
+from epochsink.identity import PREFIX, staging_owner
+from epochsink.testing import Target
+from epochsink.testing.readers.elasticsearch import ElasticsearchReader
+from epochsink.testing.readers.kafka import KafkaReader
+from epochsink.testing.readers.postgres import PostgresReader
+from epochsink.testing.rows import SCHEMA
+from request_faults import framings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from epochsink.sink import Sink
+    from epochsink.testing.readers import Reader
+
+
+LOST: Final = "what is prepared is lost"
+SET_BACK: Final = "the target is set back"
+"""After this rows are gone: the query has to stop with an error."""
+CHANGED: Final = "the target changes its form"
+"""After this the query may stop with an error."""
+SECONDS: Final = 20.0
+"""The sinks' ``timeout=``: a connection that breaks is tried again for so long."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """One kind of sink: how to make it, and proof rows as its writer takes them, as the JVM would render them."""
+
+    sink: Callable[..., Sink]
+    batch: Callable[[pa.Table], pa.RecordBatch]
+
+
+def _as_columns(rows: pa.Table) -> pa.RecordBatch:
+    (batch,) = rows.combine_chunks().to_batches()
+    return batch
+
+
+def _as_messages(rows: pa.Table) -> pa.RecordBatch:
+    listed = rows.to_pylist()
+    columns = {
+        "key": pa.array([str(row["key"]).encode() for row in listed], pa.binary()),
+        "value": pa.array([json.dumps(row).encode() for row in listed], pa.binary()),
+    }
+    return pa.RecordBatch.from_pydict(columns)
+
+
+def _as_documents(rows: pa.Table) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"source": pa.array([json.dumps(row) for row in rows.to_pylist()])})
+
+
+FAMILIES: Final = {
+    "postgres": Family(Postgres, _as_columns),
+    "kafka": Family(Kafka, _as_messages),
+    "elasticsearch": Family(Elasticsearch, _as_documents),
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Fresh targets of one plan: sinks through the proxy, readers past it, and what others can do to the targets."""
+
+    kinds: Mapping[str, str]
+    options: Mapping[str, Mapping[str, Any]]
+    targets: Mapping[str, Target]
+    readers: Mapping[str, Reader]
+    deeds: Mapping[str, Callable[[], None]]
+    """What others do to the targets."""
+    remove: Callable[[], None]
+
+
+class PostgresSide:
+    """One server; ``commit`` is the sinks' way, ``tables`` how many sinks share the database."""
+
+    framing = framings.Postgres
+    proxy = 0
+
+    def __init__(self, dsn: str, port: int, *, commit: str, tables: int = 1) -> None:
+        self._dsn = dsn
+        self.port = port
+        self._commit = commit
+        self._tables = tables
+
+    def fresh(self, port: int) -> Place:
+        """Make a schema with tables and markers of its own."""
+        schema = f"f{uuid.uuid4().hex[:10]}"
+        columns = ", ".join(f"{field.name} {_SQL_TYPES[field.type]}" for field in SCHEMA)
+        tables = [f"{schema}.t{number}" for number in range(self._tables)]
+        self._run(f"CREATE SCHEMA {schema}", *(f"CREATE TABLE {table} ({columns})" for table in tables))
+        dsn = psycopg.conninfo.make_conninfo(self._dsn, port=port, sslmode="disable", gssencmode="disable")
+        common = {"dsn": dsn, "marker_schema": schema, "commit": self._commit, "timeout": SECONDS}
+        names = {f"t{number}": table for number, table in enumerate(tables)}
+        return Place(
+            dict.fromkeys(names, "postgres"),
+            {name: {**common, "table": table} for name, table in names.items()},
+            {name: Target(name) for name in names},
+            {name: PostgresReader(self._dsn, table, schema=schema) for name, table in names.items()},
+            {
+                LOST: lambda: self._lose(schema),
+                "sessions are ended": self._end_sessions,
+                SET_BACK: lambda: self._set_back(schema, tables),
+                CHANGED: lambda: self._change(tables[0]),
+            },
+            lambda: self._remove(schema),
+        )
+
+    def _remove(self, schema: str) -> None:
+        # a query that stopped with an error leaves what is prepared, with its locks
+        self._lose(schema)
+        self._run(f"DROP SCHEMA {schema} CASCADE")
+
+    def _run(self, *statements: str) -> None:
+        with psycopg.connect(self._dsn, autocommit=True, options="-c lock_timeout=500ms") as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def _lose(self, schema: str) -> None:
+        with psycopg.connect(self._dsn, autocommit=True, options="-c lock_timeout=500ms") as connection:
+            for (gid,) in connection.execute("SELECT gid FROM pg_prepared_xacts WHERE gid LIKE %s", [f"{PREFIX}:%"]):
+                # another one may have ended it
+                with suppress(psycopg.errors.UndefinedObject, psycopg.errors.ObjectNotInPrerequisiteState):
+                    connection.execute(sql.SQL("ROLLBACK PREPARED {}").format(sql.Literal(gid)))
+            found = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema]).fetchall()
+            for (name,) in found:
+                if staging_owner(name):
+                    with suppress(psycopg.errors.LockNotAvailable):
+                        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, name)))
+
+    def _change(self, table: str) -> None:
+        # what is prepared holds a lock on the table
+        with suppress(psycopg.errors.LockNotAvailable):
+            self._run(f"ALTER TABLE {table} ADD COLUMN IF NOT EXISTS more text NOT NULL DEFAULT 'x'")
+
+    def _end_sessions(self) -> None:
+        self._run("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'epochsink%'")
+
+    def _set_back(self, schema: str, tables: list[str]) -> None:
+        """Restore the tables and the markers as they were one epoch ago.
+
+        A restored server has neither the sessions of the one before nor what was prepared there.
+        """
+        self._end_sessions()
+        self._lose(schema)
+        with (
+            suppress(psycopg.errors.LockNotAvailable, psycopg.errors.UndefinedTable),
+            psycopg.connect(self._dsn, options="-c lock_timeout=500ms") as connection,
+        ):
+            markers = sql.Identifier(schema, "marker")
+            newest = connection.execute(sql.SQL("SELECT max(epoch) FROM {}").format(markers)).fetchone()
+            if newest is None or newest[0] is None:
+                return
+            for table in tables:
+                rows = sql.Identifier(*table.split("."))
+                connection.execute(sql.SQL("DELETE FROM {} WHERE epoch >= %s").format(rows), newest)
+            connection.execute(sql.SQL("DELETE FROM {} WHERE epoch = %s").format(markers), newest)
+
+
+_SQL_TYPES: Final = {pa.string(): "text", pa.int32(): "int", pa.int64(): "bigint"}
+
+
+class KafkaSide:
+    """One broker, whose second listener advertises the proxy."""
+
+    framing = framings.Kafka
+
+    def __init__(self, servers: str, port: int, proxy: int) -> None:
+        self._servers = servers
+        self.port = port
+        self.proxy = proxy
+
+    def fresh(self, port: int) -> Place:
+        """Make a topic."""
+        topic = f"f{uuid.uuid4().hex[:10]}"
+        admin = AdminClient({"bootstrap.servers": self._servers})
+        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(timeout=30)
+        options = {
+            "bootstrap_servers": f"127.0.0.1:{port}",
+            "topic": topic,
+            "key": "key",
+            "timeout": SECONDS,
+        }
+        return Place(
+            {"topic": "kafka"},
+            {"topic": options},
+            {"topic": Target("topic", atomic=False)},
+            {"topic": KafkaReader(self._servers, topic)},
+            {LOST: self._abort_open, SET_BACK: lambda: self._recreate(topic)},
+            lambda: self._remove(admin, topic),
+        )
+
+    def _remove(self, admin: AdminClient, topic: str) -> None:
+        # a query that has stopped, as it should, leaves open what nobody sweeps any more; the next plan would find it
+        self._abort_open()
+        admin.delete_topics([topic])[topic].result(timeout=30)
+
+    def _recreate(self, topic: str) -> None:
+        admin = AdminClient({"bootstrap.servers": self._servers})
+        admin.delete_topics([topic])[topic].result(timeout=30)
+        deadline = time.monotonic() + SECONDS
+        while topic in admin.list_topics(timeout=10).topics:
+            assert time.monotonic() < deadline, f"{topic} is not deleted"
+            time.sleep(0.02)
+        admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(timeout=30)
+
+    def _abort_open(self) -> None:
+        """Take the ids of open transactions, as a zombie or an administrator does."""
+        client = KafkaAdminClient(bootstrap_servers=self._servers)
+        try:
+            listed = [one for many in client.list_transactions(state_filters=["Ongoing"]).values() for one in many]
+        finally:
+            client.close()
+        for one in listed:
+            if one.transactional_id.startswith(f"{PREFIX}."):
+                settings = {
+                    "bootstrap.servers": self._servers,
+                    "transactional.id": one.transactional_id,
+                    "log_level": 0,
+                }
+                Producer(settings).init_transactions(SECONDS)
+
+
+class ElasticsearchSide:
+    """One node."""
+
+    framing = framings.Http
+    proxy = 0
+
+    def __init__(self, url: str, port: int) -> None:
+        self._url = url
+        self.port = port
+
+    def fresh(self, port: int) -> Place:
+        """Name an index, which the sink makes."""
+        index = f"f{uuid.uuid4().hex[:10]}"
+        options = {
+            "hosts": f"http://127.0.0.1:{port}",
+            "index": index,
+            "create": {"number_of_shards": 1, "number_of_replicas": 0},
+            "timeout": SECONDS,
+        }
+        return Place(
+            {"index": "elasticsearch"},
+            {"index": options},
+            {"index": Target("index", atomic=False)},
+            {"index": ElasticsearchReader(self._url, index)},
+            {
+                SET_BACK: lambda: self._delete(index),
+                "writes are refused for a moment": lambda: self._refuse(index),
+            },
+            lambda: self._delete(index),
+        )
+
+    def _delete(self, index: str) -> None:
+        with Client(self._url) as client:
+            client.indices.delete(index=index, ignore_unavailable=True)
+
+    def _refuse(self, index: str) -> None:
+        # before its making there is nothing to refuse
+        with suppress(NotFoundError), Client(self._url) as client:
+            client.indices.put_settings(index=index, settings={"index.blocks.write": True})
+            time.sleep(0.3)
+            client.indices.put_settings(index=index, settings={"index.blocks.write": None})

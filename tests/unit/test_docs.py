@@ -1,0 +1,91 @@
+"""Code in the documentation is run, is part of a file that a test runs, or says why it is not run."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock, create_autospec
+
+import pytest
+import typer
+
+import epochsink
+from epochsink.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+RUN_ELSEWHERE = [
+    *(ROOT / "examples").glob("*.py"),
+    ROOT / "tests" / "contract" / "test_json_lines.py",
+]
+"""Files that tests run, and of which pages show parts."""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """Return each block of Python, with the comment before it."""
+    return re.findall(r"(?:<!-- (.*?) -->\n)?```python\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+def code(page: Path) -> list[str]:
+    """Return the lines of a page that are to be typed, without comments and prompts."""
+    text = page.read_text()
+    fenced = "".join(re.findall(r"^```(?:sh|console)\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+    indented = re.findall(r"^    +(.*)", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return [line.partition("   #")[0].strip() for line in [*fenced.splitlines(), *indented]]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_block_of_python_runs(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Constructors and signatures are real; the stream is a stand-in, and `start` starts nothing."""
+    monkeypatch.setenv("DSN", "postgresql://app@127.0.0.1/shop")
+    monkeypatch.setattr(epochsink.ExactlyOnce, "start", create_autospec(epochsink.ExactlyOnce.start))
+    run_elsewhere = "".join(file.read_text() for file in RUN_ELSEWHERE)
+    names = {name: getattr(epochsink, name) for name in epochsink.__all__} | {"__name__": "pipeline"}
+    names |= {"orders": MagicMock(), "F": MagicMock(), "DSN": "postgresql://app@127.0.0.1/shop"}
+    for comment, block in blocks(page):
+        if block in run_elsewhere or re.fullmatch(r"not run: .{10,}", comment):
+            continue
+        exec(compile(block, page.name, "exec"), names)  # noqa: S102 - our own pages
+
+
+def targets() -> set[str]:
+    return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_command_exists_with_these_options(page: Path) -> None:
+    command = typer.main.get_command(app)
+    for line in code(page):
+        if made := re.match(r"make ([a-z0-9-]+)", line):
+            assert made[1] in targets(), line
+        words = [word.strip("'\"") for word in line.removeprefix("$ ").split("|")[0].split()]
+        if words[:1] == ["epochsink"]:
+            assert_parses(command, words[1:])
+
+
+def assert_parses(command: Any, words: list[str]) -> None:
+    """Find the options in the command's own parser. Typer brings its own click, so nothing here has a public type."""
+    context = command.context_class(command)
+    if hasattr(command, "get_command") and words and not words[0].startswith("-"):
+        below = command.get_command(context, words[0])
+        assert below is not None, f"no command {words[0]}"
+        assert_parses(below, words[1:])
+    else:
+        command.make_parser(context).parse_args(list(words))  # raises for an option that does not exist
+
+
+def test_an_option_that_does_not_exist_is_noticed() -> None:
+    with pytest.raises(Exception, match="No such option"):
+        assert_parses(typer.main.get_command(app), ["status", "/lake/checkpoint", "--epoch", "3"])
+
+
+@pytest.mark.parametrize("module", ["epochsink", "epochsink.sink", "epochsink.testing"])
+def test_the_reference_has_every_public_name(module: str) -> None:
+    pages = "".join((ROOT / "docs" / "reference" / page).read_text() for page in ("configuration.md", "api.md"))
+    named = set(re.findall(rf"^::: {module}\.(\w+)$", pages, re.MULTILINE))
+    elsewhere = {"__version__"} | (
+        {"Sink"} if module == "epochsink" else set()
+    )  # Sink: among the names of epochsink.sink
+    assert named == set(import_module(module).__all__) - elsewhere

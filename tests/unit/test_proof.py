@@ -1,0 +1,72 @@
+"""What the proof's runs have found adds up, nothing of it is hidden, and its programs start."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
+
+from proof import page
+from proof.record import RECORDS, ROOT, Record, kept
+from proof.run import ROUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+TESTS = Path(__file__).parents[1]
+
+
+def start(command: Sequence[str], **settings: str) -> subprocess.Popen[str]:
+    path = os.pathsep.join(str(TESTS / folder) for folder in ("", "support", "benchmarks"))
+    return subprocess.Popen(
+        [sys.executable, "-m", *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": path, **settings},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_runs_add_up_and_an_anomaly_stays_on_the_page(tmp_path: Path) -> None:
+    folder = tmp_path / "proof"
+    for seed, plans, found in ((1, 1000, []), (2, 500, ["LOST K"])):
+        Record("simulation", seed).keep(folder, {"plans": plans, "struck": plans // 10, "anomalies": found})
+    text = page.write_page(folder).read_text()
+    assert "| 2 | 0.0 | 1,500 plans | 150 |" in text
+    assert "- simulation, seed 2: LOST K" in text
+    assert "No run found" not in text
+    drawn = " ".join(ET.parse(folder.with_suffix(".svg")).getroot().itertext())  # noqa: S314 - our own
+    assert "1,500 plans, 150 struck" in drawn
+    assert "1 anomalies" in drawn
+
+
+def test_the_page_is_what_the_records_say() -> None:
+    assert RECORDS.with_suffix(".md").read_text() == page.text(kept(RECORDS))
+    assert RECORDS.with_suffix(".svg").read_text() == page.picture(page.sums(kept(RECORDS)))
+
+
+def test_a_short_round_of_the_simulation_leaves_a_record_and_the_page(tmp_path: Path) -> None:
+    folder = tmp_path / "proof"
+    run = start(["proof.run", "--only=simulation", "--minutes=0.03", "--seed=7", f"--keep={folder}"])
+    told, _ = run.communicate()
+    assert run.returncode == 0, told
+    (record,) = kept(folder)
+    assert record["figures"]["plans"] > 0
+    assert record["seed"] == 7
+    assert folder.with_suffix(".md").exists()
+
+
+def test_every_program_of_the_proof_starts() -> None:
+    """Each reads its arguments, which takes all its imports."""
+    started = []
+    for make in ROUNDS.values():
+        one = make(1, 1, "records")
+        ask = ["--collect-only"] if one.command[0] == "pytest" else ["--help"]
+        started.append((one, start([*one.command, *ask], **one.environment)))
+    for one, run in started:
+        told, _ = run.communicate()
+        assert run.returncode == 0, f"{one.command}: {told}"
