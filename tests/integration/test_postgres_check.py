@@ -233,6 +233,41 @@ def test_columns_are_added_by_several_drivers_at_once(table: str, pg_schema: str
     assert columns(pg_truth, table) == ADDED
 
 
+@pytest.mark.parametrize("name", ["marker", "t", "schema"])
+def test_what_another_query_creates_at_the_same_moment_is_found(
+    name: str, pg_schema: str, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the server's look for the table and its look for a type of that name: 42710 in place of 23505."""
+    execute = psycopg.Connection.execute
+    overtaken = []
+
+    def overtake(connection: psycopg.Connection[Any], query: Any, *given: Any, **more: Any) -> Any:
+        text = query if isinstance(query, (str, bytes)) else query.as_string(connection)
+        if re.search(rf"CREATE \w+ IF NOT EXISTS [^(]*\b{name}\"( \(|$)", str(text)):
+            overtaken.append(name)
+            if len(overtaken) == 1:
+                execute(connection, query, *given, **more)
+                raise psycopg.errors.DuplicateObject(f'type "{name}" already exists')
+        return execute(connection, query, *given, **more)
+
+    table, markers = f"{pg_schema}.t", f"{pg_schema} schema"
+    with monkeypatch.context() as patch:
+        patch.setattr(psycopg.Connection, "execute", overtake)
+        try:
+            assert findings(pg_truth.dsn, table, marker_schema=markers, key="id", create=True) == []
+            assert findings(pg_truth.dsn, table, marker_schema=markers, key="id") == []
+        finally:
+            pg_truth.execute(f'DROP SCHEMA IF EXISTS "{markers}" CASCADE')
+    assert overtaken == [name, name]
+
+
+def test_a_type_that_has_the_name_of_the_table_to_be_created_is_named(pg_schema: str, pg_truth: Truth) -> None:
+    pg_truth.execute(f"CREATE DOMAIN {pg_schema}.t AS integer")
+    said = only(findings(pg_truth.dsn, f"{pg_schema}.t", marker_schema=pg_schema, key="id", create=True))
+    assert 'type "t" already exists' in said
+    assert "drop or rename that type" in said
+
+
 def test_columns_are_added_though_the_reply_is_lost(
     table: str, pg_schema: str, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
 ) -> None:

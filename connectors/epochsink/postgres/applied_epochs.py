@@ -16,7 +16,7 @@ from psycopg import errors, sql
 
 from epochsink.identity import identity_key
 from epochsink.postgres.committable import read_part
-from epochsink.postgres.prepared_transaction import LOCAL
+from epochsink.postgres.prepared_transaction import LOCAL, create_if_missing
 from epochsink.sink import Mark, verify_marks
 
 if TYPE_CHECKING:
@@ -146,10 +146,7 @@ def create(connection: Connection, schema: str) -> None:
         query = sql.SQL("SELECT {}(%s) IS NULL").format(sql.SQL(exists))
         missing = connection.execute(query, [name.as_string(connection)]).fetchone()
         if missing and missing[0]:
-            try:
-                connection.execute(LOCAL + statement)
-            except (errors.UniqueViolation, errors.DuplicateSchema, errors.DuplicateTable):
-                continue  # another query has created it at the same moment
+            create_if_missing(connection, statement)
 
 
 def schema_ddl(schema: str) -> sql.Composed:

@@ -11,7 +11,7 @@ from psycopg import errors, sql
 
 from epochsink.errors import ConfigurationError
 from epochsink.postgres.errors import describe, is_disconnected
-from epochsink.postgres.prepared_transaction import LOCAL
+from epochsink.postgres.prepared_transaction import LOCAL, create_if_missing
 from epochsink.postgres.remnants import prepared_holder
 from epochsink.postgres.row_mapping import is_nested
 
@@ -34,11 +34,11 @@ def create_target(config: PostgresConfig, connection: Connection, relation: Rela
         yield f"{unfit.message}; {unfit.hint}"
         return
     try:
-        connection.execute(LOCAL + statement)
+        create_if_missing(connection, statement)
     except (errors.InsufficientPrivilege, errors.InvalidSchemaName) as refused:
         yield f"table {relation}: {describe(refused)}; let its owner run: {statement.as_string(connection)};"
-    except errors.UniqueViolation:
-        return  # another query created it at the same moment
+    except errors.DuplicateObject as refused:
+        yield f"table {relation} cannot be created: {describe(refused)}; drop or rename that type, or name another table"
 
 
 def add_columns(config: PostgresConfig, connection: Connection, target: Target, row: pa.Schema) -> Iterator[str]:

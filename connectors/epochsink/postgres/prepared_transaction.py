@@ -29,6 +29,18 @@ def is_busy(error: BaseException) -> bool:
     return isinstance(error, (errors.ObjectNotInPrerequisiteState, errors.ObjectInUse))
 
 
+def create_if_missing(connection: Connection, statement: sql.Composed) -> None:
+    """Run a ``CREATE ... IF NOT EXISTS``, which fails if another session creates the same at that moment.
+
+    It has been committed there by the time that this one fails: the second try finds it. What fails then as well is
+    raised: something else has the name. Raises `psycopg.Error`.
+    """
+    try:
+        connection.execute(LOCAL + statement)
+    except (errors.UniqueViolation, errors.DuplicateSchema, errors.DuplicateTable, errors.DuplicateObject):
+        connection.execute(LOCAL + statement)
+
+
 def begin(connection: Connection) -> None:
     """Begin a transaction, whatever the role's defaults are, with the search path that the target's triggers know.
 
