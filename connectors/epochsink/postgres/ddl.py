@@ -38,7 +38,7 @@ def create_target(config: PostgresConfig, connection: Connection, relation: Rela
     except (errors.InsufficientPrivilege, errors.InvalidSchemaName) as refused:
         yield f"table {relation}: {describe(refused)}; let its owner run: {statement.as_string(connection)};"
     except errors.DuplicateObject as refused:
-        yield f"table {relation} cannot be created: {describe(refused)}; drop or rename that type, or name another table"
+        yield f"table {relation} cannot be created: {describe(refused)}; drop that type, or name another table"
 
 
 def add_columns(config: PostgresConfig, connection: Connection, target: Target, row: pa.Schema) -> Iterator[str]:
