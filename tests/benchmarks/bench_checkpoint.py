@@ -31,7 +31,7 @@ from epochsink.devkit.services.versions import Artifact, Bundle, hadoop
 from epochsink.protocol.object_storage import ObjectStorage
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
-from epochsink.spark.hadoop_storage import HadoopStorage
+from epochsink.spark.classic.hadoop_storage import HadoopStorage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -27,14 +27,14 @@ TASKS_FILE: Final = "EPOCHSINK_BENCH_TASKS"
 
 DRIVER: Final = (
     ("epochsink.spark.exactly_once", "ExactlyOnce.__call__", "foreachBatch"),
-    ("epochsink.spark.stream_execution", "StreamExecution.of_batch", "find the execution"),
+    ("epochsink.spark.classic.stream_execution", "StreamExecution.of_batch", "find the execution"),
     ("epochsink.protocol.coordinator", "Coordinator.settle", "settle"),
     ("epochsink.protocol.consistency", "AppliedCheck.verify", "compare a marker"),
     ("epochsink.protocol.sweep", "Sweep.targets", "sweep"),
     ("epochsink.protocol.coordinator", "Coordinator.begin", "begin"),
     ("epochsink.spark.epoch_writer", "EpochWriter.plan", "plan"),
     ("epochsink.spark.query_plan", "OnePass.apply", "select"),
-    ("epochsink.spark.epoch_writer", "map_in_arrow", "map in Arrow"),
+    ("epochsink.spark.classic.engine", "ClassicWriteTasks.plan", "map in Arrow"),
     ("pyspark.sql.classic.dataframe", "DataFrame.collect", "Spark job"),
     ("epochsink.protocol.coordinator", "Coordinator.record", "record"),
     ("epochsink.protocol.run_state", "CommitQueue.wait_settled", "wait for the epoch before"),

@@ -28,7 +28,7 @@ from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.webhdfs import WebHdfs
 from epochsink.sink import Epoch, Identity, Task
-from epochsink.spark.hadoop_storage import open_checkpoint
+from epochsink.spark.classic.hadoop_storage import open_checkpoint
 
 if TYPE_CHECKING:
     import http.client

@@ -20,7 +20,7 @@ from epochsink.failpoints import POINTS
 from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.protocol.spool import Spool
 from epochsink.spark import write_task
-from epochsink.spark.hadoop_storage import HadoopStorage
+from epochsink.spark.classic.hadoop_storage import HadoopStorage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,7 +13,7 @@ import pytest
 from epochsink.identity import identity_key
 from epochsink.protocol.spool import NO_SPOOL
 from epochsink.sink import Epoch, Identity, Keeping
-from epochsink.spark.compat import byte_limit_of_batches
+from epochsink.spark.classic.compat import byte_limit_of_batches
 from epochsink.spark.epoch_writer import ByteLimit
 from epochsink.spark.write_task import Answer, WriteJob, WriteOrder
 from epochsink.testing import LocalSink

@@ -13,8 +13,13 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streams import DEADLINE, wait_until
 
 from epochsink.errors import UnsupportedQuery
-from epochsink.spark import compat
-from epochsink.spark.stream_execution import StreamExecution, batch_of_thread
+from epochsink.spark.arrow_types import arrow_schema
+from epochsink.spark.classic import compat
+from epochsink.spark.classic.engine import CLASSIC
+from epochsink.spark.classic.stream_execution import StreamExecution, batch_of_thread
+from epochsink.spark.engine import WriterSettings
+from epochsink.spark.engines import engine_of
+from epochsink.spark.error_translation import INTERRUPTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,7 +35,7 @@ def test_timestamps_have_an_arrow_type_at_every_depth(spark: SparkSession) -> No
         "SELECT now() AS at, array(now()) AS ats, struct(now() AS at) AS inner, TIMESTAMP_NTZ'2026-01-01' AS ntz"
     )
     in_utc = pa.timestamp("us", "UTC")
-    schema = compat.arrow_schema(frame.schema)
+    schema = arrow_schema(frame.schema)
     assert [schema.field("at").type, schema.field("ntz").type] == [in_utc, pa.timestamp("us")]
     assert schema.field("ats").type.value_type == in_utc
     assert schema.field("inner").type.field("at").type == in_utc
@@ -38,7 +43,7 @@ def test_timestamps_have_an_arrow_type_at_every_depth(spark: SparkSession) -> No
 
 def test_a_type_without_an_arrow_type_is_an_error_of_pyspark(spark: SparkSession) -> None:
     with pytest.raises(PySparkException):
-        compat.arrow_schema(spark.sql("SELECT INTERVAL 1 MONTH AS months").schema)
+        arrow_schema(spark.sql("SELECT INTERVAL 1 MONTH AS months").schema)
 
 
 def test_the_jvm_behind_a_session(spark: SparkSession) -> None:
@@ -105,9 +110,9 @@ def test_the_frame_of_a_writer(stream: Stream) -> None:
 
 def test_what_is_set_on_a_writer(stream: Stream) -> None:
     writer = stream.frame().writeStream
-    assert compat.settings_of(writer) == compat.WriterSettings("parquet", "Append", None)
+    assert compat.settings_of(writer) == WriterSettings("parquet", "Append", None)
     writer = writer.foreachBatch(print).outputMode("complete").option("CHECKPOINTlocation", "/there")
-    assert compat.settings_of(writer) == compat.WriterSettings("foreachBatch", "Complete", "/there")
+    assert compat.settings_of(writer) == WriterSettings("foreachBatch", "Complete", "/there")
 
 
 @pytest.mark.parametrize(
@@ -169,10 +174,10 @@ def test_sql_and_a_function_made_once_serve_frames_of_other_queries(spark: Spark
 
 
 def test_what_is_not_a_classic_session_is_refused(spark: SparkSession) -> None:
-    compat.refuse_connect(spark)
-    other: Any = object()
+    assert engine_of(spark) is CLASSIC
+    other: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
     with pytest.raises(UnsupportedQuery, match="Spark Connect"):
-        compat.refuse_connect(other)
+        engine_of(other)
 
 
 def test_a_query_and_its_stream_thread_see_one_execution(stream: Stream, spark: SparkSession) -> None:
@@ -212,7 +217,7 @@ def test_spark_takes_these_words_for_its_own_stop(stream: Stream) -> None:
         in_batch.set()
         assert made.wait(DEADLINE)
         wait_until(lambda: not StreamExecution.of_query(queries[0]).is_active(), "the query is being stopped")
-        raise RuntimeError(compat.INTERRUPTED)
+        raise RuntimeError(INTERRUPTED)
 
     stream.put(range(3))
     queries.append(stream.by_hand(fail_at_stop, endless=True))

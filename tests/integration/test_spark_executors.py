@@ -13,8 +13,8 @@ from pyspark import TaskContext
 from streams import wait_until
 
 from epochsink.sink import NotCarriedOut
-from epochsink.spark import executors
-from epochsink.spark.executors import SparkExecutors
+from epochsink.spark.classic import executors
+from epochsink.spark.classic.executors import SparkExecutors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

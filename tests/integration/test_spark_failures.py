@@ -12,7 +12,7 @@ from pyspark.errors import StreamingQueryException
 from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected
 from epochsink.protocol.storage import LocalStorage
 from epochsink.spark import epoch_attempts
-from epochsink.spark.exactly_once import ExactlyOnceQuery
+from epochsink.spark.query_handle import ExactlyOnceQuery
 
 if TYPE_CHECKING:
     from streams import Stream

@@ -17,7 +17,7 @@ from epochsink.protocol import storage
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.ledger_entries import Done, Prepared
 from epochsink.protocol.storage import LocalStorage
-from epochsink.spark.hadoop_storage import HadoopStorage, open_checkpoint
+from epochsink.spark.classic.hadoop_storage import HadoopStorage, open_checkpoint
 
 if TYPE_CHECKING:
     from collections.abc import Callable

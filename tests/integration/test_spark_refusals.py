@@ -16,8 +16,8 @@ import epochsink
 from epochsink import ExactlyOnce
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, UnsupportedQuery
 from epochsink.sink import NotCarriedOut
-from epochsink.spark import executors
-from epochsink.spark.executors import SparkExecutors
+from epochsink.spark.classic import executors
+from epochsink.spark.classic.executors import SparkExecutors
 from epochsink.testing import LocalSink
 
 if TYPE_CHECKING:
@@ -275,6 +275,8 @@ def test_continuous_mode_is_refused_by_spark(stream: Stream) -> None:
 
 class ConnectSession:
     """Stands for a session of Spark Connect, whose client is not installed: no `SparkSession` of classic PySpark."""
+
+    __module__ = "pyspark.sql.connect.session"
 
 
 class ConnectFrame:

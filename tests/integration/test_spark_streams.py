@@ -12,8 +12,8 @@ from folder_sink import FolderSink
 from streams import wait_until
 
 from epochsink.errors import ConfigurationError
-from epochsink.spark import exactly_once
-from epochsink.spark.hadoop_storage import open_checkpoint
+from epochsink.spark.classic.engine import ClassicEngine
+from epochsink.spark.classic.hadoop_storage import open_checkpoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,7 +122,7 @@ def test_a_start_opens_the_checkpoint_once(stream: Stream, monkeypatch: pytest.M
         opened.append(checkpoint)
         return open_checkpoint(session, checkpoint, *options)
 
-    monkeypatch.setattr(exactly_once, "open_checkpoint", count)
+    monkeypatch.setattr(ClassicEngine, "open_checkpoint", staticmethod(count))
     once = stream.exactly_once()
     for run in range(2):
         stream.put(range(run * 10, run * 10 + 10))

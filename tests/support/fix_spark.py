@@ -12,7 +12,7 @@ import pytest
 from streams import Stream
 
 from epochsink.devkit.demo.session import jvm_options, session
-from epochsink.spark.compat import gateway_of
+from epochsink.spark.classic.compat import gateway_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from epochsink.sink import Sink
-    from epochsink.spark.exactly_once import ExactlyOnceQuery
+    from epochsink.spark.query_handle import ExactlyOnceQuery
 
 SCHEMA = "id long, word string, at timestamp"
 DEADLINE = 60.0

@@ -50,7 +50,7 @@ PRIVATE_TO_PYSPARK: Final = {
     "_sc",
 }
 PRIVATE_TO_SPARK: Final = {"sessionState", "sharedState", "streamingQuery", "queryExecutionThread", "queryExecution"}
-KNOWS_PYSPARK: Final = {"spark.compat", "spark.stream_execution"}
+KNOWS_PYSPARK: Final = {"spark.classic.compat", "spark.classic.stream_execution"}
 LONGEST, MEDIAN, ROOT_MODULES = 400, 150, 9
 
 
@@ -133,8 +133,22 @@ def test_only_the_side_of_spark_touches_spark() -> None:
     assert touched == set()
 
 
+def test_only_the_classic_engine_knows_the_jvm() -> None:
+    """The rest of the room must work where there is no JVM, and no py4j."""
+    importing = {
+        module
+        for module in MODULES
+        if room_of(module) == "spark" and not module.startswith("spark.classic.")
+        for name, _ in imports(module)
+        if name.partition(".")[0] == "py4j"
+    }
+    knowing = {module for module in MODULES if room_of(module) == "spark" for name in own(module) if "classic" in name}
+    assert importing == set()
+    assert {module for module in knowing if not module.startswith("spark.classic.")} == {"spark.engines"}
+
+
 def test_what_pyspark_keeps_private_is_used_in_two_modules() -> None:
-    """A new version of PySpark is tried, and fitted, there alone."""
+    """A new version of PySpark is tried, and fitted, there alone; `spark.arrow_types` needs no JVM."""
     used = {
         (module, node.attr)
         for module in MODULES.keys() - KNOWS_PYSPARK
@@ -144,7 +158,7 @@ def test_what_pyspark_keeps_private_is_used_in_two_modules() -> None:
     }
     imported = {
         (module, name)
-        for module in MODULES.keys() - KNOWS_PYSPARK
+        for module in MODULES.keys() - KNOWS_PYSPARK - {"spark.arrow_types"}
         for name, _ in imports(module)
         if name.startswith("pyspark.sql.pandas")
     }

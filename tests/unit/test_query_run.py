@@ -27,8 +27,8 @@ from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
 from epochsink.spark import epoch_attempts, query_run
+from epochsink.spark.engine import OpenCheckpoint
 from epochsink.spark.epoch_attempts import ATTEMPTS, EpochAttempts
-from epochsink.spark.hadoop_storage import OpenCheckpoint
 from epochsink.spark.query_run import Run
 from epochsink.testing import LocalSink
 

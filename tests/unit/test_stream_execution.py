@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError, Py4JNetworkError
 
-from epochsink.spark import stream_execution
-from epochsink.spark.stream_execution import StreamExecution
+from epochsink.spark.classic import stream_execution
+from epochsink.spark.classic.stream_execution import StreamExecution
 
 LIVES = 20
 """How many interrupts the stream thread survives: Spark catches some on its way to the commit."""

@@ -73,7 +73,7 @@ def _opened(
         yield LocalStorage(Path(path)), path, Spool.beside(path) if spool is None else Spool(spool)
         return
     # only here, so that looking at a local checkpoint does not take a JVM's start
-    from epochsink.spark.hadoop_storage import location_of, open_checkpoint  # noqa: PLC0415 - see above
+    from epochsink.spark.classic.hadoop_storage import location_of, open_checkpoint  # noqa: PLC0415 - see above
 
     with _session() as session:
         opened = open_checkpoint(session, checkpoint, storage_options, spool)

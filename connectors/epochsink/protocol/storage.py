@@ -2,7 +2,7 @@
 
 Both keep files below one root, named by relative paths with ``/``. `LocalStorage` and
 `epochsink.protocol.object_storage.ObjectStorage` serve both. On HDFS the ledger is written by Hadoop's own client in
-the driver's JVM (`epochsink.spark.hadoop_storage.HadoopStorage`), and the spool over WebHDFS
+the driver's JVM (`epochsink.spark.classic.hadoop_storage.HadoopStorage`), and the spool over WebHDFS
 (`epochsink.protocol.webhdfs.WebHdfs`), since executors cannot call a JVM.
 """
 

@@ -12,8 +12,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
-from epochsink.spark.compat import frame_of, refuse_connect, settings_of
-from epochsink.spark.hadoop_storage import location_of
+from epochsink.spark.engines import engine_of_writer, is_remote, refuse_remote
 
 if TYPE_CHECKING:
     from epochsink.sink import Sink
@@ -81,20 +80,20 @@ def refuse_bad_writer(writer: DataStreamWriter, checkpoint: str, sinks: Mapping[
     """
     untyped: Any = writer
     if not isinstance(untyped, DataStreamWriter):
-        session = getattr(getattr(untyped, "_df", untyped), "sparkSession", None)
-        if session is not None:
-            refuse_connect(session)
+        if is_remote(untyped):
+            refuse_remote()
         raise ConfigurationError(
             f"start() got {_kind(untyped)}, and takes a stream writer",
             hint="write sink.start(frame.writeStream), with .trigger(...), .queryName(...) and .outputMode(...) on the "
             "writer as you like",
         )
-    session = frame_of(writer).sparkSession
-    settings = settings_of(writer)
+    engine = engine_of_writer(writer)
+    session = engine.frame_of(writer).sparkSession
+    settings = engine.settings_of(writer)
     if not again and settings.source != session.conf.get("spark.sql.sources.default"):
         raise _taken(settings.source)
     given = settings.checkpoint
-    if given is not None and location_of(session, given) != location_of(session, checkpoint):
+    if given is not None and engine.location_of(session, given) != engine.location_of(session, checkpoint):
         raise ConfigurationError(
             f"the stream writer has checkpointLocation={given!r}, and ExactlyOnce was given checkpoint={checkpoint!r}",
             hint="leave .option('checkpointLocation', ...) out: start() sets it",

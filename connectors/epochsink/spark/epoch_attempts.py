@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Final
 from epochsink.errors import PrepareFailed
 from epochsink.protocol.coordinator import Plan
 from epochsink.retry import retrying
-from epochsink.spark.compat import keeps_first_state
 from epochsink.spark.error_translation import sinks_error
 from epochsink.spark.query_plan import run_for_state
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from epochsink.protocol.coordinator import Coordinator
     from epochsink.spark.epoch_writer import EpochWriter
@@ -25,6 +24,9 @@ ATTEMPTS: Final = 5
 FIRST_PAUSE_SECONDS: Final = 1.0
 LONGEST_PAUSE_SECONDS: Final = 5.0
 """How often an epoch is attempted before the query ends, and the longest first and later pauses between attempts."""
+
+_UNIQUE_STATE: Final = 2
+"""The first format of state checkpoints in which each run of a plan writes its own state."""
 
 
 class EpochAttempts:
@@ -38,7 +40,7 @@ class EpochAttempts:
     def prepare(self, frame: DataFrame, number: int, query: RunningQuery) -> None:
         """Write an epoch, have the participants vote on it, and record it. Raises what made the last attempt fail."""
         # Spark would commit the state of the first attempt beside the rows of a later one
-        once = query.has_state and keeps_first_state(frame.sparkSession)
+        once = query.has_state and _keeps_first_state(frame.sparkSession)
         again = retrying(
             lambda failure: self._may_pass(failure, query),
             attempts=1 if once else ATTEMPTS,
@@ -80,3 +82,8 @@ class EpochAttempts:
         self._coordinator.progress.retried()
         _log.warning("an attempt at an epoch failed, and may be repeated: %s", ours)
         return True
+
+
+def _keeps_first_state(session: SparkSession) -> bool:
+    """Return whether Spark keeps the state of the first run of a batch's plan, as in state checkpoint format 2."""
+    return int(session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion", "1") or 1) >= _UNIQUE_STATE

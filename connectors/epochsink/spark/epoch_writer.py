@@ -5,13 +5,12 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from epochsink.sink import RowCount
-from epochsink.spark.compat import arrow_function, byte_limit_of_batches, map_in_arrow, schema_text
-from epochsink.spark.executors import with_same_version
+from epochsink.spark.engines import engine_of
 from epochsink.spark.query_plan import OnePass, one_pass, refuse_loose_placement, row_schemas
-from epochsink.spark.write_task import ANSWER, CARRIED_BY_FIRST_TASK, ORDER, Answer, WriteJob, WriteOrder
+from epochsink.spark.write_task import CARRIED_BY_FIRST_TASK, Answer, WriteJob, WriteOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         SpoolFile,
         Written,
     )
+    from epochsink.spark.engine import WriteTasks
 
 _MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
 _MAX_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
@@ -45,8 +45,9 @@ CARRIED_BY_EPOCH: Final = 256 << 10
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The write job of an epoch: a frame of its tasks' answers, and the schemas of the sinks' rows, by name."""
+    """The write job of an epoch: its tasks, a frame of their answers, and the schemas of the sinks' rows, by name."""
 
+    tasks: WriteTasks
     answers: DataFrame
     schemas: Mapping[str, pa.Schema]
 
@@ -71,7 +72,7 @@ class EpochWriter:
         self._byte_limit = ByteLimit()
         self._carry_limit = CarryLimit()
         self._passes: dict[str, OnePass] = {}
-        self._function: Any = None
+        self._tasks: WriteTasks | None = None
         # one thread for the run: the JVM has a thread and a connection for each thread that calls it
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="epochsink-plan")
 
@@ -91,17 +92,18 @@ class EpochWriter:
     def plan(self, frame: DataFrame) -> WritePlan:
         """Return the plan of the write job for a frame."""
         # the schema of a stream's frames can change between epochs, if the user's function changes them
-        key = schema_text(frame)
+        engine = engine_of(frame.sparkSession)
+        key = engine.schema_text(frame)
         if key not in self._passes:
             schemas = row_schemas(frame, self._sinks)
             refuse_loose_placement(frame, self._sinks, schemas)
             self._passes[key] = one_pass(self._sinks, schemas)
         passed = self._passes[key].apply(frame)
-        if self._function is None:
+        if self._tasks is None:
             identities = {name: self._identity(name) for name in self._sinks}
             job = WriteJob(self._sinks, identities, self._spool, self._show_values)
-            self._function = arrow_function(with_same_version(job.write_partition), ANSWER)
-        return WritePlan(map_in_arrow(passed, self._function), self._passes[key].schemas)
+            self._tasks = engine.write_tasks(job)
+        return WritePlan(self._tasks, self._tasks.plan(passed), self._passes[key].schemas)
 
     def write(self, plan: WritePlan, epoch: Epoch) -> tuple[Written, Spooled, Counts]:
         """Run the write job; return what the accepted tasks have prepared, spooled and counted, by sink."""
@@ -129,10 +131,8 @@ class EpochWriter:
         for participant in self._participants:
             keeping |= participant.keeping(epoch, {name: plan.schemas[name] for name in participant.members})
         order = WriteOrder(epoch, keeping, self._carry_limit.bytes if self._spool.beside_ledger else 0)
-        session = plan.answers.sparkSession
-        session.sparkContext.setLocalProperty(ORDER, order.to_json())
-        with self._byte_limit.lifted(session):
-            return [Answer.from_json(row[0]) for row in plan.answers.collect()]
+        with self._byte_limit.lifted(plan.answers.sparkSession):
+            return [Answer.from_json(text) for text in plan.tasks.run(plan.answers, order)]
 
 
 class CarryLimit:
@@ -174,7 +174,7 @@ class ByteLimit:
     def lifted(self, session: SparkSession) -> Iterator[None]:
         """Run the body without the limit if that is safe; afterwards the session's settings are as before."""
         rows = int(session.conf.get(_MAX_ROWS) or 0)
-        limit = byte_limit_of_batches(session)
+        limit = engine_of(session).byte_limit_of_batches(session)
         # without a limit on rows (zero or less), the one on bytes is the only limit
         if self._row_bytes is None or rows <= 0 or _GROWTH * rows * self._row_bytes > limit:
             yield

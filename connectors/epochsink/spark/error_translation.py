@@ -9,20 +9,22 @@ from __future__ import annotations
 import logging
 import re
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING
-
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
+from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import EpochsinkError, PrepareFailed, without_values
-from epochsink.spark.compat import INTERRUPTED
+from epochsink.spark.spark_errors import is_of_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from epochsink.spark.stream_execution import StreamExecution
+    from epochsink.spark.engine import Execution
 
 _log = logging.getLogger("epochsink")
+
+INTERRUPTED: Final = (
+    "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: java.lang.InterruptedException"
+)
+"""The only text by which Spark recognises that foreachBatch failed because of its own stop()."""
 
 
 class StreamInterrupted(Exception):
@@ -45,7 +47,7 @@ class FailedEpoch:
         self.failure: Exception | None = None
 
     @contextmanager
-    def told_to_spark(self, number: int, execution: StreamExecution) -> Iterator[None]:
+    def told_to_spark(self, number: int, execution: Execution) -> Iterator[None]:
         """Make a short error of whatever fails in an epoch, and end the query with it.
 
         The query ends even if the user's function catches the error: otherwise Spark would decide the epoch.
@@ -68,7 +70,7 @@ class FailedEpoch:
     def _told(self, failure: Exception, number: int) -> Exception:
         """Return what Spark and the user are told: an error of this package, or the user's own error as it is."""
         known = sinks_error(failure)
-        if known is None and not isinstance(failure, (Py4JError, PySparkException, OSError)):
+        if known is None and not (isinstance(failure, OSError) or is_of_spark(failure)):
             return failure
         told = known.fresh() if known is not None else _unprepared(failure, number)
         if not self._show_values:
@@ -83,7 +85,7 @@ def sinks_error(failure: BaseException) -> EpochsinkError | None:
     """Return the error of this package that a failure is, or that a task sent as text in it; else None."""
     if isinstance(failure, EpochsinkError):
         return failure
-    if isinstance(failure, (Py4JError, PySparkException)):
+    if is_of_spark(failure):
         return EpochsinkError.from_text(str(failure))
     return None
 

@@ -1,4 +1,4 @@
-"""`ExactlyOnce`, the callable for ``foreachBatch``, and the query handle that waits for the last commits."""
+"""`ExactlyOnce`, the callable for ``foreachBatch``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,7 @@ import shlex
 import threading
 import weakref
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import StreamingQueryException
-from pyspark.sql.streaming.query import StreamingQuery
+from typing import TYPE_CHECKING, Any
 
 from epochsink import arguments
 from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError
@@ -21,14 +16,12 @@ from epochsink.protocol.spool import NO_SPOOL
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.sink import participants_of
 from epochsink.spark import argument_checks
-from epochsink.spark.compat import frame_of, handle_of, refuse_connect
+from epochsink.spark.engines import engine_of, engine_of_writer
 from epochsink.spark.error_translation import FailedEpoch
-from epochsink.spark.executors import SparkExecutors, refuse_bare_executors
-from epochsink.spark.hadoop_storage import OpenCheckpoint, first_line, location_of, open_checkpoint
 from epochsink.spark.import_guard import refuse_query
+from epochsink.spark.query_handle import ExactlyOnceQuery
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run, run_of
-from epochsink.spark.stream_execution import StreamExecution, batch_of_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -37,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from epochsink.sink import Sink
+    from epochsink.spark.engine import Execution, OpenCheckpoint
 
 
 @arguments.checked_names
@@ -102,25 +96,20 @@ class ExactlyOnce:
         """
         refuse_query()
         argument_checks.refuse_bad_writer(writer, self.checkpoint, self.sinks, again=writer in self._writers)
-        frame = frame_of(writer)
+        engine = engine_of_writer(writer)
+        frame = engine.frame_of(writer)
         opened = self._check(frame)
         # before the query starts: its first batch may be an hour away, and readers wait for what is decided
         self._recover(frame.sparkSession, opened)
         self._writers.add(writer)
+        query = engine.start(writer, self, self.checkpoint)
         try:
-            query = writer.foreachBatch(self).option("checkpointLocation", self.checkpoint).start()
-        except Py4JJavaError as refused:
-            raise ConfigurationError(
-                f"Spark does not start a query on checkpoint={self.checkpoint!r}: {first_line(refused)}",
-                hint="give a folder that Spark can make and write",
-            ) from refused
-        try:
-            self._adopt(frame.sparkSession, StreamExecution.of_query(query), opened)
+            self._adopt(frame.sparkSession, engine.execution_of_query(query), opened)
         except BaseException:
             # the caller gets no handle by which to stop it
             query.stop()
             raise
-        return ExactlyOnceQuery(query, self)
+        return ExactlyOnceQuery(engine.handle_of(query), self)
 
     def check(self, frame: DataFrame) -> None:
         """Compare the configuration and the stream's columns with the live targets; no row moves.
@@ -130,9 +119,9 @@ class ExactlyOnce:
         self._check(frame)
 
     def _check(self, frame: DataFrame) -> OpenCheckpoint:
-        refuse_connect(frame.sparkSession)
+        engine = engine_of(frame.sparkSession)
         schemas = row_schemas(frame, self.sinks)
-        refuse_bare_executors(frame.sparkSession)
+        engine.refuse_bare_executors(frame.sparkSession)
         findings = []
         for participant in participants_of(self.sinks):
             try:
@@ -167,11 +156,11 @@ class ExactlyOnce:
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         """Prepare one epoch: what Spark calls for each micro-batch."""
         refuse_query()
-        refuse_connect(frame.sparkSession)
         session = frame.sparkSession
+        engine = engine_of(session)
         known = self._run.execution if self._run is not None else None
-        execution = StreamExecution.of_batch(session, known)
-        own = batch_of_thread(session)
+        execution = engine.execution_of_batch(session, known)
+        own = engine.batch_of_thread(session)
         with self._failed.told_to_spark(epoch if own is None else own, execution):
             self._refuse_second_object(execution, epoch)
             _refuse_other_number(execution, epoch, own)
@@ -205,13 +194,15 @@ class ExactlyOnce:
         """
         return QueryProgress() if self._run is None else self._run.progress()
 
-    def _adopt(self, session: SparkSession, execution: StreamExecution, opened: OpenCheckpoint | None) -> Run:
+    def _adopt(self, session: SparkSession, execution: Execution, opened: OpenCheckpoint | None) -> Run:
         """Return the run of this execution of the query: made by `recover`, or made now of what is opened."""
         with self._lock:
             run = self._run
             if run is not None and run.serves(execution):
                 return run
-            execution.refuse_unlike(location_of(session, self.checkpoint), location_of(session, execution.checkpoint()))
+            engine = engine_of(session)
+            given, used = (engine.location_of(session, each) for each in (self.checkpoint, execution.checkpoint()))
+            execution.refuse_unlike(given, used)
             argument_checks.refuse_complete(execution.output_mode(), self.sinks)
             if run is None or not run.awaits(execution):
                 self._refuse_active()
@@ -219,7 +210,7 @@ class ExactlyOnce:
             run.bind(execution)
             return run
 
-    def _refuse_second_object(self, execution: StreamExecution, epoch: int) -> None:
+    def _refuse_second_object(self, execution: Execution, epoch: int) -> None:
         # before the second object takes the ledger, which would fence the first object
         other = run_of(execution)
         if other is not None and other is not self._run:
@@ -245,13 +236,14 @@ class ExactlyOnce:
     def _make_run(self, session: SparkSession, opened: OpenCheckpoint, query_id: str) -> Run:
         # it may be the failure of an earlier query that this object served
         self._failed.failure = None
+        engine = engine_of(session)
         return Run(
             self.sinks,
             opened,
             query_id,
             join_running=self.join_running,
-            executors=SparkExecutors(session.sparkContext),
-            application=str(session.sparkContext.applicationId),
+            executors=engine.executors(session),
+            application=engine.application(session),
             show_values=self.show_values,
             on_progress=self.on_progress,
         )
@@ -271,7 +263,7 @@ class ExactlyOnce:
             self._run.note_failure(failure)
 
     def _open(self, session: SparkSession) -> OpenCheckpoint:
-        opened = open_checkpoint(session, self.checkpoint, self.storage_options, self.spool)
+        opened = engine_of(session).open_checkpoint(session, self.checkpoint, self.storage_options, self.spool)
         try:
             opened.spool.check()
         except ConfigurationError:
@@ -281,7 +273,7 @@ class ExactlyOnce:
         return opened
 
 
-def _refuse_other_number(execution: StreamExecution, epoch: int, own: int | None) -> None:
+def _refuse_other_number(execution: Execution, epoch: int, own: int | None) -> None:
     """Refuse a number that is not ``own``, that of Spark's batch: a later start would take it for another epoch."""
     if epoch == own:
         return
@@ -294,57 +286,3 @@ def _refuse_other_number(execution: StreamExecution, epoch: int, own: int | None
     if run is not None and own is not None:
         run.refuse_call(own, mistake)
     raise mistake
-
-
-_Waited = TypeVar("_Waited")
-
-
-def _failure_of(wait: Callable[[], _Waited]) -> tuple[_Waited | None, StreamingQueryException | None]:
-    """Wait for a query; return the answer, and Spark's error, if it failed.
-
-    What is raised after this is not printed with the hundreds of lines of Spark's error before it.
-    """
-    try:
-        return wait(), None
-    except StreamingQueryException as failure:
-        return None, failure
-
-
-class ExactlyOnceQuery(StreamingQuery):
-    """A streaming query whose end is the end of its commits."""
-
-    def __init__(self, query: StreamingQuery, owner: ExactlyOnce) -> None:
-        super().__init__(handle_of(query))
-        self._owner = owner
-
-    def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
-        """Wait for the query to end, and for its decided epochs to be visible.
-
-        ``timeout`` in seconds is for the query alone. Raises the error of this package that ended the query, such as
-        `RowsRejected`, else Spark's StreamingQueryException.
-        """
-        ended, failure = _failure_of(partial(super().awaitTermination, timeout))
-        if ended is not False:
-            # a query that failed has decided epochs too
-            self._owner.await_committed()
-        if failure is not None:
-            raise failure
-        return ended
-
-    def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
-        """Wait until all input that is available now has been processed and is visible in the sinks."""
-        _, failure = _failure_of(super().processAllAvailable)
-        if failure is not None:
-            self._owner.await_committed()
-            raise failure
-        self._owner.await_settled()
-
-    @property
-    def sinkProgress(self) -> QueryProgress:  # noqa: N802 - in the manner of Spark's lastProgress
-        """How the commits of this query go; see `ExactlyOnce.progress`."""
-        return self._owner.progress()
-
-    def stop(self) -> None:
-        """Stop the query, and wait until its decided epochs are visible."""
-        super().stop()
-        self._owner.await_commits()

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from epochsink.errors import ConfigurationError
 from epochsink.sink.sql import operand, quoted
-from epochsink.spark.compat import arrow_schema, changeable, columns_of, loose_parts, schema_text, select
+from epochsink.spark.arrow_types import arrow_schema
+from epochsink.spark.engines import engine_of
 from epochsink.spark.write_task import is_one_for_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
@@ -48,30 +48,26 @@ class OnePass:
     distribute_by: Sequence[str]
     inputs: Sequence[str]
     schemas: Mapping[str, pa.Schema]
+    # each epoch has its own frame with the same columns: so the JVM's form of the SQL is made once
+    _selections: list[Callable[[DataFrame], DataFrame]] = field(default_factory=list, repr=False, compare=False)
 
     def apply(self, frame: DataFrame) -> DataFrame:
         """Return a frame with one struct column for each sink, null if a row is not for the sink.
 
         If there `is_one_for_all`, return a frame with the columns of its writer.
         """
-        frame = select(frame, self._rows)
+        engine = engine_of(frame.sparkSession)
+        if not self._selections:
+            self._selections.extend([engine.selection(["*", *self.rows]), engine.selection(self.inputs)])
+        add_rows, take_inputs = self._selections
+        frame = add_rows(frame)
         # after the rows, from their result; Spark itself filters first if the predicates are deterministic
         if self.wanted is not None:
             frame = frame.where(self.wanted)
         if self.distribute_by:
             frame = frame.selectExpr("*", f"struct({', '.join(self.distribute_by)}) AS {ROW}key")
-            frame = frame.repartition(frame.sparkSession.sparkContext.defaultParallelism, f"{ROW}key")
-        return select(frame, self._inputs)
-
-    # each epoch has its own frame with the same columns: so the JVM's form of the SQL is made once
-
-    @cached_property
-    def _rows(self) -> Any:
-        return columns_of(["*", *self.rows])
-
-    @cached_property
-    def _inputs(self) -> Any:
-        return columns_of(self.inputs)
+            frame = frame.repartition(engine.parallelism(frame.sparkSession), f"{ROW}key")
+        return take_inputs(frame)
 
 
 def row_schemas(frame: DataFrame, sinks: Mapping[str, Sink]) -> dict[str, pa.Schema]:
@@ -127,7 +123,7 @@ def _writer_schema(name: str, sink: Sink, planned: DataFrame) -> pa.Schema:
 
 def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:
     """Refuse a key that is not deterministic: if Spark repeats a stage, rows would go to other tasks than before."""
-    found = changeable(frame, sink.distribute_by)
+    found = engine_of(frame.sparkSession).changeable(frame, sink.distribute_by)
     if found:
         raise ConfigurationError(
             f"sink '{name}' distributes rows over tasks by its key, and the key changes each time that Spark evaluates "
@@ -139,10 +135,11 @@ def _refuse_changeable(name: str, sink: Sink, frame: DataFrame) -> None:
 
 def refuse_loose_placement(frame: DataFrame, sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> None:
     """Raise `ConfigurationError` if something besides the key decides where the row of a key is stored."""
+    engine = engine_of(frame.sparkSession)
     for name, sink in sinks.items():
         placed_by, key = sink.placement(schemas[name])
         for argument, expression in placed_by.items():
-            if loose := loose_parts(frame, expression, key):
+            if loose := engine.loose_parts(frame, expression, key):
                 raise ConfigurationError(
                     f"sink '{name}': {argument}={expression!r} depends on {', '.join(loose)}, and the key does not: "
                     "rows of one key could be stored in different places, and its document would exist twice",
@@ -211,7 +208,7 @@ def _distribution(sinks: Mapping[str, Sink]) -> Sequence[str]:
 def run_for_state(frame: DataFrame) -> None:
     """Run the whole plan of a frame for its effect on state: an action that writes no row anywhere."""
     # Spark's noop sink refuses columns that contain calendar intervals, at any depth
-    if _INTERVAL in schema_text(frame):
+    if _INTERVAL in engine_of(frame.sparkSession).schema_text(frame):
         frame = frame.select([_written(field) for field in frame.schema])
     frame.write.format("noop").mode("overwrite").save()
 

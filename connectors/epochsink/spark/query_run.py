@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from epochsink.protocol.progress import EpochProgress, QueryProgress
     from epochsink.protocol.storage import Storage
     from epochsink.sink import Executors, Sink
-    from epochsink.spark.hadoop_storage import OpenCheckpoint
-    from epochsink.spark.stream_execution import StreamExecution
+    from epochsink.spark.engine import Execution, OpenCheckpoint
 
 _log = logging.getLogger("epochsink")
 
@@ -44,7 +43,7 @@ _serving: Final[weakref.WeakValueDictionary[str, Run]] = weakref.WeakValueDictio
 """Which run serves which execution of a query, by Spark's run id, in this process."""
 
 
-def run_of(execution: StreamExecution) -> Run | None:
+def run_of(execution: Execution) -> Run | None:
     """Return the run that serves an execution of a query, whichever object has made it."""
     return _serving.get(execution.run_id)
 
@@ -102,19 +101,19 @@ class Run:
             raise
 
     @property
-    def execution(self) -> StreamExecution | None:
+    def execution(self) -> Execution | None:
         """The execution to which this run is bound; None before that."""
         return None if self._query is None else self._query.execution
 
-    def serves(self, execution: StreamExecution) -> bool:
+    def serves(self, execution: Execution) -> bool:
         """Return whether this run is bound to an execution."""
         return self.execution is not None and self.execution.run_id == execution.run_id
 
-    def awaits(self, execution: StreamExecution) -> bool:
+    def awaits(self, execution: Execution) -> bool:
         """Return whether this run was recovered for the query of an execution, and is not bound yet."""
         return self._query is None and self._query_id == execution.query_id
 
-    def bind(self, execution: StreamExecution) -> None:
+    def bind(self, execution: Execution) -> None:
         """Start to commit the epochs of an execution; once."""
         _serving[execution.run_id] = self
         self._query = RunningQuery(

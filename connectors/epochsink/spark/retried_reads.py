@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from py4j.protocol import Py4JNetworkError
-
 from epochsink.retry import retrying
+from epochsink.spark.spark_errors import is_of_lost_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,4 +59,4 @@ def _may_pass(failure: BaseException) -> bool:
     """Whether the store may answer later: not if a right is missing, the JVM has ended or the query was stopped."""
     if not isinstance(failure, OSError) or isinstance(failure, PermissionError):
         return False
-    return not isinstance(failure.__cause__, Py4JNetworkError) and "Interrupt" not in str(failure)
+    return not is_of_lost_jvm(failure.__cause__) and "Interrupt" not in str(failure)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from epochsink.protocol.coordinator import Coordinator
-    from epochsink.spark.stream_execution import StreamExecution
+    from epochsink.spark.engine import Execution
 
 _log = logging.getLogger("epochsink")
 
@@ -29,7 +29,7 @@ class RunningQuery:
 
     def __init__(
         self,
-        execution: StreamExecution,
+        execution: Execution,
         coordinator: Coordinator,
         poll_seconds: float,
         *,
@@ -91,7 +91,7 @@ class RunningQuery:
         return failure.fresh() if isinstance(failure, EpochsinkError) else failure
 
 
-def _warn_of_chance(execution: StreamExecution) -> None:
+def _warn_of_chance(execution: Execution) -> None:
     if found := execution.unrepeatable_state():
         _log.warning(
             "the query's state depends on expressions that may give another result when an epoch runs again: %s. "

@@ -6,28 +6,19 @@ import json
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlparse
 
-from epochsink.spark.compat import hadoop_configuration_of, jvm_of
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from pyspark.sql import SparkSession
 
     Setting = Callable[[str], str | None]
 
 _WEBHDFS_PORTS: Final = {"http": "9870", "https": "9871"}
 
 
-def store_options(session: SparkSession, place: str, given: Mapping[str, Any]) -> str:
-    """Return the settings for a place, as JSON: those of the session, replaced by those that the user gave."""
-    jvm, _ = jvm_of(session)
-    configuration = hadoop_configuration_of(session)
+def store_options(setting: Setting, user: Callable[[], str], place: str, given: Mapping[str, Any]) -> str:
+    """Return the settings for a place, as JSON: those of the session, replaced by those that the user gave.
 
-    def setting(name: str) -> str | None:
-        # unlike get(), this looks into credential providers too
-        secret = configuration.getPassword(name)
-        return None if secret is None else "".join(secret).strip()
-
+    ``setting`` returns a Hadoop setting of the session's by name, ``user`` the name of Hadoop's user.
+    """
     target = urlparse(place)
     if target.scheme in ("s3", "s3a", "s3n"):
         found = _s3(target.netloc, setting)
@@ -36,8 +27,7 @@ def store_options(session: SparkSession, place: str, given: Mapping[str, Any]) -
     elif target.scheme in ("abfs", "abfss", "az"):
         found = _azure(target.netloc.partition("@")[2], setting)
     elif target.scheme == "hdfs":
-        user = jvm.org.apache.hadoop.security.UserGroupInformation.getCurrentUser().getShortUserName()
-        found = {"addresses": _name_nodes(target.netloc, setting), "user": str(user)}
+        found = {"addresses": _name_nodes(target.netloc, setting), "user": user()}
         return json.dumps(found)
     else:
         return "{}"

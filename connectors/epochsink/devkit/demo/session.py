@@ -20,7 +20,7 @@ from epochsink.devkit.services import LocalKafka, spark_packages
 from epochsink.devkit.services.cache import build_once, cache_folder
 from epochsink.devkit.services.java import LIGHTLY, fingerprint, from_archive, java
 from epochsink.errors import ServiceError
-from epochsink.spark.compat import gateway_of
+from epochsink.spark.classic.compat import gateway_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -1,36 +1,29 @@
 """Every call of PySpark's that is private or differs between its versions, each with a test in test_spark_compat.py.
 
 PySpark has no public way from Python to the JVM's session, or to the frame of a writer. What belongs to a running query
-is in `epochsink.spark.stream_execution`. If you try a new version of PySpark, look at these two modules first.
+is in `epochsink.spark.classic.stream_execution`. If you try a new version of PySpark, look at these two modules first.
 """
 # ruff: noqa: SLF001
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark import SparkContext
-from pyspark.sql import DataFrame, SparkSession, functions
-from pyspark.sql.pandas import types
+from pyspark.sql import DataFrame, functions
 from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.util import PythonEvalType
 
-from epochsink.errors import UnsupportedQuery
+from epochsink.spark.engine import WriterSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
     from pyspark.sql.types import StructType
-
-INTERRUPTED: Final = (
-    "py4j.protocol.Py4JJavaError: An error occurred while calling foreachBatch: java.lang.InterruptedException"
-)
-"""The only text by which Spark recognises that foreachBatch failed because of its own stop()."""
 
 _STATEFUL: Final = frozenset({"Aggregate", "Distinct", "Deduplicate", "DeduplicateWithinWatermark", "GlobalLimit"})
 """Logical operators with state in a stream. Others are joins of two streams, and those with WithState in the name."""
@@ -40,14 +33,6 @@ _WITHOUT_TEXT: Final = ("array", "map", "struct", "variant")
 
 _SETTLED: Final = frozenset({"Literal", "NamedLambdaVariable"})
 """Expressions without operands whose value depends on nothing outside the expression."""
-
-_UNIQUE_STATE: Final = 2
-"""The first format of state checkpoints in which each run of a plan writes its own state."""
-
-# 4.0 and 4.1 always use UTC, later versions need it as an argument
-_UTC: Final[dict[str, Any]] = (
-    {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_schema).parameters else {}
-)
 
 
 def jvm_of(session: SparkSession) -> tuple[Any, Any]:
@@ -85,15 +70,6 @@ def handle_of(query: StreamingQuery) -> Any:
     """Return the JVM's handle of a query."""
     untyped: Any = query
     return untyped._jsq
-
-
-@dataclass(frozen=True, slots=True)
-class WriterSettings:
-    """What has been set on a stream writer: the name of its format, its output mode, and its checkpointLocation."""
-
-    source: str
-    output_mode: str
-    checkpoint: str | None
 
 
 def settings_of(writer: DataStreamWriter) -> WriterSettings:
@@ -177,25 +153,6 @@ def map_in_arrow(frame: DataFrame, function: Any) -> DataFrame:
     """Do what ``mapInArrow`` does, which pickles the function and makes thirty calls of the JVM each time."""
     untyped: Any = frame
     return DataFrame(untyped._jdf.mapInArrow(function, False, None), frame.sparkSession)  # noqa: FBT003 - no barrier
-
-
-def refuse_connect(session: SparkSession) -> None:
-    """Raise `UnsupportedQuery` for a Spark Connect session."""
-    if not isinstance(session, SparkSession):
-        raise UnsupportedQuery(
-            "Spark Connect is not supported: it runs foreachBatch in another process than the query",
-            hint="run the pipeline with classic PySpark (spark-submit, or SparkSession.builder without remote())",
-        )
-
-
-def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema of a frame's, with timestamps in UTC. Raises PySparkException for a type without one."""
-    return types.to_arrow_schema(schema, **_UTC)
-
-
-def keeps_first_state(session: SparkSession) -> bool:
-    """Return whether Spark keeps the state of the first run of a batch's plan, as in state checkpoint format 2."""
-    return int(session.conf.get("spark.sql.streaming.stateStore.checkpointFormatVersion", "1") or 1) >= _UNIQUE_STATE
 
 
 def has_state(plan: Any) -> bool:

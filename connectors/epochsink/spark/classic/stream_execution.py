@@ -1,7 +1,7 @@
 """Ask and end Spark's execution of a running query, in the JVM.
 
-PySpark has no public way to it. So the calls are private to Spark, like those of `epochsink.spark.compat`, and are
-tested with them.
+PySpark has no public way to it. So the calls are private to Spark, like those of `epochsink.spark.classic.compat`, and
+are tested with them.
 """
 # ruff: noqa: SLF001
 
@@ -16,11 +16,13 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark import SparkContext
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
-from epochsink.spark.compat import handle_of, has_state, jvm_of, unrepeatable_state
+from epochsink.spark.classic.compat import handle_of, has_state, jvm_of, unrepeatable_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+    from epochsink.spark.engine import Execution
 
 _log = logging.getLogger("epochsink")
 
@@ -48,7 +50,7 @@ class StreamExecution:
         return cls(handle_of(query).streamingQuery())
 
     @classmethod
-    def of_batch(cls, session: SparkSession, known: StreamExecution | None) -> StreamExecution:
+    def of_batch(cls, session: SparkSession, known: Execution | None) -> Execution:
         """Return the execution whose foreachBatch runs on this thread, which mostly is ``known``.
 
         Raises `UnsupportedQuery` if there is none.

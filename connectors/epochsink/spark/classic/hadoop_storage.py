@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,8 @@ from epochsink.errors import ConfigurationError
 from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage, beside, is_object_store
-from epochsink.spark.compat import gateway_of, hadoop_configuration_of, jvm_of
+from epochsink.spark.classic.compat import gateway_of, hadoop_configuration_of, jvm_of
+from epochsink.spark.engine import OpenCheckpoint
 from epochsink.spark.store_options import store_options
 
 if TYPE_CHECKING:
@@ -39,15 +39,6 @@ _SOON_COMPLETE: Final = {
 """How soon the HDFS client asks again whether a file is complete. It often asks the NameNode before the DataNode has
 reported the block, and then waits 400 ms by default. Each wait is twice as long as the one before, so that the longest
 wait in all stays about the default."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenCheckpoint:
-    """A query's checkpoint, opened: its files, where it is (see `location_of`), and the spool that goes with it."""
-
-    files: Storage
-    location: str
-    spool: Spool
 
 
 def location_of(session: SparkSession, checkpoint: str) -> str:
@@ -70,7 +61,7 @@ def open_checkpoint(
     if the folder cannot be used. Whether the spool can be used is not tried.
     """
     files, location = _open_files(session, checkpoint, storage_options)
-    options = store_options(session, spool or location, storage_options)
+    options = _store_options(session, spool or location, storage_options)
     return OpenCheckpoint(files, location, Spool.beside(location, options) if spool is None else Spool(spool, options))
 
 
@@ -93,6 +84,21 @@ def _open_files(session: SparkSession, checkpoint: str, storage_options: Mapping
             hint="let this user write the folder, or give another",
         )
     return LocalStorage(local), location
+
+
+def _store_options(session: SparkSession, place: str, given: Mapping[str, Any]) -> str:
+    jvm, _ = jvm_of(session)
+    configuration = hadoop_configuration_of(session)
+
+    def setting(name: str) -> str | None:
+        # unlike get(), this looks into credential providers too
+        secret = configuration.getPassword(name)
+        return None if secret is None else "".join(secret).strip()
+
+    def user() -> str:
+        return str(jvm.org.apache.hadoop.security.UserGroupInformation.getCurrentUser().getShortUserName())
+
+    return store_options(setting, user, place, given)
 
 
 def _resolved(session: SparkSession, checkpoint: str) -> tuple[Any, Any]:
@@ -130,7 +136,7 @@ def _unusable(checkpoint: str) -> Iterator[None]:
 
 
 def _open_object_store(session: SparkSession, location: str, storage_options: Mapping[str, Any]) -> ObjectStorage:
-    files = ObjectStorage(open_store(location, store_options(session, location, storage_options)))
+    files = ObjectStorage(open_store(location, _store_options(session, location, storage_options)))
     try:
         # a store is opened without a request: wrong credentials show in the first one
         files.read("metadata")

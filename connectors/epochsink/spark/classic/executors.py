@@ -11,16 +11,17 @@ import shlex
 import sys
 import time
 import uuid
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from py4j.protocol import Py4JError
-from pyspark import InheritableThread, cloudpickle
+from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 
 from epochsink import __version__
 from epochsink.errors import ConfigurationError
 from epochsink.sink import NotCarriedOut
 from epochsink.spark.error_translation import reason_of
+from epochsink.spark.same_version import Answer, Given, other_version, with_same_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,50 +29,13 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-Given = TypeVar("Given")
-Answer = TypeVar("Answer")
-
 POOL: Final = "epochsink"
 """The scheduler's pool: with ``spark.scheduler.mode=FAIR`` it has its own share of the cores, beside the stream's."""
 LOOK_SECONDS: Final = 1.0
 _SLICES_PER_CORE: Final = 4
-_FOUND: Final = "<found>"
 
 # applications and their Pythons: the check is a Spark job, too slow for each start
 _checked: set[tuple[str, str]] = set()
-
-
-def with_same_version(function: Callable[[Given], Answer]) -> Callable[[Given], Answer]:
-    """Return a function for tasks that calls ``function`` if the executor has the driver's version of epochsink.
-
-    With another version it fails with `ConfigurationError`, in the text of the task's error.
-    """
-    # bytes until the versions are compared: dataclasses are unpickled by the position of their fields, so that a field
-    # which only one version has would shift the others
-    sealed = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
-    expected, unset = __version__, _FOUND
-    refusal = _other_version("an executor", _FOUND).to_line()
-
-    def run(given: Given) -> Answer:
-        # a function inside a function is pickled as code: the executor needs no epochsink to unpickle it
-        import pickle  # noqa: PLC0415
-
-        import epochsink  # noqa: PLC0415
-
-        if epochsink.__version__ != expected:
-            raise RuntimeError(refusal.replace(unset, epochsink.__version__))
-        answer: Answer = pickle.loads(sealed)(given)  # noqa: S301 - the driver's own
-        return answer
-
-    return run
-
-
-def _other_version(place: str, found: str) -> ConfigurationError:
-    return ConfigurationError(
-        f"{place} has epochsink {found}, and the driver has {__version__}: a task would misread what the driver sends",
-        hint=f"install epochsink {__version__} in the Python of every executor (PYSPARK_PYTHON), then start the query "
-        "again; no row of the epoch is visible",
-    )
 
 
 def refuse_bare_executors(session: SparkSession) -> None:
@@ -95,7 +59,7 @@ def refuse_bare_executors(session: SparkSession) -> None:
             f"export PYSPARK_PYTHON={shlex.quote(sys.executable)}",
         )
     if found != __version__:
-        raise _other_version(f"the executors' Python {python}", found)
+        raise other_version(f"the executors' Python {python}", found)
     _checked.add(asked)
 
 

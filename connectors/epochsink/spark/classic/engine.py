@@ -1,0 +1,102 @@
+"""The engine of classic PySpark (see `epochsink.spark.engine.Engine`)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JJavaError
+
+from epochsink.errors import ConfigurationError
+from epochsink.spark.classic import compat, executors, hadoop_storage
+from epochsink.spark.classic.stream_execution import StreamExecution, batch_of_thread
+from epochsink.spark.same_version import with_same_version
+from epochsink.spark.write_task import ANSWER, ORDER
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from epochsink.sink import Executors
+    from epochsink.spark.engine import Engine, Execution
+    from epochsink.spark.write_task import WriteJob, WriteOrder
+
+
+class ClassicWriteTasks:
+    """Tasks that take their order from a local property of the job, so that one pickled function serves all epochs."""
+
+    def __init__(self, job: WriteJob) -> None:
+        self._function = compat.arrow_function(with_same_version(job.write_partition), ANSWER)
+
+    def plan(self, passed: DataFrame) -> DataFrame:
+        """Plan the job."""
+        return compat.map_in_arrow(passed, self._function)
+
+    def run(self, plan: DataFrame, order: WriteOrder) -> list[str]:
+        """Run the job."""
+        plan.sparkSession.sparkContext.setLocalProperty(ORDER, order.to_json())
+        return [row[0] for row in plan.collect()]
+
+
+class ClassicEngine:
+    """Asks the JVM through py4j."""
+
+    location_of = staticmethod(hadoop_storage.location_of)
+    open_checkpoint = staticmethod(hadoop_storage.open_checkpoint)
+    frame_of = staticmethod(compat.frame_of)
+    handle_of = staticmethod(compat.handle_of)
+    settings_of = staticmethod(compat.settings_of)
+    batch_of_thread = staticmethod(batch_of_thread)
+    refuse_bare_executors = staticmethod(executors.refuse_bare_executors)
+    schema_text = staticmethod(compat.schema_text)
+    changeable = staticmethod(compat.changeable)
+    loose_parts = staticmethod(compat.loose_parts)
+    byte_limit_of_batches = staticmethod(compat.byte_limit_of_batches)
+    write_tasks = ClassicWriteTasks
+
+    def start(
+        self, writer: DataStreamWriter, batch: Callable[[DataFrame, int], None], checkpoint: str
+    ) -> StreamingQuery:
+        """Start a query."""
+        try:
+            return writer.foreachBatch(batch).option("checkpointLocation", checkpoint).start()
+        except Py4JJavaError as refused:
+            raise ConfigurationError(
+                f"Spark does not start a query on checkpoint={checkpoint!r}: {hadoop_storage.first_line(refused)}",
+                hint="give a folder that Spark can make and write",
+            ) from refused
+
+    def execution_of_query(self, query: StreamingQuery) -> Execution:
+        """Return the execution behind a query's handle."""
+        return StreamExecution.of_query(query)
+
+    def execution_of_batch(self, session: SparkSession, known: Execution | None) -> Execution:
+        """Return the execution of this thread's batch."""
+        return StreamExecution.of_batch(session, known)
+
+    def executors(self, session: SparkSession) -> Executors:
+        """Return the executors of the application."""
+        return executors.SparkExecutors(session.sparkContext)
+
+    def application(self, session: SparkSession) -> str:
+        """Return the application's id."""
+        return str(session.sparkContext.applicationId)
+
+    def selection(self, expressions: Sequence[str]) -> Callable[[DataFrame], DataFrame]:
+        """Return a selection whose SQL the JVM has parsed once."""
+        columns: Any = compat.columns_of(expressions)
+        return partial(_select, columns)
+
+    def parallelism(self, session: SparkSession) -> int:
+        """Return the application's default number of tasks."""
+        return session.sparkContext.defaultParallelism
+
+
+def _select(columns: Any, frame: DataFrame) -> DataFrame:
+    return compat.select(frame, columns)
+
+
+CLASSIC: Final[Engine] = ClassicEngine()
