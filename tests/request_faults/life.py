@@ -120,6 +120,8 @@ class _Driver:
                 if found:
                     raise EpochsinkError("; ".join(found), hint="none: a test's")
         self._coordinator.recover()
+        generation = self._coordinator.identity(next(iter(self._sinks))).generation
+        self._log.write("took", run=RUN, driver=self._driver, generation=generation)
         tell.send(("recovered", "", ""))
         for number in range(self._checkpoint.newest_decided() + 1, self._life.epochs):
             self._plan(number)

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from epochsink.sink import Sink
+    from epochsink.spark.engine import OpenCheckpoint
+    from epochsink.spark.query_run import Run
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,10 @@ class Witness:
         self._spec = spec
         self._log = HistoryLog(Path(spec.history))
 
+    def took(self, generation: int) -> None:
+        """Say that this driver has taken the ledger."""
+        self._log.write("took", run=self._spec.run, driver=self._spec.driver, generation=generation)
+
     def call(self, function: Callable[[DataFrame, int], None], frame: DataFrame, epoch: int) -> None:
         """Call ``function`` as foreachBatch does, with stamped rows."""
         attempt = uuid.uuid4().hex
@@ -90,6 +96,12 @@ class WitnessedExactlyOnce(ExactlyOnce):
     def __init__(self, witness: Witness, **options: Any) -> None:
         super().__init__(**options)
         self._witness = witness
+
+    def _make_run(self, session: SparkSession, opened: OpenCheckpoint, query_id: str) -> Run:
+        run = super()._make_run(session, opened, query_id)
+        # the ledger's own number: this process may have been paused since, and another one have taken the ledger
+        self._witness.took(run._coordinator.identity(next(iter(self.sinks))).generation)
+        return run
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         """Prepare one epoch of stamped rows."""

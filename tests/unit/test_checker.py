@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from epochsink.testing import ANOMALIES, History, HistoryLog, Target, Workload, check
-from epochsink.testing.history import AttemptFacts, EpochFacts, Read
+from epochsink.testing.history import AttemptFacts, EpochFacts, Read, TakeFacts
 from epochsink.testing.rows import SCHEMA, checksums, stamp
 
 if TYPE_CHECKING:
@@ -559,6 +559,66 @@ def test_without_a_ledger_an_unknown_writer_is_an_attempt_that_raised_where_no_o
     assert one.found == frozenset()
 
 
+def overtaken() -> tuple[Story, Target]:
+    """Return a history in which the driver that was started first, and paused, took the ledger after its successor."""
+    one, target = told()
+    history = one.history
+    history.drivers = {"paused": 0.0, "prompt": 1.0}
+    history.takes = {"prompt": TakeFacts("r1", 7, 2.0), "paused": TakeFacts("r1", 8, one.decided(1) + 3)}
+    for number, driver in enumerate(("prompt", "prompt", "paused", "paused")):
+        history.attempts[one.attempt(number)].driver = driver
+    one.tries("f" * 32, 2, one.decided(1) + 2.5, "prompt").raised = True
+    return one, target
+
+
+def test_a_driver_that_took_the_ledger_after_its_successor_is_no_unknown_writer() -> None:
+    one, _target = overtaken()
+    assert one.found == frozenset()
+    one.history.takes.clear()
+    assert one.found == {"unknown writer"}, "by the order of the starts, which is all that is known then"
+
+
+def test_unknown_writer_is_also_the_driver_started_last_once_an_earlier_one_has_taken_the_ledger() -> None:
+    one, target = overtaken()
+    one.spoil(target, with_value("attempt", "f" * 32, epoch=2))
+    assert one.found == {"unknown writer"}
+
+
+def test_zombie_write_is_also_that_of_the_driver_started_last_once_an_earlier_one_has_taken_the_ledger() -> None:
+    one, target = overtaken()
+    one.spoil(target, without(epoch=1), only=2)
+    one.spoil(target, without(epoch=1), only=3)
+    assert "zombie write" in one.found
+    one.history.takes.clear()
+    assert "zombie write" not in one.found
+
+
+def test_unknown_writer_is_also_a_driver_that_never_took_the_ledger() -> None:
+    one, target = overtaken()
+    one.history.drivers["third"] = one.decided(2) - 1
+    one.tries("e" * 32, 2, one.decided(2) - 0.4, "third").returned_at = one.decided(2) - 0.1
+    assert one.found == frozenset()
+    one.spoil(target, with_value("attempt", "e" * 32, epoch=2))
+    assert one.found == {"unknown writer"}
+
+
+def test_a_call_that_began_before_its_driver_had_the_ledger_passes_nobody_and_records_nothing_until_then() -> None:
+    """The first call on a new checkpoint is where the ledger is taken."""
+    one, target = overtaken()
+    one.tries("e" * 32, 0, 1.5, "paused").raised = True
+    assert one.found == frozenset()
+    one.spoil(target, with_value("attempt", "e" * 32, epoch=0))
+    assert one.found == {"unknown writer"}
+
+
+def test_a_driver_takes_the_ledger_once() -> None:
+    history = History()
+    took = {"event": "took", "at": 1.0, "run": "r1", "driver": "d1", "generation": 7}
+    history.add(took)
+    with pytest.raises(ValueError, match="driver d1 took the ledger twice"):
+        history.add(took)
+
+
 def logged(rows: pa.Table, places: Sequence[int], parts: Sequence[int] | None = None) -> pa.Table:
     """Return rows as a log has them, each at its place."""
     table = rows.append_column("log_part", pa.array(parts or [0] * rows.num_rows, pa.int32()))
@@ -825,6 +885,7 @@ def test_a_history_written_line_by_line_is_judged_like_one_in_memory(tmp_path: P
     log.write("target", name="table")
     log.write_input("r1", one.source)
     log.write("started", run="r1", driver="d1")
+    log.write("took", run="r1", driver="d1", generation=7)
     for number, ends in enumerate(one.ends):
         log.write("invoked", run="r1", driver="d1", epoch=number, attempt=one.attempt(number))
         log.write("offsets", run="r1", epoch=number, ends=ends)

@@ -54,12 +54,27 @@ def zombie_write(evidence: Evidence) -> list[Anomaly]:
     return found
 
 
+def _succession(history: History) -> dict[str, int]:
+    """Return the place of each driver in the order in which they took the ledger, whichever was started first.
+
+    One that never took it comes before all that did. Where nobody took a ledger, the order is that of the starts.
+    """
+    started = {driver: place for place, driver in enumerate(history.drivers)}
+
+    def taken(driver: str) -> tuple[int, int]:
+        take = history.takes.get(driver)
+        # two copies of a ledger may give one generation twice
+        return (-1 if take is None else take.generation, started[driver])
+
+    return {driver: place for place, driver in enumerate(sorted(started, key=taken))}
+
+
 class _Deadlines:
     """Knows when a later driver had finished foreachBatch of a later epoch: no older epoch can be pending then."""
 
     def __init__(self, history: History) -> None:
         self._attempts = history.attempts
-        self._order = {driver: place for place, driver in enumerate(history.drivers)}
+        self._order = _succession(history)
         self._known: dict[tuple[str, int], tuple[list[int], list[float]]] = {}
 
     def of(self, name: str) -> float:
@@ -100,20 +115,22 @@ class Writers:
 
     An attempt that raised or was killed may have recorded it: the outcome of its append was unknown, and later drivers
     commit it. It cannot have done so if the ledger held the record before the attempt began, or lacked it when the next
-    attempt began, because a later driver takes the ledger before its first call. If the history holds no record, an
-    attempt that raised did not record the epoch unless another attempt of it returned.
+    attempt began and its driver had the ledger, which no earlier driver has any more then. A driver that never took the
+    ledger has recorded nothing, if the history says of any driver of the run when it took it. If the history holds no
+    record, an attempt that raised did not record the epoch unless another attempt of it returned.
     """
 
     def __init__(self, history: History) -> None:
         self._attempts = history.attempts
         self._watched = any(epoch.recorded_at is not None for epoch in history.epochs.values())
         self._returned = {(one.run, one.epoch) for one in history.attempts.values() if one.returned_at is not None}
+        self._able_at = _able_at(history)
         self._passed_at: dict[str, float] = {}
-        order = {driver: place for place, driver in enumerate(history.drivers)}
+        order = _succession(history)
         next_at: dict[str, float] = {}
         for one in sorted(history.attempts.values(), key=lambda one: (-order[one.driver], -one.invoked_at)):
             self._passed_at[one.name] = next_at.get(one.run, NEVER)
-            next_at[one.run] = min(self._passed_at[one.name], one.invoked_at)
+            next_at[one.run] = min(self._passed_at[one.name], self._able_at[one.name])
 
     def is_aborted(self, name: str) -> bool:
         """Return whether an attempt was permanently aborted."""
@@ -124,11 +141,28 @@ class Writers:
         attempt = self._attempts.get(name)
         if attempt is None or (attempt.run, attempt.epoch) != (epoch.run, epoch.number):
             return "an attempt that never began"
+        if self._able_at[name] == NEVER:
+            return "an attempt of a driver that never took the ledger"
         if not self._watched:
             raised = attempt.raised and (epoch.run, epoch.number) not in self._returned
             return "an attempt that raised" if raised else None
         if epoch.recorded_at is None:
             return "an attempt of an epoch that the ledger does not hold"
-        if attempt.invoked_at > epoch.recorded_at or self._passed_at[name] <= epoch.unrecorded_until:
+        if self._able_at[name] > epoch.recorded_at or self._passed_at[name] <= epoch.unrecorded_until:
             return "an attempt that did not record it"
         return None
+
+
+def _able_at(history: History) -> dict[str, float]:
+    """Return since when each attempt could record: it had begun, and its driver had taken the ledger.
+
+    A driver's first call on a new checkpoint begins before that.
+    """
+    runs = {take.run for take in history.takes.values()}
+
+    def owned_at(driver: str, run: str) -> float:
+        if run not in runs:
+            return float("-inf")
+        return history.takes[driver].at if driver in history.takes else NEVER
+
+    return {one.name: max(one.invoked_at, owned_at(one.driver, one.run)) for one in history.attempts.values()}

@@ -6,6 +6,7 @@ The rows of reads are stored next to it as Arrow files. Events:
     target     name, atomic, keyed, dead_letters, lag          the properties of a sink
     input      run, file                                       all source rows of a run
     started    run, driver                                     a driver process, oldest first
+    took       run, driver, generation                         a driver took the ledger; once, after it was "started"
     ended      driver, code             killed  what, pid
     invoked    run, driver, epoch, attempt                     foreachBatch began
     returned   attempt                  raised  attempt, error
@@ -74,6 +75,15 @@ class EpochFacts:
     unrecorded_until: float = float("-inf")
 
 
+@dataclass(frozen=True, slots=True)
+class TakeFacts:
+    """A driver's take of the ledger: its ``generation``, which each take raises, and when the driver had made it."""
+
+    run: str
+    generation: int
+    at: float
+
+
 @dataclass(slots=True)
 class AttemptFacts:
     """One call of foreachBatch. ``returned_at`` is None if it raised, was killed or never ended."""
@@ -115,13 +125,15 @@ class Read:
 class History:
     """The input of the checker. Times are in seconds, on one clock.
 
-    ``drivers`` has the start time of each driver, ``kills`` the times with the name of what was killed or failed,
-    ``unreachable`` the targets with the times when they could not be read.
+    ``drivers`` has the start time of each driver, ``takes`` its take of the ledger if it came so far, ``kills`` the
+    times with the name of what was killed or failed, ``unreachable`` the targets with the times when they could not be
+    read.
     """
 
     targets: dict[str, Target] = field(default_factory=dict)
     inputs: dict[str, pa.Table] = field(default_factory=dict)
     drivers: dict[str, float] = field(default_factory=dict)
+    takes: dict[str, TakeFacts] = field(default_factory=dict)
     attempts: dict[str, AttemptFacts] = field(default_factory=dict)
     epochs: dict[tuple[str, int], EpochFacts] = field(default_factory=dict)
     reads: list[Read] = field(default_factory=list)
@@ -160,6 +172,11 @@ class History:
 
     def _on_started(self, at: float, _folder: Path, *, driver: str, **_facts: Any) -> None:
         self.drivers[driver] = at
+
+    def _on_took(self, at: float, _folder: Path, *, run: str, driver: str, generation: int) -> None:
+        if driver in self.takes:
+            raise ValueError(f"driver {driver} took the ledger twice: a second start needs a driver's name of its own")
+        self.takes[driver] = TakeFacts(run, generation, at)
 
     def _on_ended(self, at: float, _folder: Path, *, driver: object, code: int | None) -> None:
         if code != 0:
