@@ -14,14 +14,14 @@ import psycopg
 import pytest
 from shares import SHARE, Share
 
-from request_faults.families import PostgresSide
+from request_faults.families import WRITES_REFUSED, ElasticsearchSide, PostgresSide
 from request_faults.run import SIDES, Asked, play
 from request_faults.runner import STORIES, Hit, Plan, Runner
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from epochsink.devkit.services import PostgresService
+    from epochsink.devkit.services import ElasticsearchService, PostgresService
     from request_faults.families import Place
     from request_faults.runner import Verdict
 
@@ -78,6 +78,16 @@ def test_a_second_fault_strikes_the_same_life_or_the_next(
     assert [flaw for flaw in verdict.flaws if flaw.startswith("duplicate")], verdict
     # the life that is struck first, one more if it is another, and the undisturbed one
     assert len(verdict.answers) == (2 if together else 3)
+
+
+def test_writes_to_an_index_that_is_not_made_yet_are_refused_by_nobody(
+    elasticsearch: ElasticsearchService, tmp_path: Path
+) -> None:
+    """A plan whose deed finds nothing to do yet is played to its end: it is no flaw of the query."""
+    with Runner(ElasticsearchSide(elasticsearch.url, elasticsearch.port), tmp_path) as runner:
+        verdict = runner.play(Plan(STORIES[0], (Hit("PUT /?", 0, deed=WRITES_REFUSED),)))
+    assert verdict.struck
+    assert not verdict.flaws, str(verdict)
 
 
 def tampered(postgres: PostgresService, folder: Path, statement: str, plan: Plan) -> Verdict:

@@ -47,6 +47,7 @@ SET_BACK: Final = "the target is set back"
 """After this rows are gone: the query has to stop with an error."""
 CHANGED: Final = "the target changes its form"
 """After this the query may stop with an error."""
+WRITES_REFUSED: Final = "writes are refused for a moment"
 SECONDS: Final = 20.0
 """The sinks' ``timeout=``: a connection that breaks is tried again for so long."""
 
@@ -273,7 +274,7 @@ class ElasticsearchSide:
             {"index": ElasticsearchReader(self._url, index)},
             {
                 SET_BACK: lambda: self._delete(index),
-                "writes are refused for a moment": lambda: self._refuse(index),
+                WRITES_REFUSED: lambda: self._refuse(index),
             },
             lambda: self._delete(index),
         )
