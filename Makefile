@@ -158,7 +158,7 @@ bench-elasticsearch: $(STAMP) ## Elasticsearch against parallel_bulk and the ser
 	$(RUN)/python tests/benchmarks/bench_elasticsearch.py --keep $(RESULTS)
 
 experiments: $(STAMP) ## the founding experiments, run exactly once; tables and pictures go to ./experiments (SIZE=--full: as in the original)
-	@for name in $(EXPERIMENTS); do $(RUN)/python examples/$$name.py --keep $(KEEP) $(SIZE) || exit 1; done
+	@for name in $(EXPERIMENTS); do $(RUN)/python examples/experiments/$$name.py --keep $(KEEP) $(SIZE) || exit 1; done
 
 bench-checkpoint: $(STAMP) ## checkpoints on a folder, on HDFS and on S3 (which fetches 530 MB), near and far away
 	$(RUN)/python tests/benchmarks/bench_checkpoint.py

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -15,12 +16,16 @@ import psycopg
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
+from confluent_kafka.schema_registry import SchemaRegistryClient
+from confluent_kafka.schema_registry.avro import AvroDeserializer
+from confluent_kafka.serialization import MessageField, SerializationContext
 
 from epochsink.devkit.demo.session import jvm_options
-from epochsink.devkit.services import spark_packages
+from epochsink.devkit.services.artifacts import spark_avro, spark_packages
+from epochsink.testing.readers.kafka import KafkaReader
 
 if TYPE_CHECKING:
-    from epochsink.devkit.services import KafkaService, PostgresService
+    from epochsink.devkit.services import KafkaService, LocalRegistry, PostgresService
 
 ROOT = Path(__file__).parents[2]
 WATCH_TWO_EPOCHS = """
@@ -34,7 +39,8 @@ query.stop()
 
 def run(script: Path, **environment: str) -> None:
     """Run a script as a user would, with Spark's jars at hand."""
-    jars = f"--driver-class-path {':'.join(map(str, spark_packages()))} --driver-java-options '{jvm_options()}'"
+    classes = ":".join(map(str, (*spark_packages(), *spark_avro())))
+    jars = f"--driver-class-path {classes} --driver-java-options '{jvm_options()}'"
     settings = "--master local[2] --conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
     done = subprocess.run(
         [sys.executable, script],
@@ -110,6 +116,19 @@ def test_windowed_counts_of_a_stateful_query(postgres: PostgresService, tmp_path
         (clicks / f"{number}.json").write_text("\n".join(lines))
         run(ROOT / "examples" / "windowed_counts.py", **settings)
     assert rows(postgres, "SELECT clicks FROM clicks_per_minute ORDER BY minute") == [(3,), (2,)]
+
+
+def test_orders_are_written_as_avro(kafka: KafkaService, registry: LocalRegistry, tmp_path: Path) -> None:
+    (tmp_path / "input").mkdir()
+    (tmp_path / "input" / "0.json").write_text('{"order_id": 1, "amount": 1.5}\n{"order_id": 2, "amount": 2.5}')
+    servers = {"KAFKA": kafka.bootstrap_servers, "REGISTRY": registry.url}
+    folders = {"INPUT": str(tmp_path / "input"), "CHECKPOINT": str(tmp_path / "checkpoint")}
+    run(ROOT / "examples" / "orders_as_avro.py", **servers, **folders)
+    with closing(KafkaReader(kafka.bootstrap_servers, "orders.avro")) as reader:
+        seen = reader.values()
+    read = AvroDeserializer(SchemaRegistryClient({"url": registry.url}))
+    field = SerializationContext("orders.avro", MessageField.VALUE)
+    assert sorted(read(value, field)["order_id"] for value in seen) == [1, 2]
 
 
 def test_a_pipelines_own_tests_pass() -> None:

@@ -1,4 +1,4 @@
-"""The experiments of examples/ run, at their smallest, and find every comparison equal; CI runs a share of them."""
+"""The founding experiments run, at their smallest, and find every comparison equal; CI runs a share of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shares import SHARE
 if TYPE_CHECKING:
     from epochsink.devkit.services import ElasticsearchService, KafkaService, PostgresService
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "experiments"
 EXPERIMENTS = [
     "windowed_counts_kafka",
     "late_rows",
