@@ -12,13 +12,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import obstore.store
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer
 from checkpoint_kit import CheckpointKit
 from confluent_kafka.admin import AdminClient
 from elasticsearch import Elasticsearch
@@ -419,6 +420,94 @@ def test_a_verb_needs_only_its_own_extra(absent: str, verb: list[str], complaint
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {complaint}")
     assert "Traceback" not in done.stderr
+
+
+# ---- JSON
+
+
+def test_an_operation_says_as_json_what_it_planned_and_did(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.record(0, both(1))
+    kit.decide(0)
+    result = run("recover", "--sinks", f"{MODULE}:SINKS", "--yes", "--json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, sorted(told)) == (0, ["done", "plan"])
+    assert "commit epoch 0" in told["plan"]
+    assert "committed epoch 0" in told["done"]
+
+
+def test_json_asks_no_question(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    """What would be done is in the answer; nothing is done."""
+    kit.record(0, both(1))
+    kit.decide(0)
+    result = run("recover", "--sinks", f"{MODULE}:SINKS", "--json", answer="y\n")
+    told = json.loads(result.stdout)
+    assert result.exit_code == 1
+    assert "commit epoch 0" in told["plan"]
+    assert told["error"]["type"] == "ConfigurationError"
+    assert "--yes" in told["error"]["hint"]
+    assert kit.generation() == 1
+
+
+def test_an_error_is_one_json_object(
+    kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ours, a client's, a defect (which keeps its traceback), and one in what was typed."""
+    ours = run("status", "--sinks", "nothing:here", "--json")
+    assert (ours.exit_code, ours.stderr) == (1, "")
+    assert json.loads(ours.stdout)["error"]["type"] == "ConfigurationError"
+    typed = run("status", "--json", "--colour")
+    assert (typed.exit_code, json.loads(typed.stdout)["error"]["type"]) == (2, "NoSuchOption")
+    recover = ["recover", "--sinks", f"{MODULE}:SINKS", "--yes", "--json"]
+    for failure, system in ((OSError("gone"), True), (KeyError("defect"), False)):
+        monkeypatch.setattr(FolderParticipant, "newest", raising(failure))
+        result = run(*recover)
+        told = json.loads(result.stdout)["error"]
+        assert (result.exit_code, told["type"]) == (1, type(failure).__name__)
+        assert ("the operating system says OSError: gone" in told["message"]) is system
+        assert isinstance(result.exception, SystemExit) is system
+    kit.run(0, both(1))
+
+
+def raising(failure: Exception) -> Callable[..., None]:
+    def call(*_: object) -> None:
+        raise failure
+
+    return call
+
+
+def test_what_the_users_module_prints_is_no_part_of_the_json(
+    kit: CheckpointKit, run: Callable[..., Result], tmp_path: Path
+) -> None:
+    kit.close()
+    module = tmp_path / f"{MODULE}.py"
+    module.write_text("print('loading sinks')\n" + module.read_text())
+    result = run("status", "--sinks", f"{MODULE}:SINKS", "--json")
+    assert json.loads(result.stdout)["query_id"] == kit.query_id
+    assert "loading sinks" in result.stderr
+
+
+def test_every_verb_answers_in_json() -> None:
+    def verbs(group: Any, name: str = "") -> dict[str, Any]:
+        below = getattr(group, "commands", None)
+        if below is None:
+            return {name: group}
+        return {
+            typed: each for key, one in below.items() for typed, each in verbs(one, f"{name} {key}".strip()).items()
+        }
+
+    without = [
+        name
+        for name, verb in verbs(typer.main.get_command(app)).items()
+        if not any("--json" in one.opts for one in verb.params)
+    ]
+    assert without == []
+
+
+def test_the_shell_completes_verbs() -> None:
+    """As the library does it: the script that --show-completion prints asks the command itself."""
+    asked = {"_EPOCHSINK_COMPLETE": "complete_bash", "COMP_WORDS": "epochsink re", "COMP_CWORD": "1"}
+    result = CliRunner().invoke(app, [], env=asked, prog_name="epochsink")
+    assert result.stdout.split() == ["report", "recover", "resolve"]
 
 
 # ---- recover and abort

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from epochsink.cli import status as state
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance, accepted_epoch
 from epochsink.cli.checkpoint_folder import open_place
-from epochsink.cli.console import confirm, log_on_console, plain_errors
+from epochsink.cli.console import ATTENTION, AsJson, Verbs, answering
 from epochsink.cli.demo import demo
 from epochsink.cli.operation import Operation, Recovery
 from epochsink.cli.resolve import Resolution, Ruling
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.sink import Sink
 
-_ATTENTION: Final = 3
-"""The status of a command that finds something for which a person is needed."""
-
 app = typer.Typer(
-    help="Exactly-once sinks for PySpark Structured Streaming.", no_args_is_help=True, pretty_exceptions_enable=False
+    cls=Verbs,
+    help="Exactly-once sinks for PySpark Structured Streaming.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
 )
 app.command()(demo)
 
@@ -79,24 +78,24 @@ def status(
         float | None,
         typer.Option(metavar="SECONDS", help="End with status 3 if a decided epoch has been invisible for longer."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show whether data is late, what is recorded, decided and committed, and what to type: look here first.
 
     Reads only: safe beside a running query. --sinks is needed only for an object store whose settings are in
     ExactlyOnce(storage_options=...).
     """
-    with _opened(checkpoint, sinks, spool) as (place, _):
-        typed = [*(["--sinks", sinks] if sinks else []), *(["--spool", spool] if spool else [])]
-        found = state.read_status(place, typed)
-    if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
-    else:
-        state.show(found, epochs, Console())
+    with answering(as_json=as_json) as answer:
+        with _opened(checkpoint, sinks, spool) as (place, _):
+            typed = [*(["--sinks", sinks] if sinks else []), *(["--spool", spool] if spool else [])]
+            found = state.read_status(place, typed)
+        answer.values.update(asdict(found))
+        if not as_json:
+            state.show(found, epochs, Console())
     if found.damage:
         raise typer.Exit(1)
     if max_age is not None and found.late_seconds > max_age:
-        raise typer.Exit(_ATTENTION)
+        raise typer.Exit(ATTENTION)
 
 
 @app.command()
@@ -106,24 +105,29 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("epochsink-report.html"),
     spool: SpoolPlace = None,
     sinks: AnySinks = None,
+    as_json: AsJson = False,
 ) -> None:
     """Draw the newest epochs of a query on one HTML page: rows, and how long each step took.
 
     Reads only. The ledger has the receipts of the newest 64 epochs or so.
     """
-    with _opened(checkpoint, sinks, spool) as (place, _):
-        page = state.page_of(state.read_status(place))
-    output.write_text(page)
-    typer.echo(f"wrote {output}")
+    with answering(as_json=as_json) as answer:
+        with _opened(checkpoint, sinks, spool) as (place, _):
+            found = state.read_status(place)
+        output.write_text(state.page_of(found))
+        answer.values.update({"headline": found.headline, "page": str(output)})
+        answer.say(f"wrote {output}")
 
 
 @app.command()
-def recover(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, yes: Yes = False) -> None:
+def recover(
+    checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, yes: Yes = False, as_json: AsJson = False
+) -> None:
     """Commit what is decided and abort what is not recorded: if the query cannot start now, but its rows are needed.
 
     A recorded epoch is never aborted.
     """
-    _do(Recovery, checkpoint, sinks, spool, yes=yes)
+    _do(Recovery, checkpoint, sinks, spool, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -136,12 +140,20 @@ def abandon(
     ] = None,
     spool: SpoolPlace = None,
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Close a checkpoint that will not run again, and end all that it holds in the targets.
 
     What Spark has decided is committed first. Epochs that are recorded and not decided are shown, and aborted.
     """
-    _do(lambda place, given: Abandonment(place, sinks=given, gone=gone or []), checkpoint, sinks, spool, yes=yes)
+    _do(
+        lambda place, given: Abandonment(place, sinks=given, gone=gone or []),
+        checkpoint,
+        sinks,
+        spool,
+        yes=yes,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -155,6 +167,7 @@ def resolve(
     spool: SpoolPlace = None,
     keep_in: Annotated[Path, typer.Option(help="Folder for the rows that are discarded, as Parquet.")] = Path(),
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Close an epoch whose outcome the target cannot tell: if the query stops with OutcomeUnknown.
 
@@ -165,7 +178,7 @@ def resolve(
     def resolution(place: Place, given: Mapping[str, Sink]) -> Operation:
         return Resolution(place, epoch=epoch, sink=sink, ruling=ruling, sinks=given, folder=keep_in.absolute())
 
-    _do(resolution, checkpoint, sinks, spool, yes=yes)
+    _do(resolution, checkpoint, sinks, spool, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -182,6 +195,7 @@ def accept(
     sinks: AnySinks = None,
     spool: SpoolPlace = None,
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Confirm that the targets are right up to EPOCH: if the query stops with WentBack, and you have made them right.
 
@@ -189,7 +203,7 @@ def accept(
     server (it was restored or moved, and what was missing has been loaded). Without: the epochs up to EPOCH that Spark
     decided without ExactlyOnce were empty, or have been loaded by hand. --sinks is needed only as for 'status'.
     """
-    _do(lambda place, _: Acceptance(place, epoch, sink), checkpoint, sinks, spool, yes=yes)
+    _do(lambda place, _: Acceptance(place, epoch, sink), checkpoint, sinks, spool, yes=yes, as_json=as_json)
 
 
 @app.command()
@@ -201,17 +215,22 @@ def orphans(
     options: Annotated[Path | None, typer.Option(help="File with the client's options, NAME=VALUE lines.")] = None,
     end: Annotated[str | None, typer.Option("--end", metavar="NAME", help="End this one: its rows are gone.")] = None,
     yes: Yes = False,
+    as_json: AsJson = False,
 ) -> None:
     """Find what sinks have left in a server: if its checkpoint is lost, or not known."""
-    with plain_errors(), search.target_of(dsn, bootstrap_servers, hosts, options) as target:
+    with answering(as_json=as_json) as answer, search.target_of(dsn, bootstrap_servers, hosts, options) as target:
         if end is None:
-            search.show(target.remnants(), Console())
+            found = target.remnants()
+            answer.values["remnants"] = [asdict(each) for each in found]
+            if not as_json:
+                search.show(found, Console())
             return
         remnant = search.one(target, end)
         lost = "its rows are lost if its checkpoint still counts on it"
-        confirm([f"end {remnant.kind} {remnant.name}: {lost}"], yes=yes)
+        answer.confirm([f"end {remnant.kind} {remnant.name}: {lost}"], yes=yes)
         target.end(remnant)
-        typer.echo(f"ended {remnant.name}")
+        answer.values["done"] = [f"ended {remnant.name}"]
+        answer.say(f"ended {remnant.name}")
 
 
 def main() -> None:
@@ -227,9 +246,9 @@ def _mount_services() -> None:
         missing = absent.name
 
         @app.command("services")
-        def refuse() -> None:
+        def refuse(*, as_json: AsJson = False) -> None:
             """Start services for development: needs the extra 'services'."""
-            with plain_errors():
+            with answering(as_json=as_json):
                 raise ConfigurationError(
                     f"the services need the module {missing}", hint='pip install "epochsink[services]"'
                 )
@@ -247,18 +266,19 @@ def _do(
     spool: str | None,
     *,
     yes: bool,
+    as_json: bool,
 ) -> None:
     """Say what an operation will do, ask, and do it."""
-    with _opened(checkpoint, sinks, spool) as (place, given), log_on_console():
+    with answering(as_json=as_json) as answer, _opened(checkpoint, sinks, spool) as (place, given), answer.log():
         operation = planned(place, given)
-        confirm(operation.plan(), yes=yes)
+        answer.confirm(operation.plan(), yes=yes)
         operation.carry_out()
 
 
 @contextmanager
 def _opened(checkpoint: str, sinks: str | None, spool: str | None) -> Iterator[tuple[Place, Mapping[str, Sink]]]:
     """Yield the checkpoint, and the sinks that ``--sinks`` names; an error's commands name both."""
-    with plain_errors(), no_queries("imports the module for the sinks that --sinks names"):
+    with no_queries("imports the module for the sinks that --sinks names"):
         loaded = load_sinks(sinks) if sinks else Loaded({})
         with open_place(checkpoint, spool or loaded.spool, loaded.storage_options, loaded.checkpoint) as place:
             try:

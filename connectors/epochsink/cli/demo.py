@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import secrets
 import signal
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from epochsink.cli.console import plain_errors
+from epochsink.cli.console import AsJson, answering
 from epochsink.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from epochsink.devkit.demo.display import Result
 
 _GIVEN: Final = "EPOCHSINK_DEMO_"
 
@@ -39,13 +42,14 @@ def demo(
         "epochsink-demo.html"
     ),
     svg: Annotated[Path | None, typer.Option(help="Write the closing table as a picture, too.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Kill a real pipeline -9 again and again, with and without epochsink, and count the rows.
 
     Starts its own Kafka, PostgreSQL and Elasticsearch, unless it is told of three that run. Ends with status 0 only if
     every order went through epochsink exactly once.
     """
-    with plain_errors():
+    with answering(as_json=as_json) as answer:
         where = (kafka, postgres, elasticsearch)
         if any(where) and not all(where):
             raise ConfigurationError(
@@ -54,11 +58,14 @@ def demo(
             )
         given = where if all(where) else None
         seed = secrets.randbelow(10_000) if seed is None else seed
-        exact = _show(given, orders=orders, kills=kills, seed=seed, keep=keep, svg=svg, page=page, master=master)
+        options = {"orders": orders, "kills": kills, "keep": keep, "svg": svg, "page": page, "master": master}
+        results = _show(given, Console(stderr=as_json), seed=seed, **options)
+        exact = all(result.is_exact for result in results if result.pipeline == "epochsink")
+        answer.values.update(seed=seed, exact=exact, page=str(page), results=[asdict(result) for result in results])
     raise typer.Exit(0 if exact else 1)
 
 
-def _show(given: tuple[str, str, str] | None, **options: Any) -> bool:
+def _show(given: tuple[str, str, str] | None, console: Console, **options: Any) -> list[Result]:
     try:
         from epochsink.devkit.demo.display import Display  # noqa: PLC0415 - imports clients that only the demo needs
         from epochsink.devkit.demo.servers import Addresses  # noqa: PLC0415 - likewise
@@ -69,7 +76,7 @@ def _show(given: tuple[str, str, str] | None, **options: Any) -> bool:
         ) from missing
     # so that everything is ended in order
     signal.signal(signal.SIGTERM, _interrupt)
-    return show(DemoOptions(**options, addresses=Addresses(*given) if given else None), Display(Console()))
+    return show(DemoOptions(**options, addresses=Addresses(*given) if given else None), Display(console))
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:

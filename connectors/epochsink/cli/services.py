@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import psutil
@@ -16,12 +17,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from epochsink.cli.console import plain_errors
+from epochsink.cli.console import ATTENTION, Answer, AsJson, answering
 from epochsink.devkit.services.artifacts import spark_packages
 from epochsink.devkit.services.cache import cache_folder
 from epochsink.devkit.services.kinds import SINKS, Kind, make, prefetch
 from epochsink.devkit.services.state import ProcessId, ServiceRecord, State
-from epochsink.errors import ServiceError
+from epochsink.errors import ConfigurationError, ServiceError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,16 +46,20 @@ def up(
     *,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Leave them running in the background.")] = False,
     docker: Annotated[bool, typer.Option("--docker", help="Run containers instead of plain processes.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Start the services and keep them until Ctrl-C; data goes away with them."""
+    """Start the services and keep them until Ctrl-C; data goes away with them. --json needs --detach."""
     chosen = list(dict.fromkeys(names or SINKS))
-    with plain_errors():
+    with answering(as_json=as_json) as answer:
+        if as_json and not detach:
+            raise ConfigurationError("--json says what runs, and without --detach nothing stays", hint="add --detach")
         if state := State.load():
             raise ServiceError(
                 f"services are up already, started by process {state.owner.pid}", hint="epochsink services down"
             )
         if detach:
-            _up_detached(chosen, docker=docker)
+            _show(_up_detached(chosen, docker=docker), answer)
+            answer.say("They stay up until: epochsink services down")
         else:
             # claimed before anything starts: of two at the same moment, one would forget the other's services
             with State.claimed():
@@ -62,35 +67,40 @@ def up(
 
 
 @app.command()
-def status() -> None:
-    """Show what runs, and where; status 1 when a service is not ready."""
-    state = State.load()
-    if state is None:
-        _console.print("No services are up. Start them: epochsink services up --detach")
-        return
-    _show(state)
-    if not all(record.ready for record in state.services):
-        raise typer.Exit(1)
+def status(*, as_json: AsJson = False) -> None:
+    """Show what runs, and where; status 3 when a service is not ready."""
+    with answering(as_json=as_json) as answer:
+        state = State.load()
+        if state is None:
+            answer.values["services"] = []
+            answer.say("No services are up. Start them: epochsink services up --detach")
+            return
+        _show(state, answer)
+        if not all(record.ready for record in state.services):
+            raise typer.Exit(ATTENTION)
 
 
 @app.command()
-def down() -> None:
+def down(*, as_json: AsJson = False) -> None:
     """Stop what `up` has started."""
-    state = State.load()
-    owner = state.owner.process() if state else None
-    if state is None or owner is None:
+    with answering(as_json=as_json) as answer:
+        answer.values["stopped"] = []
+        state = State.load()
+        owner = state.owner.process() if state else None
+        if state is None or owner is None:
+            State.remove()
+            answer.say("No services were up.")
+            return
+        owner.terminate()
+        try:
+            owner.wait(_DOWN_SECONDS)
+        except psutil.TimeoutExpired:
+            owner.kill()  # the supervisors end the services
+            answer.say(f"Process {owner.pid} did not stop within {_DOWN_SECONDS} s and was killed.")
+        _wait_until_gone(state)
         State.remove()
-        _console.print("No services were up.")
-        return
-    owner.terminate()
-    try:
-        owner.wait(_DOWN_SECONDS)
-    except psutil.TimeoutExpired:
-        owner.kill()  # the supervisors end the services
-        _console.print(f"Process {owner.pid} did not stop within {_DOWN_SECONDS} s and was killed.")
-    _wait_until_gone(state)
-    State.remove()
-    _console.print(f"Stopped {', '.join(record.name for record in state.services) or 'services whose list is lost'}.")
+        answer.values["stopped"] = [record.name for record in state.services]
+        answer.say(f"Stopped {', '.join(answer.values['stopped']) or 'services whose list is lost'}.")
 
 
 @app.command("fetch")
@@ -98,12 +108,15 @@ def fetch_all(
     names: Annotated[
         list[Kind] | None, typer.Argument(help="Which services; without a name Kafka, PostgreSQL and Elasticsearch.")
     ] = None,
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Fetch all that services and Spark need, so that later starts need no network."""
-    with plain_errors():
+    with answering(as_json=as_json) as answer:
         prefetch(list(dict.fromkeys(names or SINKS)))
         spark_packages()
-    _console.print(f"Fetched into {cache_folder()}", soft_wrap=True)
+        answer.values["folder"] = str(cache_folder())
+        answer.say(f"Fetched into {cache_folder()}")
 
 
 def _up_in_foreground(kinds: list[Kind], *, docker: bool) -> None:
@@ -119,7 +132,7 @@ def _up_in_foreground(kinds: list[Kind], *, docker: bool) -> None:
         state = State(ProcessId.of(psutil.Process().pid), tuple(_record(service, docker) for service in services))
         state.save()
         stack.callback(State.remove)
-        _show(state)
+        _show(state, Answer())
         _console.print("Ctrl-C stops them.")
         while not ended.wait(1):
             for service in services:
@@ -127,7 +140,7 @@ def _up_in_foreground(kinds: list[Kind], *, docker: bool) -> None:
                     raise ServiceError(f"{service.name} has ended by itself; the end of its log:\n{service.logs(20)}")
 
 
-def _up_detached(kinds: list[Kind], *, docker: bool) -> None:
+def _up_detached(kinds: list[Kind], *, docker: bool) -> State:
     if not docker:
         prefetch(kinds)
     log = State.folder() / "services.log"
@@ -137,9 +150,7 @@ def _up_detached(kinds: list[Kind], *, docker: bool) -> None:
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     with _console.status(f"starting {', '.join(kinds)}"):
-        state = _wait_until_up(owner, log)
-    _show(state)
-    _console.print("They stay up until: epochsink services down")
+        return _wait_until_up(owner, log)
 
 
 def _wait_until_up(owner: subprocess.Popen[bytes], log: Path) -> State:
@@ -170,7 +181,10 @@ def _record(service: Service, docker: bool) -> ServiceRecord:
     return ServiceRecord(service.name, service.version, service.address, service.port, str(service.log_path), process)
 
 
-def _show(state: State) -> None:
+def _show(state: State, answer: Answer) -> None:
+    answer.values["services"] = [{**asdict(record), "ready": record.ready} for record in state.services]
+    if answer.as_json:
+        return
     table = Table("service", "version", "pid", "ready")
     for record in state.services:
         pid = str(record.process.pid) if record.process else "container"

@@ -42,8 +42,8 @@ class DemoOptions:
     addresses: Addresses | None = None
 
 
-def show(options: DemoOptions, display: Display) -> bool:
-    """Run the demo; return whether every order went through epochsink exactly once. Leaves nothing running."""
+def show(options: DemoOptions, display: Display) -> list[Result]:
+    """Run the demo; return the lines of its closing table. Leaves nothing running."""
     display.say(
         f"{options.orders:,} orders and {options.kills} kills for each pipeline; the same again: --seed {options.seed}"
     )
@@ -68,7 +68,7 @@ def show(options: DemoOptions, display: Display) -> bool:
         display.say(f"the course of both pipelines: {options.page}")
         if options.keep:
             _keep(display, folder)
-    return all(result.is_exact for result in results if result.pipeline == EPOCHSINK)
+    return results
 
 
 def _jvm_options(display: Display, options: DemoOptions) -> str:
