@@ -115,10 +115,11 @@ prove: $(STAMP) ## a round of each proof, recorded, and docs/explanation/proof.m
 	@$(RUN)/epochsink services fetch
 	@$(PROVE) proof.run --minutes $(MINUTES) $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) --keep $(RECORDS)
 
-request-faults: $(STAMP) ## a fault at every request of a query's life, on real servers: OF=kafka,postgres SHARE=3/16; or PAIRS=200 SEED=n
+request-faults: $(STAMP) ## a fault at every request of a query's life, on real servers: OF=kafka,postgres SHARE=3/16; or PAIRS=200 SEED=n; WORKERS=1 GUARDS=FILE
 	@$(RUN)/epochsink services fetch
 	@EPOCHSINK_SHARE=$(SHARE) $(PROVE) request_faults.run $(if $(OF),--of $(OF)) \
-		$(if $(PAIRS),--pairs $(PAIRS)) $(if $(SEED),--seed $(SEED)) --keep $(RECORDS)
+		$(if $(PAIRS),--pairs $(PAIRS)) $(if $(SEED),--seed $(SEED)) \
+		$(if $(WORKERS),--workers $(WORKERS)) $(if $(GUARDS),--guards $(GUARDS)) --keep $(RECORDS)
 
 mutants: $(STAMP) ## change the source in one place at a time, and see that the tests named for it fail: FAMILIES=kafka,postgres
 	@$(PROVE) mutants.run $(if $(FAMILIES),--families $(FAMILIES)) --keep $(RECORDS)

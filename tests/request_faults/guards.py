@@ -90,22 +90,6 @@ def unreached(file: Path) -> list[str]:
     return sorted({name for lines in guards().values() for name in lines.values()} - reached(file).keys())
 
 
-def listed(by_plans: Path, by_tests: Path) -> str:
-    """Return the guards that no plan reached as rows of a table, each with the test that reached it, if one did."""
-    tests = reached(by_tests)
-    return "\n".join(f"| {_named(guard)} | {_test(tests.get(guard, ''))} |" for guard in unreached(by_plans))
-
-
-def _named(guard: str) -> str:
-    file, function, raised = guard.split(" ", 2)
-    return f"`{file}` {function}: `{raised.rpartition('.')[2]}`"
-
-
-def _test(name: str) -> str:
-    file, _, test = name.partition("::")
-    return f"`{Path(file).stem}::{test.partition('[')[0]}`" if test else ""
-
-
 def pytest_configure(config: pytest.Config) -> None:
     """Watch the tests."""
     del config

@@ -171,6 +171,7 @@ def main() -> int:
             **{name: whole[name] for name in ("plans", "struck")},
             "of": [{"target": target, "story": story, **count} for (target, story), count in sorted(counts.items())],
             "anomalies": anomalies,
+            **({"guards": sorted(guards.reached(given.guards))} if given.guards else {}),
         }
         console.print(f"the record: {record.keep(given.keep, figures)}", soft_wrap=True)
     return 1 if anomalies or not counts else 0

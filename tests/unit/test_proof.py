@@ -12,6 +12,8 @@ from xml.etree import ElementTree as ET
 from proof import page
 from proof.record import RECORDS, ROOT, Record, kept
 from proof.run import ROUNDS
+from request_faults import guards_page
+from request_faults.guards import guards
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,6 +49,27 @@ def test_runs_add_up_and_an_anomaly_stays_on_the_page(tmp_path: Path) -> None:
 def test_the_page_is_what_the_records_say() -> None:
     assert RECORDS.with_suffix(".md").read_text() == page.text(kept(RECORDS))
     assert RECORDS.with_suffix(".svg").read_text() == page.picture(page.sums(kept(RECORDS)))
+
+
+def test_the_guards_that_no_plan_reaches_are_those_of_no_record(tmp_path: Path) -> None:
+    reached, tested, missed, of_input = (
+        f"kafka/commit.py one {error}" for error in ("WentBack", "self._lost", "errors.unseen", "ConfigurationError")
+    )
+    for seed, more in ((1, {"guards": [reached]}), (2, {"guards": [reached]}), (3, {})):
+        Record("request faults", seed).keep(tmp_path, {"plans": 50, "struck": 50, "anomalies": [], **more})
+    known = guards_page.with_tests({}, {tested: "tests/unit/test_a.py::test_b[c]", reached: ""})
+    text = guards_page.section([reached, tested, missed, of_input], kept(tmp_path), known)
+    assert "The 100 plans of 2 traced runs have reached 1 of the 3 guards." in text
+    assert "Of the 2 others, something else is known to reach 1." in text
+    assert text.splitlines()[-2:] == [
+        "| `kafka/commit.py` one: `unseen` | **nothing found** |",
+        "| `kafka/commit.py` one: `_lost` | `test_a::test_b` |",
+    ]
+
+
+def test_the_list_of_guards_names_those_of_the_code() -> None:
+    every = {name for lines in guards().values() for name in lines.values()}
+    assert {"protocol/ledger.py Ledger.take WentBack", "kafka/fence.py Fence._refuse_newer WentBack"} <= every
 
 
 def test_a_short_round_of_the_simulation_leaves_a_record_and_the_page(tmp_path: Path) -> None:
