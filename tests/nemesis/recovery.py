@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from pathlib import Path
 
+QUIET_LOAD: Final = 4.0
+"""The load for each core, most of it of the run's own making, up to which runs have gone on within 30 s."""
+LONGEST: Final = 4.0
+"""How many times as long one waits on a busy machine, at the most: a query that waits for ever is found there too."""
 STEPS: Final = ("driver", "driver ended", "invoked", "raised", "returned", "committed")
+
+
+def patience(seconds: float, load: float, cores: int) -> float:
+    """Return how long to wait for what takes ``seconds`` at the most, if all that runs has to share the cores."""
+    return seconds * min(LONGEST, max(1.0, load / (QUIET_LOAD * cores)))
 
 
 @dataclass(frozen=True)

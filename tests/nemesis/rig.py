@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
@@ -17,6 +18,7 @@ from epochsink.testing.readers.reader import Unreachable, nothing
 from epochsink.testing.sampling import Sampler
 from nemesis.cluster import PARTITIONS, SOURCE, Cluster
 from nemesis.hosts import SUBNET
+from nemesis.recovery import LONGEST, patience
 from nemesis.supervisor import RUN, Supervisor
 
 if TYPE_CHECKING:
@@ -219,9 +221,22 @@ class Rig:
         return time.monotonic() - began
 
     def progress(self, seconds: float = 4 * PROGRESS_SECONDS) -> float:
-        """Wait for a further epoch; return how long it took."""
-        epochs = self.watch.epochs
-        return self.wait(lambda: self.watch.epochs > epochs, seconds, "a further epoch")
+        """Wait for a further epoch; return how long it took.
+
+        TimeoutError after so many seconds, or more on a busy machine (see `nemesis.recovery.patience`).
+        """
+        epochs, began = self.watch.epochs, time.monotonic()
+        busiest, cores = 0.0, os.cpu_count() or 1
+
+        def comes_or_stays_away() -> bool:
+            nonlocal busiest
+            busiest = max(busiest, os.getloadavg()[0])
+            return self.watch.epochs > epochs or time.monotonic() - began > patience(seconds, busiest, cores)
+
+        took = self.wait(comes_or_stays_away, LONGEST * seconds + 1, "a further epoch")
+        if self.watch.epochs == epochs:
+            raise TimeoutError(f"a further epoch did not come within {took:.0f} s, at a load of up to {busiest:.1f}")
+        return took
 
     def finish(self) -> Report:
         """Let the pipeline take all input and end, read everything once more, and judge."""

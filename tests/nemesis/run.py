@@ -48,13 +48,18 @@ GAP_SECONDS: Final = (0.5, 2.0)
 
 @dataclass
 class Leg:
-    """What one leg has shown. ``anomalies`` has everything that must not be, late progress excepted."""
+    """What one leg has shown. ``anomalies`` has everything that must not be, late progress excepted.
+
+    ``waits`` are those in vain for an epoch after a healing, ``stuck`` says what happened in each.
+    """
 
     faults: Counter[str] = field(default_factory=Counter)
     not_made: int = 0
     canaries: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     recoveries: list[Recovery] = field(default_factory=list)
+    waits: list[Recovery] = field(default_factory=list)
+    stuck: list[list[str]] = field(default_factory=list)
     anomalies: list[str] = field(default_factory=list)
 
     @property
@@ -86,6 +91,7 @@ class Leg:
             "load then": round(slowest.load, 1) if slowest else None,
             "load at the healings": [round(min(loads), 1), round(max(loads), 1)] if loads else None,
             f"later than {PROGRESS_SECONDS:.0f} s": self.late,
+            "stuck, step by step": self.stuck,
             "anomalies": self.anomalies,
         }
 
@@ -96,6 +102,7 @@ class Leg:
         self.not_made += other.not_made
         self.canaries += other.canaries
         self.recoveries += other.recoveries
+        self.stuck += other.stuck
         self.anomalies += other.anomalies
 
 
@@ -169,6 +176,7 @@ class Nemesis:
             ended = began + self._rig.progress()
         except TimeoutError as stuck:
             self._leg.anomalies.append(f"stuck: {stuck}")
+            self._leg.waits.append(Recovery(began, time.monotonic() - began, os.getloadavg()[0]))
             self._rig.timeline.tell("stuck", why=str(stuck))
             return
         # a canary that dies meanwhile is a fault like others
@@ -198,6 +206,7 @@ def play(folder: Path, chosen: argparse.Namespace, seed: int, seconds: float, sh
             leg.anomalies += map(str, report.anomalies)
         leg.canaries = rig.supervisor.canaries
     slowest = {"the slowest one": leg.slowest.steps(folder) if leg.slowest else []}
+    leg.stuck = [[str(one), *one.steps(folder)] for one in leg.waits]
     print(f"the timeline: {write_page(folder, {'sinks': chosen.sinks, 'seed': seed, **leg.figures(), **slowest})}")
     if not leg.anomalies and not leg.late:
         # hundreds of megabytes of reads, of checkpoints and of servers' logs, which nobody will look at
