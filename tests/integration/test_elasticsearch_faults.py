@@ -201,3 +201,25 @@ def wait_until_forgotten(rig: Rig, document_id: str) -> None:
                 time.sleep(0.05)
             else:
                 return
+
+
+def test_a_node_with_little_memory_for_indexing_gets_requests_that_it_takes(
+    private_elasticsearch: PrivateElasticsearch, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It answers 429 to every request above its limit, however often that is sent again, and also to two at once."""
+    server = private_elasticsearch(**{"indexing_pressure.memory.limit": "200kb"})
+    documents = [(f"{number:05}", {"n": number, "text": "x" * 400}) for number in range(4_000)]
+    with closing(Rig.joining(Elasticsearch(**{**options, "hosts": server.url, "timeout": 30.0}))) as rig:
+        assert rig.sink.bulk_bytes > 10 * 200_000
+        for number in range(2):
+            rig.apply(number, [rendered(documents[2_000 * number : 2_000 * (number + 1)])])
+        client = connect(rig.sink)
+        with closing(client):
+            client.indices.refresh(index=rig.sink.index)
+            assert client.count(index=rig.sink.index)["count"] == len(documents)
+            (stats,) = client.nodes.stats(metric="indexing_pressure")["nodes"].values()
+    assert stats["indexing_pressure"]["memory"]["total"]["coordinating_rejections"] > 0
+    told = [record.message for record in caplog.records if record.name == "epochsink"]
+    assert "epoch 0" in told[0]
+    assert "the server answered 429 to" in told[0]
+    assert "1 at once of up to" in told[0]

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.bulk_body import Request
     from epochsink.elasticsearch.committable import PreparedEpoch
     from epochsink.elasticsearch.config import ElasticsearchConfig
+    from epochsink.elasticsearch.pace import Pace
     from epochsink.sink import Epoch, Executors, Identity, Rows
 
 _log = logging.getLogger("epochsink")
@@ -42,7 +43,7 @@ class Application:
     """One run that applies an epoch. Every run sends the same operations.
 
     ``kept`` is the marker that was read before, ``found`` the index that was read after it. ``executors`` send the
-    requests of a large epoch; None means that this process sends all of them.
+    requests of a large epoch; None means that this process sends all of them. ``pace`` is that of the sink's requests.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Application:
         prepared: PreparedEpoch,
         kept: applied_epochs.Marker | None,
         found: target_index.Target | target_index.Targets,
+        pace: Pace,
         executors: Executors | None = None,
     ) -> None:
         self._client = client
@@ -66,12 +68,13 @@ class Application:
         self._index = prepared.index if prepared.indices is None else ""
         self._kept = kept
         self._found = found
+        self._pace = pace
         self._run = uuid.uuid4().hex
         self._executors = executors
         self._parts: OnExecutors | None = None
         self._lookout = Lookout(client, identity, epoch)
         self._poster = Poster(
-            client, self._index, config.timeout, self._lookout.now_and_then, pipeline=prepared.pipeline
+            client, self._index, config.timeout, self._lookout.now_and_then, pipeline=prepared.pipeline, pace=pace
         )
         self._searchable = False
         self._rejected: list[Refusal] = []
@@ -123,7 +126,10 @@ class Application:
         # Verify all tasks before the first request: a partly applied, damaged epoch could not be undone.
         if not self._verified_on_executors():
             rows.verify()
-        reached = self._apply_to_same_indices(rows)
+        try:
+            reached = self._apply_to_same_indices(rows)
+        finally:
+            self._pace.tell(f"epoch {self._epoch.number} to index {self._prepared.index!r}")
         if self._config.refresh and not self._searchable:
             # Before the marker: once it is written, no later run would refresh.
             reached.refresh(self._client)
@@ -241,6 +247,7 @@ class Application:
             refresh=True,
             pipeline=self._prepared.pipeline,
             stored_in=self._poster.stored_in,
+            pace=self._pace,
         )
         refused = poster.post(request)
         # Documents changed elsewhere are overwritten by other requests, which do not refresh.

@@ -23,6 +23,7 @@ from epochsink.elasticsearch.bulk_request import Poster, post_all
 from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, UnfitIndex, describe, is_passing
+from epochsink.elasticsearch.pace import Pace
 from epochsink.errors import EpochsinkError
 from epochsink.retry import retrying
 
@@ -107,6 +108,7 @@ class PartJob:
         lookout = Lookout(client, self.identity, self.epoch)
         # A task that was delayed, or repeated after the epoch was applied, must send nothing.
         lookout.now()
+        pace = _pace(self.config)
         poster = Poster(
             client,
             self.index,
@@ -114,6 +116,7 @@ class PartJob:
             lookout.now_and_then,
             pipeline=self.pipeline,
             stored_in=self.stored_in,
+            pace=pace,
         )
         operations = Operations(
             self.identity,
@@ -138,6 +141,8 @@ class PartJob:
                 answered(operations.unplaced)
         except _TooManyRefused:
             return Posted(-1)
+        finally:
+            pace.tell(f"epoch {self.epoch.number} to index {self.index!r}, task {part.partition}")
         return Posted(operations.seen, operations.keyed, tuple(refused))
 
     def _survivors(self, part: Part) -> npt.NDArray[np.bool_] | None:
@@ -151,6 +156,12 @@ class PartJob:
 def _client(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
     """Return a client, one for each executor process, so that its connections stay open between parts."""
     return connect(config)
+
+
+@lru_cache(maxsize=4)
+def _pace(config: ElasticsearchConfig) -> Pace:
+    """Return the pace of an executor process: its next part begins as the last one ended."""
+    return Pace(config.bulk_bytes, config.threads)
 
 
 class OnExecutors:

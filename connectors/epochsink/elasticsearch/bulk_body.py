@@ -56,6 +56,12 @@ class Request:
         offsets = np.cumsum([0, *map(len, chosen)], dtype=np.int64)
         return Request(pa.py_buffer(b"".join(chosen)), offsets)
 
+    def split(self, size: int) -> tuple[Request, Request]:
+        """Return the first operations, of at most ``size`` bytes but at least one, and the others."""
+        fitting = int(np.searchsorted(self.offsets, self.offsets[0] + size, side="right")) - 1
+        end = max(fitting, 1)
+        return Request(self.data, self.offsets[: end + 1]), Request(self.data, self.offsets[end:])
+
     def halves(self) -> tuple[Request, Request]:
         """Split the operations in two."""
         middle = len(self) // 2
@@ -138,15 +144,16 @@ def gathered(requests: Iterable[Request], size: int) -> Iterator[Request]:
     total = 0
     for request in requests:
         if waiting and total + request.size > size:
-            yield _joined(waiting)
+            yield joined(waiting)
             waiting, total = [], 0
         waiting.append(request)
         total += request.size
     if waiting:
-        yield _joined(waiting)
+        yield joined(waiting)
 
 
-def _joined(requests: Sequence[Request]) -> Request:
+def joined(requests: Sequence[Request]) -> Request:
+    """Return one request of all operations, in order."""
     if len(requests) == 1:
         return requests[0]
     starts = np.cumsum([0, *(request.size for request in requests)], dtype=np.int64)
@@ -156,13 +163,9 @@ def _joined(requests: Sequence[Request]) -> Request:
 
 def cut(request: Request, size: int) -> Iterator[Request]:
     """Yield the operations in requests of at most ``size`` bytes. A larger operation gets a request of its own."""
-    offsets = request.offsets
-    begin = 0
-    while begin < len(request):
-        fitting = int(np.searchsorted(offsets, offsets[begin] + size, side="right")) - 1
-        end = max(fitting, begin + 1)
-        yield Request(request.data, offsets[begin : end + 1])
-        begin = end
+    while len(request):
+        first, request = request.split(size)
+        yield first
 
 
 class Operations:

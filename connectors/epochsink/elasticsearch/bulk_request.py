@@ -10,7 +10,7 @@ import elasticsearch
 from tenacity import sleep_using_event
 
 from epochsink.elasticsearch import pipelines
-from epochsink.elasticsearch.bulk_body import Request, parse, place
+from epochsink.elasticsearch.bulk_body import joined, parse, place
 from epochsink.elasticsearch.errors import (
     CLIENT_ERRORS,
     GaveUp,
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from epochsink.elasticsearch.bulk_body import Request
+    from epochsink.elasticsearch.pace import Pace, Turn
 
 _TOO_LARGE = 413
+_OVERLOADED = 429
 
 
 class Stopped(Exception):
@@ -49,7 +51,8 @@ class Poster:
     in the sending thread before each request; an exception from it ends the post. With ``refresh``, documents can be
     searched once their request is answered. ``pipeline`` is an ingest pipeline for them, None for the index's own.
     ``stored_in`` is the index in which each document must be stored, if a
-    pipeline could send it elsewhere; None if there is no pipeline.
+    pipeline could send it elsewhere; None if there is no pipeline. ``pace`` limits requests while the server is
+    overloaded, together with those of other posters that have it; None for one request at once of any size.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Poster:
         refresh: bool = False,
         pipeline: str | None = None,
         stored_in: str | None = None,
+        pace: Pace | None = None,
     ) -> None:
         # The client's own retries would repeat whole requests and hide the reason.
         self._client = client.options(max_retries=0)
@@ -75,10 +79,13 @@ class Poster:
         # The status of each operation costs a tenth of the server's throughput, so it is requested after failures only.
         self._detailed = False
         self.stored_in = stored_in
+        self._pace = pace
 
     def stop(self) -> None:
         """End all waiting. Running posts raise `Stopped` before their next try."""
         self._stop.set()
+        if self._pace is not None:
+            self._pace.wake()
 
     def post(self, request: Request) -> list[Refusal]:
         """Post until each operation is applied or permanently refused; return the refused ones.
@@ -89,7 +96,7 @@ class Poster:
         refusals: list[Refusal] = []
         while len(request):
             try:
-                request = self._post_until_some_succeed(request, refusals)
+                passing, rest = self._post_until_some_succeed(request, refusals)
             except CLIENT_ERRORS as error:
                 if _is_too_large(error):
                     return refusals + self._in_halves(request)
@@ -99,25 +106,45 @@ class Poster:
                 raise UnfitIndex(f"{self.shown} accepts no writes: {said}", hint) from error
             except _NothingSucceeded as last:
                 raise self._gave_up(str(last)) from last
-            # Some operations succeeded, so the timeout starts again. The server is still busy, so wait first.
-            if len(request):
+            # Some operations succeeded, so the timeout starts again. If the server is still busy, wait first.
+            if len(passing):
                 self._stop.wait(FIRST_PAUSE_SECONDS)
+            request = joined([each for each in (passing, rest) if len(each)]) if len(passing) else rest
         return refusals
 
-    def _post_until_some_succeed(self, request: Request, refusals: list[Refusal]) -> Request:
-        """Return the operations to send again; add those permanently refused to ``refusals``."""
+    def _post_until_some_succeed(self, request: Request, refusals: list[Refusal]) -> tuple[Request, Request]:
+        """Return the operations to send again and those not sent yet; add permanently refused ones to ``refusals``."""
         policy = retrying(_may_pass, seconds=self._timeout).copy(sleep=sleep_using_event(self._stop))
         return policy(self._post_once, request, refusals)
 
-    def _post_once(self, request: Request, refusals: list[Refusal]) -> Request:
+    def _post_once(self, request: Request, refusals: list[Refusal]) -> tuple[Request, Request]:
+        if self._pace is None:
+            return self._post_first(request, refusals, None)
+        with self._pace.turn(self._stop) as turn:
+            # Only now: another request may have met an overload during the wait.
+            return self._post_first(request, refusals, turn)
+
+    def _post_first(self, request: Request, refusals: list[Refusal], turn: Turn | None) -> tuple[Request, Request]:
+        """Post as many of the operations as the pace allows."""
         if self._stop.is_set():
             raise Stopped
-        items = self._send(request)
-        passing = self._sort(request, items, refusals)
-        if passing and len(passing) == len(request):
-            (failed,) = items[passing[0]].values()
+        sent, rest = request.split(request.size if self._pace is None else self._pace.size)
+        try:
+            items = self._send(sent)
+        except elasticsearch.ApiError as error:
+            if turn is not None and error.status_code == _OVERLOADED:
+                turn.overloaded()
+            raise
+        passing = self._sort(sent, items, refusals)
+        if turn is not None:
+            if any(_answer(items[position])["status"] == _OVERLOADED for position in passing):
+                turn.overloaded()
+            elif not passing:
+                turn.taken()
+        if passing and len(passing) == len(sent):
+            failed = _answer(items[passing[0]])
             raise _NothingSucceeded(f"{describe_operation(failed)} for {len(passing)} operation(s)")
-        return request.pick(passing)
+        return sent.pick(passing), rest
 
     def _send(self, request: Request) -> list[dict[str, Any]]:
         """Post once; return the answer to each operation, or an empty list if all were applied."""
@@ -150,7 +177,7 @@ class Poster:
         """Add permanently refused operations to ``refusals``; return the positions of those to send again."""
         passing = []
         for position, item in enumerate(items):
-            (answer,) = item.values()
+            answer = _answer(item)
             if "error" not in answer:
                 continue
             what = meaning(answer["status"], answer["error"]["type"])
@@ -177,6 +204,11 @@ class Poster:
 
     def _gave_up(self, reason: str) -> GaveUp:
         return GaveUp(f"{self.shown}: nothing succeeded within {self._timeout:g} s; last: {reason}")
+
+
+def _answer(item: dict[str, Any]) -> dict[str, Any]:
+    (answer,) = item.values()
+    return dict(answer)
 
 
 def _may_pass(error: BaseException) -> bool:

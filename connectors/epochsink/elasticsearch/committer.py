@@ -16,6 +16,7 @@ from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.config import MOST_INDICES
 from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
+from epochsink.elasticsearch.pace import Pace
 from epochsink.elasticsearch.writer import too_many_indices
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import claim_document, identity_key
@@ -48,6 +49,8 @@ class ElasticsearchCommitter(Participant):
         # One for each thread: another thread may have read the marker before this one wrote a newer one.
         self._compared = threading.local()
         self._voted: str | None = None
+        # One for all epochs: an overload may last longer than an epoch of a few requests.
+        self._pace = Pace(self._config.bulk_bytes, self._config.threads)
         self._schema: pa.Schema | None = None
 
     @property
@@ -227,6 +230,7 @@ class ElasticsearchCommitter(Participant):
                 prepared=prepared,
                 kept=kept,
                 found=found,
+                pace=self._pace,
                 executors=self.executors,
             ).run(rows)
         except Overtaken:
