@@ -289,7 +289,8 @@ def test_no_secret_shows_in_logs_reprs_or_what_is_recorded(
     caplog: pytest.LogCaptureFixture,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    caplog.set_level(logging.DEBUG)
+    for name in ("", "kafka"):
+        caplog.set_level(logging.DEBUG, name)
     config = Kafka(bootstrap_servers=guarded.bootstrap_servers, topic=TOPIC, timeout=30, options=options(certificates))
     config = pickle.loads(pickle.dumps(config))  # noqa: S301 - as it crosses to the executors
     committer = committer_for(config)

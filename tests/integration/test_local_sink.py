@@ -11,6 +11,7 @@ from epochsink.testing import LocalSink
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pyspark.sql import DataFrame
     from streams import Stream
 
 
@@ -30,6 +31,27 @@ def test_rows_cross_from_the_executors(stream: Stream, sink: LocalSink) -> None:
     assert ids(sink) == [0, 2, 4, 6]
     assert {row["word"] for row in sink.epochs()[1]} == {"WORD 4", "WORD 6"}
     assert sink.prepared() == []
+
+
+def test_sparks_ui_says_which_epoch_a_job_writes_and_leaves_the_users_jobs_their_name(
+    stream: Stream, sink: LocalSink
+) -> None:
+    stream.put(range(4))
+    exactly_once = stream.exactly_once({"out": sink})
+
+    def batch(frame: DataFrame, epoch: int) -> None:
+        exactly_once(frame, epoch)
+        frame.count()
+
+    writer = stream.frame().writeStream.foreachBatch(batch).option("checkpointLocation", exactly_once.checkpoint)
+    query = writer.trigger(availableNow=True).start()
+    query.awaitTermination()
+    jobs = stream.spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    told = [(jobs.apply(n).jobGroup().get(), jobs.apply(n).description().get()) for n in range(jobs.size())]
+    # the job group of a stream is its run
+    own = [description for group, description in told if group == str(query.runId)]
+    assert "epochsink epoch 0: write to out" in own
+    assert any(f"runId = {query.runId}" in description for description in own)
 
 
 def test_a_passing_failure_does_not_end_the_run(stream: Stream, sink: LocalSink) -> None:

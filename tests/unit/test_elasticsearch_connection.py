@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import logging
 import shutil
 import ssl
 import subprocess
@@ -70,6 +71,18 @@ def test_a_bulk_request_that_is_rendered_already_is_not_copied() -> None:
         assert client.transport.serializers.dumps([body], mimetype) is body
         assert client.transport.serializers.dumps([{"index": {"_id": "1"}}, {}], mimetype) == body
     client.close()
+
+
+def test_the_clients_own_log_is_quiet_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = logging.getLogger("elastic_transport")
+    monkeypatch.setattr(log, "level", logging.NOTSET)
+    log.manager._clear_cache()  # type: ignore[attr-defined] # as setLevel does
+    config = Elasticsearch("http://127.0.0.1:1", index="orders")
+    connect(config).close()
+    assert not log.getChild("transport").isEnabledFor(logging.INFO)
+    log.setLevel(logging.DEBUG)
+    connect(config).close()
+    assert log.getChild("transport").isEnabledFor(logging.DEBUG)
 
 
 def test_wrong_credentials_are_a_finding_that_hides_them() -> None:

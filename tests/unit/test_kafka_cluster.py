@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from kafka.protocol.metadata import CoordinatorType
 
 from epochsink.kafka import cluster
 from epochsink.kafka.cluster import Cluster
 
 if TYPE_CHECKING:
-    import pytest
+    from collections.abc import Iterator
 
 
 class Answering(Cluster):
@@ -32,3 +34,22 @@ def test_coordinators_of_ids_that_are_used_once_are_not_kept_for_ever(monkeypatc
         ids = [uuid.uuid4().hex for _ in range(20)]
         assert asked._by_coordinator(CoordinatorType.TRANSACTION, ids) == {1: ids}
         assert len(asked._coordinators) <= 120
+
+
+@pytest.fixture
+def log() -> Iterator[logging.Logger]:
+    """Return the client's own logger, without a level."""
+    found = logging.getLogger("kafka")
+    level = found.level
+    found.setLevel(logging.NOTSET)
+    yield found
+    found.setLevel(level)
+
+
+def test_the_clients_own_log_is_quiet_unless_it_is_asked_for(log: logging.Logger) -> None:
+    Cluster("127.0.0.1:1", {}, 1.0)
+    assert not log.getChild("net").isEnabledFor(logging.INFO)
+    assert log.getChild("net").isEnabledFor(logging.WARNING)
+    log.setLevel(logging.DEBUG)
+    Cluster("127.0.0.1:1", {}, 1.0)
+    assert log.getChild("net").isEnabledFor(logging.DEBUG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 import elasticsearch
@@ -19,7 +20,11 @@ _FOUND = 200
 
 
 def connect(config: ElasticsearchConfig) -> elasticsearch.Elasticsearch:
-    """Create a client. Sends nothing yet."""
+    """Create a client. Sends nothing yet. It logs warnings only, unless its logger has been given a level."""
+    log = logging.getLogger("elastic_transport")
+    if log.level == logging.NOTSET:
+        # its INFO is a line for each request
+        log.setLevel(logging.WARNING)
     return elasticsearch.Elasticsearch(
         list(config.hosts),
         # One more than the bulk requests at once, because markers are read while those run.

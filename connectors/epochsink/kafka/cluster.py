@@ -79,6 +79,7 @@ class Cluster:
         """The name of the cluster in messages."""
         self._settings = for_kafka_python(options)
         _redact(options)
+        _quieten()
         self._admin: KafkaAdminClient | None = None
         self._connecting = threading.Lock()
         self._coordinators: dict[tuple[int, str], int] = {}
@@ -341,6 +342,14 @@ def raise_for(code: int, what: str) -> None:
 
 
 # ---- keep passwords out of kafka-python's debug log, which shows every request as it is sent
+
+
+def _quieten() -> None:
+    """Let kafka-python log warnings only, unless its logger has a level: its INFO is several lines a second."""
+    log = logging.getLogger("kafka")
+    if log.level == logging.NOTSET:
+        log.setLevel(logging.WARNING)
+
 
 LOGGERS: Final = ("kafka.net.connection", "kafka.protocol.parser", "kafka.net.transport")
 

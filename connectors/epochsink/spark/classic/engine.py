@@ -25,11 +25,16 @@ if TYPE_CHECKING:
     from epochsink.spark.write_task import WriteJob, WriteOrder
 
 
+_DESCRIPTION: Final = "spark.job.description"
+"""What Spark's UI calls the jobs of a thread."""
+
+
 class ClassicWriteTasks:
     """Tasks that take their order from a local property of the job, so that one pickled function serves all epochs."""
 
     def __init__(self, job: WriteJob) -> None:
         self._function = compat.arrow_function(with_same_version(job.write_partition), ANSWER)
+        self._sinks = ", ".join(job.sinks)
 
     def plan(self, passed: DataFrame) -> DataFrame:
         """Plan the job."""
@@ -37,8 +42,15 @@ class ClassicWriteTasks:
 
     def run(self, plan: DataFrame, order: WriteOrder) -> list[str]:
         """Run the job."""
-        plan.sparkSession.sparkContext.setLocalProperty(ORDER, order.to_json())
-        return [row[0] for row in plan.collect()]
+        context = plan.sparkSession.sparkContext
+        context.setLocalProperty(ORDER, order.to_json())
+        # the thread is the stream's, and the user's function may run jobs after this one
+        before = context.getLocalProperty(_DESCRIPTION)
+        context.setLocalProperty(_DESCRIPTION, f"epochsink epoch {order.epoch.number}: write to {self._sinks}")
+        try:
+            return [row[0] for row in plan.collect()]
+        finally:
+            context.setLocalProperty(_DESCRIPTION, before)  # type: ignore[arg-type] # None removes it
 
 
 class ClassicEngine:
