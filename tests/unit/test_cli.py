@@ -163,6 +163,14 @@ def test_status_prints_a_table(kit: CheckpointKit, run: Callable[..., Result]) -
         assert text in said(result)
 
 
+def test_the_width_of_a_terminal_breaks_no_path_in_status(
+    kit: CheckpointKit, run: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.run(0, both(1))
+    monkeypatch.setenv("COLUMNS", "40")
+    assert f"bytes in {kit.spool.root}" in run("status").output
+
+
 def test_status_says_that_an_epoch_has_begun_and_is_not_recorded(
     kit: CheckpointKit, run: Callable[..., Result]
 ) -> None:

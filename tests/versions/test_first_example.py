@@ -48,7 +48,7 @@ def test_the_readmes_first_example_fills_its_table(
     assert highest == count - 1
     assert latest < 600, "the timestamps are hours away"
     status = with_postgres_only.run("epochsink", "status", tmp_path / "checkpoint", folder=tmp_path)
-    assert (status.returncode, "table" in status.stdout) == (0, True), status.stdout + status.stderr
+    assert (status.returncode, "orders" in status.stdout) == (0, True), status.stdout + status.stderr
 
 
 def test_the_command_says_its_version_and_helps(with_postgres_only: Environment, tmp_path: Path) -> None:

@@ -136,9 +136,8 @@ def read_status(place: Place, typed: Sequence[str] = ()) -> Status:
 
 def show(status: Status, epochs: int, console: Console) -> None:
     """Print a status with its newest ``epochs`` and every one that is pending."""
-    facts = Table.grid(Column(style="bold"), Column(overflow="fold"), padding=(0, 2))
     ledger = f"generation {status.generation}, driver {status.driver}" if status.driver else "none"
-    for name, value in (
+    facts = [
         ("checkpoint", status.checkpoint),
         ("query id", status.query_id),
         ("ledger", ledger),
@@ -147,12 +146,13 @@ def show(status: Status, epochs: int, console: Console) -> None:
         ("decided", _up_to(status.newest_decided)),
         ("begun", _up_to(status.newest_begun)),
         ("spool", f"{decimal(sum(epoch.spooled_bytes for epoch in status.epochs))} in {status.spool}"),
-    ):
-        facts.add_row(name, value)
+    ]
     if status.stopped is not None:
-        facts.add_row("last failure", Text(f"{status.stopped.failure} ({status.stopped.stamp})"))
+        facts.append(("last failure", f"{status.stopped.failure} ({status.stopped.stamp})"))
+    # a terminal's width breaks no line: paths and commands are pasted
     console.print(status.headline, style="bold", markup=False, highlight=False, soft_wrap=True)
-    console.print(facts)
+    for name, value in facts:
+        console.print(Text.assemble((f"{name:<14}", "bold"), value), highlight=False, soft_wrap=True)
     table = Table(Column("epoch", justify="right"), "state", *status.sinks, Column("spool", justify="right"), "times")
     for index, epoch in enumerate(reversed(status.epochs)):
         if index >= epochs and epoch.state in (State.DONE, State.ENDED):
@@ -164,7 +164,6 @@ def show(status: Status, epochs: int, console: Console) -> None:
     if table.row_count:
         console.print(table)
     for line in status.advice:
-        # a terminal's width breaks no line: commands are pasted
         console.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
 
 
