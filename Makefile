@@ -172,11 +172,12 @@ $(DOCS)/.installed-from-lock: docs.lock
 	$(DOCS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r docs.lock
 	touch $@
 
-docs: $(DOCS)/.installed-from-lock ## the site, in ./site/VERSION; broken links and anchors are errors, and so is a page that loads anything from elsewhere
+docs: $(DOCS)/.installed-from-lock ## the site, in ./site/VERSION beside those built before; broken links and anchors are errors, and so is a page that loads anything from elsewhere
 	@rm -rf site/$(VERSION)
 	@NO_MKDOCS_2_WARNING=1 SITE_NAME="epochsink $(VERSION)" $(DOCS)/bin/mkdocs build --site-dir site/$(VERSION) > $(DOCS)/build.log 2>&1 || \
 		{ grep -v '^INFO' $(DOCS)/build.log; exit 1; } # with --quiet it counts no warnings
 	@! grep -rnoE '(<(script|img|iframe|source)[^>]* src|<link[^>]*rel="(stylesheet|preconnect|icon)"[^>]* href)="?(https?:)?//[^">]*' site/$(VERSION) --include='*.html'
+	@cd site && ls -d [0-9]*/ | sort --version-sort --reverse | sed 's|\(.*\)/|"\1"|' | paste -sd, | sed 's/.*/window.siteVersions = [&]/' > versions.js
 	@echo site/$(VERSION)/index.html
 
 wheel: $(STAMP) ## build the wheel

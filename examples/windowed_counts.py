@@ -14,7 +14,9 @@ from epochsink import ExactlyOnce, Postgres
 
 sink = ExactlyOnce(
     checkpoint=os.environ["CHECKPOINT"],
-    sinks={"counts": Postgres(os.environ["DSN"], table="clicks_per_minute", key=["minute", "page"])},
+    sinks={
+        "counts": Postgres(os.environ["DSN"], table="clicks_per_minute", key=["minute", "page"], create=True),
+    },
 )
 
 if __name__ == "__main__":

@@ -37,19 +37,20 @@ query.stop()
 """
 
 
-def run(script: Path, **environment: str) -> None:
-    """Run a script as a user would, with Spark's jars at hand."""
+def with_spark(changed: dict[str, str]) -> dict[str, str]:
+    """Return the environment of a script that finds Spark's jars, and few partitions."""
     classes = ":".join(map(str, (*spark_packages(), *spark_avro())))
     jars = f"--driver-class-path {classes} --driver-java-options '{jvm_options()}'"
     settings = "--master local[2] --conf spark.ui.enabled=false --conf spark.sql.shuffle.partitions=2"
+    submit = f"{settings} {jars} pyspark-shell"
+    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": submit, **changed}
+
+
+def run(script: Path, **environment: str) -> None:
+    """Run a script as a user would."""
     done = subprocess.run(
         [sys.executable, script],
-        env={
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_SUBMIT_ARGS": f"{settings} {jars} pyspark-shell",
-            **environment,
-        },
+        env=with_spark(environment),
         capture_output=True,
         text=True,
         timeout=200,
@@ -101,21 +102,27 @@ def produce(kafka: KafkaService, changes: list[tuple[int, str, float, int]]) -> 
     assert producer.flush(30) == 0
 
 
-def test_windowed_counts_of_a_stateful_query(postgres: PostgresService, tmp_path: Path) -> None:
-    """Two runs over growing input give the counts of all of it."""
-    execute(
-        postgres,
-        "DROP TABLE IF EXISTS clicks_per_minute",
-        "CREATE TABLE clicks_per_minute (minute timestamptz, page text, clicks bigint, PRIMARY KEY (minute, page))",
+def test_the_commands_of_the_tutorial(postgres: PostgresService, tmp_path: Path) -> None:
+    """A stateful query is killed between record and decision, and the table is what the page says at each step."""
+    execute(postgres, "DROP TABLE IF EXISTS clicks_per_minute")
+    page = (ROOT / "docs" / "tutorial" / "first-pipeline.md").read_text()
+    commands = re.findall(r"^    (\S.*)", re.sub(r"```.*?```", "", page, flags=re.DOTALL), re.MULTILINE)
+    kept = [line for line in commands if not re.match(r"python3 -m venv|pip |epochsink services|export DSN", line)]
+    assert len(commands) - len(kept) == 5, commands
+    (tmp_path / "windowed_counts.py").write_text((ROOT / "examples" / "windowed_counts.py").read_text())
+    done = subprocess.run(
+        ["/bin/bash", "-c", "\n".join(kept)],
+        cwd=tmp_path,
+        env=with_spark({"DSN": postgres.dsn, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}),
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
     )
-    clicks = tmp_path / "clicks"
-    clicks.mkdir()
-    settings = {"INPUT": str(clicks), "DSN": postgres.dsn, "CHECKPOINT": str(tmp_path / "checkpoint")}
-    for number, seconds in enumerate(([1, 2, 61], [3, 62])):
-        lines = [json.dumps({"page": "/", "at": f"2026-01-01T00:{s // 60:02d}:{s % 60:02d}Z"}) for s in seconds]
-        (clicks / f"{number}.json").write_text("\n".join(lines))
-        run(ROOT / "examples" / "windowed_counts.py", **settings)
-    assert rows(postgres, "SELECT clicks FROM clicks_per_minute ORDER BY minute") == [(3,), (2,)]
+    shown = re.findall(r"^\[\('/home', \d\)\]$", done.stdout, re.MULTILINE)
+    assert shown == ["[('/home', 2)]", "[('/home', 2)]", "[('/home', 3)]"], done.stdout + done.stderr[-6000:]
+    assert re.findall(r"```text\n(.*?)\n```", page) == [shown[0], shown[2]]
+    assert "everything decided is committed" in done.stdout
 
 
 def test_orders_are_written_as_avro(kafka: KafkaService, registry: LocalRegistry, tmp_path: Path) -> None:
