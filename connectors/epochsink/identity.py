@@ -187,24 +187,3 @@ def staging_owner(table: str) -> tuple[str, str] | None:
     """Return (identity key, attempt) of a staging table's name, or None if it is not one of ours."""
     found = re.fullmatch(r"s_([0-9a-f]{20})_([0-9a-f]{32})", table)
     return (found[1], found[2]) if found else None
-
-
-@dataclass(frozen=True, slots=True)
-class Remnant:
-    """Something that epochsink left in a target, found without its checkpoint.
-
-    ``key`` is that of its sink's identity, ``label`` is ``pipeline/sink``, ``since`` is in seconds since 1970
-    (None: unknown), ``owner`` is the target's user, ``holds`` lists what it blocks, and ``in_use`` says whether its
-    driver is connected now (None: unknown).
-    """
-
-    kind: str
-    name: str
-    key: str
-    label: str
-    generation: int
-    epoch: int | None = None
-    since: float | None = None
-    owner: str = ""
-    holds: tuple[str, ...] = ()
-    in_use: bool | None = None

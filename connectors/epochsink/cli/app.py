@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import version as installed
 from pathlib import Path
 from platform import python_version
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
+from epochsink.cli import doctor as examination
 from epochsink.cli import orphans as search
 from epochsink.cli import status as state
 from epochsink.cli.abandon import Abandonment
@@ -23,6 +24,7 @@ from epochsink.cli.demo import demo
 from epochsink.cli.operation import Operation, Recovery
 from epochsink.cli.resolve import Resolution, Ruling
 from epochsink.cli.sinks_option import Loaded, load_sinks
+from epochsink.cli.targets import look_in_targets
 from epochsink.errors import ConfigurationError, EpochsinkError
 from epochsink.spark.import_guard import no_queries
 
@@ -82,13 +84,15 @@ def status(
 ) -> None:
     """Show whether data is late, what is recorded, decided and committed, and what to type: look here first.
 
-    Reads only: safe beside a running query. --sinks is needed only for an object store whose settings are in
-    ExactlyOnce(storage_options=...).
+    Reads only: safe beside a running query. With --sinks the targets are asked, too: what is pending there, since when,
+    and what it blocks. --sinks is needed for an object store whose settings are in ExactlyOnce(storage_options=...).
     """
     with answering(as_json=as_json) as answer:
-        with _opened(checkpoint, sinks, spool) as (place, _):
+        with _opened(checkpoint, sinks, spool) as (place, given):
             typed = [*(["--sinks", sinks] if sinks else []), *(["--spool", spool] if spool else [])]
             found = state.read_status(place, typed)
+            if not found.damage:
+                found = replace(found, targets=look_in_targets(place, given))
         answer.values.update(asdict(found))
         if not as_json:
             state.show(found, epochs, Console())
@@ -96,6 +100,33 @@ def status(
         raise typer.Exit(1)
     if max_age is not None and found.late_seconds > max_age:
         raise typer.Exit(ATTENTION)
+
+
+@app.command()
+def doctor(
+    sinks: Annotated[
+        str, typer.Argument(metavar="PIPELINE:SINK", help="The object that your pipeline starts, or a dict of sinks.")
+    ],
+    *,
+    frame: Annotated[
+        str | None,
+        typer.Option(metavar="MODULE:ATTRIBUTE", help="The stream's DataFrame, or a function of the session for it."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Examine all that a pipeline needs before it starts: a line for each thing, with what to do about it.
+
+    Prepares an epoch without rows in each target and rolls it back; creates only what a start would create.
+    """
+    with answering(as_json=as_json) as answer:
+        with no_queries("imports the module for the sinks that doctor examines"):
+            lines = answer.values["lines"] = []
+            for line in examination.examine(load_sinks(sinks), frame):
+                lines.append(asdict(line))
+                answer.say(str(line))
+        status = examination.status_of([line["state"] for line in lines])
+    if status:
+        raise typer.Exit(status)
 
 
 @app.command()

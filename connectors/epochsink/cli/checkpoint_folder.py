@@ -50,7 +50,7 @@ def open_place(
     is none, one is started, configured by spark-defaults.conf, and ends with the context. Raises `ConfigurationError`
     if no query has run there, or if ``own``, the checkpoint that the sinks belong to, is another folder.
     """
-    with _opened(checkpoint, spool, storage_options, own) as (files, location, spooled):
+    with open_files(checkpoint, spool, storage_options, own) as (files, location, spooled):
         query_id = Checkpoint(files).query_id()
         if query_id is None:
             raise ConfigurationError(
@@ -62,10 +62,13 @@ def open_place(
 
 
 @contextmanager
-def _opened(
-    checkpoint: str, spool: str | None, storage_options: Mapping[str, Any], own: str | None
+def open_files(
+    checkpoint: str,
+    spool: str | None = None,
+    storage_options: Mapping[str, Any] = MappingProxyType({}),
+    own: str | None = None,
 ) -> Iterator[tuple[Storage, str, Spool]]:
-    """Yield a checkpoint's files, its location and its spool."""
+    """Yield a checkpoint's files, its location and its spool, as `open_place` does, though no query has run there."""
     path = _local_path(checkpoint)
     if path is not None:
         if own is not None:
@@ -75,10 +78,10 @@ def _opened(
     # only here, so that looking at a local checkpoint does not take a JVM's start
     from epochsink.spark.classic.hadoop_storage import location_of, open_checkpoint  # noqa: PLC0415 - see above
 
-    with _session() as session:
-        opened = open_checkpoint(session, checkpoint, storage_options, spool)
+    with session() as spark:
+        opened = open_checkpoint(spark, checkpoint, storage_options, spool)
         if own is not None:
-            _refuse_other(opened.location, location_of(session, own))
+            _refuse_other(opened.location, location_of(spark, own))
         yield opened.files, opened.location, opened.spool
 
 
@@ -99,14 +102,14 @@ def _refuse_other(location: str, own: str) -> None:
 
 
 @contextmanager
-def _session() -> Iterator[SparkSession]:
+def session() -> Iterator[SparkSession]:
     """Yield the active Spark session, such as one that the user's module has started; else one that ends here."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
 
     active = SparkSession.getActiveSession()
-    session = active or SparkSession.builder.appName("epochsink").getOrCreate()
+    used = active or SparkSession.builder.appName("epochsink").getOrCreate()
     try:
-        yield session
+        yield used
     finally:
         if active is None:
-            session.stop()
+            used.stop()

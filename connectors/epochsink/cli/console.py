@@ -113,7 +113,7 @@ def answering(*, as_json: bool = False) -> Iterator[Answer]:
     except typer.Exit:
         raise
     except Exception as failure:
-        told = _told(failure)
+        told = told_of(failure)
         answer.values["error"] = {"type": type(failure).__name__, **(told or {"message": str(failure)})}
         if told is None:
             raise
@@ -151,7 +151,7 @@ class Verbs(TyperGroup):
         sys.exit(status or 0)
 
 
-def _told(failure: Exception) -> dict[str, str] | None:
+def told_of(failure: Exception) -> dict[str, str] | None:
     """Return what to tell of a failure, the hint last; None for a defect, whose traceback is needed."""
     if isinstance(failure, EpochsinkError):
         message = "\n".join((failure.message, *failure.notes))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from epochsink.identity import Remnant
+    from epochsink.sink import Remnant
 
 
 class Target(Protocol):
@@ -72,15 +72,7 @@ def show(remnants: Sequence[Remnant], console: Console) -> None:
         console.print("nothing of epochsink's is left there")
         return
     for each in remnants:
-        epoch = "" if each.epoch is None else f", epoch {each.epoch}"
-        age = "unknown" if each.since is None else timedelta(seconds=max(0, int(time.time() - each.since)))
-        facts = [
-            f"{each.kind} of {each.label or each.key}, generation {each.generation}{epoch}",
-            f"age {age}" + (f", owner {each.owner}" if each.owner else ""),
-            *(f"blocks {held}" for held in each.holds),
-            _CONNECTED[each.in_use],
-        ]
-        for line in (each.name, *(f"  {fact}" for fact in facts)):
+        for line in lines_of(each):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
     console.print(
         "\nIf its checkpoint exists, type epochsink recover or epochsink abandon with it: they know what is recorded.\n"
@@ -88,6 +80,19 @@ def show(remnants: Sequence[Remnant], console: Console) -> None:
         style="bold",
         highlight=False,
     )
+
+
+def lines_of(remnant: Remnant) -> list[str]:
+    """Return a remnant in lines: its name, whose it is, its age and what it blocks."""
+    epoch = "" if remnant.epoch is None else f", epoch {remnant.epoch}"
+    age = "unknown" if remnant.since is None else timedelta(seconds=max(0, int(time.time() - remnant.since)))
+    facts = [
+        f"{remnant.kind} of {remnant.label or remnant.key}, generation {remnant.generation}{epoch}",
+        f"age {age}" + (f", owner {remnant.owner}" if remnant.owner else ""),
+        *(f"blocks {held}" for held in remnant.holds),
+        _CONNECTED[remnant.in_use],
+    ]
+    return [remnant.name, *(f"  {fact}" for fact in facts)]
 
 
 _CONNECTED: Final = {True: "its driver is connected now", False: "its driver is not connected", None: "driver unknown"}

@@ -33,7 +33,7 @@ def load_sinks(reference: str) -> Loaded:
     `epochsink.spark.import_guard.no_queries`: a module may start its query when it is imported. Raises
     `ConfigurationError`.
     """
-    value = _imported(reference)
+    value = imported(reference)
     if isinstance(value, Mapping):
         for name, sink in value.items():
             if not isinstance(name, str) or not callable(getattr(sink, "participant", None)):
@@ -48,10 +48,11 @@ def load_sinks(reference: str) -> Loaded:
     raise ConfigurationError(f"--sinks {reference} names a {type(value).__name__}", hint=_FORM)
 
 
-def _imported(reference: str) -> Any:
+def imported(reference: str, option: str = "--sinks") -> Any:
+    """Return what ``module:attribute`` names, which ``option`` gives. Raises `ConfigurationError`."""
     module, _, attribute = reference.partition(":")
     if not module or not attribute:
-        raise ConfigurationError(f"--sinks {reference!r} is not of the form module:attribute", hint=_FORM)
+        raise ConfigurationError(f"{option} {reference!r} is not of the form module:attribute", hint=_FORM)
     if "" not in sys.path:
         sys.path.insert(0, "")
     try:
@@ -61,11 +62,11 @@ def _imported(reference: str) -> Any:
         raise
     except (Exception, SystemExit) as failure:
         raise ConfigurationError(
-            f"--sinks: importing {module} failed: {type(failure).__name__}: {failure}",
+            f"{option}: importing {module} failed: {type(failure).__name__}: {failure}",
             hint="run this in the folder that holds the module, or name that folder in PYTHONPATH; keep the sinks "
             "in a module that does nothing else when it is imported",
         ) from failure
     try:
         return resolve_name(reference)
     except (AttributeError, ValueError) as absent:
-        raise ConfigurationError(f"--sinks {reference}: {absent}", hint=_FORM) from absent
+        raise ConfigurationError(f"{option} {reference}: {absent}", hint=_FORM) from absent

@@ -15,16 +15,18 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from epochsink.cli.abandon import successor
+from epochsink.cli.orphans import lines_of
 from epochsink.devkit import page
 from epochsink.errors import LedgerCorrupt
 from epochsink.protocol.ledger import Ledger, survey
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import Console
 
     from epochsink.cli.checkpoint_folder import Place
+    from epochsink.cli.targets import InTarget
     from epochsink.protocol.ledger import Damage
     from epochsink.protocol.ledger_entries import Prepared, Stamp, Stopped
     from epochsink.protocol.ledger_history import History
@@ -74,7 +76,8 @@ class Status:
     """A query's state, as ``--json`` prints it. Numbers of epochs are -1 for none; ``advice`` says what to do.
 
     ``headline`` says whether data is late and since when; ``late_seconds`` is the time since the record of the oldest
-    epoch that is decided and not visible, 0 if there is none. ``stopped`` is the last failure of a query.
+    epoch that is decided and not visible, 0 if there is none. ``stopped`` is the last failure of a query, ``targets``
+    what the targets say themselves, if they were asked.
     """
 
     headline: str
@@ -94,6 +97,7 @@ class Status:
     stopped: Stopped | None
     damage: Sequence[str]
     advice: Sequence[str]
+    targets: Sequence[InTarget] = ()
 
 
 def read_status(place: Place, typed: Sequence[str] = ()) -> Status:
@@ -163,8 +167,23 @@ def show(status: Status, epochs: int, console: Console) -> None:
         table.add_row(str(epoch.epoch), _WORDS[epoch.state], *held, decimal(epoch.spooled_bytes), _took(epoch))
     if table.row_count:
         console.print(table)
+    for line in _in_targets(status):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for line in status.advice:
         console.print(line, style="bold", markup=False, highlight=False, soft_wrap=True)
+
+
+def _in_targets(status: Status) -> Iterator[str]:
+    for target in status.targets:
+        sinks = ", ".join(target.sinks)
+        if target.error:
+            yield f"{sinks}: the target does not answer: {target.error}"
+        elif not target.pending:
+            yield f"{sinks}: nothing is pending in the target"
+        for remnant in target.pending:
+            name, *facts = lines_of(remnant)
+            yield f"{sinks}: {name}"
+            yield from facts
 
 
 def page_of(status: Status) -> str:
@@ -204,7 +223,7 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-_SOON_SECONDS: Final = 5.0
+SOON_SECONDS: Final = 5.0
 """Until then, a decided epoch that is not visible is no cause for concern."""
 
 
@@ -221,7 +240,7 @@ def _headline(history: History, epochs: Sequence[EpochStatus], late: float, dama
         soon = f"epoch {decided} was decided just now: a running query commits it at this moment"
         since = f"LATE by {_span(late)}" if late else "LATE"
         is_late = f"{since}: epoch {decided} is decided and not visible in every sink; see below what to type"
-        return soon if 0.0 < late < _SOON_SECONDS else is_late
+        return soon if 0.0 < late < SOON_SECONDS else is_late
     newest = max(history.receipts, default=-1)
     if newest < 0:
         return "up to date: everything decided is visible"

@@ -16,6 +16,7 @@ from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.config import MOST_INDICES
 from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
+from epochsink.elasticsearch.examine import examine
 from epochsink.elasticsearch.pace import Pace
 from epochsink.elasticsearch.writer import too_many_indices
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
@@ -24,14 +25,26 @@ from epochsink.retry import retrying
 from epochsink.sink import LastDone, Mark, Outcome, Participant, Verdict, verify_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import elasticsearch
     import pyarrow as pa
     from tenacity import Retrying
 
     from epochsink.elasticsearch.config import ElasticsearchConfig
-    from epochsink.sink import Ballot, Ballots, Committable, Committables, Epoch, Identity, Keeping, Marks, Parts, Rows
+    from epochsink.sink import (
+        Ballot,
+        Ballots,
+        Committable,
+        Committables,
+        Epoch,
+        Finding,
+        Identity,
+        Keeping,
+        Marks,
+        Parts,
+        Rows,
+    )
 
 _JUST_READ_SECONDS: Final = 0.05
 
@@ -68,6 +81,10 @@ class ElasticsearchCommitter(Participant):
     def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the server; create what may be created."""
         return preflight.findings(self._client, self._config, schema)
+
+    def examine(self, sink: str) -> Iterator[Finding]:
+        """Look at the cluster; see `epochsink.elasticsearch.examine`."""
+        return examine(self._client, self._config)
 
     def initial_state(self, sink: str) -> dict[str, Any]:
         """Claim the version base of this sink."""

@@ -37,8 +37,8 @@ _NOT_ALLOWED: Final = frozenset({400, 403, 404, 410})
 """Answers about nodes to ignore: the user lacks the privilege, or the server (serverless) lacks the API."""
 
 
-def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema) -> list[str]:
-    """Return one line with a hint for each problem found."""
+def findings(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema | None) -> list[str]:
+    """Return one line with a hint for each problem found; without ``schema``, none about columns, and no new index."""
     try:
         # First: the other answers of an unsupported server mean nothing.
         if wrong := _server(client):
@@ -70,18 +70,19 @@ def refuse_too_large(client: elasticsearch.Elasticsearch, largest: int) -> None:
 
 
 def _longest_request(client: elasticsearch.Elasticsearch) -> int | None:
-    told = _asking(client).nodes.info(metric="http", filter_path="nodes.*.http.max_content_length_in_bytes").body
+    told = asking(client).nodes.info(metric="http", filter_path="nodes.*.http.max_content_length_in_bytes").body
     return min((node["http"]["max_content_length_in_bytes"] for node in _nodes(told)), default=None)
 
 
 def _indexing_memory(client: elasticsearch.Elasticsearch) -> int | None:
     """Return how many bytes of operations every node accepts at once. It answers 429 to all larger requests."""
     path = "nodes.*.indexing_pressure.memory.limit_in_bytes"
-    told = _asking(client).nodes.stats(metric="indexing_pressure", filter_path=path).body
+    told = asking(client).nodes.stats(metric="indexing_pressure", filter_path=path).body
     return min((node["indexing_pressure"]["memory"]["limit_in_bytes"] for node in _nodes(told)), default=None)
 
 
-def _asking(client: elasticsearch.Elasticsearch) -> elasticsearch.Elasticsearch:
+def asking(client: elasticsearch.Elasticsearch) -> elasticsearch.Elasticsearch:
+    """Return a client for questions that this user, or a serverless cluster, need not answer."""
     return client.options(ignore_status=tuple(_NOT_ALLOWED))
 
 
@@ -90,7 +91,7 @@ def _nodes(answer: Mapping[str, Any]) -> list[Any]:
 
 
 def _server(client: elasticsearch.Elasticsearch) -> str | None:
-    version = _version(client)
+    version = version_of(client)
     if version is None:
         return None
     major, own = int(version.split(".")[0]), int(elasticsearch.__version__[0])
@@ -104,7 +105,7 @@ def _server(client: elasticsearch.Elasticsearch) -> str | None:
     return None
 
 
-def _version(client: elasticsearch.Elasticsearch) -> str | None:
+def version_of(client: elasticsearch.Elasticsearch) -> str | None:
     """Return the server's version, or None if the user lacks the privilege to ask."""
     try:
         nodes = client.nodes.info(node_id="_local", filter_path="nodes.*.version").body
@@ -125,10 +126,12 @@ def _refuse_newer_client(client: elasticsearch.Elasticsearch) -> None:
             raise
 
 
-def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema) -> list[str]:
+def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, schema: pa.Schema | None) -> list[str]:
     try:
         found = target_index.find(client, config, "mappings")
         if found is None and config.create:
+            if schema is None:
+                return []
             client.indices.create(index=config.index, settings=_settings(config), mappings=from_schema(schema))
             found = target_index.find(client, config, "mappings")
     except UnfitIndex as error:
@@ -140,7 +143,7 @@ def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, sch
     unfit += [str(each) for each in pipelines.moving(client, found.index, named, config.pipeline)]
     return [
         *unfit,
-        *conflicts(schema, found.mapping),
+        *(conflicts(schema, found.mapping) if schema is not None else ()),
         *_writable(client, config.index, config.pipeline, routed=config.routing is not None),
     ]
 

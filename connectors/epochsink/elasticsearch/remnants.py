@@ -9,8 +9,8 @@ import elasticsearch
 from epochsink.elasticsearch.applied_epochs import INDEX
 from epochsink.elasticsearch.errors import NOT_FOUND, explained
 from epochsink.errors import EpochsinkError
-from epochsink.identity import Remnant, identity_key
-from epochsink.sink import Identity
+from epochsink.identity import identity_key
+from epochsink.sink import Identity, Remnant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

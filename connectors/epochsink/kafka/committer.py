@@ -17,6 +17,7 @@ from epochsink.kafka.committable import KafkaCommittable, transactional_id
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.fence import Fence
 from epochsink.kafka.redo import prepare_again
+from epochsink.kafka.remnants import open_transactions
 from epochsink.kafka.rows_in_log import LogEnds
 from epochsink.kafka.sweep import Sweep
 from epochsink.kafka.transactions import Answer, State, Transactions
@@ -24,7 +25,7 @@ from epochsink.kafka.witness import Witness
 from epochsink.sink import Keeping, Outcome, Participant, Task, verify_marks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -35,11 +36,13 @@ if TYPE_CHECKING:
         Committable,
         Committables,
         Epoch,
+        Finding,
         Identity,
         LastDone,
         Marks,
         Parts,
         Recorded,
+        Remnant,
         Rows,
         Verdict,
     )
@@ -66,6 +69,14 @@ class KafkaCommitter(Participant):
     def check(self, sink: str, schema: pa.Schema) -> list[str]:
         """Compare the configuration with the cluster; see `epochsink.kafka.preflight`."""
         return preflight.findings(self._config, self._cluster, schema)
+
+    def examine(self, sink: str) -> Iterator[Finding]:
+        """Look at the cluster; see `epochsink.kafka.preflight`."""
+        return preflight.examine(self._config, self._cluster)
+
+    def in_target(self) -> list[Remnant]:
+        """Return the open transactions of this identity."""
+        return open_transactions(self._transactions, TransactionalId.prefix(self._key), self._cluster.deadline())
 
     def initial_state(self, sink: str) -> dict[str, Any]:
         """Return the longest transaction timeout that the brokers allow, and the largest batch that the topic takes."""

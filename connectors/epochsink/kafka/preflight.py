@@ -19,10 +19,10 @@ from epochsink.errors import ConfigurationError
 from epochsink.kafka import errors, row_mapping, rows_in_log, trial_transaction
 from epochsink.kafka.errors import UNKNOWN_TOPIC, Refused, Unreachable
 from epochsink.kafka.leaders import Leaders, Producers
-from epochsink.sink import Identity
+from epochsink.sink import Finding, Identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
 
@@ -38,9 +38,12 @@ _TOPIC_RIGHTS: Final = {
 }
 
 
-def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[str]:
-    """Return what does not fit. Creates the topic if the configuration has ``create``."""
-    found = _columns(config, schema)
+def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema | None) -> list[str]:
+    """Return what does not fit. Creates the topic if the configuration has ``create``.
+
+    Without ``schema``, the columns are not compared.
+    """
+    found = [] if schema is None else _columns(config, schema)
     try:
         # first: the producing client reports wrong credentials or missing rights at once
         found += trial_transaction.beginning(config) or _version(cluster)
@@ -52,6 +55,24 @@ def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema) -> list[s
     except (Unreachable, Refused) as failure:
         found.append(f"{failure.message}; {failure.hint}")
     return found
+
+
+def examine(config: KafkaConfig, cluster: Cluster) -> Iterator[Finding]:
+    """Yield what an operator wants to know before a start. Raises `Unreachable`, `Refused`."""
+    found = findings(config, cluster, None)
+    yield from (Finding("cluster", each, is_fatal=True) for each in found)
+    if found:
+        return
+    cap = transaction_timeout_cap(cluster)
+    topic = "rows name their topics" if config.topic is None else f"topic {config.topic}"
+    yield Finding("cluster", f"{cluster.target}, version {cluster.version()}, {topic}")
+    longest = "is not told to this user" if cap is None else f"= {cap:g} s"
+    yield Finding("settings", f"transaction.max.timeout.ms {longest}")
+    if config.topic is not None:
+        ahead = trial_transaction.clock_ahead(config, cluster, config.topic, cap)
+        yield Finding.of_clock("the coordinator", ahead)
+        done = "begun as a task does, given an offset, and aborted as the driver does; no row was written"
+        yield Finding("trial transaction", done)
 
 
 def transaction_timeout_cap(cluster: Cluster) -> float | None:
@@ -99,7 +120,7 @@ def _transaction_timeout(config: KafkaConfig, cap: float | None) -> list[str]:
     return trial_transaction.settings(config, config.transaction_timeout_ms(identity))
 
 
-def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float | None) -> list[str]:
+def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema | None, cap: float | None) -> list[str]:
     topic = str(config.topic)
     told = _describe(cluster, topic)
     if told["error_code"] == UNKNOWN_TOPIC and config.new_topic is not None:
@@ -113,11 +134,12 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema, cap: float 
         return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
     # after the topic was created: before that it has no settings
     settings = cluster.topic_settings(topic)
-    log.info("topic %s: rows are kept %s", topic, rows_in_log.where(config, settings, schema))
+    if schema is not None:
+        log.info("topic %s: rows are kept %s", topic, rows_in_log.where(config, settings, schema))
     found = _rights(topic, told) + _replicas(topic, told, settings) + _sizes(config, topic, settings)
     return (
         found
-        or _compaction(config, settings, schema)
+        or (_compaction(config, settings, schema) if schema is not None else [])
         or _witness(cluster, topic)
         # last: it needs the topic and the rights that were checked before
         or trial_transaction.ending(config, cluster, topic, cap)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from epochsink.identity import PREFIX, Remnant, TransactionalId
+from epochsink.identity import PREFIX, TransactionalId
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import Transaction
 from epochsink.kafka.transactions import State, Transactions
+from epochsink.sink import Remnant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,11 +28,7 @@ class Brokers:
 
     def remnants(self) -> list[Remnant]:
         """Return the open transactions of every sink, oldest first."""
-        deadline = self._cluster.deadline()
-        names = self._transactions.open_ids(f"{PREFIX}.", deadline)
-        described = self._transactions.describe(names, deadline) if names else {}
-        found = (_remnant(text, now) for text, now in described.items() if now.state is State.ONGOING)
-        return sorted((one for one in found if one is not None), key=lambda one: one.since or 0)
+        return open_transactions(self._transactions, f"{PREFIX}.", self._cluster.deadline())
 
     def end(self, remnant: Remnant) -> None:
         """Abort a transaction. Its rows never become visible."""
@@ -45,6 +42,14 @@ class Brokers:
     def close(self) -> None:
         """Close the connections."""
         self._cluster.close()
+
+
+def open_transactions(transactions: Transactions, prefix: str, deadline: float) -> list[Remnant]:
+    """Return the open transactions whose ids have a prefix, oldest first. Raises `Unreachable`, `Refused`."""
+    names = transactions.open_ids(prefix, deadline)
+    described = transactions.describe(names, deadline) if names else {}
+    found = (_remnant(text, now) for text, now in described.items() if now.state is State.ONGOING)
+    return sorted((one for one in found if one is not None), key=lambda one: one.since or 0)
 
 
 def _remnant(text: str, now: Description) -> Remnant | None:

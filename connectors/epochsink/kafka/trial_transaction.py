@@ -59,15 +59,34 @@ def ending(config: KafkaConfig, cluster: Cluster, topic: str, cap: float | None)
 
     ``cap`` is the longest transaction timeout that the brokers allow, in seconds; None if it is not known.
     """
-    # another check may use the same id at the same time
-    policy = retrying(_is_fenced, attempts=_ATTEMPTS)
-    timeout_ms = _TIMEOUT_MS if cap is None else min(_TIMEOUT_MS, round(1000 * cap))
     try:
-        transaction = policy(lambda: _left_open(config, topic, timeout_ms))
+        transaction = _open_one(config, topic, cap)
     except NativeError as failure:
         refused = errors.error(failure, f"an offset on topic '{topic}' could not be put into a transaction")
         return [f"{refused.message}; {refused.hint}"]
     return _ended(Transactions(cluster), transaction, cluster.deadline())
+
+
+def clock_ahead(config: KafkaConfig, cluster: Cluster, topic: str, cap: float | None) -> float:
+    """Return how many seconds the coordinator's clock is ahead of this machine's; after `ending` has found nothing.
+
+    A coordinator tells its time only by when a transaction began. The answer is off by as long as a beginning takes.
+    """
+    before = time.time()
+    transaction = _open_one(config, topic, cap)
+    middle = (before + time.time()) / 2
+    transactions, deadline = Transactions(cluster), cluster.deadline()
+    begun_ms = transactions.describe([transaction.transactional_id], deadline)[transaction.transactional_id].begun_ms
+    transactions.give_up(transaction)
+    return begun_ms / 1000 - middle
+
+
+def _open_one(config: KafkaConfig, topic: str, cap: float | None) -> Transaction:
+    # another check may use the same id at the same time
+    policy = retrying(_is_fenced, attempts=_ATTEMPTS)
+    timeout_ms = _TIMEOUT_MS if cap is None else min(_TIMEOUT_MS, round(1000 * cap))
+    opened: Transaction = policy(lambda: _left_open(config, topic, timeout_ms))
+    return opened
 
 
 def _finding(wrong: ConfigurationError) -> str:

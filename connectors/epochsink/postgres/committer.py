@@ -19,11 +19,12 @@ from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.commit import Commit, commit_side_by_side
 from epochsink.postgres.committable import WHOLE, Relation, read_part
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
+from epochsink.postgres.examine import examine
 from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.prepared_transaction import commit_prepared
-from epochsink.postgres.remnants import name_holder
-from epochsink.postgres.server import Server, deadline
+from epochsink.postgres.remnants import name_holder, remnants
+from epochsink.postgres.server import PING_SECONDS, Server, deadline
 from epochsink.postgres.sessions import Session, SessionName, watched
 from epochsink.postgres.spooled import SpooledRows
 from epochsink.postgres.table import Table
@@ -31,7 +32,7 @@ from epochsink.postgres.table_identity import require_same_table
 from epochsink.postgres.vote import Share, vote, vote_by_task
 from epochsink.postgres.writer import by_task_writer
 from epochsink.retry import retrying
-from epochsink.sink import Epoch, Keeping, Participant, Task, one_by_one, write_all
+from epochsink.sink import Epoch, Finding, Keeping, Participant, Task, one_by_one, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
-    from epochsink.sink import Ballots, Committable, Committables, Identity, LastDone, Parts, Verdict
+    from epochsink.sink import Ballots, Committable, Committables, Identity, LastDone, Parts, Remnant, Verdict
 
 _log = logging.getLogger(__name__)
 
@@ -88,6 +89,23 @@ class PostgresCommitter(Participant):
             return [unreachable(config, error)]
         _log.info("%s: commit=%r, epochs are %s", Relation.of(config.table), config.commit, mode)
         return findings
+
+    def examine(self, sink: str) -> Iterator[Finding]:
+        """Look at the server; see `epochsink.postgres.examine`."""
+        config: PostgresConfig = self.members[sink]
+        try:
+            yield from examine(config, self._asking[sink].connection())
+        except psycopg.OperationalError as error:
+            yield Finding("server", unreachable(config, error), is_fatal=True)
+
+    def in_target(self) -> list[Remnant]:
+        """Return the prepared transactions and staging tables of these sinks."""
+        keys = {table.key for table in self._tables.values()}
+        with self._asking_lock, translated(f"looking for what {self._named(self._tables)} have pending"):
+            # not patient: an operator waits for the answer
+            connection = self._asking[self._first].connection()
+            with deadline(connection, PING_SECONDS):
+                return [one for one in remnants(connection) if one.key in keys]
 
     def initial_state(self, sink: str) -> dict[str, Any]:
         """Insert the mark of joining; return it, the markers' schema and the database.

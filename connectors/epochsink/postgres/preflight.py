@@ -73,10 +73,10 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
     Creates the marker table, its schema and, with ``create``, the target if they are missing; with ``add_columns`` adds
     columns to it. Raises `psycopg.Error` if the connection is lost.
     """
-    unfit = list(_check_server(connection))
+    unfit = list(check_server(connection))
     if unfit:
         return unfit
-    findings = list(_check_markers(config, connection))
+    findings = list(check_markers(config, connection))
     relation = Relation.of(config.table)
     try:
         target = read_target(connection, relation)
@@ -87,10 +87,10 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
             findings += create_target(config, connection, relation, row)
             target = read_target(connection, relation)
     except errors.InsufficientPrivilege as refused:
-        return [*findings, f"table {relation}: {describe(refused)}; GRANT USAGE ON SCHEMA to {_user(connection)}"]
+        return [*findings, f"table {relation}: {describe(refused)}; GRANT USAGE ON SCHEMA to {user_of(connection)}"]
     if target is None:
         return findings if config.create and findings else [*findings, _unknown_table(config, connection, row)]
-    if config.add_columns and not list(_check_kind(target)):
+    if config.add_columns and not list(check_kind(target)):
         not_added = list(add_columns(config, connection, target, row))
         if not_added:
             return findings + not_added
@@ -105,7 +105,8 @@ def unreachable(config: PostgresConfig, error: psycopg.OperationalError) -> str:
     return f"{known.message}; {known.hint}"
 
 
-def _check_server(connection: Connection) -> Iterator[str]:
+def check_server(connection: Connection) -> Iterator[str]:
+    """Yield why the server takes no epochs at all."""
     version = connection.info.server_version
     if version < MIN_VERSION:
         yield f"the server is PostgreSQL {version // 10000}, and epochsink needs 14 or newer; upgrade it"
@@ -117,8 +118,9 @@ def _check_server(connection: Connection) -> Iterator[str]:
         )
 
 
-def _check_markers(config: PostgresConfig, connection: Connection) -> Iterator[str]:
-    user, schema = _user(connection), sql.Identifier(config.marker_schema).as_string(connection)
+def check_markers(config: PostgresConfig, connection: Connection) -> Iterator[str]:
+    """Create the marker table if it is missing; yield why it cannot be used."""
+    user, schema = user_of(connection), sql.Identifier(config.marker_schema).as_string(connection)
     ddl = f"CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {user};"
     table = sql.Identifier(config.marker_schema, applied_epochs.TABLE).as_string(connection)
     published = list(_check_marker_publication(config, connection, table))
@@ -171,7 +173,7 @@ def _check_marker_table(connection: Connection, table: str) -> Iterator[str]:
 
 
 def _check_target(config: PostgresConfig, connection: Connection, target: Target, schema: pa.Schema) -> Iterator[str]:
-    yield from _check_kind(target)
+    yield from check_kind(target)
     yield from unsafe(target, config.key, deletes=config.delete_when is not None)
     encodings, unfit = fit(schema, target, direct=not config.atomic and not config.key)
     yield from unfit
@@ -188,10 +190,11 @@ def _check_target(config: PostgresConfig, connection: Connection, target: Target
     yield from _check_privileges(config, connection, target, names)
     yield from _check_mode(config, target)
     if config.mode(target.max_prepared_transactions) == "staged":
-        yield from _check_publications(config, connection)
+        yield from check_publications(config, connection)
 
 
-def _check_kind(target: Target) -> Iterator[str]:
+def check_kind(target: Target) -> Iterator[str]:
+    """Yield why no rows can be copied into the target."""
     if target.kind not in ("r", "p"):
         kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
         yield (
@@ -287,7 +290,7 @@ def _check_privileges(
         # of each column whose value the upsert takes from EXCLUDED, too
         needed["SELECT"] = list(names)
         needed["UPDATE"] = [name for name in names if name not in config.key]
-    user, table = _user(connection), str(target.relation)
+    user, table = user_of(connection), str(target.relation)
     for privilege, columns in needed.items():
         lacking = [name for (name,) in connection.execute(_LACKING, [columns, table, privilege]).fetchall()]
         if lacking:
@@ -316,7 +319,8 @@ def _check_mode(config: PostgresConfig, target: Target) -> Iterator[str]:
         )
 
 
-def _check_publications(config: PostgresConfig, connection: Connection) -> Iterator[str]:
+def check_publications(config: PostgresConfig, connection: Connection) -> Iterator[str]:
+    """Yield the publications that would publish staging tables."""
     for name, kind in _publications(config, connection):
         yield (
             f"publication {name} is {kind}: it would publish the logged staging tables that commit='staged' needs, and "
@@ -375,5 +379,6 @@ def _unknown_table(config: PostgresConfig, connection: Connection, row: pa.Schem
     )
 
 
-def _user(connection: Connection) -> str:
+def user_of(connection: Connection) -> str:
+    """Return the session's user, quoted."""
     return sql.Identifier(connection.info.user).as_string(connection)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
-from epochsink.identity import PREFIX, PreparedName, Remnant, staging_owner
+from epochsink.identity import PREFIX, PreparedName, staging_owner
 from epochsink.postgres.committable import Relation
 from epochsink.postgres.config import PostgresConfig, connection_string
 from epochsink.postgres.errors import translated
@@ -18,6 +18,7 @@ from epochsink.postgres.prepared_transaction import LOCAL, rollback_prepared
 from epochsink.postgres.server import Server
 from epochsink.postgres.sessions import SessionName
 from epochsink.postgres.staging import Note
+from epochsink.sink import Remnant
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -64,9 +65,7 @@ class Database:
     def remnants(self) -> list[Remnant]:
         """Return the prepared transactions and staging tables of every sink, oldest first if that is known."""
         with translated("looking for what sinks have left"):
-            sessions = [SessionName.parse(name or "") for (name,) in self._connection.execute(_SESSIONS).fetchall()]
-            used = {session.key for session in sessions if session}
-            return [*self._prepared(used), *self._staging(used)]
+            return remnants(self._connection)
 
     def end(self, remnant: Remnant) -> None:
         """Roll back a prepared transaction, or drop a staging table. Its rows are lost."""
@@ -81,46 +80,58 @@ class Database:
         """Release the connection."""
         self._connection.close()
 
-    def _prepared(self, used: set[str]) -> list[Remnant]:
-        found = []
-        for gid, owner, since, locks in self._connection.execute(_PREPARED).fetchall():
-            name = PreparedName.parse(gid)
-            if name is not None:
-                found.append(
-                    Remnant(
-                        kind=PREPARED,
-                        name=gid,
-                        key=name.key,
-                        label=name.label,
-                        generation=name.generation,
-                        epoch=name.epoch,
-                        since=float(since),
-                        owner=owner,
-                        holds=tuple(sorted(locks or ())),
-                        in_use=name.key in used,
-                    )
-                )
-        return found
 
-    def _staging(self, used: set[str]) -> list[Remnant]:
-        found = []
-        for schema, table, owner, comment, size in self._connection.execute(_STAGING).fetchall():
-            ours, note = staging_owner(table), Note.parse(comment)
-            if ours is not None and note is not None:
-                found.append(
-                    Remnant(
-                        kind=STAGING,
-                        name=f"{schema}.{table}",
-                        key=ours[0],
-                        label=note.label,
-                        generation=note.generation,
-                        epoch=note.epoch,
-                        owner=owner,
-                        holds=(f"{size} bytes",),
-                        in_use=ours[0] in used,
-                    )
+def remnants(connection: Connection) -> list[Remnant]:
+    """Return the prepared transactions and staging tables of every sink, oldest first if that is known.
+
+    Raises `psycopg.Error`.
+    """
+    sessions = [SessionName.parse(name or "") for (name,) in connection.execute(_SESSIONS).fetchall()]
+    used = {session.key for session in sessions if session}
+    return [*_prepared(connection, used), *_staging(connection, used)]
+
+
+def _prepared(connection: Connection, used: set[str]) -> list[Remnant]:
+    found = []
+    for gid, owner, since, locks in connection.execute(_PREPARED).fetchall():
+        name = PreparedName.parse(gid)
+        if name is not None:
+            found.append(
+                Remnant(
+                    kind=PREPARED,
+                    name=gid,
+                    key=name.key,
+                    label=name.label,
+                    generation=name.generation,
+                    epoch=name.epoch,
+                    since=float(since),
+                    owner=owner,
+                    holds=tuple(sorted(locks or ())),
+                    in_use=name.key in used,
                 )
-        return found
+            )
+    return found
+
+
+def _staging(connection: Connection, used: set[str]) -> list[Remnant]:
+    found = []
+    for schema, table, owner, comment, size in connection.execute(_STAGING).fetchall():
+        ours, note = staging_owner(table), Note.parse(comment)
+        if ours is not None and note is not None:
+            found.append(
+                Remnant(
+                    kind=STAGING,
+                    name=f"{schema}.{table}",
+                    key=ours[0],
+                    label=note.label,
+                    generation=note.generation,
+                    epoch=note.epoch,
+                    owner=owner,
+                    holds=(f"{size} bytes",),
+                    in_use=ours[0] in used,
+                )
+            )
+    return found
 
 
 _HOLDERS: Final = """

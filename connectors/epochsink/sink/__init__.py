@@ -13,10 +13,8 @@ task attempt there, and a `Participant` in the driver, which it may share with o
 from epochsink.sink.contract import (
     Ballot,
     Ballots,
-    Executors,
     Marks,
     Members,
-    NotCarriedOut,
     Participant,
     Parts,
     Recorded,
@@ -27,6 +25,7 @@ from epochsink.sink.contract import (
     participants_of,
     write_all,
 )
+from epochsink.sink.executors import Executors, NotCarriedOut
 from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.sql import json_text
 from epochsink.sink.values import (
@@ -37,10 +36,12 @@ from epochsink.sink.values import (
     Committables,
     Counts,
     Epoch,
+    Finding,
     Identity,
     Keeping,
     LastDone,
     Outcome,
+    Remnant,
     RowCount,
     Spooled,
     SpoolFile,
@@ -60,6 +61,7 @@ __all__ = [
     "Counts",
     "Epoch",
     "Executors",
+    "Finding",
     "Identity",
     "Keeping",
     "LastDone",
@@ -71,6 +73,7 @@ __all__ = [
     "Participant",
     "Parts",
     "Recorded",
+    "Remnant",
     "RowCount",
     "Rows",
     "Sink",

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from epochsink.sink.values import Committable, Epoch, Identity, LastDone, Task
+    from epochsink.sink.executors import Executors
+    from epochsink.sink.values import Committable, Epoch, Finding, Identity, LastDone, Remnant, Task
 
 
 Given = TypeVar("Given")
-Answer = TypeVar("Answer")
 
 
 class Rows(Protocol):
@@ -91,22 +91,6 @@ Members = Mapping[str, Any]
 """The sinks of one participant, or their configurations, by name."""
 
 
-class NotCarriedOut(Exception):
-    """The executors did not do what they were asked for, or not all of it; the argument says why."""
-
-
-class Executors(Protocol):
-    """Spark's executors, for a commit that takes one process too long."""
-
-    def map(self, function: Callable[[Given], Answer], parts: Sequence[Given], patience: float) -> list[Answer]:
-        """Call a function for each part on some executor, beside the stream; return the answers in order.
-
-        All three must pickle. Several executors may be given the same part, and a call that was cut off may run on
-        long after this has returned or raised. So the function may only do what is right to do again, and late. Raises
-        `NotCarriedOut`, also if no executor takes a part for ``patience`` seconds.
-        """
-
-
 class Participant(ABC):
     """The driver's side of the sinks of one query that commit as one. Most sinks commit alone.
 
@@ -134,6 +118,14 @@ class Participant(ABC):
         Creates what the configuration allows to create (marker table, topic, index).
         """
         return []
+
+    def examine(self, sink: str) -> Iterable[Finding]:
+        """Look at one sink's live target as an operator does before a start; before `open`. No row moves.
+
+        Server, clock, settings, rights, and an epoch without rows that is prepared and rolled back. Creates what
+        `check` creates without knowing the columns. What the target raises may be passed on.
+        """
+        return ()
 
     def initial_state(self, sink: str) -> dict[str, Any]:
         """Return what never changes after one sink has joined a ledger (`Identity.origin`).
@@ -175,6 +167,10 @@ class Participant(ABC):
 
         Called like `newest` before a ledger begins on a checkpoint that already holds decided epochs.
         """
+
+    def in_target(self) -> Sequence[Remnant]:
+        """Return what these sinks have pending in the target, of any generation, and what it blocks; after `open`."""
+        return ()
 
     def newest_generation(self, sink: str) -> int:
         """Return the highest generation in the names that a sink has left in the target; 0 if there are none.

@@ -6,7 +6,10 @@ import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final, Self
+
+APART_SECONDS: Final = 5.0
+"""From here on, the difference of two clocks is worth an operator's look."""
 
 Committable = dict[str, Any]
 """A JSON object that names something prepared. Never holds a secret: it is written to the ledger."""
@@ -39,6 +42,46 @@ class Epoch:
 
     number: int
     attempt: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What an examination of a target has found: ``what`` was looked at, and what to do if ``hint`` is not empty.
+
+    ``is_fatal``: as it is, no epoch can be written.
+    """
+
+    what: str
+    found: str
+    hint: str = ""
+    is_fatal: bool = False
+
+    @classmethod
+    def of_clock(cls, whose: str, ahead: float) -> Self:
+        """Return how far the clock of ``whose`` is ahead of this machine's, in seconds."""
+        hint = "" if abs(ahead) < APART_SECONDS else "let both machines follow one time server: ages are wrong by this"
+        return cls("clock", f"that of {whose} is {abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} ours", hint)
+
+
+@dataclass(frozen=True, slots=True)
+class Remnant:
+    """Something that epochsink left in a target, found without its checkpoint.
+
+    ``key`` is that of its sink's identity, ``label`` is ``pipeline/sink``, ``since`` is in seconds since 1970
+    (None: unknown), ``owner`` is the target's user, ``holds`` lists what it blocks, and ``in_use`` says whether its
+    driver is connected now (None: unknown).
+    """
+
+    kind: str
+    name: str
+    key: str
+    label: str
+    generation: int
+    epoch: int | None = None
+    since: float | None = None
+    owner: str = ""
+    holds: tuple[str, ...] = ()
+    in_use: bool | None = None
 
 
 class Keeping(enum.Enum):
