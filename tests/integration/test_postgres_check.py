@@ -419,8 +419,9 @@ def test_every_privilege_is_asked_for_and_suffices(table: str, pg_schema: str, p
 
     found = findings(dsn, table, **options)
     assert any(f'CREATE SCHEMA IF NOT EXISTS "{markers}"; GRANT USAGE, CREATE ON' in finding for finding in found)
-    assert any("GRANT USAGE ON SCHEMA" in finding for finding in found)
+    assert any(f'GRANT USAGE ON SCHEMA "{pg_schema}" TO' in finding for finding in found)
     pg_truth.execute(f"CREATE SCHEMA {markers}")
+    assert any("let the DBA run" in finding for finding in findings(dsn, table, **options))
     pg_truth.execute(f"GRANT USAGE, CREATE ON SCHEMA {markers} TO {poor}")
     pg_truth.execute(f"GRANT USAGE ON SCHEMA {pg_schema} TO {poor}")
     found = findings(dsn, table, **options)
@@ -436,10 +437,10 @@ def test_every_privilege_is_asked_for_and_suffices(table: str, pg_schema: str, p
     pg_truth.execute(f"DROP SCHEMA {markers} CASCADE")
 
 
-def test_the_script_for_dbas_gives_what_is_needed(table: str, pg_schema: str, pg_truth: Truth) -> None:
-    """With names replaced, the role inserts, updates and deletes, and the alerts see its transaction."""
+def test_the_script_for_dbas_gives_what_is_needed(table: str, pg_schema: str, poor: str, pg_truth: Truth) -> None:
+    """With names replaced, the role inserts, updates and deletes, another one may join, and the alerts see a vote."""
     page = (Path(__file__).parents[2] / "docs/how-to/for-dbas.md").read_text()
-    script, *alerts = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    script, another, *alerts = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
     role, markers = f"streaming_{uuid.uuid4().hex[:8]}", f"{pg_schema}_markers"
     replaced = {"change me": PASSWORD, "streaming": role, "epochsink": markers, "sales": pg_schema}
     pg_truth.execute(re.sub("|".join(replaced), lambda name: replaced[name[0]], script))
@@ -452,6 +453,11 @@ def test_the_script_for_dbas_gives_what_is_needed(table: str, pg_schema: str, pg
             driver.run(1, changes((1, "changed", False), (2, "", True)))
             assert pg_truth.rows(table) == [(1, "changed")]
             driver.vote(driver.write(2, changes((3, "new", False))))
+            pg_truth.execute(
+                re.sub("epochsink|streaming2", lambda name: {"epochsink": markers}.get(name[0], poor), another)
+            )
+            pg_truth.execute(f"GRANT USAGE ON SCHEMA {pg_schema} TO {poor}; GRANT INSERT ON {table} TO {poor}")
+            assert findings(as_user(pg_truth.dsn, poor, PASSWORD), table, marker_schema=markers) == []
             old, locked = (pg_truth.execute(alert.replace("now() - interval '5 minutes'", "now()")) for alert in alerts)
             assert [row[1] for row in old] == [role]
             assert table in {row[1] for row in locked}
@@ -488,9 +494,11 @@ def test_a_sequence_that_a_default_takes_its_values_from_needs_a_right(
 
 def test_a_marker_table_of_another_user_needs_a_grant(table: str, pg_schema: str, poor: str, pg_truth: Truth) -> None:
     assert findings(pg_truth.dsn, table, marker_schema=pg_schema) == []
+    dsn = as_user(pg_truth.dsn, poor, PASSWORD)
+    assert any("let the DBA run" in finding for finding in findings(dsn, table, marker_schema=pg_schema))
     pg_truth.execute(f"GRANT USAGE ON SCHEMA {pg_schema} TO {poor}")
     pg_truth.execute(f"GRANT INSERT ON {table} TO {poor}")
-    found = findings(as_user(pg_truth.dsn, poor, PASSWORD), table, marker_schema=pg_schema)
+    found = findings(dsn, table, marker_schema=pg_schema)
     assert any(f'GRANT SELECT, INSERT, DELETE ON "{pg_schema}"."marker"' in finding for finding in found)
     assert any("may not create staging tables" in finding for finding in found)
 

@@ -87,7 +87,9 @@ def check(config: PostgresConfig, connection: Connection, row: pa.Schema) -> lis
             findings += create_target(config, connection, relation, row)
             target = read_target(connection, relation)
     except errors.InsufficientPrivilege as refused:
-        return [*findings, f"table {relation}: {describe(refused)}; GRANT USAGE ON SCHEMA to {user_of(connection)}"]
+        place = sql.Identifier(relation.schema or "public").as_string(connection)
+        grant = f"GRANT USAGE ON SCHEMA {place} TO {user_of(connection)};"
+        return [*findings, f"table {relation}: {describe(refused)}; let its owner run: {grant}"]
     if target is None:
         return findings if config.create and findings else [*findings, _unknown_table(config, connection, row)]
     if config.add_columns and not list(check_kind(target)):
@@ -123,12 +125,12 @@ def check_markers(config: PostgresConfig, connection: Connection) -> Iterator[st
     user, schema = user_of(connection), sql.Identifier(config.marker_schema).as_string(connection)
     ddl = f"CREATE SCHEMA IF NOT EXISTS {schema}; GRANT USAGE, CREATE ON SCHEMA {schema} TO {user};"
     table = sql.Identifier(config.marker_schema, applied_epochs.TABLE).as_string(connection)
-    published = list(_check_marker_publication(config, connection, table))
-    if published:
-        # Before the table is created: a table that exists is already published.
-        yield from published
-        return
     try:
+        published = list(_check_marker_publication(config, connection, table))
+        if published:
+            # Before the table is created: a table that exists is already published.
+            yield from published
+            return
         applied_epochs.create(connection, config.marker_schema)
     except errors.InsufficientPrivilege as refused:
         yield f"markers and staging need the schema {schema}: {describe(refused)}; let the DBA run: {ddl}"
