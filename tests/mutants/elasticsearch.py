@@ -56,14 +56,14 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "elasticsearch/bulk_body.py",
-        "        end = max(fitting, begin + 1)\n        yield Request(request.data, offsets[begin : end + 1])\n",
-        "        end = max(fitting, begin + 1)\n        yield Request(request.data, offsets[begin:end])\n",
+        "return Request(self.data, self.offsets[: end + 1]), Request(self.data, self.offsets[end:])",
+        "return Request(self.data, self.offsets[:end]), Request(self.data, self.offsets[end:])",
         f"{BULK_BODY} -k cutting",
         "the last document of each request",
     ),
     Mutant(
         "elasticsearch/bulk_body.py",
-        "    if waiting:\n        yield _joined(waiting)\n",
+        "    if waiting:\n        yield joined(waiting)\n",
         "",
         f"{BULK_BODY} -k small_requests",
         "the last documents of an epoch of many small tasks",
