@@ -188,15 +188,17 @@ $(RELEASE)/.installed-from-lock: release.lock
 	$(RELEASE)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r release.lock
 	touch $@
 
-release: $(STAMP) $(RELEASE)/.installed-from-lock ## in ./dist: sdist, wheel from it, checksums, SBOM; the wheel is tried in an empty environment
+release: $(STAMP) $(RELEASE)/.installed-from-lock ## in ./dist: sdist, wheel from it (tried in an empty environment), SBOM, checksums with the commit, signed: SIGN=ssh-key
 	@test -z "$$(git status --porcelain)" || { echo "commit first: a release is built from what is committed"; exit 1; }
 	rm -rf dist
 	$(RELEASE)/bin/python -m build --outdir dist . > $(RELEASE)/build.log 2>&1 || { cat $(RELEASE)/build.log; exit 1; }
 	$(RELEASE)/bin/twine check --strict dist/*
-	cd dist && sha256sum epochsink-* > SHA256SUMS
+	cd dist && { echo "# epochsink $(VERSION), commit $$(git rev-parse HEAD)"; sha256sum epochsink-*; } > SHA256SUMS
 	$(MAKE) test-versions VERSIONS=newest
 	cd dist && sha256sum --check --quiet SHA256SUMS # test-versions builds the wheel again: the same bytes, or it tried another one
 	$(RELEASE)/bin/cyclonedx-py environment --output-reproducible --output-file dist/epochsink-$(VERSION).cdx.json $(VENV)/versions/newest/bin/python
+	cd dist && sha256sum epochsink-*.cdx.json >> SHA256SUMS
+	$(if $(SIGN),ssh-keygen -Y sign -q -f $(SIGN) -n epochsink dist/SHA256SUMS)
 	@ls dist
 
 lock: ## pin the newest versions that pyproject.toml allows

@@ -183,4 +183,4 @@ def save_svg(results: Sequence[Result], path: Path) -> None:
     canvas = Console(record=True, width=82, file=io.StringIO(), force_terminal=True)
     canvas.print(closing_table(results))
     # a page that shows the image should load nothing from elsewhere, so the fonts are those of the machine
-    path.write_text(re.sub(r"\s*@font-face \{[^}]*\}", "", canvas.export_svg(title="make demo")))
+    path.write_text(re.sub(r"\s*@font-face \{[^}]*\}", "", canvas.export_svg(title="epochsink demo")))
