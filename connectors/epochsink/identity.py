@@ -173,9 +173,12 @@ def claim_document(key: str) -> str:
     return f"{PREFIX}-claim-{key}"
 
 
-def document_id_prefix(key: str, epoch: int) -> str:
-    """Return the beginning of the ``_id`` of keyless documents; their position in the spool follows."""
-    return f"{key}-{epoch}-"
+def document_id_prefix(key: str, epoch: int, attempt: str | None = None) -> str:
+    """Return the beginning of the ``_id`` of keyless documents; their position in the spool follows.
+
+    In data streams, documents have no version that would name their writer, so their ``_id`` has the attempt.
+    """
+    return f"{key}-{epoch}-" if attempt is None else f"{key}-{epoch}-{attempt}-"
 
 
 def staging_table(key: str, attempt: str) -> str:

@@ -9,6 +9,7 @@ BULK_REQUEST = "tests/unit/test_elasticsearch_bulk_request.py"
 COMMITTABLE = "tests/unit/test_elasticsearch_committable.py"
 DEDUPLICATE = "tests/unit/test_elasticsearch_deduplicate.py"
 EPOCHS = "tests/unit/test_elasticsearch_epochs.py"
+STREAMS = "tests/integration/test_elasticsearch_data_stream.py"
 
 MUTANTS: list[Mutant] = [
     # ---- bulk requests
@@ -242,8 +243,8 @@ MUTANTS: list[Mutant] = [
     # ---- the index
     Mutant(
         "elasticsearch/target_index.py",
-        "    if kept is not None and found.incarnation != (kept.index_uuid, kept.history):\n",
-        "    if False:\n",
+        "    elif kept is not None and (found.uuid, found.history) != (kept.index_uuid, kept.history):\n",
+        "    elif False:\n",
         f"{EPOCHS} -k takes_no_further_epoch",
         "epochs in an index that was created again and lacks those before them",
     ),
@@ -256,14 +257,14 @@ MUTANTS: list[Mutant] = [
         "the documents of an epoch whose index was created again while it was applied",
     ),
     Mutant(
-        "elasticsearch/target_index.py",
+        "elasticsearch/index_settings.py",
         'settings.get("index.translog.durability", "request").lower() == "async"',
         "False",
         f"{EPOCHS} -k asynchronous",
         "documents that a crash of the server takes away after they were acknowledged",
     ),
     Mutant(
-        "elasticsearch/target_index.py",
+        "elasticsearch/index_settings.py",
         "(duration_seconds(deletes) or 0) < (duration_seconds(config.gc_deletes) or 0)",
         "False",
         f"{EPOCHS} -k forgetful",
@@ -275,5 +276,48 @@ MUTANTS: list[Mutant] = [
         '    if shards["failed"]:\n',
         f"{EPOCHS} -k leaves_out_a_shard",
         "dead letters, or claims of another sink, that a search does not find",
+    ),
+    # ---- data streams
+    Mutant(
+        "elasticsearch/apply.py",
+        "        if isinstance(self._found, Stream) and len(self._found.backing) > 1:\n",
+        "        if False:\n",
+        f"{STREAMS} -k before_a_rollover",
+        "documents that are appended a second time, since an _id is unique in one backing index only",
+    ),
+    Mutant(
+        "elasticsearch/data_stream.py",
+        "            if not second:\n",
+        "            if True:\n",
+        f"{STREAMS} -k before_any_request",
+        "documents twice, whose request was sent again after a rollover",
+    ),
+    Mutant(
+        "elasticsearch/data_stream.py",
+        "            for index in self._stream.backing:\n",
+        "            for index in [self._stream.written]:\n",
+        f"{STREAMS} -k before_a_rollover",
+        "documents that are looked for in the newest backing index only",
+    ),
+    Mutant(
+        "elasticsearch/data_stream.py",
+        "        if elsewhere := sorted(self._reached - stream.backing.keys()):\n",
+        "        if elsewhere := []:\n",
+        f"{STREAMS} -k is_no_success",
+        "documents that a pipeline has sent to another index",
+    ),
+    Mutant(
+        "elasticsearch/data_stream.py",
+        '            if answer.get("failure_store") == "used":\n',
+        "            if False:\n",
+        f"{STREAMS} -k is_no_success",
+        "documents that the server has put into its failure store",
+    ),
+    Mutant(
+        "identity.py",
+        'if attempt is None else f"{key}-{epoch}-{attempt}-"',
+        'if attempt is None else f"{key}-{epoch}-"',
+        f"{STREAMS} -k another_attempt",
+        "rows of an attempt in whose place another one's count as stored",
     ),
 ]

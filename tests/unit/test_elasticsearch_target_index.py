@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import elasticsearch
 import pytest
@@ -13,15 +13,18 @@ from epochsink.elasticsearch import target_index
 from epochsink.elasticsearch.config import ElasticsearchConfig
 from epochsink.elasticsearch.errors import UnfitIndex
 
+if TYPE_CHECKING:
+    from epochsink.elasticsearch.data_stream import Stream
+
 BY_ALIAS: dict[str, Any] = {"orders": {}}
 
 
-def find(name: str, described: dict[str, Any]) -> target_index.Target | None:
+def find(name: str, described: dict[str, Any], **arguments: Any) -> target_index.Target | Stream | None:
     with (
         Proxy(None, lambda _: Answer(200, json.dumps(described).encode())) as server,
         elasticsearch.Elasticsearch(server.url) as client,
     ):
-        return target_index.find(client, ElasticsearchConfig(server.url, index=name))
+        return target_index.find(client, ElasticsearchConfig(server.url, index=name, **arguments))
 
 
 def described_as(*, settings: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -43,7 +46,6 @@ def test_an_alias_is_found_with_its_index() -> None:
 @pytest.mark.parametrize(
     ("described", "reason", "hint"),
     [
-        ({".ds-orders-000001": described_as(data_stream="orders")}, "is a data stream", "name an index"),
         (
             {"orders-1": described_as(aliases=BY_ALIAS), "orders-2": described_as(aliases=BY_ALIAS)},
             "alias of 2 indices",
@@ -65,3 +67,30 @@ def test_an_unfit_index_is_refused_with_reason_and_way_out(described: dict[str, 
     with pytest.raises(UnfitIndex, match=reason) as caught:
         find("orders", described)
     assert hint in caught.value.hint
+
+
+STREAM: dict[str, Any] = {".ds-orders-000001": described_as(data_stream="orders")}
+
+
+def of_stream(setting: str, value: str) -> dict[str, Any]:
+    return {".ds-orders-000001": described_as(data_stream="orders", settings={setting: value})}
+
+
+@pytest.mark.parametrize(
+    ("described", "arguments", "reason"),
+    [
+        (STREAM, {"key": "id"}, "takes no second row of a key"),
+        (STREAM, {"routing": "customer"}, "cannot be used with routing='customer'"),
+        (STREAM, {"validate": True}, "cannot be used with validate=True"),
+        ({".ds-other-000001": described_as(data_stream="other", aliases=BY_ALIAS)}, {}, "belongs to other"),
+        ({"orders": described_as(data_stream="other")}, {}, "belongs to other"),
+        (of_stream("index.mode", "time_series"), {}, "time series stream, which makes every _id itself"),
+        (of_stream("index.mapping.synthetic_id", "true"), {}, "its _id is made from other fields"),
+        (of_stream("index.logsdb.route_on_sort_fields", "true"), {}, "makes every _id itself"),
+    ],
+)
+def test_a_data_stream_that_cannot_be_exact_is_refused_with_the_reason(
+    described: dict[str, Any], arguments: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(UnfitIndex, match=reason):
+        find("orders", described, **arguments)

@@ -15,6 +15,7 @@ from epochsink.elasticsearch.apply_on_executors import OnExecutors, PartJob
 from epochsink.elasticsearch.bulk_body import Operations
 from epochsink.elasticsearch.bulk_request import Poster, post_all
 from epochsink.elasticsearch.changed_elsewhere import ChangedElsewhere
+from epochsink.elasticsearch.data_stream import Copies, Created, Stream
 from epochsink.elasticsearch.dead_letter import DeadLetters
 from epochsink.elasticsearch.errors import Refusal, documents_rejected
 from epochsink.errors import OutcomeUnknown, RowsRejected
@@ -55,7 +56,7 @@ class Application:
         epoch: Epoch,
         prepared: PreparedEpoch,
         kept: applied_epochs.Marker | None,
-        found: target_index.Target | target_index.Targets,
+        found: target_index.Target | target_index.Targets | Stream,
         pace: Pace,
         executors: Executors | None = None,
     ) -> None:
@@ -72,9 +73,17 @@ class Application:
         self._run = uuid.uuid4().hex
         self._executors = executors
         self._parts: OnExecutors | None = None
-        self._lookout = Lookout(client, identity, epoch)
+        self._lookout = lookout = Lookout(client, identity, epoch)
+        self._created = Created(prepared.index) if isinstance(found, Stream) else None
         self._poster = Poster(
-            client, self._index, config.timeout, self._lookout.now_and_then, pipeline=prepared.pipeline, pace=pace
+            client,
+            self._index,
+            config.timeout,
+            # No version refuses a late document of a data stream: look before each request.
+            lookout.now_and_then if self._created is None else lookout.now,
+            pipeline=prepared.pipeline,
+            pace=pace,
+            created=self._created,
         )
         self._searchable = False
         self._rejected: list[Refusal] = []
@@ -109,7 +118,7 @@ class Application:
 
         Raises `Overtaken`, `GaveUp`, `RowsRejected`, `SpoolMissing`, `OutcomeUnknown`, `WentBack`.
         """
-        if self._executors is not None and self._is_large():
+        if self._executors is not None and self._created is None and self._is_large():
             by_task = self._prepared.by_task
             pipeline = self._prepared.pipeline
             job = PartJob(
@@ -148,25 +157,28 @@ class Application:
             raise Overtaken
         return self._set_aside
 
-    def _apply_to_same_indices(self, rows: Rows) -> target_index.Target | target_index.Targets:
+    def _apply_to_same_indices(self, rows: Rows) -> target_index.Target | target_index.Targets | Stream:
         """Apply the epoch to the index that each name resolves to, and again if an index or its pipeline changed."""
-        before, pipeline = self._found, self._prepared.pipeline
+        pipeline = self._prepared.pipeline
         for _ in range(_TURNS):
+            before = self._found
             self._poster.stored_in = before.stored_in(pipeline)
             self._apply(rows)
             # Read again: an index that was restored during the run, or a new target of the alias, may lack documents of
             # this epoch and of earlier ones.
             after = target_index.require_recorded(self._client, self._config, self._at(before), self._prepared)
+            if self._created is not None and isinstance(after, Stream):
+                self._created.require_within(after)
             if (before.incarnation, before.stored_in(pipeline)) == (after.incarnation, after.stored_in(pipeline)):
                 return after
-            before = after
+            self._found = after
         raise OutcomeUnknown(
-            f"{self._prepared.index!r} named a different index, or had a different ingest pipeline, after each of "
-            f"{_TURNS} runs of epoch {self._epoch.number}",
+            f"{self._prepared.index!r} named a different index, had a different ingest pipeline, or rolled over, in "
+            f"each of {_TURNS} runs of epoch {self._epoch.number}",
             hint="leave the alias and the index settings unchanged, and start the query again: it applies the epoch",
         )
 
-    def _at(self, index: target_index.Target | target_index.Targets) -> applied_epochs.Marker | None:
+    def _at(self, index: target_index.Target | target_index.Targets | Stream) -> applied_epochs.Marker | None:
         """Return the marker with ``index`` in place of the index that its epoch was applied to."""
         if self._kept is None:
             return None
@@ -278,7 +290,12 @@ class Application:
             task,
             size=self._config.bulk_bytes,
             indices=self._prepared.indices or (),
+            creates=self._created is not None,
         )
+        # Without a rollover since the vote, all documents are in one index, which refuses a second one of an _id.
+        if isinstance(self._found, Stream) and len(self._found.backing) > 1:
+            count = sum(batch.num_rows for batch in rows.read(task))
+            survives = Copies(self._client, self._found, operations.prefix).missing(count)
         for request in operations.requests(rows, survives):
             self._keyed = operations.keyed
             self._judge_unplaced(operations)
@@ -307,7 +324,8 @@ class Application:
 
     def _judge(self, refusals: Sequence[Refusal]) -> None:
         others = [refusal for refusal in refusals if not refusal.conflict]
-        if conflicts := [refusal for refusal in refusals if refusal.conflict]:
+        # In a data stream, the _id names the attempt: a document that exists is the one to write.
+        if self._created is None and (conflicts := [refusal for refusal in refusals if refusal.conflict]):
             others += self._changed_elsewhere.overwrite(conflicts, keyed=self._keyed)
         if others and self._dead_letters is not None:
             self._refuse_unfit_index(others)
@@ -325,8 +343,9 @@ class Application:
             if self._prepared.indices is not None and index not in self._prepared.indices:
                 continue  # the name itself is at fault
             pipeline, routed = self._prepared.pipeline, self._config.routing is not None
-            poster = Poster(self._client, index, self._config.timeout, self._lookout.now_and_then, pipeline=pipeline)
-            if faults_of_index := preflight.refused_by_index(self._client, index, poster, pipeline, routed=routed):
+            written = self._found.written if isinstance(self._found, Stream) else index
+            poster = Poster(self._client, written, self._config.timeout, self._lookout.now_and_then, pipeline=pipeline)
+            if faults_of_index := preflight.refused_by_index(self._client, written, poster, pipeline, routed=routed):
                 raise RowsRejected(
                     f"the index {index!r} refuses even an empty document: {faults_of_index[0].reason}",
                     hint="correct its settings, pipelines or mapping; the epoch stays pending and nothing is set aside",

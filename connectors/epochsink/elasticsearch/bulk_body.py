@@ -100,6 +100,12 @@ def action_heads(**metadata: Any) -> tuple[pa.Scalar, pa.Scalar]:
     return index, delete
 
 
+def create_heads() -> tuple[pa.Scalar, pa.Scalar]:
+    """Return the beginning of create action lines, twice: no row of a data stream is a delete."""
+    create = arrow_buffers.text('{"create":{', _TEXT)
+    return create, create
+
+
 def newer(operations: Sequence[tuple[Refusal, int]]) -> Request:
     """Return a request of refused operations, each with the version over whose smaller ones it is applied."""
     rendered = []
@@ -173,7 +179,8 @@ class Operations:
 
     ``seen`` is the number of rows and ``keyed`` whether they have keys; both are known once all rows are rendered.
     ``partition`` is the task's place in the epoch, ``size`` the bytes of a request. ``indices`` are those of the epoch,
-    for rows that name theirs; rows with any other name are not rendered, and added to ``unplaced``.
+    for rows that name theirs; rows with any other name are not rendered, and added to ``unplaced``. With ``creates``
+    the rows have no key, and are appended to a data stream.
     """
 
     def __init__(
@@ -185,8 +192,11 @@ class Operations:
         *,
         size: int,
         indices: Collection[str] = (),
+        creates: bool = False,
     ) -> None:
-        self._prefix = f"{document_id_prefix(identity_key(identity), epoch.number)}{partition}-"
+        attempt = epoch.attempt if creates else None
+        self.prefix = f"{document_id_prefix(identity_key(identity), epoch.number, attempt)}{partition}-"
+        self._creates = creates
         self._version = identity.origin["base"] + epoch.number
         self._task = task
         self._size = size
@@ -198,7 +208,7 @@ class Operations:
     def requests(self, rows: Rows, survives: npt.NDArray[np.bool_] | None) -> Iterator[Request]:
         """Yield requests for the rows whose flag in ``survives`` is set; None for all rows."""
         # gte: the epoch may be applied again, and its documents then have this version
-        heads = action_heads(version=self._version, version_type="external_gte")
+        heads = create_heads() if self._creates else action_heads(version=self._version, version_type="external_gte")
         for batches in _gathered(rows.read(self._task), self._size):
             count = sum(map(len, batches))
             sources = pa.concat_arrays([batch.column("source") for batch in batches])
@@ -207,7 +217,7 @@ class Operations:
             if self.keyed:
                 ids = pa.concat_arrays([batch.column("id") for batch in batches])
             else:
-                ids = position_ids(self._prefix, self.seen, count)
+                ids = position_ids(self.prefix, self.seen, count)
             if "routing" in batches[0].schema.names:
                 ids = routed(pa.concat_arrays([batch.column("routing") for batch in batches]), ids)
             mask = None if survives is None else pa.array(survives[self.seen : self.seen + count])

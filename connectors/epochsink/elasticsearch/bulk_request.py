@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from epochsink.elasticsearch.bulk_body import Request
+    from epochsink.elasticsearch.data_stream import Created
     from epochsink.elasticsearch.pace import Pace, Turn
 
 _TOO_LARGE = 413
@@ -53,6 +54,7 @@ class Poster:
     ``stored_in`` is the index in which each document must be stored, if a
     pipeline could send it elsewhere; None if there is no pipeline. ``pace`` limits requests while the server is
     overloaded, together with those of other posters that have it; None for one request at once of any size.
+    ``created`` looks at the answers of a data stream.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Poster:
         pipeline: str | None = None,
         stored_in: str | None = None,
         pace: Pace | None = None,
+        created: Created | None = None,
     ) -> None:
         # The client's own retries would repeat whole requests and hide the reason.
         self._client = client.options(max_retries=0)
@@ -80,6 +83,7 @@ class Poster:
         self._detailed = False
         self.stored_in = stored_in
         self._pace = pace
+        self._created = created
 
     def stop(self) -> None:
         """End all waiting. Running posts raise `Stopped` before their next try."""
@@ -151,7 +155,7 @@ class Poster:
         while True:
             if self._before_sending is not None:
                 self._before_sending()
-            detailed = self._detailed or self.stored_in is not None
+            detailed = self._detailed or self.stored_in is not None or self._created is not None
             answer = self._client.bulk(
                 index=self._index,
                 operations=[request.body],  # type: ignore[list-item]
@@ -161,6 +165,8 @@ class Poster:
             ).body
             if self.stored_in is not None:
                 pipelines.refuse_moved(request, answer["items"], self.stored_in)
+            if self._created is not None:
+                self._created.look(answer["items"])
             if not answer["errors"]:
                 return []
             if detailed:
@@ -171,7 +177,8 @@ class Poster:
     def _wanted(self) -> str:
         """The fields of the answer to request for each operation."""
         place = ",items.*._index,items.*._id,items.*._version,items.*.result" if self.stored_in is not None else ""
-        return f"errors,items.*.status,items.*.error{place}"
+        created = self._created.fields if self._created is not None else ""
+        return f"errors,items.*.status,items.*.error{place}{created}"
 
     def _sort(self, request: Request, items: list[dict[str, Any]], refusals: list[Refusal]) -> list[int]:
         """Add permanently refused operations to ``refusals``; return the positions of those to send again."""

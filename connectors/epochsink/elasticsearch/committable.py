@@ -51,7 +51,8 @@ class PreparedEpoch:
     ``index`` is the configured name, and ``index_uuid`` the index that it resolved to at the vote. With ``by_task``
     each task has all rows of its ids: replaced rows are found task by task when the epoch is applied, and ``replaced``
     is 0. ``placed_by`` and ``pipeline`` as in `ElasticsearchConfig`. If rows name their index, ``indices`` has those
-    names with uuid and history at the vote, and ``index`` is only shown; else it is None.
+    names with uuid and history at the vote, and ``index`` is only shown; else it is None. For a data stream, ``stream``
+    has the backing index that was written to at the vote, with uuid and history; else it is None.
     """
 
     tasks: tuple[str, ...]
@@ -63,6 +64,7 @@ class PreparedEpoch:
     placed_by: str = ""
     pipeline: str | None = None
     indices: Mapping[str, tuple[str, str]] | None = None
+    stream: Mapping[str, tuple[str, str]] | None = None
 
     def to_json(self) -> Committable:
         """Return the part for the ledger."""
@@ -76,7 +78,8 @@ class PreparedEpoch:
             "by_task": self.by_task,
             "placed_by": self.placed_by,
             "pipeline": self.pipeline,
-            "indices": None if self.indices is None else [[name, *each] for name, each in self.indices.items()],
+            "indices": _listed(self.indices),
+            "stream": _listed(self.stream),
         }
 
     @classmethod
@@ -86,10 +89,13 @@ class PreparedEpoch:
         tasks = tuple(map(str, given["tasks"]))
         index, uuid = str(given["index"]), str(given["index_uuid"])
         by_task, placed_by, pipeline = bool(given["by_task"]), str(given["placed_by"]), given["pipeline"]
-        indices = incarnations(given["indices"])
-        return cls(
-            tasks, int(given["rows"]), int(given["replaced"]), index, uuid, by_task, placed_by, pipeline, indices
-        )
+        rows, replaced = int(given["rows"]), int(given["replaced"])
+        indices, stream = incarnations(given["indices"]), incarnations(given["stream"])
+        return cls(tasks, rows, replaced, index, uuid, by_task, placed_by, pipeline, indices, stream)
+
+
+def _listed(indices: Mapping[str, tuple[str, str]] | None) -> list[list[str]] | None:
+    return None if indices is None else [[name, *each] for name, each in indices.items()]
 
 
 def incarnations(listed: Sequence[Sequence[str]] | None) -> dict[str, tuple[str, str]] | None:

@@ -15,6 +15,7 @@ from epochsink.elasticsearch.apply import Application
 from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.config import MOST_INDICES
 from epochsink.elasticsearch.connection import connect
+from epochsink.elasticsearch.data_stream import Stream
 from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 from epochsink.elasticsearch.examine import examine
 from epochsink.elasticsearch.pace import Pace
@@ -121,8 +122,8 @@ class ElasticsearchCommitter(Participant):
 
     def _require_configured(
         self, kept: applied_epochs.Marker | None, names: Sequence[str] = ()
-    ) -> target_index.Target | target_index.Targets:
-        """Return the configured index, or with ``index_by`` the named ones, which are created if missing."""
+    ) -> target_index.Target | target_index.Targets | Stream:
+        """Return the configured target, or with ``index_by`` the named indices, which are created if missing."""
         if self._config.index:
             return target_index.require_same(self._client, self._config, kept)
         create = partial(preflight.create_index, self._client, self._config, self._schema)
@@ -176,7 +177,10 @@ class ElasticsearchCommitter(Participant):
         self._voted = epoch.attempt
         placed_by, pipeline = self._config.placed_by, self._config.pipeline
         index, indices = self._config.shown_index, None if self._config.index else found.indices
-        prepared = PreparedEpoch(tasks, total, replaced, index, found.uuid, by_task, placed_by, pipeline, indices)
+        stream = {found.written: found.indices[found.written]} if isinstance(found, Stream) else None
+        prepared = PreparedEpoch(
+            tasks, total, replaced, index, found.uuid, by_task, placed_by, pipeline, indices, stream
+        )
         return {name: [prepared.to_json()]}
 
     def _replaced(self, epoch: Epoch, rows: Rows, tasks: Sequence[str], total: int) -> int:

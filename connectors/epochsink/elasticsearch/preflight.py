@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 import elasticsearch
 import pyarrow as pa
 
-from epochsink.elasticsearch import applied_epochs, bulk_body, dead_letter, pipelines, target_index
+from epochsink.elasticsearch import applied_epochs, bulk_body, dead_letter, index_settings, pipelines, target_index
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.config import duration_seconds
 from epochsink.elasticsearch.connection import connect
+from epochsink.elasticsearch.data_stream import TIMESTAMP, Stream
 from epochsink.elasticsearch.errors import (
     CLIENT_ERRORS,
     GaveUp,
@@ -141,10 +142,17 @@ def _index(client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, sch
     unfit = [str(each) for each in target_index.unfit_settings(found, config)]
     named = pipelines.named(found.settings, config.pipeline)
     unfit += [str(each) for each in pipelines.moving(client, found.index, named, config.pipeline)]
+    # A data stream refuses what is sent here, so ask the index behind it.
+    written = found.written if isinstance(found, Stream) else config.index
+    if isinstance(found, Stream) and schema is not None and TIMESTAMP not in schema.names:
+        unfit.append(
+            f"every document of the data stream {found.index!r} needs the field {TIMESTAMP!r}, which the rows lack: "
+            f"name it in select=, e.g. select=['*', 'created_at AS `{TIMESTAMP}`']"
+        )
     return [
         *unfit,
         *(conflicts(schema, found.mapping) if schema is not None else ()),
-        *_writable(client, config.index, config.pipeline, routed=config.routing is not None),
+        *_writable(client, written, config.pipeline, routed=config.routing is not None),
     ]
 
 
@@ -173,7 +181,7 @@ def create_index(
 def _settings(config: ElasticsearchConfig) -> dict[str, Any]:
     settings = config.index_settings
     if config.delete_when is not None and duration_seconds(config.gc_deletes) != duration_seconds(
-        target_index.SERVER_GC_DELETES
+        index_settings.SERVER_GC_DELETES
     ):
         # Leave the default out: serverless does not support this setting.
         settings["index.gc_deletes"] = config.gc_deletes
@@ -241,7 +249,8 @@ def refused_by_index(
     """
     end = '"routing":"epochsink","_id":"epochsink-check"}' if routed else '"_id":"epochsink-check"}'
     empty = bulk_body.render(pa.array([end]), pa.array(["{}"]), _HEADS)
-    refused = refused_by_server(poster, empty)
+    # Each document of a data stream needs a timestamp: the index has read the document, and takes others.
+    refused = [each for each in refused_by_server(poster, empty) if f"[{TIMESTAMP}]" not in each.reason]
     named = _pipelines(client, index, pipeline) if refused else []
     return refused if pipelines.missing(client, named) or not named else []
 

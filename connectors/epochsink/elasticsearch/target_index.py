@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 import elasticsearch
 
-from epochsink.elasticsearch import applied_epochs, pipelines
-from epochsink.elasticsearch.config import duration_seconds
+from epochsink.elasticsearch import applied_epochs, data_stream, index_settings, pipelines
 from epochsink.elasticsearch.connection import refresh
+from epochsink.elasticsearch.data_stream import Stream
 from epochsink.elasticsearch.errors import UnfitIndex
 from epochsink.errors import WentBack
 
@@ -22,8 +21,6 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.committable import PreparedEpoch
     from epochsink.elasticsearch.config import ElasticsearchConfig
 
-SERVER_GC_DELETES: Final = "60s"
-"""The server's default of ``index.gc_deletes``."""
 _LONGEST_PATH: Final = 3000
 _PER_INDEX: Final = "an _id is unique within one index only"
 
@@ -42,6 +39,11 @@ class Target:
     settings: Mapping[str, str]
     mapping: Mapping[str, Any]
     beside: Mapping[str, Mapping[str, str]]
+
+    @property
+    def written(self) -> str:
+        """The index that documents are written to."""
+        return self.index
 
     @property
     def history(self) -> str:
@@ -158,13 +160,17 @@ def _in_a_url(names: Iterable[str]) -> Iterator[list[str]]:
 
 
 def find(
-    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, *features: str, name: str | None = None
-) -> Target | None:
-    """Return the one index that ``name`` (default: the configured name) resolves to, or None if it does not exist.
+    client: elasticsearch.Elasticsearch,
+    config: ElasticsearchConfig,
+    *features: str,
+    name: str | None = None,
+    recorded: bool = False,
+) -> Target | Stream | None:
+    """Return the index or data stream that ``name`` (default: as configured) resolves to; None if it does not exist.
 
-    ``features`` to read besides the settings can be "mappings".
+    ``features`` to read besides the settings can be "mappings". ``recorded``: for an epoch whose arguments were others.
 
-    Raises `UnfitIndex` for a data stream, an alias of several indices, and an alias that rolls over.
+    Raises `UnfitIndex` for a data stream of rows with a key, an alias of several indices, and an alias that rolls over.
     """
     name = name or config.index
     wanted = ["settings", "aliases", *features]
@@ -178,11 +184,15 @@ def find(
             mine = client.indices.get(index=name, flat_settings=True, features=wanted).body
         except elasticsearch.NotFoundError:
             return None
+    beside = {other: found[other]["settings"] for other in found if other not in mine}
+    if any("data_stream" in described for described in mine.values()):
+        if unfit := data_stream.unfit(name, mine, None if recorded else config):
+            raise unfit
+        return data_stream.found(client, name, mine, beside)
     if reason := _unfit(name, mine):
         raise UnfitIndex(*reason)
     ((index, described),) = mine.items()
     settings = described["settings"]
-    beside = {other: found[other]["settings"] for other in found if other not in mine}
     return Target(name, index, settings["index.uuid"], settings, described.get("mappings", {}), beside)
 
 
@@ -199,9 +209,6 @@ def missing(name: str) -> UnfitIndex:
 
 
 def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
-    if any("data_stream" in described for described in found.values()):
-        reason = "which accepts neither versions nor a second write of an _id, so a replay would fail or duplicate"
-        return f"{name!r} is a data stream, {reason}", "name an index"
     if len(found) > 1:
         reason = "after a rollover a replay would duplicate documents, and an update would leave the old one"
         several = f"{name!r} is an alias of {len(found)} indices ({', '.join(sorted(found))})"
@@ -220,50 +227,9 @@ def _unfit(name: str, found: Mapping[str, Any]) -> tuple[str, str] | None:
     return None
 
 
-def unfit_settings(found: Target, config: ElasticsearchConfig) -> list[UnfitIndex]:
-    """Return the wrong settings of the indices, each with its rule and the request that corrects it.
-
-    Settings can change while a query runs, so every vote checks them, and every apply before and after.
-    """
-    written = {found.index: found.settings, **found.beside}
-    unfit = [_forgets_documents(index) for index, settings in written.items() if _is_asynchronous(settings)]
-    unfit += [_takes_from_us(index, settings) for index, settings in found.beside.items() if pipelines.named(settings)]
-    deletes = found.settings.get("index.gc_deletes", SERVER_GC_DELETES)
-    if config.delete_when is not None and (duration_seconds(deletes) or 0) < (duration_seconds(config.gc_deletes) or 0):
-        unfit.append(
-            UnfitIndex(
-                f"index {found.index!r} forgets the version of a deleted document after index.gc_deletes={deletes}, "
-                "and a delayed write would then restore the document: gc_deletes= requires at least "
-                f"{config.gc_deletes}",
-                f"{_set_back(found.index, 'index.gc_deletes', config.gc_deletes)}; or lower gc_deletes= to the longest "
-                "pause of a driver to tolerate",
-            )
-        )
-    return unfit
-
-
-def _is_asynchronous(settings: Mapping[str, str]) -> bool:
-    return settings.get("index.translog.durability", "request").lower() == "async"
-
-
-def _forgets_documents(index: str) -> UnfitIndex:
-    return UnfitIndex(
-        f"index {index!r} has index.translog.durability=async: the server acknowledges documents before they are on "
-        "disk, and a crash loses them; it must be request",
-        _set_back(index, "index.translog.durability", "request"),
-    )
-
-
-def _takes_from_us(index: str, settings: Mapping[str, str]) -> UnfitIndex:
-    return UnfitIndex(
-        f"index {index!r} has the ingest pipeline(s) {', '.join(pipelines.named(settings))}, which may drop or move "
-        "its documents: the indices of markers and dead letters must have none",
-        f"PUT /{index}/_settings {json.dumps(dict.fromkeys(pipelines.SETTINGS))}, then start the query again",
-    )
-
-
-def _set_back(index: str, setting: str, value: str) -> str:
-    return f'PUT /{index}/_settings {{"{setting}": "{value}"}}, then start the query again'
+def unfit_settings(found: Target | Stream, config: ElasticsearchConfig) -> list[UnfitIndex]:
+    """Return the wrong settings of the index that is written to, and of those beside it."""
+    return index_settings.unfit(found.written, found.settings, found.beside, config)
 
 
 def require_same(
@@ -272,18 +238,22 @@ def require_same(
     kept: Marker | None,
     name: str | None = None,
     placed_by: str | None = None,
-) -> Target:
-    """Return the index that ``name`` (default: the configured name) resolves to.
+    *,
+    recorded: bool = False,
+) -> Target | Stream:
+    """Return the index or data stream that ``name`` (default: the configured name) resolves to.
 
     Raises `WentBack` if it is not the one that the marker names: it was recreated or restored, or an alias has moved.
     Likewise if ``placed_by`` (default: as configured) differs: stored documents would not be found where it says.
-    Raises `UnfitIndex` if it does not exist, or does not keep documents as promised.
+    Raises `UnfitIndex` if it does not exist, or does not keep documents as promised. ``recorded`` as in `find`.
     """
     name = name or config.index
-    found = find(client, config, name=name)
+    found = find(client, config, name=name, recorded=recorded)
     if found is None:
         raise missing(name)
-    if kept is not None and found.incarnation != (kept.index_uuid, kept.history):
+    if isinstance(found, Stream) and (kept is None or not kept.index_uuid):
+        _require_known(found.indices, kept, {} if kept is None else kept.indices)
+    elif kept is not None and (found.uuid, found.history) != (kept.index_uuid, kept.history):
         raise WentBack(
             f"the index {found.index!r} is not the one that epoch {kept.epoch} was applied to "
             f"({_difference(found, kept)}), and may lack what was applied before: {_reason(found, kept)}",
@@ -316,15 +286,7 @@ def require_each(
     wanted = list(names)
     known = {} if kept is None else {**(voted or {}), **kept.indices}
     found = find_each(client, config, [*wanted, *known])
-    for name, incarnation in known.items():
-        if kept is not None and (name not in found or found[name].incarnation != incarnation):
-            raise WentBack(
-                f"the index {name!r} was deleted, created again or restored since epoch {kept.epoch}, and may lack "
-                "what was applied before",
-                hint=f"if that was meant, type: epochsink accept CHECKPOINT {kept.epoch} --sink NAME; else fill it "
-                "from the source with a new checkpoint",
-                index=name,
-            )
+    _require_known({name: each.incarnation for name, each in found.items()}, kept, known)
     _refuse_other_place(kept, config.placed_by if placed_by is None else placed_by, config.shown_index)
     if create is not None and (absent := [name for name in wanted if name not in found]):
         for name in absent:
@@ -343,12 +305,34 @@ def require_each(
 
 def require_recorded(
     client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, kept: Marker | None, recorded: PreparedEpoch
-) -> Target | Targets:
-    """Return the index or indices of a recorded epoch, whatever this start's arguments are; as the two above."""
+) -> Target | Targets | Stream:
+    """Return the index, indices or data stream of a recorded epoch, as the two above, whatever this start has."""
     placed_by = recorded.placed_by
-    if recorded.indices is None:
-        return require_same(client, config, kept, recorded.index, placed_by)
-    return require_each(client, config, kept, recorded.indices, voted=recorded.indices, placed_by=placed_by)
+    if recorded.indices is not None:
+        return require_each(client, config, kept, recorded.indices, voted=recorded.indices, placed_by=placed_by)
+    found = require_same(client, config, kept, recorded.index, placed_by, recorded=True)
+    if isinstance(found, Stream) != (recorded.stream is not None):
+        raise UnfitIndex(
+            f"{recorded.index!r} was a data stream when the epoch was recorded and is an index now, or the reverse",
+            "delete it and create what it was again, then start the query again",
+        )
+    if recorded.stream is None or isinstance(found, Target):
+        return found
+    return found.since(recorded.stream)
+
+
+def _require_known(
+    found: Mapping[str, tuple[str, str]], kept: Marker | None, known: Mapping[str, tuple[str, str]]
+) -> None:
+    for name, incarnation in known.items():
+        if kept is not None and found.get(name) != incarnation:
+            raise WentBack(
+                f"the index {name!r} was deleted, created again or restored since epoch {kept.epoch}, and may lack "
+                "what was applied before",
+                hint=f"if that was meant, type: epochsink accept CHECKPOINT {kept.epoch} --sink NAME; else fill it "
+                "from the source with a new checkpoint",
+                index=name,
+            )
 
 
 def _refuse_other_place(kept: Marker | None, placed_by: str, shown: str) -> None:
@@ -363,13 +347,15 @@ def _refuse_other_place(kept: Marker | None, placed_by: str, shown: str) -> None
         )
 
 
-def _difference(found: Target, kept: Marker) -> str:
+def _difference(found: Target | Stream, kept: Marker) -> str:
     if found.uuid != kept.index_uuid:
         return f"uuid {found.uuid}, formerly {kept.index_uuid}"
     return f"history {found.history or 'of its own'}, formerly {kept.history or 'of its own'}"
 
 
-def _reason(found: Target, kept: Marker) -> str:
+def _reason(found: Target | Stream, kept: Marker) -> str:
+    if isinstance(found, Stream):
+        return "it was an index then, and is a data stream now"
     if found.uuid == kept.index_uuid:
         return "a snapshot was restored over it"
     if found.index == kept.index:

@@ -1,0 +1,224 @@
+"""Append rows without a key to a data stream, each once, also across rollovers.
+
+The server appends to the newest backing index, and an ``_id`` is unique within one backing index only. So a document
+that is sent again after a rollover would be stored twice. If the stream has rolled over since the vote, a run therefore
+first reads which documents exist, in every backing index since then, and sends the others. If it rolls over during a
+run, the epoch is applied again in this way, and second copies are deleted. The ``_id`` names the attempt, so a stored
+document with it is the one to write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from epochsink.elasticsearch.connection import refresh
+from epochsink.elasticsearch.errors import NotServed, UnfitIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import elasticsearch
+    import numpy.typing as npt
+
+    from epochsink.elasticsearch.config import ElasticsearchConfig
+
+TIMESTAMP: Final = "@timestamp"
+_AT_ONCE: Final = 1000
+_ROUNDS: Final = 5
+_UNFIT_MODES: Final = {
+    "index.mode": ("time_series", "it is a time series stream, which makes every _id itself"),
+    "index.mapping.synthetic_id": ("true", "its _id is made from other fields"),
+    "index.logsdb.route_on_sort_fields": ("true", "it makes every _id itself"),
+}
+"""Settings of a backing index with which documents cannot be found by a given ``_id``, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """An existing data stream, used like one `Target`.
+
+    ``backing`` has the flat settings of its backing indices, oldest first; `written` is the last one. `since` leaves
+    out those that cannot hold documents of an epoch. ``mapping`` is that of `written`, ``beside`` as in `Target`.
+    """
+
+    index: str
+    backing: Mapping[str, Mapping[str, str]]
+    mapping: Mapping[str, Any]
+    beside: Mapping[str, Mapping[str, str]]
+
+    @property
+    def written(self) -> str:
+        """The backing index to which the server appends."""
+        return list(self.backing)[-1]
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """The settings of `written`."""
+        return self.backing[self.written]
+
+    @property
+    def uuid(self) -> str:
+        """Nothing, as `history`: see `indices`."""
+        return ""
+
+    @property
+    def history(self) -> str:
+        """Nothing."""
+        return ""
+
+    @property
+    def indices(self) -> Mapping[str, tuple[str, str]]:
+        """The uuid and history of each backing index."""
+        return {
+            name: (settings["index.uuid"], settings.get("index.history.uuid", ""))
+            for name, settings in self.backing.items()
+        }
+
+    @property
+    def incarnation(self) -> Mapping[str, tuple[str, str]]:
+        """Equal if the stream has not rolled over, and each backing index is the same."""
+        return self.indices
+
+    @property
+    def refreshes_itself(self) -> bool:
+        """False: the documents of an epoch may be in several backing indices, which only `refresh` shows together."""
+        return False
+
+    def stored_in(self, pipeline: str | None) -> str | None:  # noqa: ARG002 - as `Target`
+        """Return None: `Created` looks at every answer anyway."""
+        return None
+
+    def refresh(self, client: elasticsearch.Elasticsearch) -> None:
+        """Make all documents searchable. Raises `NotServed`."""
+        for name, settings in self.backing.items():
+            refresh(client, name, int(settings.get("index.number_of_shards", 1)))
+
+    def since(self, first: Mapping[str, object]) -> Stream:
+        """Return the stream without the backing indices that are older than ``first``, if it still exists."""
+        names = list(self.backing)
+        kept = next((names[place:] for place, name in enumerate(names) if name in first), names)
+        return replace(self, backing={name: self.backing[name] for name in kept})
+
+
+def found(
+    client: elasticsearch.Elasticsearch,
+    name: str,
+    described: Mapping[str, Any],
+    beside: Mapping[str, Mapping[str, str]],
+) -> Stream:
+    """Return the data stream whose backing indices were ``described``. Raises `NotServed` if it rolls over just now."""
+    (stream,) = client.indices.resolve_index(name=name)["data_streams"]
+    names = stream["backing_indices"]
+    if set(names) != set(described):
+        raise NotServed(f"the data stream {name!r} rolled over while it was looked at")
+    backing = {each: described[each]["settings"] for each in names}
+    return Stream(name, backing, described[names[-1]].get("mappings", {}), beside)
+
+
+def unfit(name: str, described: Mapping[str, Any], config: ElasticsearchConfig | None) -> UnfitIndex | None:
+    """Return why rows cannot be appended to the data stream of the backing indices that ``name`` stands for.
+
+    ``config`` are the arguments to compare, None for those of a recorded epoch, which were compared before.
+    """
+    streams = sorted({str(each.get("data_stream")) for each in described.values()})
+    if streams != [name]:
+        return UnfitIndex(f"{name!r} is not a data stream, but belongs to {', '.join(streams)}", "name the data stream")
+    if config is not None and config.key:
+        reason = "which takes no second row of a key: it accepts neither versions nor deletes"
+        return UnfitIndex(f"{name!r} is a data stream, {reason}", "leave key= out to append rows, or name an index")
+    if config is not None and (config.routing is not None or config.validate):
+        argument = "validate=True" if config.validate else f"routing={config.routing!r}"
+        return UnfitIndex(f"{name!r} is a data stream, which cannot be used with {argument}", "leave that argument out")
+    for index, each in described.items():
+        for setting, (value, reason) in _UNFIT_MODES.items():
+            if str(each["settings"].get(setting, "")).lower() == value:
+                shown = f"{setting}={value} of its backing index {index!r}"
+                hint = "name a data stream without it, or an index"
+                return UnfitIndex(
+                    f"{name!r} cannot be written exactly once: {reason} ({shown}), so a replay could not find what is "
+                    "there",
+                    hint,
+                )
+    return None
+
+
+class Created:
+    """Looks at the answer to each create: the document must be in the stream. Used by several threads."""
+
+    fields: Final = ",items.*._index,items.*.result,items.*.failure_store"
+    """The fields of the answer to request for each operation, after those of every answer."""
+
+    def __init__(self, stream: str) -> None:
+        self._stream = stream
+        self._reached: set[str] = set()
+
+    def look(self, items: Sequence[Mapping[str, Any]]) -> None:
+        """Remember the backing indices of accepted documents. Raises `UnfitIndex` if the stream does not hold them."""
+        for answer in (answer for item in items for answer in item.values() if "error" not in answer):
+            if answer.get("failure_store") == "used":
+                raise UnfitIndex(
+                    f"the data stream {self._stream!r} has put a document that it refuses into its failure store",
+                    f'turn that off (PUT /_data_stream/{self._stream}/_options {{"failure_store": {{"enabled": false}}'
+                    "}), delete what this query has written there, and start the query again",
+                )
+            if answer.get("result") != "created":
+                raise self._moved(str(answer.get("result")))
+            self._reached.add(str(answer.get("_index")))
+
+    def require_within(self, stream: Stream) -> None:
+        """Raise `UnfitIndex` if documents were accepted into other indices than the stream's."""
+        if elsewhere := sorted(self._reached - stream.backing.keys()):
+            raise self._moved(f"stored in {', '.join(elsewhere)}")
+
+    def _moved(self, what: str) -> UnfitIndex:
+        return UnfitIndex(
+            f"an ingest pipeline of the data stream {self._stream!r} has dropped documents, or sent them elsewhere "
+            f"({what})",
+            "correct the pipeline or remove it, delete what it has written elsewhere, and start the query again: it "
+            "writes the documents of the epoch that are missing",
+        )
+
+
+class Copies:
+    """Finds the stored documents of one task of an epoch: their ``_id`` is ``prefix`` and the row's number."""
+
+    def __init__(self, client: elasticsearch.Elasticsearch, stream: Stream, prefix: str) -> None:
+        self._client = client
+        self._stream = stream
+        self._prefix = prefix
+
+    def missing(self, count: int) -> npt.NDArray[np.bool_]:
+        """Return which of the first ``count`` rows have no document. Delete second copies. Raises `NotServed`."""
+        absent = np.ones(count, np.bool_)
+        for first in range(0, count, _AT_ONCE):
+            ids = [f"{self._prefix}{number}" for number in range(first, min(first + _AT_ONCE, count))]
+            stored = self._once(ids)
+            absent[first : first + len(ids)] = [each not in stored for each in ids]
+        return absent
+
+    def _once(self, ids: Sequence[str]) -> set[str]:
+        for _ in range(_ROUNDS):
+            stored: set[str] = set()
+            second = []
+            # Oldest first, so that two drivers that do this at once delete the same copy.
+            for index in self._stream.backing:
+                documents = self._documents(index, ids)
+                second += [(index, each) for each in documents if each["_id"] in stored]
+                stored |= {each["_id"] for each in documents}
+            if not second:
+                return stored
+            for index, each in second:
+                place = {"if_seq_no": each["_seq_no"], "if_primary_term": each["_primary_term"]}
+                self._client.options(ignore_status=(404, 409)).delete(index=index, id=each["_id"], **place)
+        raise NotServed(f"data stream {self._stream.index!r}: second copies of documents could not be deleted")
+
+    def _documents(self, index: str, ids: Sequence[str]) -> list[Any]:
+        # A read by _id sees what was not refreshed yet.
+        answers = self._client.mget(index=index, ids=list(ids), source=False)["docs"]
+        if failed := [each["error"] for each in answers if "error" in each]:
+            # The document is not absent: its shard is not available.
+            raise NotServed(f"index {index!r}: {len(failed)} document(s) could not be read: {failed[0]['reason']}")
+        return [each for each in answers if each.get("found")]

@@ -1,0 +1,368 @@
+"""Rows without a key in data streams: each exactly once, wherever a rollover falls.
+
+The development server has no API for data streams, so a bulk request makes them from an index template.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from elasticsearch_requests import OneByOne
+from elasticsearch_rig import ListedRows, Rig, keyless, rendered
+from http_proxy import Answer, Proxy, Seen
+
+from epochsink.elasticsearch import Elasticsearch
+from epochsink.elasticsearch.connection import connect
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
+from epochsink.identity import claim_document, identity_key
+from epochsink.sink import LastDone, Outcome
+from epochsink.testing.sink_rig import OneSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import elasticsearch as vendor
+    from fix_services import FreshName
+
+    from epochsink.devkit.services import ElasticsearchService
+
+SCHEMA = pa.schema([("@timestamp", pa.timestamp("us", tz="UTC")), ("n", pa.int64())])
+AT = "2026-11-22T06:30:00.000000Z"
+
+
+@pytest.fixture
+def options(elasticsearch: ElasticsearchService, fresh_index: FreshName) -> dict[str, Any]:
+    return {"hosts": elasticsearch.url, "index": fresh_index("logs"), "timeout": 20.0}
+
+
+@pytest.fixture
+def client(options: dict[str, Any]) -> Iterator[vendor.Elasticsearch]:
+    """Make the data stream: its backing index has one shard, and the longs ``n``."""
+    with closing(connect(Elasticsearch(**options))) as connected:
+        name = options["index"]
+        template = {
+            "settings": {"number_of_replicas": 0},
+            "mappings": {"properties": {"n": {"type": "long"}, "@timestamp": {"type": "date"}}},
+        }
+        connected.indices.put_index_template(name=name, index_patterns=[name], data_stream={}, template=template)
+        made = connected.bulk(index=name, operations=[{"create": {}}, {"n": "no number"}])
+        assert made["errors"]
+        assert backing(connected, name) == [made["items"][0]["create"]["_index"]]
+        yield connected
+
+
+def backing(client: vendor.Elasticsearch, name: str) -> list[str]:
+    (stream,) = client.indices.resolve_index(name=name)["data_streams"]
+    return list(stream["backing_indices"])
+
+
+def rows(first: int, last: int) -> pa.RecordBatch:
+    return keyless([{"n": number, "@timestamp": AT} for number in range(first, last)])
+
+
+def numbers(client: vendor.Elasticsearch, name: str) -> Counter[int]:
+    """Return how often each row is in the stream."""
+    client.indices.refresh(index=name)
+    hits = client.search(index=name, size=10_000)["hits"]["hits"]
+    return Counter(hit["_source"]["n"] for hit in hits)
+
+
+def once(last: int) -> Counter[int]:
+    return Counter(range(last))
+
+
+def joined(sink: Elasticsearch) -> Rig:
+    return Rig.joining(sink, SCHEMA)
+
+
+class BreaksOff(ListedRows):
+    """Rows of which a run gets those of the first ``batches`` batches, and then an error."""
+
+    def __init__(self, whole: ListedRows, batches: int) -> None:
+        super().__init__({task: list(whole.read(task)) for task in whole.tasks()})
+        self._left = batches
+
+    def read(self, task: str) -> Iterator[pa.RecordBatch]:
+        for batch in super().read(task):
+            if self._left == 0:
+                raise InterruptedError
+            self._left -= 1
+            yield batch
+
+
+def test_epochs_are_appended_once_also_when_they_are_committed_again_after_a_rollover(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    with closing(joined(OneByOne(**options))) as rig:
+        first = rig.prepare(0, [rows(0, 20)], [rows(20, 30)])
+        for _ in range(2):
+            assert rig.commit(first).outcome is Outcome.COMMITTED
+        client.indices.rollover(alias=options["index"])
+        second = rig.prepare(1, [rows(30, 40)])
+        with closing(rig.another_driver()) as other:
+            assert other.commit(second).outcome is Outcome.COMMITTED
+        assert rig.commit(second).outcome is Outcome.COMMITTED
+        assert numbers(client, options["index"]) == once(40)
+
+
+@pytest.mark.parametrize("sent", [0, 1, 3])
+def test_what_was_appended_before_a_rollover_is_not_appended_again(
+    options: dict[str, Any], client: vendor.Elasticsearch, sent: int
+) -> None:
+    name = options["index"]
+    with closing(joined(OneByOne(**options))) as rig:
+        rig.apply(0, [rows(0, 5)])
+        batches = [rows(5, 25), rows(25, 45), rows(45, 65), rows(65, 85)]
+        prepared = rig.prepare(1, batches)
+        with pytest.raises(InterruptedError):
+            rig.committer.commit(prepared.epoch, prepared.part, BreaksOff(prepared.rows, sent))
+        before = len(numbers(client, name))
+        assert (before > 5) == (sent > 0)
+        client.indices.rollover(alias=name)
+        with closing(rig.another_driver()) as other:
+            assert other.commit(prepared).outcome is Outcome.COMMITTED
+        assert numbers(client, name) == once(85)
+        assert before < 85
+        assert len(backing(client, name)) == 2
+
+
+def test_a_rollover_before_any_request_of_a_commit_leaves_each_row_once(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """A bulk request is carried out before the rollover instead, and the answer is lost, so that it is sent again."""
+    name = options["index"]
+    with (
+        Proxy(options["hosts"], lambda _: None) as proxy,
+        closing(joined(OneByOne(**{**options, "hosts": proxy.url}))) as rig,
+    ):
+        done, played = 0, 0
+        for step in range(60):
+            prepared = rig.prepare(step, [rows(done, done + 5)])
+            done += 5
+            rolled = threading.Event()
+            turns = iter(range(1000))
+
+            def rolling(seen: Seen, step: int = step, turns: Iterator[int] = turns) -> Answer | None:
+                if next(turns) != step:
+                    return None
+                if seen.is_bulk:
+                    proxy.forward(seen)
+                client.indices.rollover(alias=name)
+                rolled.set()  # noqa: B023 - the commit ends before the next step
+                return Answer(503) if seen.is_bulk else None
+
+            proxy.behave = rolling
+            assert rig.commit(prepared).outcome is Outcome.COMMITTED
+            proxy.behave = lambda _: None
+            if not rolled.is_set():
+                break
+            played += 1
+        assert numbers(client, name) == once(done)
+        assert played >= 7
+        assert len(backing(client, name)) == played + 1
+
+
+def test_a_driver_that_was_overtaken_sends_nothing_after_a_rollover(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    name = options["index"]
+    with closing(joined(OneByOne(**options))) as rig, closing(rig.another_driver()) as other:
+        prepared = rig.prepare(0, [rows(0, 5), rows(5, 10), rows(10, 15)])
+
+        class Meanwhile(ListedRows):
+            def read(self, task: str) -> Iterator[pa.RecordBatch]:
+                for place, batch in enumerate(super().read(task)):
+                    if place == 2:
+                        assert other.commit(prepared).outcome is Outcome.COMMITTED
+                        client.indices.rollover(alias=name)
+                    yield batch
+
+        slow = Meanwhile({task: list(prepared.rows.read(task)) for task in prepared.rows.tasks()})
+        verdict = rig.committer.commit(prepared.epoch, prepared.part, slow)
+        assert verdict.outcome is Outcome.COMMITTED
+        assert numbers(client, name) == once(15)
+
+
+def test_documents_of_another_attempt_are_not_taken_for_those_of_this_one(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """Once an operator has removed the claim of the other attempt, whose documents are there."""
+    with closing(joined(OneByOne(**options))) as rig:
+        broken = rig.prepare(0, [rows(0, 5), rows(5, 10), rows(10, 15)])
+        with pytest.raises(InterruptedError):
+            rig.committer.commit(broken.epoch, broken.part, BreaksOff(broken.rows, 2))
+        assert set(numbers(client, options["index"])) < set(range(15))
+        prepared = rig.prepare(0, [rows(20, 40)])
+        with closing(rig.another_driver()) as other, pytest.raises(WentBack, match="is being applied"):
+            other.commit(prepared)
+        client.delete(index="epochsink-markers", id=claim_document(identity_key(rig.identity)))
+        with closing(rig.another_driver()) as other:
+            assert other.commit(prepared).outcome is Outcome.COMMITTED
+        assert once(40) >= numbers(client, options["index"]) >= Counter(range(20, 40))
+
+
+@pytest.mark.parametrize("when", ["vote", "commit", "start"])
+def test_a_backing_index_of_the_newest_epoch_that_was_deleted_stops_until_it_is_accepted(
+    options: dict[str, Any], client: vendor.Elasticsearch, when: str
+) -> None:
+    name = options["index"]
+    with closing(joined(OneByOne(**options))) as rig:
+        done = LastDone(0, rig.apply(0, [rows(0, 5)]).epoch.attempt, ({},))
+        prepared = rig.prepare(1, [rows(5, 10)], after=done)
+        client.indices.rollover(alias=name)
+        client.indices.delete(index=backing(client, name)[0])
+        steps: dict[str, Callable[[], object]] = {
+            "vote": lambda: rig.prepare(1, [rows(5, 10)], after=done),
+            "commit": lambda: rig.commit(prepared, done),
+            "start": lambda: rig.another_driver().committer.verify_applied(done, None),
+        }
+        with pytest.raises(WentBack, match="was deleted, created again or restored since epoch 0") as caught:
+            steps[when]()
+        assert "epochsink accept CHECKPOINT 0 --sink NAME" in caught.value.hint
+        accepted = LastDone(0, "", ())
+        assert rig.commit(prepared, accepted).outcome is Outcome.COMMITTED
+        assert numbers(client, name) == Counter(range(5, 10))
+
+
+def test_backing_indices_that_no_pending_or_newest_epoch_needs_may_go(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """As a stream's retention deletes them."""
+    name = options["index"]
+    with closing(joined(OneByOne(**options))) as rig:
+        rig.apply(0, [rows(0, 5)])
+        client.indices.rollover(alias=name)
+        rig.apply(1, [rows(5, 10)])
+        client.indices.delete(index=backing(client, name)[0])
+        rig.apply(2, [rows(10, 15)])
+        assert numbers(client, name) == Counter(range(5, 15))
+
+
+def test_a_pending_epoch_keeps_its_kind_of_target_and_rows_whatever_the_next_start_says(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    name = options["index"]
+    with closing(joined(OneByOne(**options))) as rig:
+        rig.apply(0, [rows(0, 5)])
+        prepared = rig.prepare(1, [rows(5, 10)])
+        with closing(Rig(Elasticsearch(**{**options, "index": "other"}, key="n"), rig.identity)) as other:
+            assert other.commit(prepared).outcome is Outcome.COMMITTED
+        assert numbers(client, name) == once(10)
+        pending = rig.prepare(2, [rows(10, 15)])
+        # an index in place of the stream, whose backing indices are closed to deletes only while it exists
+        with (
+            Proxy(options["hosts"], lambda seen: _as_an_index(seen, name)) as proxy,
+            closing(Rig(OneByOne(**{**options, "hosts": proxy.url}), rig.identity)) as other,
+            pytest.raises(WentBack, match="epoch 1 was applied to"),
+        ):
+            other.commit(pending)
+        assert numbers(client, name) == once(10)
+
+
+def _as_an_index(seen: Seen, name: str) -> Answer | None:
+    if seen.method == "GET" and seen.path.startswith(f"/{name}"):
+        settings = {"index.uuid": "another"}
+        return Answer(200, json.dumps({name: {"aliases": {}, "settings": settings}}).encode())
+    return None
+
+
+def test_refused_documents_become_dead_letters_once_and_a_missing_pipeline_makes_none(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    name, dead = options["index"], f"{options['index']}_dead"
+    bad = keyless([{"n": "x", "@timestamp": AT}, {"n": 6}, {"n": 0, "@timestamp": AT}])
+    with closing(joined(OneByOne(**options))) as rig:
+        stopped = rig.prepare(0, [bad])
+        with pytest.raises(RowsRejected, match="refuses 2 document"):
+            rig.commit(stopped)
+        lettered = OneByOne(**options, on_rejected="dead_letter", dead_letter_index=dead)
+        with closing(Rig(lettered, rig.identity)) as other:
+            assert other.committer.check(SCHEMA) == []
+            client.indices.rollover(alias=name)
+            assert other.commit(stopped).outcome is Outcome.COMMITTED
+            assert len(other.stored(dead)) == 2
+            last = other.prepare(1, [rows(1, 5)])
+            client.indices.put_settings(index=name, settings={"index.default_pipeline": "missing-pipeline"})
+            with pytest.raises(RowsRejected, match="refuses even an empty document"):
+                other.commit(last)
+            assert len(other.stored(dead)) == 2
+            client.indices.put_settings(index=name, settings={"index.default_pipeline": None})
+            assert other.commit(last).outcome is Outcome.COMMITTED
+        assert numbers(client, name) == once(5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"result": "noop", "status": 200}, "dropped documents, or sent them elsewhere"),
+        ({"result": "created", "_index": "elsewhere", "status": 201}, "stored in elsewhere"),
+        ({"result": "created", "_index": ".fs-1", "status": 201, "failure_store": "used"}, "into its failure store"),
+    ],
+)
+def test_an_answer_that_does_not_say_that_the_stream_holds_the_document_is_no_success(
+    options: dict[str, Any], client: vendor.Elasticsearch, answer: dict[str, Any], reason: str
+) -> None:
+    """The development server runs neither processors nor failure stores, so a proxy answers as those do."""
+
+    def elsewhere(seen: Seen) -> Answer | None:
+        if not seen.is_bulk:
+            return None
+        count = seen.body.count(b'{"create"')
+        return Answer(200, json.dumps({"errors": False, "items": [{"create": answer}] * count}).encode())
+
+    with closing(joined(OneByOne(**options))) as rig:
+        prepared = rig.prepare(0, [rows(0, 5)])
+        with (
+            Proxy(options["hosts"], elsewhere) as proxy,
+            closing(Rig(OneByOne(**{**options, "hosts": proxy.url}), rig.identity)) as other,
+            pytest.raises(OutcomeUnknown, match=reason) as caught,
+        ):
+            other.commit(prepared)
+        assert "stays pending in the ledger" in str(caught.value)
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert numbers(client, options["index"]) == once(5)
+
+
+def test_a_backing_index_that_forgets_stops_vote_and_commit(
+    options: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    name = options["index"]
+    with closing(joined(OneByOne(**options))) as rig:
+        prepared = rig.prepare(0, [rows(0, 5)])
+        client.indices.put_settings(index=name, settings={"index.translog.durability": "async"})
+        with pytest.raises(OutcomeUnknown, match="durability=async"):
+            rig.commit(prepared)
+        with pytest.raises(PrepareFailed, match="durability=async"):
+            rig.prepare(0, [rows(0, 5)])
+        client.indices.put_settings(index=name, settings={"index.translog.durability": None})
+        assert rig.commit(prepared).outcome is Outcome.COMMITTED
+        assert numbers(client, name) == once(5)
+
+
+def test_check_names_what_a_stream_cannot_take(options: dict[str, Any], client: vendor.Elasticsearch) -> None:
+    def findings(schema: pa.Schema = SCHEMA, **more: Any) -> list[str]:
+        with closing(OneSink.of(Elasticsearch(**{**options, **more}))) as committer:
+            return committer.check(schema)
+
+    assert findings() == []
+    (finding,) = findings(pa.schema([("n", pa.int64())]))
+    assert "needs the field '@timestamp'" in finding
+    (finding,) = findings(key="n")
+    assert "takes no second row of a key" in finding
+    client.indices.put_settings(index=options["index"], settings={"index.blocks.write": True})
+    (finding,) = findings()
+    assert "accepts no writes" in finding
+
+
+def test_a_keyed_row_is_never_appended(options: dict[str, Any], client: vendor.Elasticsearch) -> None:
+    with closing(Rig(OneByOne(**options, key="n"), joined(OneByOne(**options)).identity)) as rig:
+        with pytest.raises(PrepareFailed, match="takes no second row of a key"):
+            rig.prepare(0, [rendered([("a", {"n": 1, "@timestamp": AT})])])
+        assert rig.committer.newest() is None
+        assert numbers(client, options["index"]) == Counter()
