@@ -417,7 +417,7 @@ def test_a_checkpoint_that_needs_spark_where_there_is_no_java() -> None:
 @pytest.mark.parametrize(
     ("absent", "verb", "complaint"),
     [
-        ("psutil", ["services"], "the services need the module psutil"),
+        ("psutil", ["services", "up", "postgres", "--detach"], "the services need the module psutil"),
         ("confluent_kafka", ["demo"], "the demo needs the module confluent_kafka"),
         ("psutil", ["status", "/nonexistent"], "/nonexistent is not the checkpoint of a streaming query"),
     ],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import tomllib
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -48,6 +50,31 @@ def test_each_block_of_python_runs(page: Path, monkeypatch: pytest.MonkeyPatch) 
         if block in run_elsewhere or re.fullmatch(r"not run: .{10,}", comment):
             continue
         exec(compile(block, page.name, "exec"), names)  # noqa: S102 - our own pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_other_block_is_of_a_kind_that_a_test_reads(page: Path) -> None:
+    """Commands: below. SQL: the DBA's page, by test_postgres_check. Text: what a program says, and a server's role."""
+    for language, block in re.findall(r"^```([a-z]+).*?\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        if language == "json":
+            assert json.loads(block)
+        else:
+            assert language in {"python", "sh", "console", "text"} | ({"sql"} if page.stem == "for-dbas" else set())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_each_extra_exists(page: Path) -> None:
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    for named in re.findall(r"epochsink\[([a-z,]+)\]", page.read_text()):
+        assert set(named.split(",")) <= set(known), named
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docker/README.md", "tests/README.md"])
+def test_the_links_of_pages_outside_of_the_site_lead_somewhere(page: str) -> None:
+    """Those of the site are checked when it is built."""
+    file = ROOT / page
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", file.read_text()):
+        assert (file.parent / link).exists(), link
 
 
 def targets() -> set[str]:

@@ -276,7 +276,8 @@ def _mount_services() -> None:
     except ModuleNotFoundError as absent:
         missing = absent.name
 
-        @app.command("services")
+        # whatever verb and option follows: what is said is what to install
+        @app.command("services", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
         def refuse(*, as_json: AsJson = False) -> None:
             """Start services for development: needs the extra 'services'."""
             with answering(as_json=as_json):
