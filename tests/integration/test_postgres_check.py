@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from fix_postgres import Driver, Truth, as_user
 from psycopg.pq import ConnStatus, TransactionStatus
+from streams import wait_until
 
 from epochsink.postgres import Postgres, server
 from epochsink.postgres.staging import DELETED
@@ -458,7 +459,12 @@ def test_the_script_for_dbas_gives_what_is_needed(table: str, pg_schema: str, po
             )
             pg_truth.execute(f"GRANT USAGE ON SCHEMA {pg_schema} TO {poor}; GRANT INSERT ON {table} TO {poor}")
             assert findings(as_user(pg_truth.dsn, poor, PASSWORD), table, marker_schema=markers) == []
-            old, locked = (pg_truth.execute(alert.replace("now() - interval '5 minutes'", "now()")) for alert in alerts)
+            with closing(psycopg.connect(pg_truth.dsn)) as waits:
+                waits.pgconn.send_query(f"BEGIN; LOCK TABLE {table}".encode())
+                wait_until(lambda: pg_truth.execute(alerts[2]), "the alert names who waits")
+            old, locked = (
+                pg_truth.execute(alert.replace("now() - interval '5 minutes'", "now()")) for alert in alerts[:2]
+            )
             assert [row[1] for row in old] == [role]
             assert table in {row[1] for row in locked}
     finally:
