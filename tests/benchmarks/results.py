@@ -6,15 +6,16 @@ A file holds the newest result of each ratio, so that the benchmarks can run one
 from __future__ import annotations
 
 import json
+import math
 import platform
 import statistics
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import matplotlib as mpl
 import psutil
-from matplotlib.figure import Figure
+
+from epochsink.devkit.svg import WIDTH, Svg
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -101,31 +102,61 @@ def keep(ratios: Sequence[Ratio], folder: Path) -> None:
     known: dict[str, Any] = json.loads(kept.read_text()) if kept.exists() else {}
     known |= {ratio.name: ratio.to_json() for ratio in ratios}
     kept.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n")
-    mpl.rcParams["svg.hashsalt"] = PICTURE
-    picture(known).savefig(folder / PICTURE, metadata={"Date": None})
+    (folder / PICTURE).write_text(picture(known))
 
 
-def picture(known: Mapping[str, Mapping[str, Any]]) -> Figure:
-    """Draw a line for each ratio: its range, its median, the ratio in processor seconds, and the aim."""
-    names = sorted(known, reverse=True)
-    figure = Figure(figsize=(9, 1.4 + 0.36 * len(names)), layout="constrained")
-    axes = figure.subplots()
-    for at, name in enumerate(names):
-        one = known[name]
-        axes.plot([one["lowest"], one["highest"]], [at, at], color="#7aa6c2", linewidth=5, solid_capstyle="round")
-        axes.plot(one["ratio"], at, "o", color="#1f4e6b", label="median of the pairs, and their range")
+TITLES: Final = {
+    "elasticsearch-vs-limit": "Elasticsearch, against its limit",
+    "elasticsearch-vs-parallel-bulk": "Elasticsearch, against parallel_bulk",
+    "kafka-redo-cost": "Kafka, against itself without kept rows",
+    "kafka-vs-flink-at-least-once": "Kafka, against Flink, at least once",
+    "kafka-vs-flink-exactly-once": "Kafka, against Flink, exactly once",
+    "kafka-vs-spark-default": "Kafka, against Spark's sink",
+    "kafka-vs-spark-tuned": "Kafka, against Spark's sink, tuned",
+    "postgres-append-vs-copy": "PostgreSQL by task, against bare COPY",
+    "postgres-append-vs-fair-copy": "PostgreSQL by task, against fair COPY",
+    "postgres-append-vs-jdbc-default": "PostgreSQL by task, against JDBC",
+    "postgres-append-vs-jdbc-tuned": "PostgreSQL by task, against JDBC, tuned",
+    "postgres-atomic-append-vs-jdbc-tuned": "PostgreSQL, against JDBC, tuned",
+    "postgres-upsert-existing-vs-executemany": "PostgreSQL, updates, against executemany",
+    "postgres-upsert-new-vs-executemany": "PostgreSQL, inserts, against executemany",
+}
+"""What a reader calls each ratio."""
+_TICKS: Final = (0.25, 0.5, 1, 2, 4)
+_LEFT: Final = 340
+_LANE: Final = 28
+
+
+def picture(known: Mapping[str, Mapping[str, Any]]) -> str:
+    """Draw a line for each ratio, the highest first: its range, its median, the ratio in processor seconds, the aim."""
+    svg = Svg()
+    faster = sum(one["ratio"] >= 1 for one in known.values())
+    title = f"As fast as the peer or faster in {faster} of {len(known)} comparisons"
+    svg.text(16, 30, title, class_="title")
+    svg.text(16, 52, "rows per second, ours over the peer's; most peers are not exactly-once", class_="weak")
+    legend = [("blue", "median of the pairs, on their range"), ("amber", "in processor seconds"), ("grey", "aim")]
+    top = svg.legend(16, 80, legend) + 4
+    bottom = top + _LANE * len(known)
+    values = [one[name] for one in known.values() for name in ("lowest", "highest", "aim", "processor_ratio")]
+    least = min(_TICKS[1], *(value for value in values if value))
+    most = max(_TICKS[-2], *(value for value in values if value))
+
+    def x(ratio: float) -> float:
+        share = math.log(ratio / least) / math.log(most / least)
+        return round(_LEFT + share * (WIDTH - _LEFT - 90), 1)
+
+    for tick in _TICKS:
+        if least <= tick <= most:
+            svg.line(x(tick), top, x(tick), bottom, class_="ink" if tick == 1 else "grid")
+            svg.text(x(tick), bottom + 18, f"{tick:g}", text_anchor="middle", class_="small weak")
+    for place, (name, one) in enumerate(sorted(known.items(), key=lambda item: -item[1]["ratio"])):
+        y = top + _LANE * place + 14
+        svg.text(_LEFT - 14, y + 5, TITLES.get(name, name), text_anchor="end")
+        svg.box(x(one["lowest"]), y - 4, max(x(one["highest"]) - x(one["lowest"]), 2), 8, class_="blue part")
+        svg.box(x(one["aim"]) - 1, y - 9, 3, 18, f"aim {one['aim']:g}", class_="grey")
         if one["processor_ratio"] is not None:
-            axes.plot(one["processor_ratio"], at, "x", color="#b5523b", label="in processor seconds")
-        axes.plot(one["aim"], at, "|", color="black", markersize=14, label="aim")
-    axes.axvline(1, color="grey", linewidth=0.8)
-    axes.set_xscale("log")
-    ticks = [0.5, 0.7, 1, 1.5, 2, 3, 4]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_ylim(-0.6, len(names) - 0.4)
-    axes.set_yticks(range(len(names)), names)
-    axes.set_xlabel("rows per second, ours over the peer's")
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    below = (0.4, -0.6 / (0.5 + 0.36 * len(names)))
-    axes.legend(handles.values(), handles, loc="upper center", bbox_to_anchor=below, ncols=3, frameon=False)
-    return figure
+            told = f"{one['processor_ratio']:.2f} in processor seconds"
+            svg.box(x(one["processor_ratio"]) - 4, y - 4, 8, 8, told, class_="amber")
+        svg.dot(x(one["ratio"]), y, f"{one['ratio']:.2f} ({one['lowest']:.2f} to {one['highest']:.2f})", class_="blue")
+        svg.text(WIDTH - 16, y + 5, f"{one['ratio']:.2f}", text_anchor="end", class_="head")
+    return svg.document(bottom + 34, title)

@@ -8,31 +8,41 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from epochsink.devkit.svg import Svg
+from epochsink.devkit.svg import STYLE, WIDTH, Svg
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-WIDTH: Final = 1500
-LEFT: Final = 130
-LANE: Final = 18
+LEFT: Final = 120
+LANE: Final = 22
 CHART: Final = 160
+TICKS: Final = 10
+MINUTE: Final = 60
 COLOURS: Final = {
-    "isolated": "#c0392b",
-    "cannot send": "#d35400",
-    "cannot hear": "#e67e22",
-    "link cut": "#8e44ad",
-    "paused": "#2980b9",
-    "killed": "#111111",
-    "leader without followers": "#6c3483",
-    "usurped": "#16a085",
-    "failover": "#7f0000",
-    "disk full": "#7f8c8d",
-    "clock": "#e84393",
+    "isolated": "blue",
+    "cannot send": "blue",
+    "cannot hear": "blue",
+    "link cut": "blue",
+    "slow": "blue",
+    "lossy": "blue",
+    "paused": "amber",
+    "killed": "red",
+    "leader without followers": "violet",
+    "usurped": "violet",
+    "failover": "violet",
+    "disk full": "grey",
+    "clock": "grey",
 }
-OTHER: Final = "#b7950b"
-LINES: Final = ("#1f77b4", "#2ca02c", "#9467bd", "#ff7f0e")
+LEGEND: Final = (
+    ("blue", "network"),
+    ("red", "killed"),
+    ("amber", "paused"),
+    ("violet", "leader lost or replaced"),
+    ("grey", "disk or clock"),
+    ("green", "epochs"),
+)
+LINES: Final = ("green", "blue", "violet", "amber")
 
 Event = dict[str, Any]
 
@@ -49,7 +59,8 @@ def write_page(folder: Path, summary: Mapping[str, Any]) -> Path:
     log = "".join(f"<tr><td>{seconds:.1f} s</td><td>{escape(text)}</td></tr>" for seconds, text in _log(events))
     page = folder / "timeline.html"
     page.write_text(
-        "<!doctype html><meta charset=utf-8><title>nemesis</title><style>body{font:14px sans-serif}"
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>nemesis</title><style>{STYLE}"
+        "body{font:14px system-ui,sans-serif;background:var(--back);color:var(--text)}svg{max-width:1200px}"
         "td,th{text-align:left;vertical-align:top;padding:1px 8px}pre{margin:0}</style>"
         f"<h1>Nemesis: {escape(str(summary['sinks']))}, seed {summary['seed']}</h1><table>{rows}</table>"
         f"{drawing}<h2>What happened</h2><table>{log}</table>"
@@ -77,18 +88,32 @@ class Drawing:
         self._files = files
         self._begin = next((one["at"] for one in events if one["what"] == "begin"), events[0]["at"])
         self._end = max(events[-1]["at"], self._begin + 1)
-        self._svg = Svg(WIDTH)
-        self._y = 20
+        self._svg = Svg()
+        self._y = 84.0
 
     def svg(self) -> str:
         """Return the drawing."""
+        title, said = self._finding()
+        self._svg.text(16, 30, title, class_="title")
+        self._svg.text(16, 52, said, class_="weak")
+        self._y = self._svg.legend(LEFT, self._y, LEGEND) - 14
+        top = self._y
         self._faults()
         self._drivers()
         self._epochs()
         self._visible()
-        self._axis()
-        self._legend()
-        return self._svg.document(self._y + 50)
+        self._axis(top)
+        return self._svg.document(self._y + 30, f"{title}. {said}")
+
+    def _finding(self) -> tuple[str, str]:
+        faults = sum(len(bars) for bars in self._fault_lanes().values())
+        minutes = (self._end - self._begin) / 60
+        decided, done = (len(self._times(name)) for name in ("committed", "done"))
+        readers = ", ".join(self._counts())
+        return (
+            f"{faults} faults in {minutes:.0f} minutes, and the epochs go on",
+            f"{decided} epochs decided, {done} seen to be done; below: rows that readers see in {readers}",
+        )
 
     def _x(self, at: float) -> float:
         inside = min(max(at, self._begin), self._end) - self._begin
@@ -96,14 +121,15 @@ class Drawing:
 
     def _lane(self, name: str) -> None:
         self._y += LANE
-        self._svg.text(4, self._y - 5, name)
-        self._svg.line(LEFT, self._y, WIDTH - 20, self._y, stroke="#eee")
+        self._svg.text(LEFT - 8, self._y - 5, name, text_anchor="end", class_="small")
+        self._svg.line(LEFT, self._y, WIDTH - 20, self._y, class_="grid")
 
     def _bar(self, begin: float, end: float, colour: str, title: str) -> None:
         x, width = self._x(begin), max(self._x(end) - self._x(begin), 2)
-        self._svg.box(x, self._y - LANE + 3, width, LANE - 5, title, fill=colour)
+        self._svg.box(x, self._y - LANE + 4, width, LANE - 7, title, class_=colour)
 
-    def _faults(self) -> None:
+    def _fault_lanes(self) -> dict[str, list[tuple[float, float, str]]]:
+        """Return begin, end and text of each fault, by host."""
         lanes: dict[str, list[tuple[float, float, str]]] = {}
         begun: dict[tuple[str, str], float] = {}
         for event in self._events:
@@ -113,34 +139,45 @@ class Drawing:
                 kind, where = event["kind"], event["where"]
                 start = begun.pop((kind, where), event["at"])
                 lanes.setdefault(where.split()[0], []).append((start, event["at"], f"{kind} {where}"))
+        return lanes
+
+    def _faults(self) -> None:
+        lanes = self._fault_lanes()
         for name in sorted(lanes):
             self._lane(name)
             for start, end, text in lanes[name]:
-                colour = next((colour for kind, colour in COLOURS.items() if text.startswith(kind)), OTHER)
+                colour = next((colour for kind, colour in COLOURS.items() if text.startswith(kind)), "blue")
                 self._bar(start, end, colour, f"{text}, {end - start:.1f} s")
 
-    def _drivers(self) -> None:
-        self._lane("drivers")
+    def _driver_bars(self) -> Iterator[tuple[float, float, str]]:
+        """Yield begin, end and text of each driver."""
         begun: dict[int, Event] = {}
         for event in self._events:
             if event["what"] == "driver":
                 begun[event["number"]] = event
             elif event["what"] == "driver ended" and event["number"] in begun:
                 start = begun.pop(event["number"])
-                self._bar(
-                    start["at"], event["at"], "#aed6f1", f"driver {event['number']}: {event['code']} {event['why']}"
-                )
+                yield start["at"], event["at"], f"driver {event['number']}: {event['code']} {event['why']}"
         for number, start in begun.items():
-            self._bar(start["at"], self._end, "#aed6f1", f"driver {number}")
+            yield start["at"], self._end, f"driver {number}"
+
+    def _drivers(self) -> None:
+        self._lane("drivers")
+        for begin, end, text in self._driver_bars():
+            self._bar(begin, end, "blue part", text)
+
+    def _times(self, name: str) -> list[tuple[float, str]]:
+        """Return when each epoch was decided ("committed") or done, and its title."""
+        return [(event["at"], f"epoch {event['epoch']}") for event in self._history if event["event"] == name]
 
     def _epochs(self) -> None:
-        for name, colour in (("committed", "#1e8449"), ("done", "#117a65")):
-            self._lane({"committed": "epochs decided", "done": "epochs done"}[name])
-            for event in self._history:
-                if event["event"] == name:
-                    self._bar(event["at"], event["at"], colour, f"epoch {event['epoch']}")
+        for name, lane in (("committed", "epochs decided"), ("done", "epochs done")):
+            self._lane(lane)
+            for at, title in self._times(name):
+                self._bar(at, at, "green", title)
 
-    def _visible(self) -> None:
+    def _counts(self) -> dict[str, list[tuple[float, int]]]:
+        """Return when a reader of each target saw how many rows."""
         counts: dict[str, list[tuple[float, int]]] = {}
         known: dict[str, int] = {}
         for event in self._history:
@@ -150,23 +187,25 @@ class Drawing:
                     with pa.memory_map(str(self._files / event["file"])) as file:
                         rows = known[event["file"]] = pa.ipc.open_file(file).read_all().num_rows
                 counts.setdefault(event["target"], []).append((event["ended"], rows))
+        return {target: sorted(reads) for target, reads in counts.items()}
+
+    def _visible(self) -> None:
+        counts = self._counts()
         top = max((rows for reads in counts.values() for _, rows in reads), default=1) or 1
-        self._y += CHART + 10
-        for colour, (name, reads) in zip(LINES, counts.items(), strict=False):
-            points = ((self._x(at), self._y - rows / top * CHART) for at, rows in sorted(reads))
-            self._svg.curve(points, stroke=colour, stroke_width=1.5)
-            label = self._y - CHART + 14 * (1 + list(counts).index(name))
-            self._svg.text(4, label, f"{name}: {reads[-1][1]:,} rows", fill=colour)
+        labels = [
+            (colour, f"{name}: {reads[-1][1]:,} rows")
+            for colour, (name, reads) in zip(LINES, counts.items(), strict=False)
+        ]
+        self._y = self._svg.legend(LEFT, self._y + 30, labels) + CHART
+        for colour, reads in zip(LINES, counts.values(), strict=False):
+            points = ((self._x(at), self._y - rows / top * CHART) for at, rows in reads)
+            self._svg.curve(points, class_=f"{colour} thick")
 
-    def _legend(self) -> None:
-        for place, (kind, colour) in enumerate([*COLOURS.items(), ("slow or lossy", OTHER)]):
-            x, y = LEFT + place * 130, self._y + 40
-            self._svg.box(x, y - 9, 12, 10, fill=colour)
-            self._svg.text(x + 16, y, kind)
-
-    def _axis(self) -> None:
-        step = max(int((self._end - self._begin) / 10 // 10 * 10), 10)
-        for seconds in range(0, int(self._end - self._begin) + 1, step):
+    def _axis(self, top: float) -> None:
+        span = self._end - self._begin
+        step = next((unit for unit in (10, 20, 30, 60, 120, 300, 600) if span / unit <= TICKS), 1800)
+        for seconds in range(0, int(span) + 1, step):
             x = self._x(self._begin + seconds)
-            self._svg.line(x, 20, x, self._y, stroke="#ddd")
-            self._svg.text(x - 8, self._y + 16, f"{seconds} s")
+            self._svg.line(x, top, x, self._y, class_="grid")
+            text = f"{seconds} s" if step < MINUTE else f"{seconds // MINUTE} min"
+            self._svg.text(x, self._y + 18, text, text_anchor="middle", class_="small weak")

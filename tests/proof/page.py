@@ -8,24 +8,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.devkit.svg import Svg
+from epochsink.devkit.svg import WIDTH, Svg
 from proof.record import kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 TEMPLATE: Final = Path(__file__).with_name("template.md")
-WIDTH: Final = 860
-LEFT: Final = 190
+LEFT: Final = 170
 RIGHT: Final = 290
 LANE: Final = 42
-# a background of its own, so that the text is legible wherever the picture is shown
-STYLE: Final = """
-.ground{fill:#fff;stroke:#d0d7de}text{fill:#1f2328}.dim{fill:#59636e}.all{fill:#b6d4f0}.struck{fill:#1f6feb}
-.good{fill:#1a7f37}.bad{fill:#cf222e}.grid{stroke:#d8dee4}
-@media (prefers-color-scheme:dark){.ground{fill:#0d1117;stroke:#30363d}text{fill:#e6edf3}.dim{fill:#9198a1}
-.all{fill:#1f4a7a}.struck{fill:#58a6ff}.good{fill:#3fb950}.bad{fill:#ff7b72}.grid{stroke:#30363d}}
-"""
 
 
 @dataclass(frozen=True)
@@ -145,29 +137,34 @@ def _short(number: int) -> str:
 
 def picture(found: Mapping[str, Sum]) -> str:
     """Draw a bar for each kind, on a scale of powers of ten, with what struck within what was tried."""
-    drawing = Svg(WIDTH, STYLE)
+    drawing = Svg()
     tried = {kind: one.figures[KINDS[kind].tried] for kind, one in found.items()}
     powers = math.ceil(math.log10(max([10, *tried.values()])))
-    bottom = 40 + LANE * len(found)
+    bad = sum(len(one.anomalies) for one in found.values())
+    title = f"{sum(tried.values()):,} plans, kills and faults: {bad or 'no'} anomalies found"
+    drawing.text(16, 30, title, class_="title")
+    drawing.text(16, 52, "all runs together, on a scale of powers of ten; full colour: what struck", class_="weak")
+    top = 76
+    bottom = top + LANE * len(found)
 
     def x(number: int) -> float:
         return LEFT + math.log10(max(number, 1)) / powers * (WIDTH - LEFT - RIGHT)
 
     for power in range(powers + 1):
-        drawing.line(x(10**power), 30, x(10**power), bottom, class_="grid")
-        drawing.text(x(10**power), bottom + 18, _short(10**power), text_anchor="middle", font_size=12, class_="dim")
+        drawing.line(x(10**power), top - 8, x(10**power), bottom, class_="grid")
+        drawing.text(x(10**power), bottom + 18, _short(10**power), text_anchor="middle", class_="small weak")
     for place, (kind, one) in enumerate(found.items()):
-        about, y = KINDS[kind], 40 + LANE * place
-        drawing.text(LEFT - 12, y + 19, kind, text_anchor="end", font_size=15)
-        drawing.box(LEFT, y, max(x(tried[kind]) - LEFT, 1), 26, class_="all" if about.struck else "struck")
+        about, y = KINDS[kind], top + LANE * place
+        drawing.text(LEFT - 12, y + 18, kind, text_anchor="end")
+        width = max(x(tried[kind]) - LEFT, 1)
+        drawing.box(LEFT, y, width, 26, class_="blue part" if about.struck else "blue")
         said = f"{tried[kind]:,} {about.unit}"
         if about.struck:
             struck = one.figures[about.struck]
-            drawing.box(LEFT, y + 7, max(x(struck) - LEFT, 1), 12, class_="struck")
+            drawing.box(LEFT, y + 7, max(x(struck) - LEFT, 1), 12, class_="blue")
             said += f", {struck:,} {about.struck}"
         right = WIDTH - RIGHT + 12
-        drawing.text(right, y + 11, said, font_size=14)
-        bad = len(one.anomalies)
-        drawing.text(right, y + 28, f"{bad} anomalies", class_="bad" if bad else "good", font_size=13)
-    drawing.text(LEFT, 20, "all runs together, on a scale of powers of ten", font_size=12, class_="dim")
-    return drawing.document(bottom + 30, 'class="ground"')
+        drawing.text(right, y + 11, said)
+        wrong = len(one.anomalies)
+        drawing.text(right, y + 28, f"{wrong} anomalies", class_="small red" if wrong else "small green")
+    return drawing.document(bottom + 34, title)

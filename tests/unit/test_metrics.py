@@ -78,3 +78,30 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist(name: str) -> None:
     asked = set(re.findall(r"\bepochsink_\w+", text))
     assert asked
     assert asked <= {sample[0] for sample in read(registry)}
+
+
+def test_each_alert_says_how_urgent_it_is_and_what_to_type() -> None:
+    text = (DOCKER / "alerts.yaml").read_text()
+    alerts = re.split(r"^ +- alert: ", text, flags=re.MULTILINE)[1:]
+    names = [alert.splitlines()[0] for alert in alerts]
+    # in the order in which a person should read them
+    assert names[:2] == ["EpochsinkDataIsLate", "EpochsinkQueryFailed"]
+    for alert in alerts:
+        assert re.search(r"^ +labels: \{severity: (page|ticket)\}$", alert, re.MULTILINE), alert
+        assert re.search(r'^ +summary: "\{\{ \$labels\.query \}\}', alert, re.MULTILINE), alert
+        assert re.search(r'^ +action: "\w', alert, re.MULTILINE), alert
+
+
+def test_each_panel_of_the_dashboard_has_a_unit_and_a_place_of_its_own() -> None:
+    panels = json.loads((DOCKER / "grafana-dashboard.json").read_text())["panels"]
+    assert panels[0]["targets"][0]["expr"].startswith("epochsink_decided_not_visible_seconds")
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        assert panel["fieldConfig"]["defaults"]["unit"]
+        at = panel["gridPos"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken
+        taken |= cells
+        for target in panel["targets"]:
+            assert target["expr"].count("(") == target["expr"].count(")")
+            assert "$query" in target["expr"]

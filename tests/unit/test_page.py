@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
-from epochsink.devkit import page
+from epochsink.devkit import page, svg
 from epochsink.devkit.demo.destination import Tally
 from epochsink.devkit.demo.display import Result, page_of
 from epochsink.devkit.page import Course, Sample
+from epochsink.devkit.svg import Svg, letters
 from epochsink.protocol.progress import EpochProgress, SinkProgress
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -28,7 +30,7 @@ def course() -> Course:
 
 
 def drawn(course: Course) -> ET.Element:
-    return ET.fromstring(page.picture(course, "what it shows"))  # noqa: S314 - ours
+    return ET.fromstring(page.picture(course, "what it shows"))[0]  # noqa: S314 - ours
 
 
 def test_each_step_of_each_epoch_is_a_bar_in_each_sinks_lane(course: Course) -> None:
@@ -39,10 +41,11 @@ def test_each_step_of_each_epoch_is_a_bar_in_each_sinks_lane(course: Course) -> 
 
 def test_kills_and_rows_are_drawn_at_their_times(course: Course) -> None:
     picture = drawn(course)
-    (kill,) = [box for box in picture.iter(f"{SVG}rect") if box.get("class") == "killed"]
+    # one in the lanes of the epochs, one in the chart of the rows
+    kill, _ = [box for box in picture.iter(f"{SVG}rect") if box.get("class") == "red killed"]
     assert (kill.find(f"{SVG}title").text) == "kill -9: recorded <before> the decision"  # type: ignore[union-attr]
     decided, seen = ([*picture.iter(f"{SVG}polyline")])[::-1]
-    assert (decided.get("class"), seen.get("class")) == ("decided", "l1")
+    assert (decided.get("class"), seen.get("class")) == ("ink dashed", "green thick")
     # they fall together when readers see what is decided, and the kill is between the second and the third sample
     assert decided.get("points") == seen.get("points")
     xs = [float(point.split(",")[0]) for point in str(seen.get("points")).split()]
@@ -57,7 +60,7 @@ def test_the_page_asks_for_nothing_and_is_escaped(course: Course) -> None:
         Result("plain", "table <a>", 1, 10, wrong, 0, 3, 9),
     ]
     text = page_of(results, {"epochsink": course, "plain": Course()})
-    assert "1 times kill -9: every order exactly once" in text
+    assert "One kill -9: with epochsink every order arrives exactly once" in text
     assert "table <a>" not in text
     addresses = set(re.findall(r"https?://[^\"' <]+", text))
     assert addresses == {"http://www.w3.org/2000/svg"}
@@ -65,6 +68,13 @@ def test_the_page_asks_for_nothing_and_is_escaped(course: Course) -> None:
     # a description for who cannot see it, and both colour schemes
     assert 'role="img" aria-label="epochsink, table' in text
     assert "prefers-color-scheme:dark" in text
+    # what scrolls sideways on a phone is reached by the keyboard, in the order in which it is read
+    regions = re.findall(r'<div class="scroll"([^>]*)>', text)
+    assert len(regions) == 3
+    assert all('tabindex="0" role="region" aria-label="' in region for region in regions)
+    assert not re.search(r'tabindex="[1-9]', text)
+    assert '<html lang="en">' in text
+    assert re.findall(r"<h([1-6])", text) == ["1", "2", "2", "2"]
 
 
 def test_one_place_that_is_not_exact_is_in_the_headline(course: Course) -> None:
@@ -75,4 +85,76 @@ def test_one_place_that_is_not_exact_is_in_the_headline(course: Course) -> None:
         Result("plain", "table", 1, 10, exact, 0, 0, 9),
     ]
     text = page_of(results, {"epochsink": course})
-    assert "<h1>Not every order exactly once</h1><p>Exact: table. The plain pipeline had luck.</p>" in text
+    assert "<h1>Not every order exactly once</h1><p>Exact: table. Plain: no harm this time.</p>" in text
+
+
+def test_what_readers_see_before_the_decision_is_marked(course: Course) -> None:
+    assert course.most_early == 0
+    early = Course((), [Sample(0.0, 0, {"t": 0}), Sample(1.0, 0, {"t": 7}), Sample(2.0, 7, {"t": 7})])
+    assert early.most_early == 7
+    marks = [box for box in drawn(early).iter(f"{SVG}rect") if box.get("class") == "red part"]
+    # the legend's, and that of the second in which the rows were early
+    assert len(marks) == 2
+    assert "red part" not in page.picture(course, "").partition("</style>")[2]
+
+
+def test_courses_are_drawn_on_one_scale_of_time(course: Course) -> None:
+    short = Course((), [Sample(0.0, 0, {"t": 0}), Sample(1.0, 5, {"t": 5})])
+
+    def end(drawing: str) -> float:
+        (points, *_) = re.findall(r'<polyline points="([^"]*)"', drawing)
+        return float(points.split()[-1].split(",")[0])
+
+    assert end(page.picture(short, "", 10.0)) < end(page.picture(short, "")) / 2
+    figure = page.figure("It is exact", "Everywhere", [("a", "exact", course), ("b", "not", short)])
+    assert ["It is exact" in figure, "Everywhere" in figure, 'aria-label="It is exact. Everywhere"' in figure] == [
+        True
+    ] * 3
+
+
+def luminance(colour: str) -> float:
+    """Return the relative luminance of WCAG 2."""
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    brighter, darker = sorted((luminance(one), luminance(other)), reverse=True)
+    return (brighter + 0.05) / (darker + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [svg.LIGHT, svg.DARK], ids=["light", "dark"])
+def test_text_and_colours_stand_out_from_the_ground(scheme: dict[str, str]) -> None:
+    found = {name: contrast(value, scheme["back"]) for name, value in scheme.items() if name not in {"back", "faint"}}
+    # text needs 4.5, and every colour may be that of a text
+    assert {name: round(value, 1) for name, value in found.items() if value < 4.5} == {}
+
+
+def test_no_text_is_small_and_no_legend_is_cut() -> None:
+    sizes = [int(size) for size in re.findall(r"(?:font|font-size):(?:\d+ )?(\d+)px", svg.STYLE)]
+    assert sizes
+    assert min(sizes) >= 12
+    drawing = Svg()
+    drawing.legend(100, 20, [("blue", f"a rather long description, number {number}") for number in range(9)])
+    boxes = ET.fromstring(drawing.document(300))  # noqa: S314 - ours
+    ends = [float(text.get("x") or 0) + letters(text.text or "") for text in boxes.iter(f"{SVG}text")]
+    assert len(ends) == 9
+    assert max(ends) <= svg.WIDTH
+
+
+@pytest.mark.parametrize("name", ["demo.svg", "nemesis.svg", "explanation/proof.svg", "reference/speed/ratios.svg"])
+def test_the_pictures_of_the_docs_are_in_the_house_style(name: str) -> None:
+    text = (Path(__file__).parents[2] / "docs" / name).read_text()
+    assert svg.STYLE in text
+    drawing = ET.fromstring(text)  # noqa: S314 - ours
+    title = drawing.find(f"{SVG}text[@class='title']")
+    assert title is not None
+    assert (drawing.get("aria-label") or "").startswith(title.text or "?")
+    for each in drawing.iter(f"{SVG}text"):
+        size = {"title": 18.0, "head": 15.0}.get(each.get("class") or "", 14.0)
+        x, width = float(each.get("x") or 0), letters(each.text or "", size)
+        left = {"end": x - width, "middle": x - width / 2}.get(each.get("text-anchor") or "", x)
+        # by an estimate that is wide rather than narrow
+        assert left > -0.08 * width, f"{each.text!r} is cut"
+        assert left + width < svg.WIDTH + 0.08 * width, f"{each.text!r} is cut"

@@ -24,8 +24,13 @@ _GIVEN: Final = "EPOCHSINK_DEMO_"
 
 def demo(
     *,
-    orders: Annotated[int, typer.Option(help="How many orders go through each pipeline.", min=1_000)] = 200_000,
-    kills: Annotated[int, typer.Option(help="How often each pipeline is killed -9.", min=1)] = 7,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="PostgreSQL alone, one kill, 20,000 orders: about a minute.")
+    ] = False,
+    orders: Annotated[
+        int | None, typer.Option(help="How many orders go through each pipeline; 200,000 unless --quick.", min=1_000)
+    ] = None,
+    kills: Annotated[int | None, typer.Option(help="How often each is killed -9; 7 unless --quick.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Repeat the order of kills that a run has named.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep services and files until Ctrl-C.")] = False,
     kafka: Annotated[str, typer.Option(help="Bootstrap servers of a Kafka that runs.", envvar=f"{_GIVEN}KAFKA")] = "",
@@ -38,13 +43,15 @@ def demo(
     master: Annotated[
         str, typer.Option(help="Spark's master; all workers must see the folder that TMPDIR names.")
     ] = "local[2]",
-    page: Annotated[Path, typer.Option(help="Where to write the page that shows the course of both pipelines.")] = Path(
+    page: Annotated[Path, typer.Option(help="Where to write the page that shows the course of the pipelines.")] = Path(
         "epochsink-demo.html"
     ),
-    svg: Annotated[Path | None, typer.Option(help="Write the closing table as a picture, too.")] = None,
+    svg: Annotated[Path | None, typer.Option(help="Write the course as one picture, too.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Kill a real pipeline -9 again and again, with and without epochsink, and count the rows.
+
+    Without: Spark's own writers, and an upsert by hand.
 
     Starts its own Kafka, PostgreSQL and Elasticsearch, unless it is told of three that run. Ends with status 0 only if
     every order went through epochsink exactly once.
@@ -58,7 +65,9 @@ def demo(
             )
         given = where if all(where) else None
         seed = secrets.randbelow(10_000) if seed is None else seed
+        orders, kills = orders or (20_000 if quick else 200_000), kills or (1 if quick else 7)
         options = {"orders": orders, "kills": kills, "keep": keep, "svg": svg, "page": page, "master": master}
+        options["quick"] = quick
         results = _show(given, Console(stderr=as_json), seed=seed, **options)
         exact = all(result.is_exact for result in results if result.pipeline == "epochsink")
         answer.values.update(seed=seed, exact=exact, page=str(page), results=[asdict(result) for result in results])
@@ -72,7 +81,7 @@ def _show(given: tuple[str, str, str] | None, console: Console, **options: Any) 
         from epochsink.devkit.demo.show import DemoOptions, show  # noqa: PLC0415 - likewise
     except ModuleNotFoundError as missing:
         raise ConfigurationError(
-            f"the demo needs the module {missing.name}", hint='pip install "epochsink[all]"'
+            f"the demo needs the module {missing.name}", hint='pip install "epochsink[demo]"'
         ) from missing
     # so that everything is ended in order
     signal.signal(signal.SIGTERM, _interrupt)

@@ -191,7 +191,7 @@ def page_of(status: Status) -> str:
     done = [epoch.receipt for epoch in status.epochs if epoch.receipt is not None]
     drawn = page.picture(page.Course(done), f"epochs {done[0].epoch} to {done[-1].epoch} in time") if done else ""
     sections = [
-        ("The newest epochs, in time", f'<div class="scroll">{drawn}</div>' if done else "<p>None is done yet.</p>"),
+        ("The newest epochs, in time", drawn if done else "<p>None is done yet.</p>"),
         ("What to do", "".join(f"<p>{escape(line)}</p>" for line in status.advice)),
     ]
     if status.stopped is not None:

@@ -8,44 +8,37 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from epochsink.devkit.svg import Svg
+from epochsink.devkit.svg import STYLE, WIDTH, Svg
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.protocol.progress import EpochProgress
 
-WIDTH: Final = 960
-_LEFT: Final = 150
-_RIGHT: Final = 20
+_LEFT: Final = 120
+_RIGHT: Final = 24
 _LANE: Final = 15
-_CHART: Final = 170
+_CHART: Final = 150
 _TICKS: Final = 10
 _STEPS: Final = (
-    ("write_seconds", "written", "s1"),
-    ("record_seconds", "prepared", "s2"),
-    ("decision_seconds", "decided", "s3"),
-    ("commit_seconds", "visible", "s4"),
+    ("write_seconds", "written", "blue"),
+    ("record_seconds", "prepared", "violet"),
+    ("decision_seconds", "decided", "grey"),
+    ("commit_seconds", "visible", "green"),
 )
 """The steps of an epoch in their order: their seconds, what the epoch is after them, and their colour."""
-_LINES: Final = ("l1", "l2", "l3", "l4")
-
-STYLE: Final = """
-:root{--back:#fff;--text:#1f2328;--faint:#d0d7de;--weak:#59636e}
-@media(prefers-color-scheme:dark){:root{--back:#0d1117;--text:#e6edf3;--faint:#30363d;--weak:#9198a1}}
-text{fill:var(--text);font-size:13px}.weak{fill:var(--weak)}.grid{stroke:var(--faint)}.kill{stroke:#d1242f;stroke-width:1.5}
-.s1{fill:#4493f8}.s2{fill:#9a6fe0}.s3{fill:#8b949e}.s4{fill:#2da44e}.back{fill:var(--back)}.killed{fill:#d1242f}
-.decided{stroke:var(--text);stroke-width:1.5;stroke-dasharray:5 4}
-.l1{stroke:#2da44e}.l2{stroke:#4493f8}.l3{stroke:#9a6fe0}.l4{stroke:#bf8700}.l1,.l2,.l3,.l4{stroke-width:2}
-"""
+_LINES: Final = ("green", "blue", "violet", "amber")
 _PAGE: Final = """
-body{margin:0 auto;max-width:1000px;padding:1rem;background:var(--back);color:var(--text)}
-body{font:16px/1.5 system-ui,sans-serif}
-h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.15rem;margin-top:2rem}svg{width:100%;height:auto;min-width:600px}
-.scroll{overflow-x:auto}table{border-collapse:collapse}td,th{padding:.25rem .75rem;border-bottom:1px solid var(--faint)}
-td{text-align:right;font-variant-numeric:tabular-nums}td:first-child,th:first-child{text-align:left}
+body{margin:0 auto;max-width:900px;padding:1rem;background:var(--back);color:var(--text)}
+body{font:16px/1.5 system-ui,sans-serif;overflow-wrap:break-word}
+h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.15rem;margin:2.5rem 0 .25rem}p{margin:.25rem 0 .75rem}
+svg{display:block;width:100%;height:auto;min-width:780px}
+.scroll{overflow-x:auto}.scroll:focus-visible{outline:2px solid var(--blue);outline-offset:2px}
+table{border-collapse:collapse}td,th{padding:.25rem .75rem;border-bottom:1px solid var(--faint);white-space:nowrap}
+td,th{text-align:right;font-variant-numeric:tabular-nums}td:first-child,th:first-child{text-align:left}
 """
 
 
@@ -74,6 +67,17 @@ class Course:
         begin, end = min(times, default=0.0), max(times, default=0.0)
         return begin, max(end, begin + 1.0)
 
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        begin, end = self.span
+        return end - begin
+
+    @property
+    def most_early(self) -> int:
+        """The largest number of rows that readers of one place saw before Spark had decided them."""
+        return max((max(one.visible.values()) - one.decided for one in self.samples), default=0)
+
 
 def document(title: str, finding: str, sections: Sequence[tuple[str, str]]) -> str:
     """Return a page: a title, its finding in a sentence, and sections of a heading and HTML each."""
@@ -81,16 +85,17 @@ def document(title: str, finding: str, sections: Sequence[tuple[str, str]]) -> s
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><style>{STYLE}{_PAGE}</style></head>"
         f"<body><main><h1>{escape(title)}</h1><p>{escape(finding)}</p>{body}</main></body></html>\n"
     )
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table as HTML."""
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str = "table") -> str:
+    """Return a table as HTML; ``label`` names it for who cannot see it."""
     top = "".join(f"<th scope=col>{escape(name)}</th>" for name in head)
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
+    return _scrolling(f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>", label)
 
 
 def epochs_table(epochs: Sequence[EpochProgress]) -> str:
@@ -111,12 +116,35 @@ def epochs_table(epochs: Sequence[EpochProgress]) -> str:
         ]
         for epoch in reversed(epochs)
     ]
-    return table(head, rows)
+    return table(head, rows, "each epoch")
 
 
-def picture(course: Course, label: str) -> str:
-    """Return a course as SVG with its own style; ``label`` says in words what it shows, for who cannot see it."""
-    return _Drawing(course).draw().replace("<svg ", f'<svg role="img" aria-label="{escape(label, quote=True)}" ', 1)
+def picture(course: Course, label: str, seconds: float = 0.0) -> str:
+    """Return a course as HTML; ``label`` says in words what it shows, for who cannot see it.
+
+    The picture is as long as ``seconds`` at least, so that several courses can be compared.
+    """
+    svg = Svg()
+    height = _Drawing(svg, course, max(seconds, course.seconds)).draw(20.0)
+    return _scrolling(svg.document(height, label), label)
+
+
+def figure(title: str, finding: str, parts: Sequence[tuple[str, str, Course]]) -> str:
+    """Return one SVG of several courses, for a page that shows a picture: a heading, a sentence and a chart of each."""
+    svg = Svg()
+    svg.text(16, 30, title, class_="title")
+    y = svg.paragraph(16, 54, finding, class_="weak") + 14
+    longest = max((course.seconds for _, _, course in parts), default=0.0)
+    for head, said, course in parts:
+        svg.text(16, y, head, class_="head")
+        y = svg.paragraph(16, y + 20, said, class_="weak") + 8
+        y = _Drawing(svg, Course((), course.samples, course.kills), longest).draw(y) + 22
+    return svg.document(y - 14, f"{title}. {finding}")
+
+
+def _scrolling(content: str, label: str) -> str:
+    # what is wider than a phone is reached by the keyboard, too
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label, quote=True)}">{content}</div>'
 
 
 def _begun(epoch: EpochProgress) -> float:
@@ -124,39 +152,41 @@ def _begun(epoch: EpochProgress) -> float:
 
 
 class _Drawing:
-    def __init__(self, course: Course) -> None:
-        self._course = course
-        self._begin, self._end = course.span
-        self._svg = Svg(WIDTH, STYLE)
-        self._y = 24.0
+    """Draws a course into a drawing, from a ``y`` downwards."""
 
-    def draw(self) -> str:
+    def __init__(self, svg: Svg, course: Course, seconds: float) -> None:
+        self._svg = svg
+        self._course = course
+        self._begin, _ = course.span
+        self._seconds = seconds
+        self._y = 0.0
+
+    def draw(self, y: float) -> float:
+        """Return where it ends."""
+        self._y = y
         if self._course.epochs:
             self._epochs()
         if self._course.samples:
             self._rows()
-        self._kills()
         self._axis()
-        return self._svg.document(self._y + 12, 'class="back"')
+        return self._y + 12
 
     def _x(self, at: float) -> float:
-        share = (at - self._begin) / (self._end - self._begin)
+        share = (at - self._begin) / self._seconds
         return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)
 
     def _epochs(self) -> None:
-        x = float(_LEFT)
-        for _, word, colour in _STEPS:
-            self._svg.box(x, self._y - 10, 12, 12, class_=colour)
-            self._svg.text(x + 17, self._y, f"until {word}")
-            x += 130
-        self._y += 10
+        legend = [(colour, f"until {word}") for _, word, colour in _STEPS]
+        y = self._y = self._svg.legend(_LEFT, self._y, legend)
         for name in dict.fromkeys(name for epoch in self._course.epochs for name in epoch.sinks):
-            self._svg.text(4, self._y + _LANE + 4, name)
+            self._svg.text(_LEFT - 10, self._y + _LANE + 4, name[:16], text_anchor="end")
             for epoch in self._course.epochs:
                 if name in epoch.sinks:
                     self._bars(epoch, name, self._y + (epoch.epoch % 2) * _LANE)
             self._y += 2 * _LANE + 8
             self._svg.line(_LEFT, self._y - 4, WIDTH - _RIGHT, self._y - 4, class_="grid")
+        self._kills(y)
+        self._y += 30
 
     def _bars(self, epoch: EpochProgress, sink: str, y: float) -> None:
         at = _begun(epoch)
@@ -169,38 +199,43 @@ class _Drawing:
 
     def _rows(self) -> None:
         samples = self._course.samples
-        most = max(max(one.decided, *one.visible.values()) for one in samples) or 1
-        self._y += 34
-        top, bottom = self._y, self._y + _CHART
-        self._svg.line(_LEFT, top - 18, _LEFT + 30, top - 18, class_="decided")
-        self._svg.text(_LEFT + 36, top - 14, "rows decided by Spark")
-        x = _LEFT + 210
         places = list(samples[0].visible)
-        for place, colour in zip(places, _LINES, strict=False):
-            self._svg.line(x, top - 18, x + 30, top - 18, class_=colour)
-            self._svg.text(x + 36, top - 14, f"seen in {place}")
-            x += 60 + 7 * (len(place) + 8)
+        legend = [(colour, f"seen in {place}") for place, colour in zip(places, _LINES, strict=False)]
+        beside = [("red part", "seen before the decision")] if self._course.most_early > 0 else []
+        beside += [("red", "kill -9")] if self._course.kills else []
+        self._svg.line(_LEFT, self._y - 4, _LEFT + 24, self._y - 4, class_="ink dashed")
+        self._svg.text(_LEFT + 30, self._y, "rows decided by Spark")
+        top = self._svg.legend(_LEFT + 205, self._y, [*legend, *beside]) + 4
+        bottom = top + _CHART
+        most = max(max(one.decided, *one.visible.values()) for one in samples) or 1
         for share in (0.0, 0.5, 1.0):
             y = bottom - share * _CHART
             self._svg.line(_LEFT, y, WIDTH - _RIGHT, y, class_="grid")
-            self._svg.text(_LEFT - 8, y + 4, f"{round(most * share):,}", text_anchor="end", class_="weak")
+            self._svg.text(_LEFT - 10, y + 4, f"{round(most * share):,}", text_anchor="end", class_="small weak")
 
         def height(rows: int) -> float:
-            return bottom - rows / most * _CHART
+            return round(bottom - rows / most * _CHART, 1)
 
+        for one, after in pairwise(samples):
+            if (seen := max(one.visible.values())) > one.decided:
+                x, y = self._x(one.at), height(seen)
+                self._svg.box(x, y, max(self._x(after.at) - x, 1), height(one.decided) - y, class_="red part")
         for place, colour in zip(places, _LINES, strict=False):
-            self._svg.curve(((self._x(one.at), height(one.visible[place])) for one in samples), class_=colour)
-        self._svg.curve(((self._x(one.at), height(one.decided)) for one in samples), class_="decided")
+            points = ((self._x(one.at), height(one.visible[place])) for one in samples)
+            self._svg.curve(points, class_=f"{colour} thick")
+        self._svg.curve(((self._x(one.at), height(one.decided)) for one in samples), class_="ink dashed")
         self._y = bottom + 4
+        self._kills(top)
 
-    def _kills(self) -> None:
+    def _kills(self, top: float) -> None:
         for at, title in self._course.kills:
-            self._svg.line(self._x(at), 30, self._x(at), self._y, class_="kill")
-            self._svg.box(self._x(at) - 4, 26, 8, 8, f"kill -9: {title}", class_="killed")
+            self._svg.line(self._x(at), top, self._x(at), self._y, class_="red")
+            self._svg.box(self._x(at) - 4, top - 6, 8, 8, f"kill -9: {title}", class_="red killed")
 
     def _axis(self) -> None:
-        seconds = self._end - self._begin
-        unit = next((step for step in (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800) if seconds / step <= _TICKS), 3600)
+        units = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
+        unit = next((step for step in units if self._seconds / step <= _TICKS), 3600)
         self._y += 16
-        for tick in range(0, int(seconds) + 1, unit):
-            self._svg.text(self._x(self._begin + tick), self._y, f"{tick} s", class_="weak", text_anchor="middle")
+        for tick in range(0, int(self._seconds) + 1, unit):
+            at = self._x(self._begin + tick)
+            self._svg.text(at, self._y, f"{tick} s", class_="small weak", text_anchor="middle")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
-import re
 import time
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Final, Self
 
 from rich import box
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Column, Table
 
@@ -18,8 +15,9 @@ from epochsink.devkit import page
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
     from types import TracebackType
+
+    from rich.console import Console
 
     from epochsink.devkit.demo.destination import Tally
     from epochsink.devkit.page import Course
@@ -145,10 +143,7 @@ def closing_table(results: Sequence[Result]) -> Table:
 
 
 def page_of(results: Sequence[Result], courses: Mapping[str, Course]) -> str:
-    """Return the page of a demo: the closing table, and the course of each pipeline."""
-    ours = [result for result in results if result.pipeline == EPOCHSINK]
-    exact = [result for result in ours if result.is_exact]
-    wrong = [result for result in results if result not in ours and not result.is_exact]
+    """Return the page of a demo: the course of each pipeline, and the closing table."""
     head = ["pipeline, into", "kills", "rows in", "rows out", "lost", "duplicated", "divergent", "early"]
     rows = [
         [
@@ -158,29 +153,61 @@ def page_of(results: Sequence[Result], courses: Mapping[str, Course]) -> str:
         ]
         for one in results
     ]
-    sections = [("The end", page.table(head, rows))]
+    longest = max((course.seconds for course in courses.values()), default=0.0)
+    sections = []
     for title, course in courses.items():
         said = " ".join(result.in_words() + "." for result in results if result.pipeline == title)
-        drawn = f'<div class="scroll">{page.picture(course, said)}</div>'
-        sections.append((f"{title}: rows that readers see, kills in red", f"<p>{escape(said)}</p>{drawn}"))
-    places = ", ".join(result.destination for result in exact)
-    return page.document(
-        f"{results[0].kills} times kill -9: every order exactly once"
-        if exact == ours
-        else "Not every order exactly once",
-        f"Exact: {places or 'nothing'}. "
-        + (f"The plain pipeline went wrong in {len(wrong)} place(s)." if wrong else "The plain pipeline had luck."),
-        sections,
-    )
+        drawn = page.picture(course, said, longest)
+        sections.append((_NAMES.get(title, title), f"<p>{escape(said)}</p>{drawn}"))
+    sections.append(("The end", page.table(head, rows, "the closing table")))
+    return page.document(*_headline(results), sections)
+
+
+_NAMES: Final = {
+    EPOCHSINK: "epochsink",
+    "plain": "plain foreachBatch, with Spark's own writers",
+    "upsert": "foreachBatch with an upsert by key",
+}
+"""What each pipeline is called in pictures."""
+
+
+def _headline(results: Sequence[Result]) -> tuple[str, str]:
+    """Return the finding of a demo in a title and a sentence."""
+    ours = [result for result in results if result.pipeline == EPOCHSINK]
+    exact = [result.destination for result in ours if result.is_exact]
+    times = "One kill -9" if results[0].kills == 1 else f"{results[0].kills} times kill -9 each"
+    is_exact = len(exact) == len(ours)
+    title = f"{times}: with epochsink every order arrives exactly once" if is_exact else "Not every order exactly once"
+    said = [f"Exact: {', '.join(exact) or 'nothing'}."]
+    for pipeline in dict.fromkeys(result.pipeline for result in results if result not in ours):
+        own = [result for result in results if result.pipeline == pipeline]
+        wrong = {
+            "lost": sum(one.count.lost for one in own),
+            "too many": sum(one.count.duplicated for one in own),
+            "seen too early": sum(one.early for one in own),
+        }
+        told = ", ".join(f"{number:,} rows {what}" for what, number in wrong.items() if number)
+        said.append(f"{pipeline.capitalize()}: {told or 'no harm this time'}.")
+    return title, " ".join(said)
 
 
 def _count(number: int) -> str:
     return f"[bold red]{number:,}[/]" if number else "[bold green]0[/]"
 
 
-def save_svg(results: Sequence[Result], path: Path) -> None:
-    """Write the closing table as an image."""
-    canvas = Console(record=True, width=82, file=io.StringIO(), force_terminal=True)
-    canvas.print(closing_table(results))
-    # a page that shows the image should load nothing from elsewhere, so the fonts are those of the machine
-    path.write_text(re.sub(r"\s*@font-face \{[^}]*\}", "", canvas.export_svg(title="epochsink demo")))
+def picture_of(results: Sequence[Result], courses: Mapping[str, Course]) -> str:
+    """Return the courses of a demo as one picture."""
+    parts = []
+    for title, course in courses.items():
+        own = [result for result in results if result.pipeline == title]
+        said = "; ".join(
+            f"{one.destination}: "
+            + (
+                "exact"
+                if one.is_exact
+                else f"{one.count.lost:,} lost, {one.count.duplicated:,} too many, {one.early:,} seen too early"
+            )
+            for one in own
+        )
+        parts.append((_NAMES.get(title, title), said, course))
+    return page.figure(*_headline(results), parts)

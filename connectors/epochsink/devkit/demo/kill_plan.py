@@ -16,13 +16,15 @@ ANY_MOMENT: Final = "any"
 class Step:
     """A step at which a pipeline may be killed.
 
-    ``reaches`` are the passes at which a kill is useful: 1 for the first. ``always`` puts the step in every plan.
+    ``reaches`` are the passes at which a kill is useful: 1 for the first. ``always`` puts the step in every plan of
+    a pipeline with at least ``destinations`` destinations; others never reach it.
     """
 
     point: str
     title: str
     reaches: tuple[int, ...] = (1, 2)
     always: bool = False
+    destinations: int = 1
 
 
 _EVERYWHERE: Final = Step(ANY_MOMENT, "at a random moment")
@@ -32,13 +34,13 @@ EXACTLY_ONCE: Final = (
     Step("coordinator.record.before", "prepared, before the ledger records it"),
     Step("coordinator.record.after", "recorded, before Spark's checkpoint decides"),
     Step("coordinator.commit.before", "decided by the checkpoint, before the commit"),
-    Step("coordinator.commit.between", "one sink has committed, another has not", always=True),
+    Step("coordinator.commit.between", "one sink has committed, another has not", always=True, destinations=2),
     Step("coordinator.done.before", "committed, before the ledger says done"),
     _EVERYWHERE,
 )
 PLAIN: Final = (
     Step("coordinator.record.after", "written, before Spark's checkpoint decides", always=True),
-    Step("coordinator.vote.between", "written to one place, not yet to the next", always=True),
+    Step("coordinator.vote.between", "written to one place, not yet to the next", always=True, destinations=2),
     Step("coordinator.settle.before", "foreachBatch has begun"),
     _EVERYWHERE,
 )

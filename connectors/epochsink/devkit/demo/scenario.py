@@ -19,7 +19,7 @@ from epochsink.devkit.page import Course, Sample
 from epochsink.protocol.progress import EpochProgress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from epochsink.devkit.demo.destination import Destination
     from epochsink.devkit.demo.display import Display, Figures
@@ -110,7 +110,7 @@ class Scenario:
             self._raise_failure()
             before, self._decided = self._decided, sum(decided_offsets(self._checkpoint).values())
             figures.update(self._producer.produced, self._visible(), self._killed)
-            self._sample()
+            self._sample(self._decided, {reader.label: reader.visible for reader in self._readers.values()})
             if self._decided > before:
                 moved = time.monotonic()
             elif time.monotonic() - moved > STANDSTILL_SECONDS:
@@ -123,15 +123,14 @@ class Scenario:
         lines = file.read_text().splitlines() if file.exists() else []
         return Course([EpochProgress.from_json(json.loads(line)) for line in lines], self._samples, self._kill_times)
 
-    def _sample(self) -> None:
-        visible = {reader.label: reader.visible for reader in self._readers.values()}
+    def _sample(self, decided: int, visible: Mapping[str, int]) -> None:
         last = self._samples[-1] if self._samples else None
         # a step of the curve is two samples: before it, and after it
-        if last is None or (last.decided, last.visible) != (self._decided, visible):
+        if last is None or (last.decided, last.visible) != (decided, visible):
             now = time.time()
             if last is not None:
                 self._samples.append(Sample(now, last.decided, last.visible))
-            self._samples.append(Sample(now, self._decided, visible))
+            self._samples.append(Sample(now, decided, visible))
 
     def _raise_failure(self) -> None:
         for thread in self._threads:
@@ -151,6 +150,7 @@ class Scenario:
         self._raise_failure()
         copies = {name: destination.copies() for name, destination in self._settings.destinations.items()}
         differing = divergent(list(copies.values()))
+        self._sample(self._orders, {self._readers[name].label: copies[name].total() for name in copies})
         return [
             Result(
                 pipeline=self._title,

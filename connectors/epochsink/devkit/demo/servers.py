@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlencode, urlsplit
 
 from epochsink.devkit.demo.index import ElasticsearchIndex
-from epochsink.devkit.demo.table import PostgresTable
+from epochsink.devkit.demo.table import PostgresTable, UpsertedTable
 from epochsink.devkit.demo.topic import KafkaTopic
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
 from epochsink.devkit.services.kinds import Kind, prefetch
@@ -46,9 +46,13 @@ class Addresses:
 
 
 class Servers(ABC):
-    """The servers that the demo's pipelines write to. Names of tables, topics and indices end with ``mark``."""
+    """The servers that the demo's pipelines write to. Names of tables, topics and indices end with ``mark``.
+
+    With ``quick`` the pipelines write to PostgreSQL only.
+    """
 
     mark = ""
+    quick = False
 
     @abstractmethod
     def start(self) -> str:
@@ -65,16 +69,23 @@ class Servers(ABC):
 
     def destinations(self) -> Mapping[str, Destination]:
         """Return the destinations of the pipeline with epochsink, in the order of its commits."""
+        if self.quick:
+            return {"table": self._table("orders")}
         index = ElasticsearchIndex(self.addresses.elasticsearch, f"orders{self.mark}")
         return {"table": self._table("orders"), "index": index, "topic": self._topic("orders.out")}
 
     def plain_destinations(self) -> Mapping[str, Appendable]:
         """Return the destinations of the plain pipeline, in the order of its writes."""
-        return {"table": self._table("orders_plain"), "topic": self._topic("orders.plain.out")}
+        table = self._table("orders_plain")
+        return {"table": table} if self.quick else {"table": table, "topic": self._topic("orders.plain.out")}
 
-    def _table(self, name: str) -> PostgresTable:
+    def upserted_destinations(self) -> Mapping[str, Appendable]:
+        """Return the destination of the pipeline that upserts, which a database alone can do."""
+        return {"table": self._table("orders_upserted", UpsertedTable)}
+
+    def _table(self, name: str, kind: type[PostgresTable] = PostgresTable) -> PostgresTable:
         where = self.addresses
-        return PostgresTable(where.dsn, where.jdbc_url, JDBC_DRIVER, f"{name}{self.mark}")
+        return kind(where.dsn, where.jdbc_url, JDBC_DRIVER, f"{name}{self.mark}")
 
     def _topic(self, name: str) -> KafkaTopic:
         return KafkaTopic(self.addresses.kafka, f"{name}{self.mark}")
@@ -83,12 +94,13 @@ class Servers(ABC):
 class OwnServers(Servers):
     """Servers that the demo starts, as plain processes."""
 
-    def __init__(self) -> None:
-        prefetch(list(Kind))
+    def __init__(self, *, quick: bool = False) -> None:
+        self.quick = quick
+        prefetch([Kind.KAFKA, Kind.POSTGRES] if quick else list(Kind))
         self._kafka = LocalKafka(short_lived=True)
         self._postgres = LocalPostgres()
-        self._elasticsearch = LocalElasticsearch(short_lived=True)
-        self._all = (self._kafka, self._postgres, self._elasticsearch)
+        self._elasticsearch = None if quick else LocalElasticsearch(short_lived=True)
+        self._all = [one for one in (self._kafka, self._postgres, self._elasticsearch) if one is not None]
 
     def start(self) -> str:
         """Start all of them at once; return their addresses as text."""
@@ -99,7 +111,8 @@ class OwnServers(Servers):
     @property
     def addresses(self) -> Addresses:
         """Where they are, once they are ready."""
-        return Addresses(self._kafka.bootstrap_servers, self._postgres.dsn, self._elasticsearch.url)
+        elasticsearch = "" if self._elasticsearch is None else self._elasticsearch.url
+        return Addresses(self._kafka.bootstrap_servers, self._postgres.dsn, elasticsearch)
 
     def close(self) -> None:
         """Stop them and remove their data."""
@@ -111,8 +124,9 @@ class OwnServers(Servers):
 class RunningServers(Servers):
     """Servers that already run, for example from docker/compose.yaml. What the demo creates in them is kept."""
 
-    def __init__(self, addresses: Addresses) -> None:
+    def __init__(self, addresses: Addresses, *, quick: bool = False) -> None:
         self._addresses = addresses
+        self.quick = quick
         # A second demo on the same servers must not use the first one's table, index and topics.
         self.mark = f"_{secrets.token_hex(3)}"
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.devkit.demo.index import ElasticsearchIndex
-from epochsink.devkit.demo.table import PostgresTable
+from epochsink.devkit.demo.table import PostgresTable, UpsertedTable
 from epochsink.devkit.demo.topic import KafkaTopic
 
 if TYPE_CHECKING:
@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
     from epochsink.devkit.demo.destination import Destination
 
-KINDS: Final[dict[str, Any]] = {"postgres": PostgresTable, "elasticsearch": ElasticsearchIndex, "kafka": KafkaTopic}
+KINDS: Final[dict[str, Any]] = {
+    "postgres": PostgresTable,
+    "upserted": UpsertedTable,
+    "elasticsearch": ElasticsearchIndex,
+    "kafka": KafkaTopic,
+}
 """Every kind of destination."""
 
 

@@ -1,4 +1,4 @@
-"""Run the whole demo: the servers, the pipeline with epochsink, the plain pipeline, the closing table."""
+"""Run the whole demo: the servers, the pipeline with epochsink, two without it, the closing table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from epochsink.devkit.demo.display import EPOCHSINK, page_of, save_svg
+from epochsink.devkit.demo.display import EPOCHSINK, page_of, picture_of
 from epochsink.devkit.demo.kill_plan import EXACTLY_ONCE, PLAIN, plan
 from epochsink.devkit.demo.scenario import Scenario, orders_per_epoch
 from epochsink.devkit.demo.servers import OwnServers, RunningServers
@@ -21,6 +21,9 @@ from epochsink.devkit.services import spark_packages
 from epochsink.errors import ServiceError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from epochsink.devkit.demo.destination import Destination
     from epochsink.devkit.demo.display import Display, Result
     from epochsink.devkit.demo.servers import Addresses, Servers
 
@@ -29,7 +32,7 @@ if TYPE_CHECKING:
 class DemoOptions:
     """The user's options. ``keep`` keeps services and files until Ctrl-C; ``master`` is Spark's.
 
-    Without ``addresses`` the demo starts its own servers.
+    ``quick``: PostgreSQL is the only target. Without ``addresses`` the demo starts its own servers.
     """
 
     orders: int
@@ -38,6 +41,7 @@ class DemoOptions:
     keep: bool
     svg: Path | None
     page: Path
+    quick: bool = False
     master: str = LOCAL
     addresses: Addresses | None = None
 
@@ -49,7 +53,8 @@ def show(options: DemoOptions, display: Display) -> list[Result]:
     )
     spark_packages()
     with ExitStack() as stack:
-        servers = OwnServers() if options.addresses is None else RunningServers(options.addresses)
+        quick, where = options.quick, options.addresses
+        servers = OwnServers(quick=quick) if where is None else RunningServers(where, quick=quick)
         stack.callback(servers.close)
         with ThreadPoolExecutor(1) as pool:
             jvm_options = pool.submit(_jvm_options, display, options)
@@ -57,15 +62,21 @@ def show(options: DemoOptions, display: Display) -> list[Result]:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="epochsink-demo-")))
         results: list[Result] = []
         courses = {}
-        for title, plain in ((EPOCHSINK, False), ("plain", True)):
-            scenario = _scenario(title, options, servers, folder / title, plain=plain, jvm_options=jvm_options.result())
+        for title, destinations in (
+            (EPOCHSINK, servers.destinations()),
+            ("plain", servers.plain_destinations()),
+            ("upsert", servers.upserted_destinations()),
+        ):
+            scenario = _scenario(
+                title, options, servers, folder / title, destinations, jvm_options=jvm_options.result()
+            )
             results += scenario.run(display)
             courses[title] = scenario.course()
         display.close(results)
         if options.svg is not None:
-            save_svg(results, options.svg)
+            options.svg.write_text(picture_of(results, courses))
         options.page.write_text(page_of(results, courses))
-        display.say(f"the course of both pipelines: {options.page}")
+        display.say(f"to open in a browser: {options.page}")
         if options.keep:
             _keep(display, folder)
     return results
@@ -77,6 +88,8 @@ def _jvm_options(display: Display, options: DemoOptions) -> str:
         return JVM_OPTIONS
     try:
         if not is_made():
+            if options.quick:
+                return JVM_OPTIONS
             display.say("archiving Spark's classes, once for all runs: every start of Spark is then twice as fast")
         return jvm_options()
     except ServiceError as failure:
@@ -85,10 +98,16 @@ def _jvm_options(display: Display, options: DemoOptions) -> str:
 
 
 def _scenario(
-    title: str, options: DemoOptions, servers: Servers, folder: Path, *, plain: bool, jvm_options: str
+    title: str,
+    options: DemoOptions,
+    servers: Servers,
+    folder: Path,
+    destinations: Mapping[str, Destination],
+    *,
+    jvm_options: str,
 ) -> Scenario:
-    destinations = servers.plain_destinations() if plain else servers.destinations()
-    steps = [*(PLAIN if plain else EXACTLY_ONCE)]
+    plain = title != EPOCHSINK
+    steps = [step for step in (PLAIN if plain else EXACTLY_ONCE) if step.destinations <= len(destinations)]
     if not plain:
         steps += [step for destination in destinations.values() for step in destination.steps]
     kills = plan(steps, options.kills, Random(options.seed))  # noqa: S311 - which step comes next is no secret

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import psycopg
@@ -14,9 +15,9 @@ from epochsink.postgres import Postgres
 from epochsink.testing.readers.postgres import PostgresReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, Row
 
     from epochsink.devkit.demo.destination import Copies, Offsets
 
@@ -45,7 +46,7 @@ class PostgresTable:
     def create(self) -> None:
         """Make the table, empty."""
         with psycopg.connect(self.dsn, autocommit=True) as connection:
-            connection.execute(self._sql("CREATE TABLE {} (" + _COLUMNS + ")"))
+            connection.execute(self._sql("CREATE TABLE {} (" + self._columns() + ")"))
             # An index makes frequent looks cheap. It must not be unique.
             connection.execute(self._sql("CREATE INDEX ON {} (source_offset)"))
 
@@ -74,8 +75,38 @@ class PostgresTable:
         """Return a reader that finds prepared transactions and staging tables."""
         return PostgresReader(self.dsn, self.table)
 
+    def _columns(self) -> str:
+        return _COLUMNS
+
     def _sql(self, statement: str) -> sql.Composed:
         return sql.SQL(statement).format(sql.Identifier(self.table))
+
+
+@dataclass(frozen=True, slots=True)
+class UpsertedTable(PostgresTable):
+    """A table with a primary key, which a pipeline without epochsink upserts into: no order is duplicated."""
+
+    label: ClassVar[str] = "PostgreSQL"
+
+    def append(self, frame: DataFrame) -> None:
+        """Upsert a batch, each task in a transaction of its own."""
+        frame.foreachPartition(partial(_upsert, self.dsn, self.table, frame.columns))
+
+    def _columns(self) -> str:
+        return _COLUMNS + ", PRIMARY KEY (order_id)"
+
+
+def _upsert(dsn: str, table: str, columns: Sequence[str], rows: Iterable[Row]) -> None:
+    names = [sql.Identifier(name) for name in columns]
+    statement = sql.SQL("INSERT INTO {} ({}) VALUES ({}) ON CONFLICT (order_id) DO UPDATE SET ({}) = ROW ({})").format(
+        sql.Identifier(table),
+        sql.SQL(", ").join(names),
+        sql.SQL(", ").join(sql.Placeholder() * len(names)),
+        sql.SQL(", ").join(names),
+        sql.SQL(", ").join(sql.SQL("EXCLUDED.{}").format(name) for name in names),
+    )
+    with psycopg.connect(dsn) as connection:
+        connection.cursor().executemany(statement, rows)
 
 
 class _Snapshots:
