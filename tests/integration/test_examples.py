@@ -46,11 +46,10 @@ def with_spark(changed: dict[str, str]) -> dict[str, str]:
     return {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": submit, **changed}
 
 
-def run(*typed: str | Path, folder: Path | None = None, **environment: str) -> None:
+def run(*typed: str | Path, **environment: str) -> None:
     """Run a script, or ``-m`` and a module, as a user would."""
     done = subprocess.run(
         [sys.executable, *typed],
-        cwd=folder,
         env=with_spark(environment),
         capture_output=True,
         text=True,
@@ -179,4 +178,5 @@ def test_the_pipeline_of_the_readme(postgres: PostgresService, tmp_path: Path) -
     assert highest == count - 1
     # the last epoch may be prepared and not decided, and others share the server; the module names the sinks
     typed = ("abandon", str(tmp_path / "checkpoint"), "--sinks", "readme:sink", "--yes")
-    run("-m", "epochsink.cli.app", *typed, folder=tmp_path, DSN=postgres.dsn)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    run("-m", "epochsink.cli.app", *typed, PYTHONPATH=path, DSN=postgres.dsn)
