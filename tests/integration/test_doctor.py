@@ -7,6 +7,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+import psycopg
 import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
@@ -84,6 +85,21 @@ def test_a_table_gets_a_trial_epoch_and_keeps_nothing_of_it(
     assert f"PostgreSQL {postgres.version}"[:13] in found["server"].found
     assert [gid for gid in pg_truth.prepared() if "doctor" in gid] == []
     assert pg_truth.count(f"{pg_schema}.marker") == 0
+
+
+def test_a_trial_epoch_that_could_not_be_rolled_back_is_named(
+    monkeypatch: pytest.MonkeyPatch, postgres: PostgresService, table: str, pg_truth: Truth
+) -> None:
+    def cut(*_: object) -> None:
+        raise psycopg.OperationalError("the connection was cut")
+
+    monkeypatch.setattr("epochsink.postgres.examine.rollback_prepared", cut)
+    found = examined(Postgres(postgres.dsn, table=table, marker_schema=table.partition(".")[0]))
+    (gid,) = [name for name in pg_truth.prepared() if name.endswith(":doctor/trial")]
+    assert found["trial epoch"].is_fatal
+    assert f"epochsink orphans --dsn DSN --end '{gid}'" in found["trial epoch"].hint
+    ended = CliRunner().invoke(app, ["orphans", "--dsn", postgres.dsn, "--end", gid, "--yes"])
+    assert (ended.exit_code, pg_truth.prepared()) == (0, [])
 
 
 def test_a_table_without_rights_or_without_a_key_is_named(

@@ -106,7 +106,9 @@ def _trial(config: PostgresConfig, connection: Connection, target: Target, mode:
         grant = f"GRANT INSERT ON {target.relation} TO {preflight.user_of(connection)};"
         return Finding("trial epoch", describe(refused), f"let the table's owner run: {grant}", is_fatal=True)
     except psycopg.Error as failure:
-        return Finding("trial epoch", describe(failure), "see the server's log", is_fatal=True)
+        # the server may have prepared it, and the answer was lost
+        hint = f"see the server's log; if it is still prepared: epochsink orphans --dsn DSN --end '{name}'"
+        return Finding("trial epoch", describe(failure), hint, is_fatal=True)
     except EpochsinkError as failure:
         return Finding("trial epoch", failure.message, failure.hint, is_fatal=True)
     done = "marked" if mode == "staged" else "marked, prepared"
