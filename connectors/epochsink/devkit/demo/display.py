@@ -51,15 +51,19 @@ class Result:
 
     def in_words(self) -> str:
         """Return the result as a sentence."""
-        where = f"{self.pipeline}, {self.destination}"
-        looks = f"in {self.looks:,} looks"
+        return f"{self.pipeline}, {self.destination}: {self.found} (in {self.looks:,} looks)" + "".join(
+            f"; left behind: {what}" for what in self.leftovers
+        )
+
+    @property
+    def found(self) -> str:
+        """What became of the orders."""
         if self.is_exact:
-            return f"{where}: every order arrived exactly once, and none before the checkpoint had it ({looks})"
+            return "every order arrived exactly once, and none before the checkpoint had it"
         count = self.count
         return (
-            f"{where}: {count.lost:,} orders lost, {count.duplicated:,} rows too many, {self.divergent:,} orders held "
-            f"otherwise than elsewhere, {self.early:,} seen before the checkpoint had them ({looks})"
-            + "".join(f"; left behind: {what}" for what in self.leftovers)
+            f"{count.lost:,} orders lost, {count.duplicated:,} rows too many, {self.divergent:,} orders held "
+            f"otherwise than elsewhere, {self.early:,} seen before the checkpoint had them"
         )
 
 
@@ -156,7 +160,11 @@ def page_of(results: Sequence[Result], courses: Mapping[str, Course]) -> str:
     longest = max((course.seconds for course in courses.values()), default=0.0)
     sections = []
     for title, course in courses.items():
-        said = " ".join(result.in_words() + "." for result in results if result.pipeline == title)
+        places: dict[str, list[str]] = {}
+        for result in results:
+            if result.pipeline == title:
+                places.setdefault(result.found, []).append(result.destination)
+        said = " ".join(f"{', '.join(names)}: {found}." for found, names in places.items())
         drawn = page.picture(course, said, longest)
         sections.append((_NAMES.get(title, title), f"<p>{escape(said)}</p>{drawn}"))
     sections.append(("The end", page.table(head, rows, "the closing table")))
