@@ -28,6 +28,10 @@ _GAUGES: Final[dict[str, tuple[str, Callable[[QueryProgress], float]]]] = {
         "For how long readers have waited for the oldest epoch that Spark has decided; 0 if they see all of them.",
         lambda told: told.late_seconds,
     ),
+    "epochsink_oldest_open_epoch_seconds": (
+        "For how long the oldest epoch that has begun and is not visible has been under way; 0 if there is none.",
+        lambda told: told.open_seconds,
+    ),
     "epochsink_pending_epochs": ("Epochs that are recorded and not visible yet.", lambda told: len(told.pending)),
     "epochsink_spooled_bytes": ("Bytes that pending epochs keep in the spool.", lambda told: told.spooled_bytes),
     "epochsink_failed": ("1 if the query has stopped with a failure.", lambda told: bool(told.failure)),

@@ -132,6 +132,30 @@ def test_the_first_line_of_status_says_whether_data_is_late(
     assert run("status", "--max-age", "600").exit_code == 0
 
 
+def test_status_tells_how_long_an_epoch_has_been_under_way(kit: CheckpointKit, run: Callable[..., Result]) -> None:
+    kit.run(0, both(1, 2))
+    assert json.loads(run("status", "--json").output)["open_seconds"] == 0.0
+
+    def begun(number: int, ago: float) -> None:
+        header = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": int(1000 * (time.time() - ago))})
+        (kit.root / "offsets" / str(number)).write_text(f'v1\n{header}\n{{"orders":{{"0":{number}}}}}')
+
+    # Spark has begun it, and a target does not answer: nothing is recorded, and nothing is late
+    begun(1, 300)
+    stuck = run("status", "--max-age", "60")
+    assert re.match(r"up to date: .* ago; epoch 1 has been under way for 5 min", stuck.output)
+    assert stuck.exit_code == 3
+    assert run("status", "--max-age", "600").exit_code == 0
+    kit.record(1, both(3))
+    begun(1, 300)
+    kit.decide(1)
+    assert kit.coordinator.commit_decided()
+    assert run("status", "--max-age", "60").exit_code == 0
+    # a header that tells no time
+    (kit.root / "offsets" / "2").write_text("v1")
+    assert json.loads(run("status", "--json").output)["open_seconds"] == 0.0
+
+
 def test_status_tells_rows_times_and_the_last_failure(kit: CheckpointKit, run: Callable[..., Result]) -> None:
     kit.run(0, both(1, 2))
     kit.coordinator.note_failure("RowsRejected: the target refuses [3] rows")

@@ -46,11 +46,19 @@ def read(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
 def test_a_scrape_tells_how_late_a_query_is_and_what_its_sinks_got() -> None:
     registry = CollectorRegistry()
     total = SinkProgress(rows=5, deleted=1, bytes=80, set_aside=2, replays=3, vote_seconds=0.5, commit_seconds=0.25)
-    orders = Sink(pending=(7,), late_seconds=4.5, epochs=6, totals={"table": total}, recent=(EpochProgress(6, 99.0),))
+    orders = Sink(
+        pending=(7,),
+        late_seconds=4.5,
+        open_seconds=5.5,
+        epochs=6,
+        totals={"table": total},
+        recent=(EpochProgress(6, 99.0),),
+    )
     export(orders, query="orders", registry=registry)  # type: ignore[arg-type]
     export(Sink(failure="RowsRejected"), query="other", registry=registry)  # type: ignore[arg-type]
     told = read(registry)
     assert told["epochsink_decided_not_visible_seconds", "orders"] == 4.5
+    assert told["epochsink_oldest_open_epoch_seconds", "orders"] == 5.5
     assert told["epochsink_rows_total", "orders", "table"] == 5
     assert told["epochsink_dead_letters_total", "orders", "table"] == 2
     assert told["epochsink_newest_visible_timestamp_seconds", "orders"] == 99.0

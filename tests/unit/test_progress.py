@@ -70,6 +70,33 @@ def test_an_epoch_is_late_from_its_decision_until_readers_see_it(monkeypatch: py
     assert (epoch.decision_seconds, epoch.commit_seconds) == (50.0, 9.0)
 
 
+def test_an_epoch_is_under_way_from_its_call_on_however_often_it_is_attempted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A target that does not answer stops an epoch before anything is prepared: nothing is late then."""
+    caplog.set_level(logging.INFO, "epochsink")
+    clock = [100.0]
+    monkeypatch.setattr("epochsink.protocol.progress_tracker.time.monotonic", lambda: clock[0])
+    told = ProgressTracker()
+    told.opened(7)
+    clock[0] += 40
+    told.opened(7)
+    told.begin(7)
+    clock[0] += 25
+    assert (told.snapshot().open_seconds, told.snapshot().late_seconds) == (65.0, 0.0)
+    told.log_now_and_then()
+    assert "no epoch became visible in the last minute; one has been under way for 65 s" in caplog.text
+    told.recorded(_prepared(7))
+    told.decided(7)
+    told.visible(7)
+    told.done(7)
+    assert told.snapshot().open_seconds == 0.0
+    # an earlier run has done this one
+    told.opened(6)
+    told.closed(6)
+    assert told.snapshot().open_seconds == 0.0
+
+
 def test_replays_and_dead_letters_are_counted() -> None:
     told = ProgressTracker()
     told.recorded(_prepared(0))

@@ -78,7 +78,7 @@ def status(
     epochs: Annotated[int, typer.Option(help="How many epochs to list, newest first.", min=0)] = 10,
     max_age: Annotated[
         float | None,
-        typer.Option(metavar="SECONDS", help="End with status 3 if a decided epoch has been invisible for longer."),
+        typer.Option(metavar="SECONDS", help="End with status 3 if an epoch is late or under way for longer."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -98,7 +98,7 @@ def status(
             state.show(found, epochs, Console())
     if found.damage:
         raise typer.Exit(1)
-    if max_age is not None and found.late_seconds > max_age:
+    if max_age is not None and max(found.late_seconds, found.open_seconds) > max_age:
         raise typer.Exit(ATTENTION)
 
 

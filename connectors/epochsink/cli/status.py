@@ -76,12 +76,14 @@ class Status:
     """A query's state, as ``--json`` prints it. Numbers of epochs are -1 for none; ``advice`` says what to do.
 
     ``headline`` says whether data is late and since when; ``late_seconds`` is the time since the record of the oldest
-    epoch that is decided and not visible, 0 if there is none. ``stopped`` is the last failure of a query, ``targets``
+    epoch that is decided and not visible, 0 if there is none; ``open_seconds`` the time since Spark began the oldest
+    epoch that is not visible. ``stopped`` is the last failure of a query, ``targets``
     what the targets say themselves, if they were asked.
     """
 
     headline: str
     late_seconds: float
+    open_seconds: float
     checkpoint: str
     query_id: str
     generation: int | None
@@ -117,9 +119,11 @@ def read_status(place: Place, typed: Sequence[str] = ()) -> Status:
     ]
     owner = history.owner
     late = max((one.age_seconds or 0.0 for one in epochs if one.state is State.DECIDED), default=0.0)
+    under_way, open_seconds = (None, 0.0) if damage else _oldest_open(place, history)
     return Status(
-        headline=_headline(history, epochs, late, damage),
+        headline=_headline(history, epochs, late, damage) + _under_way(under_way, open_seconds),
         late_seconds=late,
+        open_seconds=open_seconds,
         checkpoint=place.location,
         query_id=place.query_id,
         generation=owner.generation if owner else None,
@@ -246,6 +250,24 @@ def _headline(history: History, epochs: Sequence[EpochStatus], late: float, dama
         return "up to date: everything decided is visible"
     ago = _span(max(0.0, time.time() - history.receipts[newest].done_at))
     return f"up to date: everything decided is visible; epoch {newest} is the newest, {ago} ago"
+
+
+def _oldest_open(place: Place, history: History) -> tuple[int | None, float]:
+    """Return the oldest epoch that Spark has begun and that is not visible, and for how long; (None, 0) if none is."""
+    if history.owner is None or history.abandoned is not None:
+        return None, 0.0
+    numbers = [prepared.epoch for prepared in history.pending]
+    if (begun := place.checkpoint.newest_begun()) > max(history.newest, place.checkpoint.newest_decided()):
+        numbers.append(begun)
+    if not numbers:
+        return None, 0.0
+    since = place.checkpoint.begun_at(min(numbers))
+    return min(numbers), 0.0 if since is None else max(0.0, round(time.time() - since, 3))
+
+
+def _under_way(epoch: int | None, seconds: float) -> str:
+    """Return what the headline says of an epoch that takes long."""
+    return f"; epoch {epoch} has been under way for {_span(seconds)}" if seconds >= SOON_SECONDS else ""
 
 
 _DAMAGED: Final = (

@@ -55,6 +55,16 @@ class Checkpoint:
         """Return the newest epoch whose offsets Spark has written, or `NOTHING_DECIDED`."""
         return max(self._numbers("offsets"), default=NOTHING_DECIDED)
 
+    def begun_at(self, epoch: int) -> float | None:
+        """Return when Spark began an epoch, in seconds since 1970; None if it does not tell."""
+        lines = (self._files.read(f"offsets/{epoch}") or b"").decode().splitlines()
+        try:
+            begun = json.loads(lines[1]).get("batchTimestampMs", 0) / 1000
+        except (IndexError, ValueError):
+            # a torn file: another method says what is damaged
+            return None
+        return begun or None
+
     def offsets_text(self, epoch: int) -> str:
         """Return the sources' offsets at the end of an epoch, as Spark has written them; for people."""
         return " ".join((self._files.read(f"offsets/{epoch}") or b"").decode().splitlines()[2:])

@@ -69,14 +69,16 @@ class QueryProgress:
     """The state of a running query's commits.
 
     ``pending`` epochs are recorded and not visible yet. ``late_seconds`` is the age of the oldest of them that Spark
-    has decided: readers wait for it; 0 if there is none. ``epochs`` of this run are done; ``totals`` are what they did
-    in each sink, together. ``retries`` counts repeated attempts of this run,
+    has decided: readers wait for it; 0 if there is none. ``open_seconds`` is how long the oldest epoch that has begun
+    and is not visible has been under way: it rises if a target does not answer. ``epochs`` of this run are done;
+    ``totals`` are what they did in each sink, together. ``retries`` counts repeated attempts of this run,
     ``leftovers`` what its sweeps ended, ``spooled_bytes`` the rows that pending epochs keep. ``recent`` are the newest
     done epochs, oldest first. ``failure`` is why the query stopped, "" while it runs.
     """
 
     pending: tuple[int, ...] = ()
     late_seconds: float = 0.0
+    open_seconds: float = 0.0
     epochs: int = 0
     totals: Mapping[str, SinkProgress] = field(default_factory=dict)
     retries: int = 0

@@ -47,6 +47,7 @@ class ProgressTracker:
         self._listener = listener
         self._lock = threading.Lock()
         self._epochs: dict[int, _Epoch] = {}
+        self._opened: dict[int, float] = {}
         self._recent: deque[EpochProgress] = deque(maxlen=RECENT)
         self._done = 0
         self._totals: dict[str, SinkProgress] = {}
@@ -55,6 +56,16 @@ class ProgressTracker:
         self._failure = ""
         self._logged_at = time.monotonic()
         self._since_log: list[EpochProgress] = []
+
+    def opened(self, number: int) -> None:
+        """Note that Spark has called for an epoch, before any target is asked; it is under way until it is visible."""
+        with self._lock:
+            self._opened.setdefault(number, time.monotonic())
+
+    def closed(self, number: int) -> None:
+        """Note that an earlier run has recorded the epoch: nothing of it is under way."""
+        with self._lock:
+            self._opened.pop(number, None)
 
     def begin(self, number: int) -> None:
         """Note that an attempt begins; an earlier one is void."""
@@ -122,6 +133,7 @@ class ProgressTracker:
         with self._lock:
             progress = self._of(number).progress
             del self._epochs[number]
+            self._opened.pop(number, None)
             self._recent.append(progress)
             self._since_log.append(progress)
             self._done += 1
@@ -162,6 +174,7 @@ class ProgressTracker:
             return QueryProgress(
                 pending=tuple(sorted(recorded)),
                 late_seconds=round(now - min(decided), 3) if decided else 0.0,
+                open_seconds=round(now - min(self._opened.values()), 3) if self._opened else 0.0,
                 epochs=self._done,
                 totals=dict(self._totals),
                 retries=self._retries,
@@ -172,13 +185,14 @@ class ProgressTracker:
             )
 
     def log_now_and_then(self) -> None:
-        """Log a line a minute about the epochs since the last one; nothing if there are none and nothing is late."""
+        """Log a line a minute about the epochs since the last one; nothing if there are none under way."""
         now = time.monotonic()
         if now - self._logged_at < LOG_SECONDS:
             return
         with self._lock:
             since, self._since_log, self._logged_at = self._since_log, [], now
-        late = self.snapshot().late_seconds
+        told = self.snapshot()
+        late = told.late_seconds
         if since:
             slowest = max(since, key=lambda one: one.commit_seconds)
             _log.info(
@@ -192,6 +206,10 @@ class ProgressTracker:
             )
         elif late >= LOG_SECONDS:
             _log.warning("no epoch became visible in the last minute; the oldest decided one is late by %.0f s", late)
+        elif told.open_seconds >= LOG_SECONDS:
+            _log.info(
+                "no epoch became visible in the last minute; one has been under way for %.0f s", told.open_seconds
+            )
 
     def _of(self, number: int) -> _Epoch:
         # an epoch that an earlier driver has recorded was not begun here

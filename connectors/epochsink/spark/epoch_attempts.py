@@ -39,6 +39,7 @@ class EpochAttempts:
 
     def prepare(self, frame: DataFrame, number: int, query: RunningQuery) -> None:
         """Write an epoch, have the participants vote on it, and record it. Raises what made the last attempt fail."""
+        self._coordinator.progress.opened(number)
         # Spark would commit the state of the first attempt beside the rows of a later one
         once = query.has_state and _keeps_first_state(frame.sparkSession)
         again = retrying(
@@ -57,6 +58,7 @@ class EpochAttempts:
             settled = self._coordinator.settle(number)
         if settled is Plan.RUN_FOR_STATE:
             run_for_state(frame)
+            self._coordinator.progress.closed(number)
             _log.info("epoch %d is recorded by an earlier attempt: its plan runs again for its state only", number)
             return
         epoch = self._coordinator.begin(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +36,10 @@ class ClassicWriteTasks:
     def __init__(self, job: WriteJob) -> None:
         self._function = compat.arrow_function(with_same_version(job.write_partition), ANSWER)
         self._sinks = ", ".join(job.sinks)
+        log = logging.getLogger("py4j")
+        if log.level == logging.NOTSET:
+            # its INFO is a line for each epoch
+            log.setLevel(logging.WARNING)
 
     def plan(self, passed: DataFrame) -> DataFrame:
         """Plan the job."""
