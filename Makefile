@@ -211,7 +211,7 @@ lock: ## pin the newest versions that pyproject.toml allows
 		--output-file docs.lock
 	uv pip compile --quiet --group release --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes \
 		--output-file release.lock
-	uv pip compile --quiet --extra kafka --extra postgres --extra elasticsearch --resolution lowest-direct --python-version 3.11 \
+	uv pip compile --quiet --extra spark --extra kafka --extra postgres --extra elasticsearch --resolution lowest-direct --python-version 3.11 \
 		--no-header --no-annotate --no-emit-index-url --output-file versions-oldest.lock pyproject.toml
 
 clean: ## remove the virtual environment and what was built

@@ -1,6 +1,6 @@
 """How a pipeline is tested: its logic with a sink that needs no service, and with PostgreSQL in a container.
 
-    pip install "epochsink[postgres,docker]" pytest && pytest test_pipeline.py
+    pip install "epochsink[spark,postgres,docker]" pytest && pytest test_pipeline.py
 
 The pipeline is a function of its input, its checkpoint and its sinks, so that a test can give it others.
 """

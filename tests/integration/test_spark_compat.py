@@ -16,7 +16,8 @@ from epochsink.errors import UnsupportedQuery
 from epochsink.spark.arrow_types import arrow_schema
 from epochsink.spark.classic import compat
 from epochsink.spark.classic.engine import CLASSIC
-from epochsink.spark.classic.stream_execution import StreamExecution, batch_of_thread
+from epochsink.spark.classic.stream_execution import StreamExecution
+from epochsink.spark.connect.engine import CONNECT
 from epochsink.spark.engine import WriterSettings
 from epochsink.spark.engines import engine_of
 from epochsink.spark.error_translation import INTERRUPTED
@@ -173,11 +174,10 @@ def test_sql_and_a_function_made_once_serve_frames_of_other_queries(spark: Spark
     assert compat.schema_text(spark.range(1)) == compat.schema_text(spark.range(2)) != compat.schema_text(selected)
 
 
-def test_what_is_not_a_classic_session_is_refused(spark: SparkSession) -> None:
+def test_each_kind_of_session_has_its_engine(spark: SparkSession) -> None:
     assert engine_of(spark) is CLASSIC
     other: Any = type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
-    with pytest.raises(UnsupportedQuery, match="Spark Connect"):
-        engine_of(other)
+    assert engine_of(other) is CONNECT
 
 
 def test_a_query_and_its_stream_thread_see_one_execution(stream: Stream, spark: SparkSession) -> None:
@@ -188,7 +188,7 @@ def test_a_query_and_its_stream_thread_see_one_execution(stream: Stream, spark: 
         inside = StreamExecution.of_batch(frame.sparkSession, None)
         seen["ids"] = inside.query_id, inside.run_id
         seen["known"] = StreamExecution.of_batch(frame.sparkSession, inside) is inside
-        seen["batch"] = batch_of_thread(frame.sparkSession)
+        seen["batch"] = inside.batch(0)
 
     stream.put(range(3))
     query = stream.by_hand(look, endless=True)
@@ -203,7 +203,7 @@ def test_a_query_and_its_stream_thread_see_one_execution(stream: Stream, spark: 
     assert execution.is_alive()
     query.stop()
     assert not execution.is_alive()
-    assert batch_of_thread(spark) is None
+    assert execution.batch(0) is None
     with pytest.raises(UnsupportedQuery, match="outside the foreachBatch"):
         StreamExecution.of_batch(spark, execution)
 

@@ -6,7 +6,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from folder_sink import FolderSink
@@ -271,24 +271,6 @@ def test_continuous_mode_is_refused_by_spark(stream: Stream) -> None:
     source = stream.spark.readStream.format("rate").load().selectExpr("value AS id")
     with pytest.raises(PySparkException, match=r"(?i)continuous"):
         stream.exactly_once().start(source.writeStream.trigger(continuous="1 second"))
-
-
-class ConnectSession:
-    """Stands for a session of Spark Connect, whose client is not installed: no `SparkSession` of classic PySpark."""
-
-    __module__ = "pyspark.sql.connect.session"
-
-
-class ConnectFrame:
-    sparkSession = ConnectSession()  # noqa: N815 - Spark's name
-
-
-@pytest.mark.parametrize(
-    "use", [lambda once, frame: once(frame, 0), lambda once, frame: once.check(frame)], ids=["foreachBatch", "check"]
-)
-def test_spark_connect_is_refused(stream: Stream, use: Callable[[ExactlyOnce, DataFrame], None]) -> None:
-    with pytest.raises(UnsupportedQuery, match="Spark Connect"):
-        use(stream.exactly_once(), cast("DataFrame", ConnectFrame()))
 
 
 def test_types_without_an_arrow_name_are_refused(stream: Stream) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from connect_server import connect, start_server
 from pyspark.sql.pandas import functions
 
 import epochsink
@@ -41,7 +42,7 @@ class Spec:
     ``plain`` is a JDBC URL and a table.
     ``peer`` is for `scoreboard.process`: the system's name, and where it writes to.
     ``attempts`` is how often Spark tries a task, ``tasks`` how many an epoch has (0: one for each source partition).
-    ``settings`` are Spark's, over those of `start_spark`.
+    ``settings`` are Spark's, over those of `start_spark`. ``remote``: by Spark Connect, on a server of its own.
     """
 
     run: str
@@ -59,6 +60,7 @@ class Spec:
     jvm_options: str = ""
     settings: dict[str, str] = field(default_factory=dict)
     workload: dict[str, int] = field(default_factory=dict)
+    remote: bool = False
 
     def write(self, path: Path) -> Path:
         """Write the spec as a file."""
@@ -131,7 +133,6 @@ def import_less() -> None:
 
 def start_spark(spec: Spec) -> SparkSession:
     """Start Spark as small and as quickly as it goes."""
-    import_less()
     settings = {
         "spark.master": f"local[2,{spec.attempts}]",
         "spark.driver.memory": "512m",
@@ -140,6 +141,9 @@ def start_spark(spec: Spec) -> SparkSession:
         "spark.local.dir": f"{spec.history}/spark",
         "spark.sql.warehouse.dir": f"{spec.history}/warehouse",
     }
+    if spec.remote:
+        return connect(start_server(settings | spec.settings, spec.jvm_options)[1])
+    import_less()
     spark = session(spec.jvm_options, **(settings | spec.settings))
     spark.sparkContext.setLogLevel("WARN")
     return spark

@@ -58,6 +58,11 @@ class PipelineProcess:
         """Return the id of the driver's JVM, None if it does not run."""
         return next((process.pid for process in self._members() if process.name() == "java"), None)
 
+    def batch_worker(self) -> int | None:
+        """Return the id of the process in which Spark Connect's server calls foreachBatch, None if it does not run."""
+        found = (one.pid for one in self._members() if "foreach_batch_worker" in " ".join(one.cmdline()))
+        return next(found, None)
+
     def workers(self) -> list[int]:
         """Return the ids of the Python workers, without the daemon that forks them."""
         daemons = {process.pid for process in self._members() if self._is_daemon(process)}

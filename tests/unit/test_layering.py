@@ -142,9 +142,27 @@ def test_only_the_classic_engine_knows_the_jvm() -> None:
         for name, _ in imports(module)
         if name.partition(".")[0] == "py4j"
     }
-    knowing = {module for module in MODULES if room_of(module) == "spark" for name in own(module) if "classic" in name}
     assert importing == set()
-    assert {module for module in knowing if not module.startswith("spark.classic.")} == {"spark.engines"}
+    for engine, others in (
+        ("spark.classic", {"spark.engines"}),
+        ("spark.connect", {"spark.engines", "spark.exactly_once"}),
+    ):
+        knowing = {one for one in MODULES if room_of(one) == "spark" for name in own(one) if name.startswith(engine)}
+        assert {module for module in knowing if not module.startswith(engine)} == others
+
+
+def test_what_is_not_classic_calls_no_jvm() -> None:
+    """Spark Connect has none, and the engine's interface must not ask for one."""
+    used = {
+        (module, node.attr)
+        for module in MODULES
+        if room_of(module) == "spark" and not module.startswith("spark.classic.")
+        for node in ast.walk(ast.parse(MODULES[module].read_text()))
+        if isinstance(node, ast.Attribute)
+        if (node.attr.startswith("_j") or node.attr in ("_gateway", "_sc", "sparkContext"))
+        and not (isinstance(node.value, ast.Name) and node.value.id == "self")
+    }
+    assert used == set()
 
 
 def test_what_pyspark_keeps_private_is_used_in_two_modules() -> None:

@@ -1,4 +1,4 @@
-"""Whoever lacks a sink's client is told so when the sink is made, in one error that says what to type."""
+"""Whoever lacks PySpark or a sink's client is told so when the sink is made, in one error that says what to type."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
         ("Postgres('postgresql://127.0.0.1/shop', table='orders')", "postgres", "psycopg"),
         ("Postgres('postgresql://127.0.0.1/shop', table='orders')", "postgres", "pgpq"),
         ("Elasticsearch('http://127.0.0.1:9200', index='orders')", "elasticsearch", "elasticsearch"),
+        ("ExactlyOnce(checkpoint='/checkpoint', sinks={})", "spark", "pyspark"),
     ],
 )
 def test_a_sink_without_its_client_names_the_extra(call: str, extra: str, client: str) -> None:

@@ -28,7 +28,7 @@ def make_elasticsearch() -> Callable[..., ElasticsearchService]:
 
 @pytest.fixture(scope="session", params=CHOSEN)
 def with_postgres_only(request: pytest.FixtureRequest) -> Environment:
-    """Return an environment into which nothing was installed but the wheel with its extra [postgres]."""
+    """Return an environment into which nothing was installed but the wheel with its extras [spark,postgres]."""
     wheel, folder = (Path(os.environ[name]).absolute() for name in ("EPOCHSINK_WHEEL", "EPOCHSINK_ENVIRONMENTS"))
     return all_in(wheel, folder)[request.param]
 

@@ -1,7 +1,7 @@
 """Environments as users have them: a fresh one, the wheel, and pip.
 
-Run as ``python environments.py WHEEL FOLDER`` it makes those that are chosen below FOLDER, with the extra [postgres]
-alone.
+Run as ``python environments.py WHEEL FOLDER`` it makes those that are chosen below FOLDER, with the extras
+[spark,postgres] alone.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class Environment:
     wheel: Path
 
     def make(self) -> None:
-        """Make it anew, with the extra [postgres]."""
+        """Make it anew, with the extras [spark,postgres]."""
         shutil.rmtree(self.folder, ignore_errors=True)
         subprocess.run([_python(self.name), "-m", "venv", self.folder], check=True, env=_environment())
-        self.install("postgres")
+        self.install("spark,postgres")
 
     def install(self, extras: str) -> None:
         """Install the wheel with extras, as the README says."""

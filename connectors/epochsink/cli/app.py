@@ -45,7 +45,10 @@ app.command()(demo)
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"epochsink {installed('epochsink')} (PySpark {installed('pyspark')}, Python {python_version()})")
+        # not by its distribution: it may be pyspark-client's, or a platform's own
+        from pyspark import __version__ as pyspark  # noqa: PLC0415 - takes a while
+
+        typer.echo(f"epochsink {installed('epochsink')} (PySpark {pyspark}, Python {python_version()})")
         raise typer.Exit
 
 

@@ -43,6 +43,10 @@ class Checkpoint:
         """Return whether ``commits/<epoch>`` exists and is complete: an empty file is a torn write, not a decision."""
         return bool(self._files.read(f"commits/{epoch}"))
 
+    def is_under_way(self, epoch: int) -> bool:
+        """Return whether Spark has begun an epoch, and has not decided it."""
+        return bool(self._files.read(f"offsets/{epoch}")) and not self.has_commit(epoch)
+
     def is_decided(self, epoch: int) -> bool:
         """Return whether an epoch is decided: its commit exists, or Spark purged it as older than all that exist."""
         return self.has_commit(epoch) or epoch < min(self._numbers("commits"), default=NOTHING_DECIDED)

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
-from epochsink.spark.engines import engine_of_writer, is_remote, refuse_remote
+from epochsink.spark.engines import engine_of_writer, is_remote
 
 if TYPE_CHECKING:
     from epochsink.sink import Sink
@@ -75,13 +75,10 @@ def checked_spool(spool: str | None) -> str | None:
 def refuse_bad_writer(writer: DataStreamWriter, checkpoint: str, sinks: Mapping[str, Sink], *, again: bool) -> None:
     """Refuse what is not a stream writer, and settings that `start` would override or that would duplicate rows.
 
-    ``again``: this writer has been started before, so its foreachBatch is ours. Raises `ConfigurationError`, and
-    `UnsupportedQuery` for Spark Connect.
+    ``again``: this writer has been started before, so its foreachBatch is ours. Raises `ConfigurationError`.
     """
     untyped: Any = writer
-    if not isinstance(untyped, DataStreamWriter):
-        if is_remote(untyped):
-            refuse_remote()
+    if not (isinstance(untyped, DataStreamWriter) or (is_remote(untyped) and hasattr(untyped, "foreachBatch"))):
         raise ConfigurationError(
             f"start() got {_kind(untyped)}, and takes a stream writer",
             hint="write sink.start(frame.writeStream), with .trigger(...), .queryName(...) and .outputMode(...) on the "

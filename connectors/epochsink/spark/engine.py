@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from epochsink.errors import ConfigurationError
     from epochsink.protocol.spool import Spool
     from epochsink.protocol.storage import Storage
-    from epochsink.sink import Executors
+    from epochsink.sink import Executors, Sink
     from epochsink.spark.write_task import WriteJob, WriteOrder
 
 
@@ -58,6 +59,18 @@ class Execution(Protocol):
     def end_from_within(self, failure: BaseException) -> None:
         """End the query with an error, inside its foreachBatch: no further batch runs, even if the error is caught."""
 
+    def raised(self, told: Exception) -> Exception:
+        """Return what foreachBatch raises to tell Spark of an error."""
+
+    def batch(self, epoch: int) -> int | None:
+        """Return the number of the batch that runs on this thread, None if there is none.
+
+        ``epoch`` is the number by which the function was called, which mostly is the same.
+        """
+
+    def wrong_number(self, epoch: int, own: int | None) -> ConfigurationError:
+        """Return the error for a call with a number that is not the batch's own."""
+
     def stop(self) -> None:
         """Stop the query."""
 
@@ -90,8 +103,25 @@ class WriteTasks(Protocol):
         """Run a planned job, give its tasks the order, and return what the accepted ones answer."""
 
 
+class Pipeline(Protocol):
+    """What a server must know of an `ExactlyOnce`, which goes there by pickle."""
+
+    checkpoint: str
+    sinks: dict[str, Sink]
+    spool: str | None
+    storage_options: dict[str, Any]
+    join_running: bool
+    show_values: bool
+
+    def __call__(self, frame: DataFrame, epoch: int) -> None:
+        """Prepare one epoch."""
+
+
 class Engine(Protocol):
     """One kind of Spark session."""
+
+    def runs_here(self) -> bool:
+        """Return whether the runs of queries live in this process, not in a server."""
 
     def location_of(self, session: SparkSession, checkpoint: str) -> str:
         """Return where Spark finds a checkpoint folder: a path for a local file system, else a URI.
@@ -125,14 +155,13 @@ class Engine(Protocol):
     def execution_of_query(self, query: StreamingQuery) -> Execution:
         """Return the execution behind a query's handle."""
 
-    def execution_of_batch(self, session: SparkSession, known: Execution | None) -> Execution:
+    def execution_of_batch(
+        self, session: SparkSession, known: Execution | None, opened: Callable[[], OpenCheckpoint]
+    ) -> Execution:
         """Return the execution whose foreachBatch runs on this thread, which mostly is ``known``.
 
-        Raises `UnsupportedQuery` if there is none.
+        ``opened`` opens the checkpoint that `ExactlyOnce` was given. Raises `UnsupportedQuery` if there is none.
         """
-
-    def batch_of_thread(self, session: SparkSession) -> int | None:
-        """Return the number of the batch that Spark runs on this thread; None on any other thread."""
 
     def refuse_bare_executors(self, session: SparkSession) -> None:
         """Raise `ConfigurationError` if the Python of an executor lacks what a task needs."""

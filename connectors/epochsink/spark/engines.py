@@ -1,10 +1,8 @@
-"""Choose the engine of a session: the JVM's for classic PySpark."""
+"""Choose the engine of a session: classic PySpark's, or that of Spark Connect."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
-
-from epochsink.errors import UnsupportedQuery
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,27 +16,22 @@ def is_remote(value: object) -> bool:
     return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(value).__mro__)
 
 
-def refuse_remote() -> NoReturn:
-    """Raise `UnsupportedQuery` for what belongs to Spark Connect."""
-    raise UnsupportedQuery(
-        "Spark Connect is not supported: it runs foreachBatch in another process than the query",
-        hint="run the pipeline with classic PySpark (spark-submit, or SparkSession.builder without remote())",
-    )
-
-
 def engine_of(session: SparkSession) -> Engine:
-    """Return the engine of a session. Raises `UnsupportedQuery` for a Spark Connect session."""
+    """Return the engine of a session."""
     return _engine_of(session)
 
 
 def engine_of_writer(writer: DataStreamWriter) -> Engine:
-    """Return the engine of a stream writer. Raises `UnsupportedQuery` for one of Spark Connect."""
+    """Return the engine of a stream writer."""
     return _engine_of(writer)
 
 
 def _engine_of(value: object) -> Engine:
+    # imported here: each of them needs what the other has not, py4j or grpcio
     if is_remote(value):
-        refuse_remote()
-    from epochsink.spark.classic.engine import CLASSIC  # noqa: PLC0415 - imports py4j, which only this engine needs
+        from epochsink.spark.connect.engine import CONNECT  # noqa: PLC0415 - see above
+
+        return CONNECT
+    from epochsink.spark.classic.engine import CLASSIC  # noqa: PLC0415 - see above
 
     return CLASSIC

@@ -65,7 +65,7 @@ class FailedEpoch:
             _log.error("epoch %d failed; nothing of it became visible: %s", number, told, exc_info=shown)
             self._keep(without_values(told))
             execution.end_from_within(told)
-            raise told from None
+            raise execution.raised(told) from None
 
     def _told(self, failure: Exception, number: int) -> Exception:
         """Return what Spark and the user are told: an error of this package, or the user's own error as it is."""

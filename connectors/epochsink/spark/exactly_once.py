@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import pickle
 import shlex
 import threading
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from epochsink import arguments
-from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError
+from pyspark import cloudpickle
+from pyspark.sql import is_remote
+
+from epochsink import __version__, arguments
+from epochsink.errors import ConfigurationError, EpochsinkError, UnsupportedQuery
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.progress import EpochProgress, QueryProgress
 from epochsink.protocol.spool import NO_SPOOL
 from epochsink.protocol.storage import refuse_unconditional_create
-from epochsink.sink import participants_of
 from epochsink.spark import argument_checks
 from epochsink.spark.engines import engine_of, engine_of_writer
 from epochsink.spark.error_translation import FailedEpoch
@@ -22,6 +25,8 @@ from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_handle import ExactlyOnceQuery
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run, run_of
+from epochsink.spark.same_version import other_version
+from epochsink.spark.target_check import refuse_unfit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +35,11 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from epochsink.sink import Sink
+    from epochsink.spark.connect.server import ConnectServer
     from epochsink.spark.engine import Execution, OpenCheckpoint
+
+
+_OF_THE_PROCESS: Final = ("_failed", "_lock", "_run", "_checked", "_writers")
 
 
 @arguments.checked_names
@@ -79,6 +88,10 @@ class ExactlyOnce:
                 hint="for example on_progress=print",
             )
         self.on_progress = on_progress
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what belongs to this object in this process, and does not go with a pickle."""
         self._failed = FailedEpoch(self._notes_on, self._note_failure, show_values=self.show_values)
         # start() and the first batch, in the stream thread, both may make the run
         self._lock = threading.RLock()
@@ -86,6 +99,17 @@ class ExactlyOnce:
         self._checked = False
         # these have our foreachBatch, and may be started again
         self._writers: weakref.WeakSet[DataStreamWriter] = weakref.WeakSet()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the arguments only, as Spark Connect does to call a copy in its server."""
+        given = {name: value for name, value in vars(self).items() if name not in _OF_THE_PROCESS}
+        # bytes until the versions are compared: see `same_version`
+        return _restored, (__version__, cloudpickle.dumps((type(self), given)))  # type: ignore[no-untyped-call]
+
+    def __setstate__(self, given: dict[str, Any]) -> None:
+        """Take the arguments that were pickled."""
+        vars(self).update(given)
+        self._begin()
 
     def start(self, writer: DataStreamWriter) -> ExactlyOnceQuery:
         """Check the sinks, recover what the last run left, and start the query.
@@ -98,6 +122,10 @@ class ExactlyOnce:
         argument_checks.refuse_bad_writer(writer, self.checkpoint, self.sinks, again=writer in self._writers)
         engine = engine_of_writer(writer)
         frame = engine.frame_of(writer)
+        server = _server_of(frame.sparkSession)
+        if server is not None:
+            self._writers.add(writer)
+            return server.start(self, writer, frame)
         opened = self._check(frame)
         # before the query starts: its first batch may be an hour away, and readers wait for what is decided
         self._recover(frame.sparkSession, opened)
@@ -116,22 +144,17 @@ class ExactlyOnce:
 
         Raises `CheckFailed`, which lists every finding of every sink, each with its hint.
         """
+        server = _server_of(frame.sparkSession)
+        if server is not None:
+            server.check(self, frame)
+            return
         self._check(frame)
 
     def _check(self, frame: DataFrame) -> OpenCheckpoint:
         engine = engine_of(frame.sparkSession)
         schemas = row_schemas(frame, self.sinks)
         engine.refuse_bare_executors(frame.sparkSession)
-        findings = []
-        for participant in participants_of(self.sinks):
-            try:
-                for name in participant.members:
-                    findings += [f"sink '{name}': {finding}" for finding in participant.check(name, schemas[name])]
-            finally:
-                # the run opens participants of its own, for a query id that may not be known yet
-                participant.close()
-        if findings:
-            raise CheckFailed.of(findings)
+        refuse_unfit(self.sinks, schemas)
         refuse_bad_plan(frame, self.sinks, schemas)
         opened = self._open(frame.sparkSession)
         refuse_unconditional_create(opened.files, opened.location)
@@ -144,6 +167,10 @@ class ExactlyOnce:
         Part of `start`. If you set ``foreachBatch(sink)`` by hand, the first batch does it; call this before the query
         starts if no input may come for a while. On a fresh checkpoint there is nothing to recover.
         """
+        server = _server_of(session)
+        if server is not None:
+            server.recover(self)
+            return
         self._recover(session, self._open(session))
 
     def _recover(self, session: SparkSession, opened: OpenCheckpoint) -> None:
@@ -159,8 +186,8 @@ class ExactlyOnce:
         session = frame.sparkSession
         engine = engine_of(session)
         known = self._run.execution if self._run is not None else None
-        execution = engine.execution_of_batch(session, known)
-        own = engine.batch_of_thread(session)
+        execution = engine.execution_of_batch(session, known, lambda: self._open(session))
+        own = execution.batch(epoch)
         with self._failed.told_to_spark(epoch if own is None else own, execution):
             self._refuse_second_object(execution, epoch)
             _refuse_other_number(execution, epoch, own)
@@ -180,6 +207,12 @@ class ExactlyOnce:
         """Wait until the query's commit thread has ended. Raises what stopped it, not what made an epoch fail."""
         if self._run is not None:
             self._run.join()
+        elif is_remote():
+            raise UnsupportedQuery(
+                "the commits of a query on Spark Connect run in its server, and this process cannot wait for them",
+                hint="use sink.start(writer), whose query waits for them; or call sink.recover(spark) after the end of "
+                "the query",
+            )
 
     def await_settled(self) -> None:
         """Wait until every recorded epoch is committed. Raises what made a commit fail."""
@@ -273,15 +306,30 @@ class ExactlyOnce:
         return opened
 
 
+def _server_of(session: SparkSession) -> ConnectServer | None:
+    """Return where the runs of a session's queries live; None if they live in this process."""
+    if engine_of(session).runs_here():
+        return None
+    from epochsink.spark.connect.server import ConnectServer  # noqa: PLC0415 - needs grpcio, which only clients have
+
+    return ConnectServer(session)
+
+
+def _restored(version: str, sealed: bytes) -> ExactlyOnce:
+    """Return the object of a pickle that another process has made."""
+    if version != __version__:
+        raise other_version("Spark's server", __version__, version)
+    kind, given = pickle.loads(sealed)  # noqa: S301 - the user's own
+    made: ExactlyOnce = kind.__new__(kind)
+    made.__setstate__(given)
+    return made
+
+
 def _refuse_other_number(execution: Execution, epoch: int, own: int | None) -> None:
     """Refuse a number that is not ``own``, that of Spark's batch: a later start would take it for another epoch."""
     if epoch == own:
         return
-    mistake = ConfigurationError(
-        f"ExactlyOnce was called with the number {epoch!r} in Spark's batch {own}: a later start "
-        "would take the epoch for another one that is done already, and its rows would be in no sink",
-        hint="pass on the number that foreachBatch gives your function: def batch(frame, epoch): sink(frame, epoch)",
-    )
+    mistake = execution.wrong_number(epoch, own)
     run = run_of(execution)
     if run is not None and own is not None:
         run.refuse_call(own, mistake)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _Waited = TypeVar("_Waited")
 
 
-def _failure_of(wait: Callable[[], _Waited]) -> tuple[_Waited | None, StreamingQueryException | None]:
+def failure_of(wait: Callable[[], _Waited]) -> tuple[_Waited | None, StreamingQueryException | None]:
     """Wait for a query; return the answer, and Spark's error, if it failed.
 
     What is raised after this is not printed with the hundreds of lines of Spark's error before it.
@@ -56,7 +56,7 @@ class ExactlyOnceQuery(StreamingQuery):
         ``timeout`` in seconds is for the query alone. Raises the error of this package that ended the query, such as
         `RowsRejected`, else Spark's StreamingQueryException.
         """
-        ended, failure = _failure_of(partial(super().awaitTermination, timeout))
+        ended, failure = failure_of(partial(super().awaitTermination, timeout))
         if ended is not False:
             # a query that failed has decided epochs too
             self._owner.await_committed()
@@ -66,7 +66,7 @@ class ExactlyOnceQuery(StreamingQuery):
 
     def processAllAvailable(self) -> None:  # noqa: N802 - Spark's name
         """Wait until all input that is available now has been processed and is visible in the sinks."""
-        _, failure = _failure_of(super().processAllAvailable)
+        _, failure = failure_of(super().processAllAvailable)
         if failure is not None:
             self._owner.await_committed()
             raise failure

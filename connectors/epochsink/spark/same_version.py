@@ -43,10 +43,10 @@ def with_same_version(function: Callable[[Given], Answer]) -> Callable[[Given], 
     return run
 
 
-def other_version(place: str, found: str) -> ConfigurationError:
-    """Return the error for a ``place`` that has version ``found`` of epochsink, another than this process."""
+def other_version(place: str, found: str, sent: str = __version__) -> ConfigurationError:
+    """Return the error for a ``place`` that has version ``found`` of epochsink, another than the sender's."""
     return ConfigurationError(
-        f"{place} has epochsink {found}, and the driver has {__version__}: a task would misread what the driver sends",
-        hint=f"install epochsink {__version__} in the Python of every executor (PYSPARK_PYTHON), then start the query "
+        f"{place} has epochsink {found}, and the driver has {sent}: a task would misread what the driver sends",
+        hint=f"install epochsink {sent} in the Python of every executor (PYSPARK_PYTHON), then start the query "
         "again; no row of the epoch is visible",
     )

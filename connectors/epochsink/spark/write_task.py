@@ -129,6 +129,11 @@ class WriteJob:
         told = context.getLocalProperty(ORDER) if context is not None else None
         if told is None:
             raise RuntimeError(f"the task's job has no local property {ORDER!r}")
+        yield from self.write_in_order((told, batches))
+
+    def write_in_order(self, given: tuple[str, Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
+        """Run `write` with an order as text."""
+        told, batches = given
         yield from self.write(WriteOrder.from_json(told), batches)
         spare_collector()
 

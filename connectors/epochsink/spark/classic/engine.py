@@ -10,7 +10,7 @@ from py4j.protocol import Py4JJavaError
 
 from epochsink.errors import ConfigurationError
 from epochsink.spark.classic import compat, executors, hadoop_storage
-from epochsink.spark.classic.stream_execution import StreamExecution, batch_of_thread
+from epochsink.spark.classic.stream_execution import StreamExecution
 from epochsink.spark.same_version import with_same_version
 from epochsink.spark.write_task import ANSWER, ORDER
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from epochsink.sink import Executors
-    from epochsink.spark.engine import Engine, Execution
+    from epochsink.spark.engine import Engine, Execution, OpenCheckpoint
     from epochsink.spark.write_task import WriteJob, WriteOrder
 
 
@@ -66,13 +66,16 @@ class ClassicEngine:
     frame_of = staticmethod(compat.frame_of)
     handle_of = staticmethod(compat.handle_of)
     settings_of = staticmethod(compat.settings_of)
-    batch_of_thread = staticmethod(batch_of_thread)
     refuse_bare_executors = staticmethod(executors.refuse_bare_executors)
     schema_text = staticmethod(compat.schema_text)
     changeable = staticmethod(compat.changeable)
     loose_parts = staticmethod(compat.loose_parts)
     byte_limit_of_batches = staticmethod(compat.byte_limit_of_batches)
     write_tasks = ClassicWriteTasks
+
+    def runs_here(self) -> bool:
+        """Return True: this is the driver."""
+        return True
 
     def start(
         self, writer: DataStreamWriter, batch: Callable[[DataFrame, int], None], checkpoint: str
@@ -90,8 +93,11 @@ class ClassicEngine:
         """Return the execution behind a query's handle."""
         return StreamExecution.of_query(query)
 
-    def execution_of_batch(self, session: SparkSession, known: Execution | None) -> Execution:
+    def execution_of_batch(
+        self, session: SparkSession, known: Execution | None, opened: Callable[[], OpenCheckpoint]
+    ) -> Execution:
         """Return the execution of this thread's batch."""
+        del opened
         return StreamExecution.of_batch(session, known)
 
     def executors(self, session: SparkSession) -> Executors:

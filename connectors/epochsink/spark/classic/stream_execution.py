@@ -29,12 +29,6 @@ _log = logging.getLogger("epochsink")
 _END_SECONDS: Final = 10.0
 
 
-def batch_of_thread(session: SparkSession) -> int | None:
-    """Return the number of the batch that Spark runs on this thread; None on any other thread."""
-    number = session.sparkContext.getLocalProperty("streaming.sql.batchId")
-    return None if number is None else int(number)
-
-
 class StreamExecution:
     """Spark's execution of a query."""
 
@@ -134,6 +128,25 @@ class StreamExecution:
 
     def _is_told_to_end(self) -> bool:
         return not self.is_active() and bool(self._thread.isInterrupted())
+
+    def raised(self, told: Exception) -> Exception:
+        """Return the error itself: whoever waits for the query gets it from this process."""
+        return told
+
+    def batch(self, epoch: int) -> int | None:
+        """Return the number of the batch that Spark runs on this thread; None on any other thread."""
+        del epoch
+        number = SparkContext.getOrCreate().getLocalProperty("streaming.sql.batchId")
+        return None if number is None else int(number)
+
+    def wrong_number(self, epoch: int, own: int | None) -> ConfigurationError:
+        """Return the error for a call with a number that is not the batch's own."""
+        return ConfigurationError(
+            f"ExactlyOnce was called with the number {epoch!r} in Spark's batch {own}: a later start "
+            "would take the epoch for another one that is done already, and its rows would be in no sink",
+            hint="pass on the number that foreachBatch gives your function: "
+            "def batch(frame, epoch): sink(frame, epoch)",
+        )
 
     def stop(self) -> None:
         """Stop the query."""

@@ -1,0 +1,122 @@
+"""The engine of Spark Connect (see `epochsink.spark.engine.Engine`): in its client, and where foreachBatch runs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from epochsink.errors import ConfigurationError, UnsupportedQuery
+from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.spark.connect import checkpoint_files, compat, expressions
+from epochsink.spark.connect.execution import ConnectExecution, never_caught
+from epochsink.spark.connect.tasks import ConnectWriteTasks, in_task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from epochsink.spark.engine import Engine, Execution, OpenCheckpoint
+
+_IN_SERVER: Final = "SPARK_CONNECT_LOCAL_URL"
+"""Spark sets it in the environment of the processes in which its server calls foreachBatch."""
+
+_checked: list[bool] = []
+
+
+class ConnectEngine:
+    """Asks Spark by its public interface."""
+
+    location_of = staticmethod(checkpoint_files.location_of)
+    frame_of = staticmethod(compat.frame_of)
+    settings_of = staticmethod(compat.settings_of)
+    changeable = staticmethod(expressions.changeable)
+    loose_parts = staticmethod(expressions.loose_parts)
+    write_tasks = ConnectWriteTasks
+
+    def runs_here(self) -> bool:
+        """Return whether this is a process in which the server calls foreachBatch, not a client."""
+        return _IN_SERVER in os.environ
+
+    def open_checkpoint(
+        self, session: SparkSession, checkpoint: str, storage_options: Mapping[str, Any], spool: str | None
+    ) -> OpenCheckpoint:
+        """Open a checkpoint folder, and its spool."""
+        return checkpoint_files.place_of(session, checkpoint, storage_options, spool).open()
+
+    def start(self, writer: DataStreamWriter, batch: Callable[[DataFrame, int], None], checkpoint: str) -> NoReturn:
+        """Never called: the client has `epochsink.spark.connect.server` start queries."""
+        raise RuntimeError(f"{batch} is not started on {checkpoint} by the server of Spark Connect: {writer}")
+
+    def handle_of(self, query: StreamingQuery) -> NoReturn:
+        """Never called: the client has `epochsink.spark.connect.server` start queries."""
+        raise RuntimeError(f"query {query.id} of Spark Connect has no handle of the JVM")
+
+    def execution_of_query(self, query: StreamingQuery) -> NoReturn:
+        """Never called: the execution is the server's."""
+        raise RuntimeError(f"the execution of query {query.id} is in the server of Spark Connect")
+
+    def execution_of_batch(
+        self, session: SparkSession, known: Execution | None, opened: Callable[[], OpenCheckpoint]
+    ) -> Execution:
+        """Return the execution that this process serves."""
+        if known is not None:
+            return known
+        with never_caught():
+            if not self.runs_here():
+                raise UnsupportedQuery(
+                    "ExactlyOnce was called outside the foreachBatch of a running streaming query",
+                    hint="use sink.start(writer), or pass it to writeStream.foreachBatch(...)",
+                )
+            found = opened()
+            checkpoint = Checkpoint(found.files)
+            query_id = checkpoint.query_id()
+            if query_id is None:
+                raise ConfigurationError(
+                    f"no query has begun on the checkpoint at {found.location}, and ExactlyOnce was called for it",
+                    hint="set .option('checkpointLocation', sink.checkpoint) on the writer. If it is set: the process "
+                    "in which Spark's server calls foreachBatch, beside the driver, must see the same folder under "
+                    "this path",
+                )
+            return ConnectExecution(session, query_id, checkpoint, found.location)
+
+    def refuse_bare_executors(self, session: SparkSession) -> None:
+        """Raise `ConfigurationError` if the Python of an executor lacks what a task needs."""
+        if not _checked:
+            in_task(session, str)
+            _checked.append(True)
+
+    def executors(self, session: SparkSession) -> None:
+        """Return None: the commits are applied by the process in which they are decided."""
+
+    def application(self, session: SparkSession) -> str:
+        """Return the application's id."""
+        return session.conf.get("spark.app.id", None) or ""
+
+    def schema_text(self, frame: DataFrame) -> str:
+        """Return the schema of a frame as JSON."""
+        return frame.schema.json()
+
+    def selection(self, given: Sequence[str]) -> Callable[[DataFrame], DataFrame]:
+        """Return a selection of SQL expressions."""
+        return lambda frame: frame.selectExpr(*given)
+
+    def parallelism(self, session: SparkSession) -> int:
+        """Return the application's default number of tasks: by which Spark cuts a range."""
+        parts = session.range(_MANY).select(F.spark_partition_id().alias("part")).distinct()
+        return parts.count()
+
+    def byte_limit_of_batches(self, session: SparkSession) -> int:
+        """Return 0: the session may be shared with other queries, and its settings stay as they are."""
+        del session
+        return 0
+
+
+_MANY: Final = 10_000
+
+
+CONNECT: Final[Engine] = ConnectEngine()

@@ -1,0 +1,120 @@
+"""What the client of Spark Connect has the server do: check, recover, start a query, and finish its commits.
+
+Checkpoint and targets are asked in tasks: the client need not reach them.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from pyspark.errors import PySparkException
+
+from epochsink.errors import ConfigurationError, UnsupportedQuery
+from epochsink.spark.connect import compat
+from epochsink.spark.connect.checkpoint_files import place_of
+from epochsink.spark.connect.query_handle import ConnectQuery
+from epochsink.spark.connect.recovery import Recovery, Standing
+from epochsink.spark.connect.tasks import in_task
+from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
+from epochsink.spark.target_check import refuse_unfit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from epochsink.sink import Sink
+    from epochsink.spark.engine import Pipeline
+    from epochsink.spark.query_handle import ExactlyOnceQuery
+
+WAIT_SECONDS: Final = 10.0
+"""How long one task waits for epochs to become visible while the query runs."""
+LAST_COMMIT_SECONDS: Final = 1.0
+"""How long the process of an ended run may take for its last commit: Spark kills it within a second or two."""
+
+
+class ConnectServer:
+    """The server of a session, for the runs of its queries."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def check(self, pipeline: Pipeline, frame: DataFrame) -> None:
+        """Check the sinks in a task, and the plan by the server's analysis."""
+        schemas = row_schemas(frame, pipeline.sinks)
+        in_task(self._session, partial(_fit, pipeline.sinks, schemas))
+        refuse_bad_plan(frame, pipeline.sinks, schemas)
+
+    def recover(self, pipeline: Pipeline) -> None:
+        """Commit what the last run decided, and abort its leftovers, in a task."""
+        self._recover(pipeline)
+
+    def start(self, pipeline: Pipeline, writer: DataStreamWriter, frame: DataFrame) -> ExactlyOnceQuery:
+        """Check, recover, and start the query."""
+        if compat.option_of(writer, "asyncProgressTrackingEnabled").lower() == "true":
+            raise UnsupportedQuery(
+                "with async progress tracking an epoch may have other offsets when it runs again",
+                hint="remove the option asyncProgressTrackingEnabled",
+            )
+        self.check(pipeline, frame)
+        before = self._recover(pipeline)
+        try:
+            query = writer.foreachBatch(pipeline).option("checkpointLocation", pipeline.checkpoint).start()
+        except PySparkException as refused:
+            raise _not_started(refused, pipeline.checkpoint) from refused
+        session: Any = self._session
+        started: Any = query
+        handle: Any = ConnectQuery(session, started, Commits(session, self._recovery(pipeline), query.id, before))
+        return cast("ExactlyOnceQuery", handle)
+
+    def _recover(self, pipeline: Pipeline) -> Standing:
+        return Standing.from_json(in_task(self._session, self._recovery(pipeline).recover))
+
+    def _recovery(self, pipeline: Pipeline) -> Recovery:
+        place = place_of(self._session, pipeline.checkpoint, pipeline.storage_options, pipeline.spool)
+        application = self._session.conf.get("spark.app.id", None) or ""
+        return Recovery(pipeline.sinks, place, pipeline.join_running, pipeline.show_values, application)
+
+
+class Commits:
+    """The commits of one query, as a client waits for them."""
+
+    def __init__(self, session: SparkSession, recovery: Recovery, query_id: str, before: Standing) -> None:
+        self._session = session
+        self._recovery = recovery
+        self._query_id = query_id
+        self._before = before
+
+    def settle(self, *, ended: bool) -> tuple[tuple[int, ...], str]:
+        """Wait for the epochs of the query; return those that are still not visible, and why the run failed, or "".
+
+        If the query has ``ended``, what its run has left is committed.
+        """
+        seconds = LAST_COMMIT_SECONDS if ended else WAIT_SECONDS
+        settle = partial(self._recovery.settle, self._query_id, self._before, seconds, ended=ended)
+        told = Standing.from_json(in_task(self._session, settle))
+        return told.pending, told.stopped if told.stopped != self._before.stopped else ""
+
+
+def _fit(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> str:
+    refuse_unfit(sinks, schemas)
+    return ""
+
+
+def _not_started(refused: PySparkException, checkpoint: str) -> ConfigurationError:
+    text = str(refused).strip()
+    missing = re.search(r"ModuleNotFoundError: .*", text)
+    if missing is not None:
+        return ConfigurationError(
+            f"the Python in which Spark's server calls foreachBatch lacks a module: {missing[0]}",
+            hint="install epochsink with the extras of your sinks, and the modules of your own, in the Python of the "
+            "server (PYSPARK_PYTHON): spark.addArtifacts() brings modules to tasks, and not there",
+        )
+    return ConfigurationError(
+        f"Spark does not start a query on checkpoint={checkpoint!r}: {text.splitlines()[0]}",
+        hint="give a folder that Spark can make and write",
+    )

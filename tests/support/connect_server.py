@@ -1,0 +1,57 @@
+"""A server of Spark Connect as a process of its own, and a session on it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from epochsink.devkit.services import spark_packages
+from epochsink.devkit.services.ports import answers, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
+START_SECONDS: Final = 120.0
+
+
+def start_server(settings: Mapping[str, str], jvm_options: str = "") -> tuple[subprocess.Popen[bytes], str]:
+    """Start a server; return its process and its URL, at which it answers."""
+    port = free_port()
+    given = {
+        "spark.master": "local[2]",
+        "spark.ui.enabled": "false",
+        "spark.log.level": "WARN",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraClassPath": ":".join(str(jar) for jar in spark_packages()),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": str(port),
+        "spark.driver.extraJavaOptions": jvm_options,
+        **settings,
+    }
+    options = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
+    submit = Path(pyspark.__file__).with_name("bin") / "spark-submit"
+    process = subprocess.Popen(
+        [str(submit), *options, "--class", CLASS, "spark-internal"], stdin=subprocess.DEVNULL, env=os.environ
+    )
+    deadline = time.monotonic() + START_SECONDS
+    while not answers(port):
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            raise TimeoutError(f"the server of Spark Connect did not start (status {process.poll()})")
+        time.sleep(0.05)
+    return process, f"sc://127.0.0.1:{port}"
+
+
+def connect(url: str) -> SparkSession:
+    """Return a session on a server."""
+    return SparkSession.builder.remote(url).getOrCreate()
