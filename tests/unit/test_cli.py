@@ -143,9 +143,12 @@ def test_status_tells_how_long_an_epoch_has_been_under_way(kit: CheckpointKit, r
     # Spark has begun it, and a target does not answer: nothing is recorded, and nothing is late
     begun(1, 300)
     stuck = run("status", "--max-age", "60")
-    assert re.match(r"up to date: .* ago; epoch 1 has been under way for 5 min", stuck.output)
+    assert re.match(r"SLOW: epoch 1 has been under way for 5 min: .*; up to date: ", stuck.output)
+    assert "with --sinks MODULE:ATTRIBUTE, this command says whether its targets answer" in said(stuck)
     assert stuck.exit_code == 3
     assert run("status", "--max-age", "600").exit_code == 0
+    begun(1, 20)
+    assert re.match(r"up to date: .* ago; epoch 1 has been under way for 2\d s\n", run("status").output)
     kit.record(1, both(3))
     begun(1, 300)
     kit.decide(1)

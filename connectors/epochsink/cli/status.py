@@ -121,7 +121,7 @@ def read_status(place: Place, typed: Sequence[str] = ()) -> Status:
     late = max((one.age_seconds or 0.0 for one in epochs if one.state is State.DECIDED), default=0.0)
     under_way, open_seconds = (None, 0.0) if damage else _oldest_open(place, history)
     return Status(
-        headline=_headline(history, epochs, late, damage) + _under_way(under_way, open_seconds),
+        headline=_with_open(_headline(history, epochs, late, damage), under_way, 0.0 if late else open_seconds),
         late_seconds=late,
         open_seconds=open_seconds,
         checkpoint=place.location,
@@ -229,6 +229,8 @@ def _span(seconds: float) -> str:
 
 SOON_SECONDS: Final = 5.0
 """Until then, a decided epoch that is not visible is no cause for concern."""
+_SLOW_SECONDS: Final = 60.0
+"""From here on, an epoch under way is what the headline begins with."""
 
 
 def _headline(history: History, epochs: Sequence[EpochStatus], late: float, damage: Sequence[str]) -> str:
@@ -265,9 +267,14 @@ def _oldest_open(place: Place, history: History) -> tuple[int | None, float]:
     return min(numbers), 0.0 if since is None else max(0.0, round(time.time() - since, 3))
 
 
-def _under_way(epoch: int | None, seconds: float) -> str:
-    """Return what the headline says of an epoch that takes long."""
-    return f"; epoch {epoch} has been under way for {_span(seconds)}" if seconds >= SOON_SECONDS else ""
+def _with_open(headline: str, epoch: int | None, seconds: float) -> str:
+    """Return the headline with what it says of an epoch that takes long."""
+    if seconds < SOON_SECONDS:
+        return headline
+    told = f"epoch {epoch} has been under way for {_span(seconds)}"
+    if seconds < _SLOW_SECONDS:
+        return f"{headline}; {told}"
+    return f"SLOW: {told}: a target does not answer, the query is down, or epochs take as long; {headline}"
 
 
 _DAMAGED: Final = (
@@ -316,6 +323,8 @@ def _advice(place: Place, history: History, epochs: Sequence[EpochStatus], typed
             f"epoch {begun} has begun and is not recorded: a query is writing it now, or it failed; no row of it is "
             "visible, and the next start writes it again"
         )
+        if "--sinks" not in typed:
+            advice.append("with --sinks MODULE:ATTRIBUTE, this command says whether its targets answer")
     return advice if decided else [*advice, "everything decided is committed"]
 
 
