@@ -86,11 +86,15 @@ def test_an_epoch_is_under_way_from_its_call_on_however_often_it_is_attempted(
     assert (told.snapshot().open_seconds, told.snapshot().late_seconds) == (65.0, 0.0)
     told.log_now_and_then()
     assert "no epoch became visible in the last minute; one has been under way for 65 s" in caplog.text
+    told.written(7)
     told.recorded(_prepared(7))
     told.decided(7)
     told.visible(7)
     told.done(7)
     assert told.snapshot().open_seconds == 0.0
+    # what the epoch waited for, and its failed attempts, are in its receipt
+    (seen,) = told.snapshot().recent
+    assert seen.write_seconds == 65.0
     # an earlier run has done this one
     told.opened(6)
     told.closed(6)

@@ -68,9 +68,10 @@ class ProgressTracker:
             self._opened.pop(number, None)
 
     def begin(self, number: int) -> None:
-        """Note that an attempt begins; an earlier one is void."""
+        """Note that an attempt begins; an earlier one is void, and its time counts."""
         with self._lock:
-            self._epochs[number] = _Epoch(EpochProgress(number), begun=time.monotonic())
+            begun = self._opened.setdefault(number, time.monotonic())
+            self._epochs[number] = _Epoch(EpochProgress(number), begun=begun)
 
     def written(self, number: int) -> None:
         """Note that the write job has ended."""
