@@ -46,6 +46,7 @@ KINDS: Final = {
         "struck",
     ),
     "random kills": Kind("random kills, Spark and Kafka", "kills", "make prove ONLY=kills", "kills"),
+    "options": Kind("random kills, Spark and every option of the sinks", "kills", "make prove ONLY=options", "kills"),
     "soak": Kind("[soak](nemesis.md), a cluster of hosts, all three sinks", "faults", "make soak", "faults"),
     "mutants": Kind("mutants of the source, and the tests", "mutants", "make mutants", "tried", "killed"),
 }

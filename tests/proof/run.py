@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PLANS_IN: Final = 64
 MUTANTS_IN: Final = 32
 KILLS_A_MINUTE: Final = 4
+OPTIONS_KILLS_A_MINUTE: Final = 2
 ENDLESS: Final = 10**6
 
 
@@ -55,6 +56,14 @@ ROUNDS: Final[dict[str, Callable[[float, int, str], Round]]] = {
         ["simulation.explore", f"--minutes={minutes}", f"--seed={seed}", "--processes=2", f"--keep={records}"]
     ),
     "kills": _kills,
+    "options": lambda minutes, seed, records: Round(
+        [
+            "proof.options",
+            f"--kills={max(4, round(minutes * OPTIONS_KILLS_A_MINUTE))}",
+            f"--seed={seed}",
+            f"--keep={records}",
+        ]
+    ),
     "requests": lambda minutes, seed, records: Round(
         ["request_faults.run", f"--minutes={minutes}", f"--keep={records}"], _share(seed, PLANS_IN)
     ),
