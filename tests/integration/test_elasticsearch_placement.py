@@ -69,8 +69,8 @@ def test_documents_of_a_routing_share_a_shard_and_are_replaced_and_deleted_there
     with closing(Rig.joining(routed)) as rig:
         rig.committer.participant.executors = Elsewhere() if executors else None
         rig.apply(0, [customers(0, 20)], [customers(20, 40)])
-        for _ in range(2):  # so that its version lies above the next epoch's
-            client.update(index=options["index"], id="d7", routing="customer 1", doc={"touched": True})
+        for turn in range(2):  # so that its version lies above the next epoch's; the same update twice would be none
+            client.update(index=options["index"], id="d7", routing="customer 1", doc={"touched": turn})
         client.delete(index=options["index"], id="d8", routing="customer 2")
         again = rig.prepare(1, [customers(0, 20, 1)], [customers(20, 30, 1), customers(35, 40, None)])
         assert rig.commit(again).outcome is Outcome.COMMITTED
@@ -214,8 +214,8 @@ def test_each_row_goes_to_the_index_that_it_names_and_is_replaced_and_deleted_th
         rig.committer.participant.executors = Elsewhere() if executors else None
         rig.apply(0, [months.rows(0, 20)], [months.rows(20, 40)])
         assert client.count(index=f"{months.prefix}-*")["count"] == 40, "refresh=True"
-        for _ in range(2):  # so that its version lies above the next epoch's
-            client.update(index=months.name(1), id="d7", doc={"touched": True})
+        for turn in range(2):  # so that its version lies above the next epoch's; the same update twice would be none
+            client.update(index=months.name(1), id="d7", doc={"touched": turn})
         client.delete(index=months.name(2), id="d8")
         again = rig.prepare(1, [months.rows(0, 20, 1)], [months.rows(20, 30, 1), months.rows(35, 40, None)])
         for _ in range(2):  # the second time, the marker says that it is applied

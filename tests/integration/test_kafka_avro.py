@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
+from http_proxy import Answer, Proxy
 from kafka_kit import create_topic
 
 from epochsink import Avro, ConfigurationError, Kafka
@@ -56,6 +58,29 @@ def test_a_registry_that_does_not_answer_is_named(kafka: KafkaService, fresh_top
     [finding] = findings(kafka, topic, ORDERS, registry=url, options={"max.retries": 0})
     assert f"the schema registry {url} does not answer" in finding
     assert "start the registry" in finding
+
+
+def test_a_run_asks_the_registry_once_and_the_next_one_again(
+    kafka: KafkaService, registry: LocalRegistry, fresh_topic: FreshName
+) -> None:
+    """Columns that change between two runs get a schema of their own; messages of before keep theirs."""
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic("avro"))
+    more = ORDERS.append(pa.field("note", pa.string()))
+    with Proxy(registry.url, lambda _: None) as proxy:
+        value = Avro(
+            registry=proxy.url + urlsplit(registry.url).path, subject=f"{topic}-value", options={"max.retries": 0}
+        )
+        before = value.sql("row", ORDERS)
+        asked = len(proxy.seen)
+        assert asked > 0
+        proxy.behave = lambda _: Answer(503)
+        assert value.sql("row", ORDERS) == before
+        assert len(proxy.seen) == asked
+        with pytest.raises(ConfigurationError, match=r"does not answer|refuses the schema"):
+            value.sql("row", more)
+        proxy.behave = lambda _: None
+        assert value.sql("row", more)[:20] != before[:20]
+        assert value.sql("row", ORDERS) == before
 
 
 def test_a_session_without_spark_avro_is_told_the_package(

@@ -9,6 +9,9 @@ BULK_REQUEST = "tests/unit/test_elasticsearch_bulk_request.py"
 COMMITTABLE = "tests/unit/test_elasticsearch_committable.py"
 DEDUPLICATE = "tests/unit/test_elasticsearch_deduplicate.py"
 EPOCHS = "tests/unit/test_elasticsearch_epochs.py"
+PACE = "tests/unit/test_elasticsearch_pace.py"
+PIPELINES = "tests/integration/test_elasticsearch_pipelines.py"
+PLACEMENT = "tests/integration/test_elasticsearch_placement.py"
 STREAMS = "tests/integration/test_elasticsearch_data_stream.py"
 
 MUTANTS: list[Mutant] = [
@@ -276,6 +279,42 @@ MUTANTS: list[Mutant] = [
         '    if shards["failed"]:\n',
         f"{EPOCHS} -k leaves_out_a_shard",
         "dead letters, or claims of another sink, that a search does not find",
+    ),
+    # ---- places, pipelines, pace
+    Mutant(
+        "elasticsearch/bulk_body.py",
+        '    return {name: fields[name] for name in ("_index", "routing") if name in fields}\n',
+        '    return {name: fields[name] for name in ("_index",) if name in fields}\n',
+        f"{PLACEMENT} -k documents_of_a_routing",
+        "a document in two shards, since it was written over without its routing",
+    ),
+    Mutant(
+        "elasticsearch/target_index.py",
+        "    if kept is not None and kept.placed_by != placed_by:\n",
+        "    if False:\n",
+        f"{PLACEMENT} -k rendered_again",
+        "documents of a key in two places, after routing= was changed",
+    ),
+    Mutant(
+        "elasticsearch/target_index.py",
+        "        if kept is not None and found.get(name) != incarnation:\n",
+        "        if False:\n",
+        f"{PLACEMENT} -k that_was_set_back",
+        "the rows of an index that was deleted and created again",
+    ),
+    Mutant(
+        "elasticsearch/pipelines.py",
+        '    return answer.get("result") == "noop" or stored',
+        "    return False and stored",
+        f"{PIPELINES} -k takes_elsewhere_stops",
+        "documents that a pipeline drops or sends elsewhere",
+    ),
+    Mutant(
+        "elasticsearch/pace.py",
+        "                self._share = max(_LEAST_SHARE, self._share * _FALL)\n",
+        "                pass\n",
+        PACE,
+        "an epoch that an overloaded server never takes",
     ),
     # ---- data streams
     Mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
+AVRO = "tests/unit/test_kafka_avro.py"
 COMMIT = "tests/unit/test_kafka_commit.py"
 FENCE = "tests/unit/test_kafka_fence.py"
 IN_LOG = "tests/unit/test_kafka_rows_in_log.py"
@@ -344,5 +345,20 @@ MUTANTS: list[Mutant] = [
         ":",
         LOG_ENDS,
         "an epoch whose rows are looked for where those of another attempt begin",
+    ),
+    # ---- Avro
+    Mutant(
+        "kafka/avro.py",
+        "X'00{number:08X}'",
+        "X'{number:08X}'",
+        AVRO,
+        "messages that no consumer with a schema registry can read",
+    ),
+    Mutant(
+        "kafka/avro.py",
+        '    return ["null", kind] if one.nullable else kind\n',
+        "    return kind\n",
+        AVRO,
+        "a null that ends the query, in a column that may hold one",
     ),
 ]

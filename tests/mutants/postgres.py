@@ -142,6 +142,20 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "postgres/merge.py",
+        "    if plan.newer_wins:\n        conditions",
+        "    if False:\n        conditions",
+        f"{MERGING} -k an_older_row_never",
+        "a newer row replaced by an older one of a later epoch",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "pg_catalog.record_image_ne(",
+        "pg_catalog.record_ne(",
+        f"{MERGING} -k leaves_no_dead_tuple",
+        "1.00, of which 1.0 stays",
+    ),
+    Mutant(
+        "postgres/merge.py",
         "[*newest, *_ranks(plan)]",
         "_ranks(plan)",
         f"{MERGING} -k decides_within_an_epoch",

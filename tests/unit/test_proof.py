@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
+from harness import WORKLOAD
+
 from proof import page
+from proof.options import Findings, Targets
 from proof.record import RECORDS, ROOT, Record, kept
 from proof.run import ROUNDS
 from request_faults import guards_page
@@ -81,6 +85,50 @@ def test_a_short_round_of_the_simulation_leaves_a_record_and_the_page(tmp_path: 
     assert record["figures"]["plans"] > 0
     assert record["seed"] == 7
     assert folder.with_suffix(".md").exists()
+
+
+class Held(Targets):
+    """Targets that hold exactly the source, without servers."""
+
+    def __init__(self, ends: dict[int, int]) -> None:
+        source = WORKLOAD.source(ends).to_pylist()
+        self.rows = Counter((row["src_part"], row["src_off"]) for row in source)
+        newest = {row["key"]: row for row in source}
+        self.stored = {key: (row["src_part"], row["src_off"]) for key, row in newest.items() if row["op"] == "U"}
+        versions: dict[int, list[tuple[int, int]]] = {}
+        for row in source:
+            versions.setdefault(row["key"], []).append((row["src_off"], row["kver"]))
+        self.sums = {
+            key: (len(each), sum(off for off, _ in each), max(kver for _, kver in each))
+            for key, each in versions.items()
+        }
+
+    def appended(self) -> dict[str, Counter[tuple[int, int]]]:
+        return {"wide": self.rows}
+
+    def keyed(self) -> dict[str, dict[int, tuple[int, int]]]:
+        return {"newest": self.stored}
+
+    def counts(self) -> dict[int, tuple[int, int, int]]:
+        return self.sums
+
+
+def test_the_options_runner_names_what_is_wrong() -> None:
+    """Once for each kind: a row lost and one doubled, an older row of a key, a sum that was added twice."""
+    ends = {0: 90, 1: 70}
+    exact = Findings(Counter())
+    exact.final(Held(ends), ends)
+    assert exact.shown == []
+
+    held, found = Held(ends), Findings(Counter())
+    del held.rows[0, 7]
+    held.rows[1, 3] += 1
+    key = next(iter(held.stored))
+    held.stored[key] = (held.stored[key][0], 0)
+    rows, total, latest = held.sums[key]
+    held.sums[key] = (2 * rows, 2 * total, latest)
+    found.final(held, ends)
+    assert found.shown == ["1 other in counts", "1 other in newest", "1 doubled in wide", "1 lost in wide"]
 
 
 def test_every_program_of_the_proof_starts() -> None:
