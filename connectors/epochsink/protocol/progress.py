@@ -41,7 +41,8 @@ class EpochProgress:
 
     Seconds of its steps, in this order: ``write_seconds`` from Spark's call on until the write job has ended, failed
     attempts included, ``record_seconds`` of the votes and the ledger's entry, ``decision_seconds`` until Spark's commit
-    was seen, ``commit_seconds`` until readers saw all rows. A step that an earlier driver did is 0. ``done_at`` is in seconds since 1970.
+    was seen, ``commit_seconds`` until readers saw all rows. A step that an earlier driver did is 0.
+    ``done_at`` is in seconds since 1970.
     """
 
     epoch: int
