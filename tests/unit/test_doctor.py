@@ -154,3 +154,18 @@ def test_a_dict_of_sinks_has_no_checkpoint(doctor: Callable[..., Result]) -> Non
     result = doctor(of="SINKS")
     assert result.exit_code == 0
     assert line(result, "checkpoint", "store").startswith("not examined ")
+
+
+def test_without_pyspark_the_targets_are_examined_all_the_same(
+    doctor: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator's host may lack PySpark, which a cluster brings along."""
+    doctor(of="SINKS")
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    result = doctor(of="SINKS")
+    assert result.exit_code == 0
+    assert line(result, "executors", "Python").endswith("PySpark is not installed here")
+    assert line(result, "sink 'table'", "server").startswith("well ")
+    refused = doctor("--frame", f"{MODULE}:SINKS", of="SINKS")
+    assert refused.exit_code == 1
+    assert "this needs a Spark session, and the module pyspark.sql is not installed" in refused.output

@@ -104,8 +104,13 @@ def _refuse_other(location: str, own: str) -> None:
 @contextmanager
 def session() -> Iterator[SparkSession]:
     """Yield the active Spark session, such as one that the user's module has started; else one that ends here."""
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
-
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - see above
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError(
+            f"this needs a Spark session, and the module {missing.name} is not installed",
+            hint='pip install "epochsink[spark]"',
+        ) from missing
     active = SparkSession.getActiveSession()
     used = active or SparkSession.builder.appName("epochsink").getOrCreate()
     try:

@@ -25,7 +25,16 @@ if TYPE_CHECKING:
     from epochsink.cli.sinks_option import Loaded
     from epochsink.sink import Finding, Sink
 
-_PACKAGES: Final = ("epochsink", "pyspark", "pyarrow", "psycopg", "confluent-kafka", "kafka-python", "elasticsearch")
+_PACKAGES: Final = (
+    "epochsink",
+    "pyspark",
+    "pyspark-client",
+    "pyarrow",
+    "psycopg",
+    "confluent-kafka",
+    "kafka-python",
+    "elasticsearch",
+)
 
 
 class State(enum.StrEnum):
@@ -125,8 +134,11 @@ def _checkpoint(loaded: Loaded) -> Iterator[Line]:
 
 
 def _executors() -> Iterator[Line]:
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - takes a second, and most pipelines are examined without
-
+    try:
+        from pyspark.sql import SparkSession  # noqa: PLC0415 - takes a second, and may be missing on an operator's host
+    except ModuleNotFoundError:
+        yield Line("executors", "Python", State.NOT_EXAMINED, "PySpark is not installed here")
+        return
     spark = SparkSession.getActiveSession()
     if spark is None:
         hint = "with --frame a Spark session is started, as spark-defaults.conf says"
