@@ -11,7 +11,7 @@ from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
-from epochsink.sink import Task, participants_of
+from epochsink.sink import RowCount, Task, participants_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,8 @@ class CheckpointKit:
     def record(self, number: int, rows: Mapping[str, pa.RecordBatch]) -> None:
         """Write and record an epoch."""
         epoch, written = self.write(number, rows)
-        self.coordinator.record(epoch, written, self._spooled)
+        counts = {name: RowCount(len(each), self.sinks[name].count_deletes(each)) for name, each in rows.items()}
+        self.coordinator.record(epoch, written, self._spooled, counts)
 
     def decide(self, number: int) -> None:
         """Let Spark's checkpoint decide an epoch."""

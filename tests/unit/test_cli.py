@@ -186,7 +186,7 @@ def test_status_prints_a_table(kit: CheckpointKit, run: Callable[..., Result]) -
     kit.write(2, {"table": rows(4)})
     result = run("status")
     assert result.exit_code == 0
-    for text in ("recorded, not decided", "done", "1 part(s)", "no rows", kit.query_id, "not recorded: under way"):
+    for text in ("recorded, not decided", "done", "1 row(s)", "no rows", kit.query_id, "not recorded: under way"):
         assert text in said(result)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
+from epochsink.cli import audit as comparison
 from epochsink.cli import doctor as examination
 from epochsink.cli import orphans as search
 from epochsink.cli import status as state
@@ -151,6 +152,26 @@ def report(
         output.write_text(state.page_of(found))
         answer.values.update({"headline": found.headline, "page": str(output)})
         answer.say(f"wrote {output}")
+
+
+@app.command()
+def audit(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, as_json: AsJson = False) -> None:
+    """Compare the receipts in the ledger with what the targets hold, and say what could not be compared.
+
+    Reads only: safe beside a running query. Ends with status 3 if a target lacks rows or has too many, with 1 if one
+    does not answer.
+    """
+    with answering(as_json=as_json) as answer:
+        with _opened(checkpoint, sinks, spool) as (place, given):
+            found = comparison.audit(place, given)
+        answer.values["sinks"] = [asdict(each) for each in found]
+        for each in found:
+            for line in each.lines():
+                answer.say(line)
+    if any(each.differs for each in found):
+        raise typer.Exit(ATTENTION)
+    if any(each.error for each in found):
+        raise typer.Exit(1)
 
 
 @app.command()

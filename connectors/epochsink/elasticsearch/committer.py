@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from epochsink.elasticsearch import applied_epochs, dead_letter, deduplicate, errors, preflight, target_index
 from epochsink.elasticsearch.applied_epochs import Overtaken
 from epochsink.elasticsearch.apply import Application
+from epochsink.elasticsearch.audit import audit
 from epochsink.elasticsearch.committable import PreparedEpoch, WrittenTask
 from epochsink.elasticsearch.config import MOST_INDICES
 from epochsink.elasticsearch.connection import connect
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
         Ballots,
         Committable,
         Committables,
+        Comparison,
         Epoch,
         Finding,
         Identity,
         Keeping,
         Marks,
         Parts,
+        Receipt,
         Rows,
     )
 
@@ -119,6 +122,15 @@ class ElasticsearchCommitter(Participant):
             with errors.explained(OutcomeUnknown, f"looking at index {self._config.shown_index!r}"):
                 self._patiently(self._require_configured, kept)
         self._seen_index = True
+
+    def audit(
+        self, sink: str, done: LastDone | None, pending: LastDone | None, receipts: Sequence[Receipt]
+    ) -> Sequence[Comparison]:
+        """Compare the marker, and count each epoch's documents; see `epochsink.elasticsearch.audit`."""
+        self._verify(self._kept(), done, pending)
+        newest = done.epoch if done is not None and pending is None else -1
+        with errors.explained(OutcomeUnknown, f"counting the documents of index {self._config.shown_index!r}"):
+            return audit(self._client, self._config, self._me, receipts, newest=newest)
 
     def _require_configured(
         self, kept: applied_epochs.Marker | None, names: Sequence[str] = ()

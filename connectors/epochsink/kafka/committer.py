@@ -11,6 +11,7 @@ from epochsink.errors import Fenced, LogIncomplete, OutcomeUnknown, PrepareFaile
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import preflight
 from epochsink.kafka.applied_epochs import Markers, committables, topics_of
+from epochsink.kafka.audit import audit
 from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.commit import Commits, refuse_other_topics
 from epochsink.kafka.committable import KafkaCommittable, transactional_id
@@ -35,12 +36,14 @@ if TYPE_CHECKING:
         Ballots,
         Committable,
         Committables,
+        Comparison,
         Epoch,
         Finding,
         Identity,
         LastDone,
         Marks,
         Parts,
+        Receipt,
         Recorded,
         Remnant,
         Rows,
@@ -134,6 +137,15 @@ class KafkaCommitter(Participant):
         must = None if done is None else self._markers.unexpired(done, found)
         verify_marks(self._cluster.target, found, must, pending, self._markers.marks_of)
         self._seen_all = True
+
+    def audit(
+        self, sink: str, done: LastDone | None, pending: LastDone | None, receipts: Sequence[Receipt]
+    ) -> Sequence[Comparison]:
+        """Compare markers, and count each transaction's records; see `epochsink.kafka.audit`."""
+        found = self._markers.read_around(done, pending, deadline=self._cluster.deadline())
+        must = None if done is None else self._markers.unexpired(done, found)
+        verify_marks(self._cluster.target, found, must, pending, self._markers.marks_of)
+        return audit(self._cluster, receipts)
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
         """Say where an epoch's rows are kept; see `epochsink.kafka.rows_in_log`."""

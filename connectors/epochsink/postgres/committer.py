@@ -15,6 +15,7 @@ from psycopg import errors
 from epochsink.errors import ConfigurationError, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import identity_key
 from epochsink.postgres import applied_epochs, orphans
+from epochsink.postgres.audit import audit
 from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.commit import Commit, commit_side_by_side
 from epochsink.postgres.committable import WHOLE, Relation, read_part
@@ -41,7 +42,18 @@ if TYPE_CHECKING:
 
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
-    from epochsink.sink import Ballots, Committable, Committables, Identity, LastDone, Parts, Remnant, Verdict
+    from epochsink.sink import (
+        Ballots,
+        Committable,
+        Committables,
+        Comparison,
+        Identity,
+        LastDone,
+        Parts,
+        Receipt,
+        Remnant,
+        Verdict,
+    )
 
 _log = logging.getLogger(__name__)
 
@@ -173,6 +185,16 @@ class PostgresCommitter(Participant):
                 marker.verify(connection, table.relation, done, pending)
             with deadline(connection, self._retry_seconds):
                 require_same_table(connection, table, done, pending)
+
+    def audit(
+        self, sink: str, done: LastDone | None, pending: LastDone | None, receipts: Sequence[Receipt]
+    ) -> Sequence[Comparison]:
+        """Compare markers, and count the rows that each epoch has appended; see `epochsink.postgres.audit`."""
+        table = self._tables[sink]
+        with self._ask(sink, f"comparing {table} with the ledger") as connection:
+            _require_place(connection, table, done)
+            table.marker.verify(connection, table.relation, done, pending)
+            return audit(connection, table, receipts)
 
     @contextmanager
     def _ask(self, sink: str, doing: str) -> Iterator[Connection]:

@@ -10,6 +10,7 @@ task attempt there, and a `Participant` in the driver, which it may share with o
 *committables*: plain JSON values that name what was prepared, so that any later process can commit or abort it.
 """
 
+from epochsink.sink.audit import Compared, Comparison, Receipt
 from epochsink.sink.contract import (
     Ballot,
     Ballots,
@@ -58,6 +59,8 @@ __all__ = [
     "Ballots",
     "Committable",
     "Committables",
+    "Compared",
+    "Comparison",
     "Counts",
     "Epoch",
     "Executors",
@@ -72,6 +75,7 @@ __all__ = [
     "Outcome",
     "Participant",
     "Parts",
+    "Receipt",
     "Recorded",
     "Remnant",
     "RowCount",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from epochsink.sink.audit import Comparison, Receipt
     from epochsink.sink.executors import Executors
     from epochsink.sink.values import Committable, Epoch, Finding, Identity, LastDone, Remnant, Task
 
@@ -188,6 +189,13 @@ class Participant(ABC):
         commit. If the target was set back and holds a part of ``done`` prepared again, this may commit the part.
         """
         verify_marks("the target", self.marks(sink), done, pending, lambda last: self.marks_of(sink, last))
+
+    def audit(
+        self, sink: str, done: LastDone | None, pending: LastDone | None, receipts: Sequence[Receipt]
+    ) -> Sequence[Comparison]:
+        """Compare receipts of done epochs with the target, by default its marker. Reads only. Raises `WentBack`."""
+        self.verify_applied(sink, done, pending)
+        return [receipt.not_compared("this kind of sink counts no rows") for receipt in receipts]
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
         """Return where tasks keep each sink's rows in this attempt; called just before the write job.

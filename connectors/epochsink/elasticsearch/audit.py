@@ -1,0 +1,90 @@
+"""Compare receipts with the index: documents by the epoch in their ``_id`` or, if they have a key, by their version."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Final
+
+from elasticsearch import helpers
+
+from epochsink.elasticsearch.committable import PreparedEpoch
+from epochsink.elasticsearch.connection import refresh
+from epochsink.identity import identity_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import elasticsearch
+
+    from epochsink.elasticsearch.config import ElasticsearchConfig
+    from epochsink.sink import Comparison, Identity, Receipt
+
+_PAGE: Final = 10_000
+_DELETED: Final = "another program has deleted some, or the life cycle of a data stream has"
+_CHANGED: Final = "another program has changed or deleted some"
+
+
+def audit(
+    client: elasticsearch.Elasticsearch,
+    config: ElasticsearchConfig,
+    identity: Identity,
+    receipts: Sequence[Receipt],
+    *,
+    newest: int,
+) -> list[Comparison]:
+    """Return how each receipt compares with the index.
+
+    ``newest`` is the epoch that no later one has begun to replace; -1 if there is none. Raises what the client raises.
+    """
+    known = {receipt.epoch: PreparedEpoch.from_json(receipt.parts[0]) for receipt in receipts if receipt.parts}
+    wanted = {receipt.epoch for receipt in receipts if not config.key or receipt.epoch == newest}
+    indices = _indices(config, [known[epoch] for epoch in wanted & known.keys()])
+    found = _count(client, config, identity, indices) if wanted and indices else Counter[int]()
+    return [
+        _compared(config, receipt, known.get(receipt.epoch), found[receipt.epoch], is_newest=receipt.epoch == newest)
+        for receipt in receipts
+    ]
+
+
+def _indices(config: ElasticsearchConfig, epochs: Iterable[PreparedEpoch]) -> list[str]:
+    if config.index:
+        return [config.index]
+    return sorted({name for prepared in epochs for name in prepared.indices or ()})
+
+
+def _count(
+    client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, identity: Identity, indices: Sequence[str]
+) -> Mapping[int, int]:
+    """Return how many documents each epoch has left. Reads the id and the version of every document."""
+    for index in indices:
+        refresh(client, index)
+    # neither _id nor _version can be searched for by range or prefix
+    hits = helpers.scan(
+        client, index=",".join(indices), query={"_source": False, "version": True}, size=_PAGE, preserve_order=False
+    )
+    if config.key:
+        base = int(identity.origin["base"])
+        return Counter(hit["_version"] - base for hit in hits)
+    prefix = f"{identity_key(identity)}-"
+    return Counter(
+        int(hit["_id"].removeprefix(prefix).partition("-")[0]) for hit in hits if hit["_id"].startswith(prefix)
+    )
+
+
+def _compared(
+    config: ElasticsearchConfig, receipt: Receipt, prepared: PreparedEpoch | None, found: int, *, is_newest: bool
+) -> Comparison:
+    if not config.index and prepared is None:
+        return receipt.not_compared("the ledger keeps the indices of the newest epochs only")
+    expected = receipt.rows - (receipt.set_aside or 0)
+    if not config.key:
+        return receipt.counted(found, expected, _DELETED)
+    if not is_newest:
+        return receipt.not_compared("later epochs may have replaced its documents")
+    if prepared is None or prepared.by_task or receipt.deleted:
+        most = expected - receipt.deleted
+        why = "rows of it delete keys, or replace each other in a number that is not recorded"
+        if found > most and not receipt.deleted:
+            return receipt.counted(found, most, _CHANGED)
+        return receipt.not_compared(f"{found} document(s) of it are there, of at most {expected}: {why}")
+    return receipt.counted(found, expected - prepared.replaced, _CHANGED)

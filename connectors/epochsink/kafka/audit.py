@@ -1,0 +1,145 @@
+"""Compare receipts with the topics: count each transaction's records in the log, and look for its commit."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epochsink.kafka import record_batch
+from epochsink.kafka.applied_epochs import committables, topics_of
+from epochsink.kafka.errors import Unreachable
+from epochsink.kafka.topic_log import TopicLog
+from epochsink.sink import LastDone
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from epochsink.kafka.cluster import Cluster
+    from epochsink.kafka.committable import KafkaCommittable, Place, Transaction
+    from epochsink.kafka.record_batch import Batch
+    from epochsink.sink import Comparison, Receipt
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The records of one transaction in one partition, as far as the log was read; ``end`` is its outcome."""
+
+    place: Place
+    producer_epoch: int
+    records: int = 0
+    end: str = ""
+    is_deleted: bool = False
+
+    def add(self, batch: Batch) -> None:
+        """Take the next batch of this producer into account."""
+        if self.end or batch.base_offset < self.place.start:
+            return
+        if batch.is_control and batch.producer_epoch >= self.producer_epoch:
+            self.end = "aborted" if batch.is_abort else "committed"
+        elif not batch.is_control and batch.producer_epoch == self.producer_epoch:
+            self.records += batch.records
+
+
+def audit(cluster: Cluster, receipts: Sequence[Receipt]) -> list[Comparison]:
+    """Return how each receipt compares with its topics. Raises `Unreachable`, `Refused`."""
+    parts = {receipt.epoch: committables(LastDone(receipt.epoch, "", tuple(receipt.parts))) for receipt in receipts}
+    every = [part for each in parts.values() for part in each]
+    ids = cluster.topic_ids(topics_of(every), cluster.deadline())
+    why_not = {topic: _why_not(cluster, topic) for topic in ids}
+    tallies = {part.transaction: _tallies(part) for part in every}
+    for topic in (topic for topic, why in why_not.items() if not why):
+        in_topic = [part for part in every if topic in part.topics and not part.recreated(ids)]
+        _Search(TopicLog(cluster, topic), [(part, tallies[part.transaction]) for part in in_topic]).run(cluster.timeout)
+    return [_compared(receipt, parts[receipt.epoch], ids, why_not, tallies) for receipt in receipts]
+
+
+def _tallies(part: KafkaCommittable) -> list[_Tally]:
+    return [_Tally(place, part.transaction.producer_epoch) for place in part.places]
+
+
+def _why_not(cluster: Cluster, topic: str) -> str:
+    policy = cluster.topic_settings(topic).get("cleanup.policy")
+    return (
+        ""
+        if policy == "delete"
+        else f"cleanup.policy of topic '{topic}' is {policy or 'not known'}: older records of a key may go"
+    )
+
+
+class _Search:
+    """The search for transactions' records in one topic."""
+
+    def __init__(self, log: TopicLog, wanted: Iterable[tuple[KafkaCommittable, list[_Tally]]]) -> None:
+        self._log = log
+        self._tallies: dict[int, dict[int, list[_Tally]]] = {}
+        for part, tallies in wanted:
+            for tally in (tally for tally in tallies if tally.place.topic == log.topic):
+                by_producer = self._tallies.setdefault(tally.place.partition, {})
+                by_producer.setdefault(part.transaction.producer_id, []).append(tally)
+        self._positions: dict[int, int] = {}
+
+    def run(self, timeout: float) -> None:
+        """Read the log from the first row of the transactions on, until each of them has ended.
+
+        Raises `Unreachable` if nothing arrives for ``timeout`` seconds.
+        """
+        starts, ends = self._log.starts(), self._log.ends()
+        for partition in self._tallies:
+            places = self._open(partition)
+            for tally in places:
+                tally.is_deleted = tally.place.start < starts.get(partition, 0)
+            first = min(tally.place.start for tally in places)
+            self._positions[partition] = max(first, starts.get(partition, 0))
+        arrived = time.monotonic()
+        while left := {at: offset for at, offset in self._positions.items() if offset < ends.get(at, 0)}:
+            before = dict(self._positions)
+            for partition, data in self._log.fetch(left).items():
+                self._positions[partition] = self._read(partition, data, ends[partition])
+            if self._positions != before:
+                arrived = time.monotonic()
+            elif time.monotonic() - arrived > timeout:
+                raise Unreachable(f"topic '{self._log.topic}' gives no more records before the end of its log")
+
+    def _open(self, partition: int) -> list[_Tally]:
+        return [tally for tallies in self._tallies[partition].values() for tally in tallies if not tally.end]
+
+    def _read(self, partition: int, data: bytes | None, end: int) -> int:
+        """Take fetched records into account; return the next position, ``end`` if there is nothing more to read."""
+        if data is None:
+            for tally in self._open(partition):
+                tally.is_deleted = True
+            return end
+        position = self._positions[partition]
+        for after, batch in record_batch.split(data):
+            # a fetch begins with the batch that contains the position
+            if after <= position:
+                continue
+            position = after
+            if batch is not None:
+                for tally in self._tallies[partition].get(batch.producer_id, ()):
+                    tally.add(batch)
+        return position if self._open(partition) else end
+
+
+def _compared(
+    receipt: Receipt,
+    parts: Sequence[KafkaCommittable],
+    ids: Mapping[str, str],
+    why_not: Mapping[str, str],
+    tallies: Mapping[Transaction, Sequence[_Tally]],
+) -> Comparison:
+    if not parts:
+        return receipt.not_compared("the ledger keeps the offsets of the newest epochs only")
+    if gone := sorted({topic for part in parts for topic in part.recreated(ids)}):
+        return receipt.differs(f"topic(s) {', '.join(gone)} were deleted, and perhaps created again")
+    if why := next((why_not[topic] for part in parts for topic in part.topics if why_not.get(topic)), ""):
+        return receipt.not_compared(why)
+    own = [tally for part in parts for tally in tallies[part.transaction]]
+    if any(tally.is_deleted for tally in own):
+        return receipt.not_compared("retention has deleted some of its records")
+    if other := next((tally for tally in own if tally.end != "committed"), None):
+        place = f"{other.place.topic}-{other.place.partition}"
+        return receipt.differs(f"{place} has no commit of its transaction, but: {other.end or 'nothing'}")
+    found = sum(tally.records for tally in own)
+    return receipt.counted(found, sum(part.rows for part in parts), "the log has lost or doubled records")
