@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -11,29 +12,27 @@ from typing import TYPE_CHECKING, Final
 import pyspark
 from pyspark.sql import SparkSession
 
-from epochsink.devkit.services import spark_packages
-from epochsink.devkit.services.ports import answers, free_port
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 START_SECONDS: Final = 120.0
+LOOPBACK: Final = "127.0.0.1"
 
 
 def start_server(settings: Mapping[str, str], jvm_options: str = "") -> tuple[subprocess.Popen[bytes], str]:
     """Start a server; return its process and its URL, at which it answers."""
-    port = free_port()
+    with socket.create_server((LOOPBACK, 0)) as taken:
+        port = taken.getsockname()[1]
     given = {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",
         "spark.log.level": "WARN",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraClassPath": ":".join(str(jar) for jar in spark_packages()),
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": LOOPBACK,
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
-        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.address": LOOPBACK,
         "spark.connect.grpc.binding.port": str(port),
         "spark.driver.extraJavaOptions": jvm_options,
         **settings,
@@ -44,14 +43,22 @@ def start_server(settings: Mapping[str, str], jvm_options: str = "") -> tuple[su
         [str(submit), *options, "--class", CLASS, "spark-internal"], stdin=subprocess.DEVNULL, env=os.environ
     )
     deadline = time.monotonic() + START_SECONDS
-    while not answers(port):
+    while not _answers(port):
         if process.poll() is not None or time.monotonic() > deadline:
             process.kill()
             raise TimeoutError(f"the server of Spark Connect did not start (status {process.poll()})")
         time.sleep(0.05)
-    return process, f"sc://127.0.0.1:{port}"
+    return process, f"sc://{LOOPBACK}:{port}"
 
 
 def connect(url: str) -> SparkSession:
     """Return a session on a server."""
     return SparkSession.builder.remote(url).getOrCreate()
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection((LOOPBACK, port), timeout=1).close()
+    except OSError:
+        return False
+    return True

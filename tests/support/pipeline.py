@@ -21,6 +21,7 @@ from pyspark.sql.pandas import functions
 import epochsink
 from epochsink import ExactlyOnce
 from epochsink.devkit.demo.session import session
+from epochsink.devkit.services import spark_packages
 from epochsink.failpoints import reach
 from epochsink.testing import HistoryLog, Workload
 
@@ -142,6 +143,7 @@ def start_spark(spec: Spec) -> SparkSession:
         "spark.sql.warehouse.dir": f"{spec.history}/warehouse",
     }
     if spec.remote:
+        settings["spark.driver.extraClassPath"] = ":".join(map(str, spark_packages()))
         return connect(start_server(settings | spec.settings, spec.jvm_options)[1])
     import_less()
     spark = session(spec.jvm_options, **(settings | spec.settings))

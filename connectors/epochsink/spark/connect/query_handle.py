@@ -53,6 +53,8 @@ class ConnectQuery(StreamingQuery):
         while self.isActive:
             pending, stopped = self._commits.settle(ended=False)
             if stopped:
+                # not every version lets the process of the run stop it
+                super().stop()
                 raise EpochsinkError(stopped)
             if not pending:
                 return
