@@ -75,7 +75,7 @@ class _Rows:
         if found == 0 < expected and self._counts.get(None):
             return receipt.not_compared(
                 "its marker is there; all rows since then are of other transactions: another program has replaced "
-                "them, or ALTER TABLE has written the table again"
+                "them, ALTER TABLE has written the table again, or they were inserted under savepoints"
             )
         return receipt.counted(
             found, expected, "another program has deleted or changed some, or a trigger has kept them back"
