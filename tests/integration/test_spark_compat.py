@@ -13,7 +13,6 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from streams import DEADLINE, wait_until
 
 from epochsink.errors import UnsupportedQuery
-from epochsink.spark.arrow_types import arrow_schema
 from epochsink.spark.classic import compat
 from epochsink.spark.classic.engine import CLASSIC
 from epochsink.spark.classic.stream_execution import StreamExecution
@@ -21,6 +20,7 @@ from epochsink.spark.connect.engine import CONNECT
 from epochsink.spark.engine import WriterSettings
 from epochsink.spark.engines import engine_of
 from epochsink.spark.error_translation import INTERRUPTED
+from epochsink.spark.query_plan import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

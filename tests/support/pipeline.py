@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.sink import Sink
-    from epochsink.spark.engine import OpenCheckpoint
     from epochsink.spark.query_run import Run
 
 

@@ -166,7 +166,7 @@ def test_what_is_not_classic_calls_no_jvm() -> None:
 
 
 def test_what_pyspark_keeps_private_is_used_in_two_modules() -> None:
-    """A new version of PySpark is tried, and fitted, there alone; `spark.arrow_types` needs no JVM."""
+    """A new version of PySpark is tried, and fitted, there alone; `spark.query_plan` needs no JVM."""
     used = {
         (module, node.attr)
         for module in MODULES.keys() - KNOWS_PYSPARK
@@ -176,7 +176,7 @@ def test_what_pyspark_keeps_private_is_used_in_two_modules() -> None:
     }
     imported = {
         (module, name)
-        for module in MODULES.keys() - KNOWS_PYSPARK - {"spark.arrow_types"}
+        for module in MODULES.keys() - KNOWS_PYSPARK - {"spark.query_plan"}
         for name, _ in imports(module)
         if name.startswith("pyspark.sql.pandas")
     }

@@ -21,13 +21,13 @@ from epochsink.elasticsearch.errors import explained
 from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed, RowsRejected
 from epochsink.kafka.errors import error as kafka_error
 from epochsink.postgres.errors import failure as postgres_failure
+from epochsink.protocol.checkpoint import OpenCheckpoint
 from epochsink.protocol.coordinator import Plan
 from epochsink.protocol.progress_tracker import ProgressTracker
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
 from epochsink.spark import epoch_attempts, query_run
-from epochsink.spark.engine import OpenCheckpoint
 from epochsink.spark.epoch_attempts import ATTEMPTS, EpochAttempts
 from epochsink.spark.query_run import Run
 from epochsink.testing import LocalSink

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from epochsink.errors import ConfigurationError
-from epochsink.protocol.checkpoint import Checkpoint
+from epochsink.protocol.checkpoint import Checkpoint, OpenCheckpoint
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
 
@@ -19,17 +19,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from epochsink.protocol.storage import Storage
-
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One query's checkpoint: where it is, whose it is, and the spool that goes with it."""
+class Place(OpenCheckpoint):
+    """The opened checkpoint of a query that has run on it, and the query's id."""
 
-    location: str
-    files: Storage
     query_id: str
-    spool: Spool
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -50,15 +45,15 @@ def open_place(
     is none, one is started, configured by spark-defaults.conf, and ends with the context. Raises `ConfigurationError`
     if no query has run there, or if ``own``, the checkpoint that the sinks belong to, is another folder.
     """
-    with open_files(checkpoint, spool, storage_options, own) as (files, location, spooled):
-        query_id = Checkpoint(files).query_id()
+    with open_files(checkpoint, spool, storage_options, own) as opened:
+        query_id = Checkpoint(opened.files).query_id()
         if query_id is None:
             raise ConfigurationError(
-                f"{location} is not the checkpoint of a streaming query: it has no file 'metadata'",
+                f"{opened.location} is not the checkpoint of a streaming query: it has no file 'metadata'",
                 hint="give the query's checkpointLocation; with its scheme (hdfs://, s3a://) if it is not on "
                 "this machine",
             )
-        yield Place(location, files, query_id, spooled)
+        yield Place(opened.files, opened.location, opened.spool, query_id)
 
 
 @contextmanager
@@ -67,13 +62,13 @@ def open_files(
     spool: str | None = None,
     storage_options: Mapping[str, Any] = MappingProxyType({}),
     own: str | None = None,
-) -> Iterator[tuple[Storage, str, Spool]]:
-    """Yield a checkpoint's files, its location and its spool, as `open_place` does, though no query has run there."""
+) -> Iterator[OpenCheckpoint]:
+    """Open a checkpoint folder as `open_place` does, even if no query has run there."""
     path = _local_path(checkpoint)
     if path is not None:
         if own is not None:
             _refuse_other(path, _local_path(own) or own)
-        yield LocalStorage(Path(path)), path, Spool.beside(path) if spool is None else Spool(spool)
+        yield OpenCheckpoint(LocalStorage(Path(path)), path, Spool.beside(path) if spool is None else Spool(spool))
         return
     # only here, so that looking at a local checkpoint does not take a JVM's start
     from epochsink.spark.classic.hadoop_storage import location_of, open_checkpoint  # noqa: PLC0415 - see above
@@ -82,7 +77,7 @@ def open_files(
         opened = open_checkpoint(spark, checkpoint, storage_options, spool)
         if own is not None:
             _refuse_other(opened.location, location_of(spark, own))
-        yield opened.files, opened.location, opened.spool
+        yield opened
 
 
 def _local_path(checkpoint: str) -> str | None:

@@ -116,20 +116,22 @@ def _failing(of: str, what: str, lines: Iterator[Line]) -> Iterator[Line]:
 
 
 def _checkpoint(loaded: Loaded) -> Iterator[Line]:
-    with open_files(str(loaded.checkpoint), loaded.spool, loaded.storage_options) as (files, location, spool):
-        refuse_unconditional_create(files, location)
-        yield Line("checkpoint", "store", State.WELL, f"{location} creates conditionally, as races of creates showed")
+    with open_files(str(loaded.checkpoint), loaded.spool, loaded.storage_options) as opened:
+        refuse_unconditional_create(opened.files, opened.location)
+        yield Line(
+            "checkpoint", "store", State.WELL, f"{opened.location} creates conditionally, as races of creates showed"
+        )
         if any(sink.spool is not False for sink in loaded.sinks.values()):
-            spool.check()
-            yield Line("checkpoint", "spool", State.WELL, f"{spool.root} answers")
+            opened.spool.check()
+            yield Line("checkpoint", "spool", State.WELL, f"{opened.spool.root} answers")
         yield from _executors()
-        query_id = Checkpoint(files).query_id()
+        query_id = Checkpoint(opened.files).query_id()
         if query_id is None:
             yield Line("checkpoint", "query", State.WELL, "none has run here")
             return
-        found = read_status(Place(location, files, query_id, spool))
+        found = read_status(Place(opened.files, opened.location, opened.spool, query_id))
         is_well = not found.damage and found.late_seconds < SOON_SECONDS
-        hint = "" if is_well else f"epochsink status {location}"
+        hint = "" if is_well else f"epochsink status {opened.location}"
         yield Line("checkpoint", "query", State.WELL if is_well else State.ATTENTION, found.headline, hint)
 
 

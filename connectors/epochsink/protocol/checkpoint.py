@@ -9,14 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError
 
 if TYPE_CHECKING:
+    from epochsink.protocol.spool import Spool
     from epochsink.protocol.storage import Storage
 
 NOTHING_DECIDED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCheckpoint:
+    """A query's checkpoint, opened: its files, where it is, and the spool that goes with it."""
+
+    files: Storage
+    location: str
+    spool: Spool
 
 
 class Checkpoint:

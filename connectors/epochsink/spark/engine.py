@@ -17,19 +17,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
     from epochsink.errors import ConfigurationError
-    from epochsink.protocol.spool import Spool
-    from epochsink.protocol.storage import Storage
+    from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.sink import Executors, Sink
     from epochsink.spark.write_task import WriteJob, WriteOrder
-
-
-@dataclass(frozen=True, slots=True)
-class OpenCheckpoint:
-    """A query's checkpoint, opened: its files, where it is, and the spool that goes with it."""
-
-    files: Storage
-    location: str
-    spool: Spool
 
 
 @dataclass(frozen=True, slots=True)

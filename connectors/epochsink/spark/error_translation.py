@@ -11,8 +11,9 @@ import re
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
+from pyspark.errors import PySparkException
+
 from epochsink.errors import EpochsinkError, PrepareFailed, without_values
-from epochsink.spark.spark_errors import is_of_spark
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -88,6 +89,19 @@ def sinks_error(failure: BaseException) -> EpochsinkError | None:
     if is_of_spark(failure):
         return EpochsinkError.from_text(str(failure))
     return None
+
+
+def is_of_spark(failure: BaseException) -> bool:
+    """Return whether Spark, or the way to its JVM, raised an error."""
+    # by name: a client of Spark Connect has no py4j
+    return isinstance(failure, PySparkException) or any(
+        kind.__module__.partition(".")[0] == "py4j" for kind in type(failure).__mro__
+    )
+
+
+def is_of_lost_jvm(failure: BaseException | None) -> bool:
+    """Return whether an error says that the JVM has ended."""
+    return any(kind.__name__ == "Py4JNetworkError" for kind in type(failure).__mro__)
 
 
 def _unprepared(failure: Exception, number: int) -> PrepareFailed:

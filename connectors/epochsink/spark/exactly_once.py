@@ -25,8 +25,8 @@ from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_handle import ExactlyOnceQuery
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run, run_of
-from epochsink.spark.same_version import other_version
 from epochsink.spark.target_check import refuse_unfit
+from epochsink.spark.write_task import other_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.sink import Sink
     from epochsink.spark.connect.server import ConnectServer
-    from epochsink.spark.engine import Execution, OpenCheckpoint
+    from epochsink.spark.engine import Execution
 
 
 _OF_THE_PROCESS: Final = ("_failed", "_lock", "_run", "_checked", "_writers")
@@ -103,7 +104,7 @@ class ExactlyOnce:
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the arguments only, as Spark Connect does to call a copy in its server."""
         given = {name: value for name, value in vars(self).items() if name not in _OF_THE_PROCESS}
-        # bytes until the versions are compared: see `same_version`
+        # bytes until the versions are compared: see `with_same_version`
         return _restored, (__version__, cloudpickle.dumps((type(self), given)))  # type: ignore[no-untyped-call]
 
     def __setstate__(self, given: dict[str, Any]) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas import types  # private, and needs no JVM
 
 from epochsink.errors import ConfigurationError
 from epochsink.sink.sql import operand, quoted
-from epochsink.spark.arrow_types import arrow_schema
 from epochsink.spark.engines import engine_of
 from epochsink.spark.write_task import is_one_for_all
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructField
+    from pyspark.sql.types import StructField, StructType
 
     from epochsink.sink import Sink
 
@@ -32,6 +33,11 @@ _INTERVAL: Final = '"interval"'
 _NEVER: Final = "spark_partition_id() < 0"
 """False for every row, but not for Spark's optimizer. If a filter folded to false, Spark would skip the plan below it,
 and the update of the query's state would be lost for good."""
+
+# 4.0 and 4.1 always use UTC, later versions need it as an argument
+_UTC: Final[dict[str, Any]] = (
+    {"timezone": "UTC"} if "timezone" in inspect.signature(types.to_arrow_schema).parameters else {}
+)
 
 
 @dataclass(frozen=True)
@@ -216,3 +222,8 @@ def run_for_state(frame: DataFrame) -> None:
 def _written(field: StructField) -> Column:
     column = F.col(quoted(field.name))
     return column.cast("string").alias(field.name) if _INTERVAL in field.json() else column
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema of a frame's, with timestamps in UTC. Raises PySparkException for a type without one."""
+    return types.to_arrow_schema(schema, **_UTC)

@@ -25,10 +25,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.protocol.progress import EpochProgress, QueryProgress
     from epochsink.protocol.storage import Storage
     from epochsink.sink import Executors, Sink
-    from epochsink.spark.engine import Execution, OpenCheckpoint
+    from epochsink.spark.engine import Execution
 
 _log = logging.getLogger("epochsink")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from epochsink.retry import retrying
-from epochsink.spark.spark_errors import is_of_lost_jvm
+from epochsink.spark.error_translation import is_of_lost_jvm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,22 +15,25 @@ import zipimport
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
-from pyspark import TaskContext
+from pyspark import TaskContext, cloudpickle
 from pyspark.sql.types import StringType, StructField, StructType
 
-from epochsink import arrow_buffers
-from epochsink.errors import EpochsinkError
+from epochsink import __version__, arrow_buffers
+from epochsink.errors import ConfigurationError, EpochsinkError
 from epochsink.failpoints import reach
 from epochsink.sink import Epoch, Keeping, RowCount, SpoolFile, Task
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from epochsink.protocol.spool import Spool, SpoolWriter
     from epochsink.sink import Committable, Identity, Sink, SinkWriter
+
+Given = TypeVar("Given")
+Returned = TypeVar("Returned")
 
 ANSWER: Final = StructType([StructField("answer", StringType())])
 """Schema of what a task returns to Spark: an `Answer` a row, as JSON."""
@@ -41,6 +44,8 @@ ORDER: Final = "epochsink.order"
 CARRIED_BY_FIRST_TASK: Final = 64 << 10
 HALF_AT_PARTITION: Final = 16
 """The limits on the spooled bytes that a task carries: of the first partition, and where half of that is left."""
+
+_FOUND: Final = "<found>"
 
 
 class TaskFailed(Exception):
@@ -275,3 +280,37 @@ class _Attempt:
     def abort(self) -> None:
         for share in self._shares.values():
             share.writer.abort()
+
+
+def with_same_version(function: Callable[[Given], Returned]) -> Callable[[Given], Returned]:
+    """Return a function for tasks that calls ``function`` if the executor has the driver's version of epochsink.
+
+    With another version it fails with `ConfigurationError`, in the text of the task's error.
+    """
+    # bytes until the versions are compared: dataclasses are unpickled by the position of their fields, so that a field
+    # which only one version has would shift the others
+    sealed = cloudpickle.dumps(function)  # type: ignore[no-untyped-call]
+    expected, unset = __version__, _FOUND
+    refusal = other_version("an executor", _FOUND).to_line()
+
+    def run(given: Given) -> Returned:
+        # a function inside a function is pickled as code: the executor needs no epochsink to unpickle it
+        import pickle  # noqa: PLC0415
+
+        import epochsink  # noqa: PLC0415
+
+        if epochsink.__version__ != expected:
+            raise RuntimeError(refusal.replace(unset, epochsink.__version__))
+        answer: Returned = pickle.loads(sealed)(given)  # noqa: S301 - the driver's own
+        return answer
+
+    return run
+
+
+def other_version(place: str, found: str, sent: str = __version__) -> ConfigurationError:
+    """Return the error for a ``place`` that has version ``found`` of epochsink, another than the sender's."""
+    return ConfigurationError(
+        f"{place} has epochsink {found}, and the driver has {sent}: a task would misread what the driver sends",
+        hint=f"install epochsink {sent} in the Python of every executor (PYSPARK_PYTHON), then start the query "
+        "again; no row of the epoch is visible",
+    )

@@ -11,8 +11,7 @@ from py4j.protocol import Py4JJavaError
 from epochsink.errors import ConfigurationError
 from epochsink.spark.classic import compat, executors, hadoop_storage
 from epochsink.spark.classic.stream_execution import StreamExecution
-from epochsink.spark.same_version import with_same_version
-from epochsink.spark.write_task import ANSWER, ORDER
+from epochsink.spark.write_task import ANSWER, ORDER, with_same_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,8 +20,9 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.sink import Executors
-    from epochsink.spark.engine import Engine, Execution, OpenCheckpoint
+    from epochsink.spark.engine import Engine, Execution
     from epochsink.spark.write_task import WriteJob, WriteOrder
 
 

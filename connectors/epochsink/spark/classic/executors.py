@@ -21,7 +21,7 @@ from epochsink import __version__
 from epochsink.errors import ConfigurationError
 from epochsink.sink import NotCarriedOut
 from epochsink.spark.error_translation import reason_of
-from epochsink.spark.same_version import Answer, Given, other_version, with_same_version
+from epochsink.spark.write_task import Given, Returned, other_version, with_same_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,7 +86,7 @@ class SparkExecutors:
     def __init__(self, context: SparkContext) -> None:
         self._context = context
 
-    def map(self, function: Callable[[Given], Answer], parts: Sequence[Given], patience: float) -> list[Answer]:
+    def map(self, function: Callable[[Given], Returned], parts: Sequence[Given], patience: float) -> list[Returned]:
         """Run one job; cancel it if none of its tasks runs for ``patience`` seconds. Raises `NotCarriedOut`."""
         try:
             job = _Job(self._context, function, parts)

@@ -17,11 +17,11 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
+from epochsink.protocol.checkpoint import OpenCheckpoint
 from epochsink.protocol.object_storage import ObjectStorage, open_store
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage, beside, is_object_store
 from epochsink.spark.classic.compat import gateway_of, hadoop_configuration_of, jvm_of
-from epochsink.spark.engine import OpenCheckpoint
 from epochsink.spark.store_options import store_options
 
 if TYPE_CHECKING:

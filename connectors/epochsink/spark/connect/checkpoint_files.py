@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlparse
 
 from epochsink.errors import ConfigurationError
+from epochsink.protocol.checkpoint import OpenCheckpoint
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage, is_object_store
-from epochsink.spark.engine import OpenCheckpoint
 from epochsink.spark.store_options import store_options
 
 if TYPE_CHECKING:

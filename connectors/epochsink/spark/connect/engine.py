@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from epochsink.spark.engine import Engine, Execution, OpenCheckpoint
+    from epochsink.protocol.checkpoint import OpenCheckpoint
+    from epochsink.spark.engine import Engine, Execution
 
 _IN_SERVER: Final = "SPARK_CONNECT_LOCAL_URL"
 """Spark sets it in the environment of the processes in which its server calls foreachBatch."""

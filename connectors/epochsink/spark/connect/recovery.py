@@ -19,10 +19,10 @@ from epochsink.spark.query_run import Run
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.protocol.ledger_history import History
     from epochsink.sink import Sink
     from epochsink.spark.connect.checkpoint_files import Place
-    from epochsink.spark.engine import OpenCheckpoint
 
 LOOK_SECONDS: Final = 0.05
 

@@ -8,8 +8,7 @@ from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError, EpochsinkError
 from epochsink.spark.error_translation import reason_of
-from epochsink.spark.same_version import with_same_version
-from epochsink.spark.write_task import ANSWER
+from epochsink.spark.write_task import ANSWER, with_same_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
