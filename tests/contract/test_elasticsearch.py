@@ -62,3 +62,39 @@ class TestElasticsearch(SinkContract):
         rig = ElasticsearchRig(sink, tmp_path)
         yield rig
         rig.close()
+
+
+class DataStreamRig(ElasticsearchRig):
+    """A data stream, which rolls over at each look: what is committed again meets another backing index."""
+
+    def batch(self, rows: list[int]) -> pa.RecordBatch:
+        return keyless([{"n": number, "@timestamp": "2026-11-22T06:30:00Z"} for number in rows])
+
+    def schema(self) -> pa.Schema:
+        return pa.schema([("n", pa.int64()), ("@timestamp", pa.timestamp("us", tz="UTC"))])
+
+    def make(self) -> None:
+        """Make the stream by a document that it refuses, as the development server has no API for that."""
+        with contextlib.closing(connect(self._sink)) as client:
+            name = self._sink.index
+            template = {"settings": {"number_of_replicas": 0}, "mappings": {"properties": {"n": {"type": "long"}}}}
+            client.indices.put_index_template(name=name, index_patterns=[name], data_stream={}, template=template)
+            client.bulk(index=name, operations=[{"create": {}}, {"n": "no number"}])
+
+    def visible(self) -> list[int]:
+        with contextlib.closing(connect(self._sink)) as client:
+            client.indices.rollover(alias=self._sink.index)
+        return super().visible()
+
+
+class TestDataStream(SinkContract):
+    """Appended to a stream that rolls over."""
+
+    @pytest.fixture
+    def rig(
+        self, elasticsearch: ElasticsearchService, fresh_index: FreshName, tmp_path: Path
+    ) -> Iterator[DataStreamRig]:
+        rig = DataStreamRig(Elasticsearch(hosts=elasticsearch.url, index=fresh_index("ds"), timeout=20.0), tmp_path)
+        rig.make()
+        yield rig
+        rig.close()
