@@ -103,7 +103,7 @@ class EpochsinkError(Exception):
 
 
 HIDDEN: Final = "not shown; ExactlyOnce(show_values=True) shows them"
-"""What stands in place of values of rows."""
+"""What replaces values of rows."""
 
 _LINE = "epochsink-error: "
 

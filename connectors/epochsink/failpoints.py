@@ -66,7 +66,7 @@ def reach(point: str) -> None:
         return
     _reached[point] += 1
     if _reached[point] >= int(count or 1) and _first_time():
-        # to this thread: sent to the process, another one may take it while this one goes on for a moment
+        # to this thread: sent to the process, another one may take it while this one continues for a moment
         signal.pthread_kill(
             threading.get_ident(), signal.Signals[f"SIG{os.environ.get('EPOCHSINK_FAILPOINT_SIGNAL', 'KILL')}"]
         )

@@ -856,7 +856,7 @@ def test_an_unknown_part_is_closed_by_word(
     sinks["table"].faults.arm("commit-unknown")
     result = run("resolve", "0", "--sink", "table", "--as", "committed", "--sinks", f"{MODULE}:SINKS", "--yes")
     assert result.exit_code == 0, result.output
-    assert "recorded epoch 0, sink 'table' as committed, by your word" in result.output
+    assert "recorded epoch 0, sink 'table' as committed, as you declared" in result.output
     assert sinks["search"].values() == [1]
     assert kit.history().done == {0}
 

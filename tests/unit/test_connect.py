@@ -129,7 +129,7 @@ def test_an_object_store_is_reached_by_the_sessions_settings() -> None:
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="is no folder"):
+    with pytest.raises(ConfigurationError, match="is not a folder"):
         place_of(session(), str(tmp_path / "file"), {}, None).open()
 
 

@@ -1,7 +1,7 @@
 """End what a checkpoint that will not run again holds in the targets, and close its ledger for good.
 
 Only here is a recorded epoch ever aborted, and only one that Spark has not decided: its input is in the checkpoint's
-``offsets/``, and whoever goes on reads it again from the source.
+``offsets/``, and the next query reads it again from the source.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Take an operator's word for what a target holds, or for epochs that Spark decided without this package."""
+"""Accept what an operator confirms: what a target holds, or epochs that Spark decided without epochsink."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from epochsink.sink import Comparison, Participant, Sink
 
 _TURNS: Final = 3
-"""How often a sink is compared while the query goes on and leaves differences."""
+"""How often a sink is compared while the query runs and there are differences."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A checkpoint folder, opened without its query; a local one without Spark too."""
+"""Open a checkpoint folder without its query, and a local one without Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a verb answers: what it will do, one question, what it has done, and errors without a traceback.
+"""Print the answer of a verb: what it will do, one question, what it has done, and errors without a traceback.
 
 With ``--json`` it asks no question, and its whole answer is one JSON object on standard output.
 """
@@ -54,7 +54,7 @@ class Answer:
     def confirm(self, plan: Sequence[str], *, yes: bool) -> None:
         """Print what will be done and, unless ``yes``, ask; a no, or no answer, ends with status 1.
 
-        With ``--json`` there is nobody to ask: raises `ConfigurationError` unless ``yes``.
+        With ``--json`` no question can be answered: raises `ConfigurationError` unless ``yes``.
         """
         self.values["plan"] = list(plan)
         if self.as_json and not yes:

@@ -119,7 +119,10 @@ def _checkpoint(loaded: Loaded) -> Iterator[Line]:
     with open_files(str(loaded.checkpoint), loaded.spool, loaded.storage_options) as opened:
         refuse_unconditional_create(opened.files, opened.location)
         yield Line(
-            "checkpoint", "store", State.WELL, f"{opened.location} creates conditionally, as races of creates showed"
+            "checkpoint",
+            "store",
+            State.WELL,
+            f"{opened.location} creates files conditionally, as creates at the same time showed",
         )
         if any(sink.spool is not False for sink in loaded.sinks.values()):
             opened.spool.check()

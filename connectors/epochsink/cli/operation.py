@@ -1,4 +1,4 @@
-"""What an operator does to one checkpoint: take its ledger, so that a driver that runs there stops, and change it."""
+"""Take the ledger of a checkpoint for an operator, which stops a running driver, and change it."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Operation(ABC):
         that have never been part of the query are left out.
         """
         for name in sinks.keys() - self.owner.origins.keys():
-            log.info("sink '%s' has never been part of this query: nothing of it to look for", name)
+            log.info("sink '%s' has never been part of this query: there is nothing to look for", name)
         participants = participants_of({name: sinks[name] for name in sinks if name in self.owner.origins})
         try:
             for participant in participants:

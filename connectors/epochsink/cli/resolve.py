@@ -1,4 +1,4 @@
-"""Close one sink's share of a recorded epoch on an operator's word, where the target cannot say what became of it.
+"""Close one sink's share of a recorded epoch as an operator declares, if the target cannot say whether it is committed.
 
 An epoch that Spark has not decided yet can only be discarded, for a sink that is gone.
 
@@ -186,11 +186,11 @@ class Resolution(Operation):
     def _record_word(self) -> None:
         for name in self._together:
             self.ledger.append(Resolved(self._number, name, self._ruling.value))
-            log.info("recorded epoch %d, sink '%s' as %s, by your word", self._number, name, self._ruling.value)
+            log.info("recorded epoch %d, sink '%s' as %s, as you declared", self._number, name, self._ruling.value)
         others = self.ledger.verify().epochs[self._number].shares
         if not self.decided(self._number):
             # only what is decided may be done: the next start runs the epoch again, and finds it recorded
-            log.info("the epoch is not decided: it goes on at the next start, without these rows")
+            log.info("the epoch is not decided: at the next start it continues without these rows")
         elif others:
             log.info("the epoch is still pending in %s", names(others))
         else:

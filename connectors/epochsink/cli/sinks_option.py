@@ -1,4 +1,4 @@
-"""The sinks of a query, imported from the user's own code."""
+"""Import the sinks of a query from the user's code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ledger, checkpoint and spool say about a query now. Reads only: safe beside a running driver."""
+"""Read the state of a query from ledger, checkpoint and spool. Changes nothing: safe beside a running driver."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ _DAMAGED: Final = (
 
 
 def _advice(place: Place, history: History, epochs: Sequence[EpochStatus], typed: Sequence[str]) -> list[str]:
-    """Return what the state means and what to do, a sentence each; a command stands on a line of its own."""
+    """Return what the state means and what to do, a sentence each; a command has a line of its own."""
     if history.owner is None:
         return ["no ledger: epochsink has not run on this checkpoint, or the folder epochsink/ is lost"]
     if history.abandoned is not None:

@@ -1,4 +1,4 @@
-"""What a query has pending in its targets, as these say themselves."""
+"""Ask the targets of a query what it has pending there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user says about a PostgreSQL sink, checked as far as that needs no server."""
+"""Hold the arguments of a PostgreSQL sink, and check them without a server."""
 
 from __future__ import annotations
 

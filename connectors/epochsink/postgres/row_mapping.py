@@ -1,4 +1,4 @@
-"""Does the row fit the table? The same answer for the check before the first row and for each writer."""
+"""Compare the columns of the row with the table's, for the check before the first row and for each writer."""
 
 from __future__ import annotations
 

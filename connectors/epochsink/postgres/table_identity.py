@@ -1,4 +1,4 @@
-"""Notice that the table is another one than the epochs were written to, or that a crash may have emptied it.
+"""Notice that the table was replaced since epochs were written to it, or that a crash may have emptied it.
 
 A row beside the markers says which table the epochs are in. A table keeps its oid until it is dropped. If it is
 restored on its own (``pg_restore --clean --table``), it lacks the epochs since its backup, and the markers still name

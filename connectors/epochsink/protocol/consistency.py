@@ -192,7 +192,7 @@ def overtaken(epoch: int) -> PrepareFailed:
     return PrepareFailed(
         f"epoch {epoch} was being written when the epoch before it, which its target had lost, was prepared again: in "
         "a log, its rows would be ordered before those of the earlier epoch",
-        hint="nothing is lost: the epoch is written again, and if the query ends all the same, at the next start",
+        hint="nothing is lost: the epoch is written again now or, if the query ends first, at the next start",
     )
 
 

@@ -316,7 +316,7 @@ def _fenced(history: History) -> Fenced:
         )
     return Fenced(
         f"another driver has taken over this checkpoint ({since}); this one stops and writes nothing more",
-        hint="run one driver for each checkpoint; nothing is lost, the newer driver goes on",
+        hint="run one driver for each checkpoint; nothing is lost, the newer driver continues",
     )
 
 

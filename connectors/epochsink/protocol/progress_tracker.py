@@ -1,4 +1,4 @@
-"""Follows the epochs of one run, and tells of them: to the program, in the ledger's receipts, in the log."""
+"""Follow the epochs of one run, and report them: to the program, in the ledger's receipts, in the log."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class ProgressTracker:
             try:
                 self._listener(progress)
             except Exception:  # noqa: BLE001 - it is the user's
-                _log.exception("on_progress= failed for epoch %d; the query goes on", number)
+                _log.exception("on_progress= failed for epoch %d; the query continues", number)
 
     def retried(self) -> None:
         """Note that an attempt at an epoch failed and is repeated."""

@@ -260,9 +260,10 @@ class Participant(ABC):
     def unblock(self, epoch: Epoch, ballots: Ballots, recorded: Callable[[], Recorded]) -> list[str]:
         """Abort what keeps readers from a committed epoch: attempts that lost, where a reader waits for their end.
 
-        Called after `commit`, before `await_visible`, beside an attempt at the following epoch, which goes on. If there
-        is something to abort, ``recorded`` reads the ledger again and returns ``keep`` and ``done`` of `abort_orphans`,
-        whose rules hold; it raises `Fenced` if another driver has the ledger. Return one line for each thing ended.
+        Called after `commit`, before `await_visible`, beside an attempt at the following epoch, which continues. If
+        there is something to abort, ``recorded`` reads the ledger again and returns ``keep`` and ``done`` of
+        `abort_orphans`, whose rules hold; it raises `Fenced` if another driver has the ledger. Return one line for each
+        thing ended.
         """
         return []
 

@@ -1,4 +1,4 @@
-"""What a sink's commit may ask of Spark's executors."""
+"""Run functions of a sink's commit on Spark's executors."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class ExactlyOnce:
         join_running: allow the first start on a checkpoint that already holds decided epochs.
         show_values: let errors and logs quote values of rows that a target refuses.
         on_progress: is called with the `EpochProgress` of each epoch that has become visible, in the thread that
-            commits: return soon. An exception that it raises is logged, and the query goes on.
+            commits: return soon. An exception that it raises is logged, and the query continues.
 
     Raises `ConfigurationError`.
     """

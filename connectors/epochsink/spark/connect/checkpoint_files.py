@@ -41,7 +41,7 @@ class Place:
         local = Path(self.location)
         if local.exists() and not (local.is_dir() and os.access(local, os.W_OK | os.X_OK)):
             raise ConfigurationError(
-                f"checkpoint={self.location!r} is no folder that user id {os.geteuid()} may write",
+                f"checkpoint={self.location!r} is not a folder that user id {os.geteuid()} may write",
                 hint="let this user write the folder, or give another",
             )
         return LocalStorage(local)

@@ -1,4 +1,4 @@
-"""What SQL expressions depend on, as Spark's analysis of small plans tells: no plan of these runs."""
+"""Find what SQL expressions depend on, by Spark's analysis of small plans. None of these plans runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commit what a run in the server of Spark Connect has decided and left: in a task, which reaches what tasks reach.
+"""Commit the decided epochs that a run in the server of Spark Connect has left: in a task, which reaches the targets.
 
 The client may be far from checkpoint and targets, and the process of a run is killed when the run ends.
 """

@@ -1,4 +1,4 @@
-"""What runs in tasks: the write jobs, and single functions for which the client has neither files nor targets."""
+"""Run in tasks the write jobs, and functions that need files or targets that the client cannot reach."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads an Elasticsearch index."""
+"""Read an Elasticsearch index."""
 
 from __future__ import annotations
 

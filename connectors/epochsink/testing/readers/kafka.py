@@ -1,4 +1,4 @@
-"""Reads a Kafka topic."""
+"""Read a Kafka topic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a PostgreSQL table."""
+"""Read a PostgreSQL table."""
 
 from __future__ import annotations
 
