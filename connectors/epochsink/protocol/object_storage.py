@@ -65,6 +65,21 @@ def _client(settings: dict[str, Any]) -> dict[str, Any]:
     return {"allow_http": True} if str(settings.get("endpoint", "")).startswith("http://") else {}
 
 
+def open_checkpoint_files(url: str, options: str) -> ObjectStorage:
+    """Return the files of a checkpoint, after a request to its store. Raises `ConfigurationError`."""
+    files = ObjectStorage(open_store(url, options))
+    try:
+        # a store is opened without a request: wrong credentials show in the first one
+        files.read("metadata")
+    except OSError as unusable:
+        raise ConfigurationError(
+            f"checkpoint={url!r} cannot be used: {unusable}",
+            hint="set endpoint, region and credentials in the Spark session (fs.s3a.*, fs.azure.*, fs.gs.*), or give "
+            "them to ExactlyOnce as storage_options=",
+        ) from unusable
+    return files
+
+
 class ObjectStorage:
     """Files below a prefix of an object store (see `epochsink.protocol.storage`)."""
 

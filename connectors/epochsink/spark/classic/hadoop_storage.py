@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.checkpoint import OpenCheckpoint
-from epochsink.protocol.object_storage import ObjectStorage, open_store
+from epochsink.protocol.object_storage import open_checkpoint_files
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage, beside, is_object_store
 from epochsink.spark.classic.compat import gateway_of, hadoop_configuration_of, jvm_of
@@ -70,7 +70,7 @@ def _open_files(session: SparkSession, checkpoint: str, storage_options: Mapping
     location = _text(path)
     if system is None:
         # the store itself, not Hadoop's file system over it, whose rename copies and deletes
-        return _open_object_store(session, location, storage_options), location
+        return open_checkpoint_files(location, _store_options(session, location, storage_options)), location
     with _unusable(checkpoint):
         is_file = system.exists(path) and not system.getFileStatus(path).isDirectory()
     if is_file:
@@ -133,20 +133,6 @@ def _unusable(checkpoint: str) -> Iterator[None]:
             hint="give a folder that Spark itself can use as checkpointLocation; for an object store, add its "
             "Hadoop connector to spark.jars.packages",
         ) from failure
-
-
-def _open_object_store(session: SparkSession, location: str, storage_options: Mapping[str, Any]) -> ObjectStorage:
-    files = ObjectStorage(open_store(location, _store_options(session, location, storage_options)))
-    try:
-        # a store is opened without a request: wrong credentials show in the first one
-        files.read("metadata")
-    except OSError as unusable:
-        raise ConfigurationError(
-            f"checkpoint={location!r} cannot be used: {unusable}",
-            hint="set endpoint, region and credentials for Spark (fs.s3a.*, fs.azure.*, fs.gs.*), or give them to "
-            "ExactlyOnce as storage_options=",
-        ) from unusable
-    return files
 
 
 class HadoopStorage:

@@ -37,7 +37,10 @@ class Place:
 
     def _files(self) -> Storage:
         if is_object_store(self.location):
-            return _object_store(self.location, self.options)
+            # imported here: a checkpoint in a folder needs no client
+            from epochsink.protocol.object_storage import open_checkpoint_files  # noqa: PLC0415 - see above
+
+            return open_checkpoint_files(self.location, self.options)
         local = Path(self.location)
         if local.exists() and not (local.is_dir() and os.access(local, os.W_OK | os.X_OK)):
             raise ConfigurationError(
@@ -89,20 +92,3 @@ def place_of(session: SparkSession, checkpoint: str, storage_options: Mapping[st
 
     spools = Spool.beside(location, options(location)) if spool is None else Spool(spool, options(spool))
     return Place(location, options(location), spools)
-
-
-def _object_store(location: str, options: str) -> Storage:
-    # imported here: a checkpoint in a folder needs no client
-    from epochsink.protocol.object_storage import ObjectStorage, open_store  # noqa: PLC0415 - see above
-
-    files = ObjectStorage(open_store(location, options))
-    try:
-        # a store is opened without a request: wrong credentials show in the first one
-        files.read("metadata")
-    except OSError as unusable:
-        raise ConfigurationError(
-            f"checkpoint={location!r} cannot be used: {unusable}",
-            hint="set endpoint, region and credentials in the session's settings (fs.s3a.*, fs.azure.*, fs.gs.*), or "
-            "give them to ExactlyOnce as storage_options=",
-        ) from unusable
-    return files
