@@ -24,10 +24,11 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _Kind = TypeVar("_Kind", bound="EpochsinkError")
 
@@ -112,6 +113,19 @@ def without_values(failure: BaseException) -> str:
     """Return a failure in words that hold no values of rows: of an error that is not ours, only its type."""
     kind = type(failure).__name__
     return f"{kind}: {failure.message}" if isinstance(failure, EpochsinkError) else kind
+
+
+@contextmanager
+def naming(sink: str) -> Iterator[None]:
+    """Name the sink in an error, also in one of a client."""
+    try:
+        yield
+    except EpochsinkError as failure:
+        failure.name_sink(sink)
+        raise
+    except Exception as failure:
+        failure.add_note(f"sink '{sink}'")
+        raise
 
 
 def _all_kinds(kind: type[EpochsinkError]) -> list[type[EpochsinkError]]:

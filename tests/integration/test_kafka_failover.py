@@ -31,7 +31,7 @@ from kafka_kit import (
 )
 
 from epochsink.devkit.services import LocalKafka
-from epochsink.devkit.services.kafka import PROTOCOLS
+from epochsink.devkit.services.kafka import ONE_BROKER
 from epochsink.devkit.services.ports import LOOPBACK, free_port
 from epochsink.kafka import Kafka
 from epochsink.kafka.topic_log import TopicLog
@@ -74,7 +74,7 @@ class Cluster(NamedTuple):
 @pytest.fixture(scope="module")
 def cluster(certificates: Path) -> Iterator[Cluster]:
     common: Settings = REPLICATED | {
-        "listener.security.protocol.map": f"{PROTOCOLS},SSL:SSL",
+        "listener.security.protocol.map": f"{ONE_BROKER['listener.security.protocol.map']},SSL:SSL",
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(certificates / "keystore.pem"),
         "ssl.truststore.type": "PEM",

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
-from epochsink.errors import ConfigurationError, EpochsinkError
+from epochsink.errors import ConfigurationError, naming
 from epochsink.identity import pipeline_name
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
@@ -86,7 +86,7 @@ class Operation(ABC):
             for participant in participants:
                 self.open(participant, self.owner)
                 for name in participant.members:
-                    with named(name):
+                    with naming(name):
                         participant.newest(name)
             yield participants
         finally:
@@ -139,19 +139,6 @@ class Recovery(Operation):
         """Do it; nothing is taken if a target is down."""
         with self.reached(self._sinks) as participants:
             self.recover(participants)
-
-
-@contextmanager
-def named(sink: str) -> Iterator[None]:
-    """Name the sink in an error, also in one of a client."""
-    try:
-        yield
-    except EpochsinkError as failure:
-        failure.name_sink(sink)
-        raise
-    except Exception as failure:
-        failure.add_note(f"sink '{sink}'")
-        raise
 
 
 def names(sinks: Collection[str]) -> str:

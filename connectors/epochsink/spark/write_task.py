@@ -13,7 +13,6 @@ import sys
 import uuid
 import zipimport
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -22,7 +21,7 @@ from pyspark import TaskContext, cloudpickle
 from pyspark.sql.types import StringType, StructField, StructType
 
 from epochsink import __version__, arrow_buffers
-from epochsink.errors import ConfigurationError, EpochsinkError
+from epochsink.errors import ConfigurationError, EpochsinkError, naming
 from epochsink.failpoints import reach
 from epochsink.sink import Epoch, Keeping, RowCount, SpoolFile, Task
 
@@ -198,16 +197,6 @@ class _Share:
     counted: RowCount = field(default_factory=RowCount)
 
 
-@contextmanager
-def _named(sink: str) -> Iterator[None]:
-    """Put the sink's name into its errors."""
-    try:
-        yield
-    except EpochsinkError as failure:
-        failure.name_sink(sink)
-        raise
-
-
 class _Attempt:
     """One invocation of one task. Its uuid is fresh: Spark may run the same task attempt number twice."""
 
@@ -233,7 +222,7 @@ class _Attempt:
                 self._write_one(name, pa.RecordBatch.from_struct_array(chosen))
 
     def _write_one(self, name: str, rows: pa.RecordBatch) -> None:
-        with _named(name):
+        with naming(name):
             # not before the first row: a task without rows for a sink connects to nothing
             share = self._shares.get(name) or self._begin(name, rows.schema)
             if share.spool is not None:
@@ -255,7 +244,7 @@ class _Attempt:
             spooling = beside.submit(self._close_spools)
             prepared = {}
             for name, share in self._shares.items():
-                with _named(name):
+                with naming(name):
                     prepared[name] = share.writer.prepare()
             spooled = spooling.result()
         reach("task.prepared")

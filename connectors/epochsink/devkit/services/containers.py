@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from epochsink.devkit.services import versions
-from epochsink.devkit.services.kafka import PROTOCOLS
+from epochsink.devkit.services.kafka import ONE_BROKER
 from epochsink.devkit.services.ports import LOOPBACK, answers, free_port
 from epochsink.devkit.services.service import ElasticsearchService, KafkaService, PostgresService, Service
 from epochsink.errors import ServiceError
@@ -156,16 +156,7 @@ class ContainerKafka(ContainerService, KafkaService):
             "controller.quorum.voters": "1@localhost:29093",
             "listeners": "PLAINTEXT://0.0.0.0:{port},CONTROLLER://localhost:29093",
             "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{{port}}",
-            "listener.security.protocol.map": PROTOCOLS,
-            "inter.broker.listener.name": "PLAINTEXT",
-            "controller.listener.names": "CONTROLLER",
-            "auto.create.topics.enable": False,
-            "group.initial.rebalance.delay.ms": 0,
-            "offsets.topic.replication.factor": 1,
-            "offsets.topic.num.partitions": 5,
-            "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.min.isr": 1,
-            "transaction.state.log.num.partitions": 5,
+            **ONE_BROKER,
             **self.settings,
         }
         env = {kafka_variable(name): self._text(value) for name, value in properties.items()}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from epochsink.devkit.services import versions
 from epochsink.devkit.services.artifacts import fetch
@@ -17,8 +17,20 @@ if TYPE_CHECKING:
 
 CLUSTER = "epochsinkLocalClusterA"
 """One id for all clusters, so that a second broker can join. The voters decide which brokers belong together."""
-# The last one is for a listener that a caller's settings may add.
-PROTOCOLS = "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT"
+ONE_BROKER: Final[dict[str, str | int | bool]] = {
+    # the last one is for a listener that a caller's settings may add
+    "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SASL_PLAINTEXT:SASL_PLAINTEXT",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "controller.listener.names": "CONTROLLER",
+    "auto.create.topics.enable": False,
+    "group.initial.rebalance.delay.ms": 0,
+    "offsets.topic.replication.factor": 1,
+    "offsets.topic.num.partitions": 5,
+    "transaction.state.log.replication.factor": 1,
+    "transaction.state.log.min.isr": 1,
+    "transaction.state.log.num.partitions": 5,
+}
+"""The settings of a broker that is a cluster by itself, as a process or in a container."""
 _READY = "Kafka Server started"
 _LOGGING = """\
 status = warn
@@ -74,20 +86,11 @@ class LocalKafka(JavaService, KafkaService):
             "controller.quorum.voters": f"1@{LOOPBACK}:{{controller_port}}",
             "listeners": f"PLAINTEXT://{LOOPBACK}:{{port}},CONTROLLER://{LOOPBACK}:{{controller_port}}",
             "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{{port}}",
-            "listener.security.protocol.map": PROTOCOLS,
-            "inter.broker.listener.name": "PLAINTEXT",
-            "controller.listener.names": "CONTROLLER",
             "log.dirs": str(self.data),
             # After a SIGKILL the broker can rejoin only when its old session has expired (9 s by default).
             "broker.session.timeout.ms": 3000,
             "broker.heartbeat.interval.ms": 500,
-            "auto.create.topics.enable": False,
-            "group.initial.rebalance.delay.ms": 0,
-            "offsets.topic.replication.factor": 1,
-            "offsets.topic.num.partitions": 5,
-            "transaction.state.log.replication.factor": 1,
-            "transaction.state.log.min.isr": 1,
-            "transaction.state.log.num.partitions": 5,
+            **ONE_BROKER,
             "share.coordinator.state.topic.replication.factor": 1,
             "share.coordinator.state.topic.min.isr": 1,
         }
