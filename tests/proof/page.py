@@ -113,7 +113,7 @@ def _soaks(records: list[dict[str, Any]]) -> str:
     if not records:
         return ""
     lines = [_soak(one) for one in records]
-    return "\n## Soaks\n\nAfter each healing the next epoch has to come within 30 s.\n\n" + "\n".join(lines) + "\n"
+    return "\n## Soaks\n\nThe next epoch must come within 30 s of each healing.\n\n" + "\n".join(lines) + "\n"
 
 
 def _soak(record: Mapping[str, Any]) -> str:
@@ -123,8 +123,8 @@ def _soak(record: Mapping[str, Any]) -> str:
     return (
         f"- Seed {record['seed']}, {record['began'][:10]}: {figures['faults']} faults in "
         f"{figures['hours'] * 60:.0f} minutes, {figures['canaries']} canaries, {figures['drivers']} drivers, "
-        f"{figures['epochs']} epochs. Of {figures['healings']} healings the longest progress took "
-        f"{figures['longest progress after healing, s']} s, at load {figures['load then']}; "
+        f"{figures['epochs']} epochs, {figures['healings']} healings. The slowest took "
+        f"{figures['longest progress after healing, s']} s until the next epoch, at a load of {figures['load then']}; "
         f"{late} took more than 30 s. The load was {loads[0]} to {loads[1]} on {record['machine']}."
     )
 
