@@ -87,5 +87,7 @@ def test_elasticsearch(
     # the mapping takes numbers as text for an ip, and refuses this one
     sink = Elasticsearch(elasticsearch.url, index=index, select=["name AS id", "age"])
     caplog.set_level(logging.DEBUG, "epochsink")
-    verify(run(spark, tmp_path, sink, show_values=False), caplog, tmp_path / "checkpoint-False")
+    error = run(spark, tmp_path, sink, show_values=False)
+    verify(error, caplog, tmp_path / "checkpoint-False")
+    assert 'source of epoch 0: the beginning to {"logOffset":0}' in str(error)
     assert SECRET in str(run(spark, tmp_path, sink, show_values=True))

@@ -9,7 +9,7 @@ import pytest
 from folder_sink import FolderParticipant, FolderSink
 from query_by_hand import Query
 
-from epochsink.errors import Fenced, OutcomeUnknown, PrepareFailed, WentBack
+from epochsink.errors import Fenced, OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
 from epochsink.protocol import commits
 from epochsink.protocol.ledger import Ledger
 from epochsink.sink import Outcome, Verdict
@@ -42,6 +42,23 @@ def test_draining_commits_what_is_decided_and_leaves_the_rest(query: Query) -> N
     query.decide(0)
     driver.drain()
     assert query.visible() == [1]
+
+
+def test_a_refusal_after_the_decision_names_the_source_of_its_epoch(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise RowsRejected("a constraint refuses a row")
+
+    participant = query.sink.participant({"out": query.sink})
+    monkeypatch.setattr(participant, "commit", refuse)
+    driver = query.driver(participant=participant)
+    query.prepare(driver, 0, 1)
+    query.decide(0)
+    with pytest.raises(RowsRejected, match="a constraint") as refused:
+        driver.commit_decided()
+    assert refused.value.message.startswith("sink 'out': ")
+    assert refused.value.message.endswith('; source of epoch 0: the beginning to {"offset":0}')
 
 
 class OfTasks(FolderParticipant):

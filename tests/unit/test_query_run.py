@@ -29,6 +29,7 @@ from epochsink.protocol.storage import LocalStorage
 from epochsink.retry import retrying
 from epochsink.spark import epoch_attempts, query_run
 from epochsink.spark.epoch_attempts import ATTEMPTS, EpochAttempts
+from epochsink.spark.error_translation import FailedEpoch
 from epochsink.spark.query_run import Run
 from epochsink.testing import LocalSink
 
@@ -250,6 +251,16 @@ def test_nothing_goes_on_once_a_commit_has_failed_or_the_query_was_ended(run: Ru
     execution.alive = False
     run.join()
     assert run.has_ended()
+
+
+@pytest.mark.parametrize("known", [(), ("Type: the command",)], ids=["of-this-epoch", "of-an-earlier-epochs-commit"])
+def test_an_epoch_that_raises_an_earlier_commits_failure_is_not_named_as_the_failed_one(known: tuple[str, ...]) -> None:
+    told: list[EpochsinkError] = []
+    execution: Any = SimpleNamespace(is_active=lambda: True, end_from_within=told.append, raised=lambda error: error)
+    failed = FailedEpoch(lambda number: [f"Epoch: {number}"], lambda _: None, show_values=False)
+    with pytest.raises(RowsRejected), failed.told_to_spark(8, execution):
+        raise RowsRejected("epoch 7 is refused", notes=known)
+    assert told[0].notes == (known or ("Epoch: 8",))
 
 
 def test_a_second_call_in_an_epoch_is_refused_unless_the_first_has_failed(

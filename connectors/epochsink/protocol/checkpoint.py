@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import EpochsinkError
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from epochsink.protocol.storage import Storage
 
 NOTHING_DECIDED = -1
+_SOURCE_CHARACTERS: Final = 300
+"""How much of a source's offsets an error quotes: of a topic with many partitions they are long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,11 @@ class Checkpoint:
     def offsets_text(self, epoch: int) -> str:
         """Return the sources' offsets at the end of an epoch, as Spark has written them; for people."""
         return " ".join((self._files.read(f"offsets/{epoch}") or b"").decode().splitlines()[2:])
+
+    def source_of(self, epoch: int) -> str:
+        """Return from where to where an epoch reads its sources; for people."""
+        begins, ends = (self.offsets_text(each)[:_SOURCE_CHARACTERS] for each in (epoch - 1, epoch))
+        return f"{begins or 'the beginning'} to {ends}"
 
     def offsets_digest(self, epoch: int) -> str:
         """Return a digest of the input of an epoch: each source's offsets, and the watermark that it started with.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import uuid
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from epochsink.errors import RowsRejected
 from epochsink.failpoints import reach
 from epochsink.protocol import consistency
 from epochsink.protocol.ledger_entries import Done, Prepared, Replay
@@ -97,7 +99,19 @@ class Commits:
             _log.warning("old entries of the ledger stay until the next epoch is done: %s", failure)
 
     def commit(self, number: int) -> None:
-        """Commit one decided epoch in every sink, as the newest ledger entry says, and record that it is done."""
+        """Commit one decided epoch in every sink, as the newest ledger entry says, and record that it is done.
+
+        `RowsRejected` names the epoch's source, because a batch of a later epoch may be what raises it to the user.
+        """
+        try:
+            self._commit(number)
+        except RowsRejected as refused:
+            # an unreadable checkpoint must not hide the refusal
+            with suppress(Exception):
+                refused.message += f"; source of epoch {number}: {self._run.checkpoint.source_of(number)}"
+            raise
+
+    def _commit(self, number: int) -> None:
         run = self._run
         history = run.ledger.verify()
         if number in history.done:

@@ -78,7 +78,8 @@ class FailedEpoch:
             told.hide_values()
         # an unreadable checkpoint must not hide the failure
         with suppress(Exception):
-            told.notes = tuple(self._notes(number))
+            # the failure of an earlier epoch's commit has its notes; this epoch is not what failed
+            told.notes = told.notes or tuple(self._notes(number))
         return told
 
 

@@ -37,9 +37,6 @@ LOCAL_POLL_SECONDS: Final = 0.005
 REMOTE_POLL_SECONDS: Final = 0.05
 """How often the commit log is looked at first while an epoch is pending: a system call, or a request to a store."""
 
-_SOURCE_CHARACTERS: Final = 300
-"""How much of a source's offsets an error quotes: of a topic with many partitions they are long."""
-
 _serving: Final[weakref.WeakValueDictionary[str, Run]] = weakref.WeakValueDictionary()
 """Which run serves which execution of a query, by Spark's run id, in this process."""
 
@@ -159,8 +156,7 @@ class Run:
 
     def source_of(self, number: int) -> str:
         """Return from where to where an epoch reads its sources; for people."""
-        begins, ends = (self._checkpoint.offsets_text(epoch)[:_SOURCE_CHARACTERS] for epoch in (number - 1, number))
-        return f"{begins or 'the beginning'} to {ends}"
+        return self._checkpoint.source_of(number)
 
     def foreach_batch(self, frame: DataFrame, number: int) -> None:
         """Prepare one epoch; after `bind`.
