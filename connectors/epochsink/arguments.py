@@ -82,6 +82,13 @@ def seconds(name: str, value: float) -> float:
     return float(value)
 
 
+def share(name: str, value: float) -> float:
+    """Return a number from 0 to 1. Raises `ConfigurationError`."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise _wrong(name, value, "a number from 0 to 1", f"{name}=0.01")
+    return float(value)
+
+
 def count(name: str, value: int, *, lowest: int = 1) -> int:
     """Return a whole number of at least ``lowest``. Raises `ConfigurationError`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < lowest:

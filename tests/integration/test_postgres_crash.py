@@ -230,6 +230,43 @@ def test_what_is_compared_with_stored_rows_survives_kills_at_random_points(
         assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("way", ["prepared", "staged"])
+def test_dead_letters_survive_kills_at_random_points(
+    way: str, pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Each row is once in the table or once among the letters, visible with its epoch, whatever dies in between."""
+    seed = random.randrange(2**32)
+    rng = random.Random(seed)
+    table, refused = f"{pg_schema}.taken", 10
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint, n bigint CHECK (n <> {refused}), at bigint)")
+    like = task_of([(0, 0, 0, False)], deletes=False)
+    driver = pg_driver(table, like, **WAYS[way], on_rejected="dead_letter")
+    taken: list[tuple[int, int | None, int | None]] = []
+    letters: list[tuple[int, int]] = []
+    for number in range(EPOCHS):
+        changes = changes_of(rng)
+        tasks = [task_of(half, deletes=False) for half in (changes[:4], changes[4:])]
+        recorded = killed_epoch(driver, f"postgres.{rng.choice(POINTS[way])}", number, tasks)
+        driver = driver.restart()
+        if recorded is None:
+            assert in_both(pg_truth, table, pg_schema) == (sorted(taken, key=repr), sorted(letters)), (seed, number)
+            driver.committer.abort_orphans([])
+            driver.run(number, *tasks)
+        else:
+            commit_again(driver, *recorded, pg_schema, pg_truth, lose=rng.random() < 0.5)
+        taken += [change[:3] for change in changes if change[1] != refused]
+        letters += [(number, change[0]) for change in changes if change[1] == refused]
+        assert in_both(pg_truth, table, pg_schema) == (sorted(taken, key=repr), sorted(letters)), (seed, number)
+        assert pg_truth.prepared() == pg_truth.staging(pg_schema) == []
+
+
+def in_both(truth: Truth, table: str, schema: str) -> tuple[list[tuple[Any, ...]], list[tuple[int, int]]]:
+    """Return the rows of the table, and epoch and id of each letter."""
+    found = truth.execute(f"SELECT epoch, (\"row\"->>'id')::bigint FROM {schema}.dead_letter")  # noqa: S608
+    return truth.rows(table), sorted((int(epoch), int(number)) for epoch, number in found)
+
+
 def stored(truth: Truth, table: str) -> State:
     return {number: (n, at) for number, n, at in truth.rows(table)}
 

@@ -337,6 +337,23 @@ def test_a_leftover_of_the_group_is_ended_though_the_sink_whose_name_it_bears_ha
     assert pg_truth.rows(family.sinks["children"]["table"]) == expected(epoch(0))[1]
 
 
+@pytest.mark.parametrize("commit", WAYS)
+def test_rows_that_a_table_refuses_are_set_aside_by_the_sinks_that_say_so(
+    commit: str, family: FamilyTables, pg_truth: Truth
+) -> None:
+    """A refused parent's children are refused too; all others of both tables become visible together."""
+    use(family, commit=commit, on_rejected="dead_letter")
+    table, schema = family.sinks["parents"]["table"], family.sinks["parents"]["marker_schema"]
+    pg_truth.execute(f"ALTER TABLE {table} ADD CHECK (note <> 'x1')")
+    driver = family.driver()
+    family.run(driver, 0, epoch(0))
+    good = {"parents": [row for row in epoch(0)["parents"] if row["id"] != 1]}
+    good["children"] = [row for row in epoch(0)["children"] if row["parent"] != 1]
+    assert rows(family, pg_truth) == expected(good)
+    found = pg_truth.execute(f"SELECT sink, count(*) FROM {schema}.dead_letter GROUP BY sink ORDER BY sink")  # noqa: S608
+    assert found == [("children", 2), ("parents", 1)]
+
+
 def test_a_row_that_one_table_refuses_keeps_the_epoch_out_of_both(family: FamilyTables, pg_truth: Truth) -> None:
     """In time, where the epoch is merged after the decision, with validate=True."""
     bad = {**epoch(0), "children": [{"id": 1, "parent": 99}]}

@@ -13,9 +13,46 @@ SHAPE = "tests/integration/test_postgres_shape.py"
 OUTCOMES = "tests/integration/test_postgres_outcomes.py"
 ORPHANS = "tests/integration/test_postgres_orphans.py"
 REJECTS = "tests/integration/test_postgres_rejects.py"
+LETTERS = "tests/integration/test_postgres_letters.py"
 SET_BACK = "tests/integration/test_postgres_set_back.py"
 
 MUTANTS: list[Mutant] = [
+    # ---- dead letters
+    Mutant(
+        "postgres/merge.py",
+        "    while len(again := _still_refused(connection, left, write)) < len(left):\n        left = again\n",
+        "",
+        f"{LETTERS} -k later_one",
+        "rows set aside that the table would take after the others",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "    for row, error in left:\n        set_aside(_numbered(row), *told(error))\n",
+        "",
+        f"{LETTERS} -k 'found_and_no_other'",
+        "refused rows that are neither in the table nor among the letters",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "    member = replace(member, rows=member.rows - letters.keep(connection, sink, member, _unfit(member)))\n",
+        "    member = replace(member, rows=member.rows - 1)\n",
+        f"{LETTERS} -k 'no-uuid and prepared'",
+        "rows that staging could not hold, without a letter",
+    ),
+    Mutant(
+        "postgres/table.py",
+        '            "on_rejected": "dead_letter" if merge.sets_aside else "stop",\n',
+        "",
+        f"{LETTERS} -k visible_with_their_epoch",
+        "a decided epoch that stops the query because its options have changed since",
+    ),
+    Mutant(
+        "postgres/dead_letter.py",
+        "                waiting += reversed(halves)\n",
+        "                waiting += halves[:1]\n",
+        f"{LETTERS} -k 'found_and_no_other'",
+        "half of the rows, after a refusal",
+    ),
     # ---- what a task and the vote copy
     Mutant(
         "postgres/writer.py",
@@ -112,7 +149,7 @@ MUTANTS: list[Mutant] = [
     Mutant(
         "postgres/merge.py",
         'sql.SQL("(SELECT {} FROM {} WHERE {}) AS staged").format(\n'
-        '        sql.SQL(", ").join(columns), member.staging.quoted, _accepted(member.tasks)\n',
+        '        sql.SQL(", ").join(columns), member.staging.quoted, sql.SQL(" AND ").join(conditions)\n',
         'sql.SQL("(SELECT {} FROM {}) AS staged").format(\n'
         '        sql.SQL(", ").join(columns), member.staging.quoted\n',
         f"{EPOCHS} -k that_spark_did_not_accept",

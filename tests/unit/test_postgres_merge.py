@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from epochsink.postgres import merge as merging
 from epochsink.postgres.committable import Member, Merge, Relation
+from epochsink.postgres.dead_letter import Letters
 from epochsink.postgres.merge import merge
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Recorder:
 def said(monkeypatch: pytest.MonkeyPatch, plan: Merge) -> list[str]:
     monkeypatch.setattr(merging, "require_unchanged", lambda *_: None)
     session = Recorder()
-    merge(cast("Connection", session), [Member("k", "e", "s_x", ("0" * 32,), 5, plan)])
+    members = {"table": Member("k", "e", "s_x", ("0" * 32,), 5, plan)}
+    merge(cast("Connection", session), members, Letters("q", 0, "a"))
     return session.said[1:]
 
 

@@ -22,6 +22,7 @@ from epochsink.postgres import applied_epochs, orphans
 from epochsink.postgres.applied_epochs import Marker
 from epochsink.postgres.catalog import TableChanged, require_unchanged
 from epochsink.postgres.committable import WHOLE
+from epochsink.postgres.dead_letter import Letters
 from epochsink.postgres.errors import AwaitsStandby, describe, failure, is_contended, is_passing, rule_of
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, commit_prepared, is_busy, transaction
@@ -136,7 +137,7 @@ class Commit:
                 for member in members.values():
                     if not orphans.exists(connection, member.staging):
                         raise PrepareFailed(f"staging table {member.staging} is gone")
-                merge(connection, list(members.values()))
+                merge(connection, members, Letters(self.query_id, epoch.number, part.attempt))
                 reach("postgres.merged")
                 commit(connection)
         except errors.UniqueViolation as refused:

@@ -32,7 +32,7 @@ class Merge:
     where ``deletes`` and the row says so. ``ranks`` is the number of staged columns that decide between rows of a key.
     ``equals`` is the operator that compares each key column, with its schema. ``unique`` describes the indexes behind
     the key, see `epochsink.postgres.catalog.Target`. ``newer_wins``, ``skip_unchanged`` and ``accumulate`` are those of
-    `epochsink.postgres.sink.Postgres`.
+    `epochsink.postgres.sink.Postgres`. ``sets_aside``: rows that the target refuses become dead letters.
     """
 
     target: Relation
@@ -46,6 +46,7 @@ class Merge:
     newer_wins: str | None = None
     skip_unchanged: bool = False
     accumulate: Mapping[str, Aggregate] = field(default_factory=dict, hash=False)
+    sets_aside: bool = False
 
     @property
     def replaced(self) -> list[str]:

@@ -6,6 +6,7 @@ import logging
 import threading
 import uuid
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -19,6 +20,7 @@ from epochsink.postgres.audit import audit
 from epochsink.postgres.catalog import max_prepared_transactions
 from epochsink.postgres.commit import Commit, commit_side_by_side
 from epochsink.postgres.committable import WHOLE, Relation, read_part
+from epochsink.postgres.dead_letter import Letters
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
 from epochsink.postgres.examine import examine
 from epochsink.postgres.place import Place
@@ -33,13 +35,14 @@ from epochsink.postgres.table_identity import require_same_table
 from epochsink.postgres.vote import Share, vote, vote_by_task
 from epochsink.postgres.writer import by_task_writer
 from epochsink.retry import retrying
-from epochsink.sink import Epoch, Finding, Keeping, Participant, Task, one_by_one, write_all
+from epochsink.sink import Epoch, Finding, Keeping, Outcome, Participant, Task, one_by_one, write_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
+    from epochsink.postgres.committable import Part
     from epochsink.postgres.config import PostgresConfig
     from epochsink.postgres.server import Connection
     from epochsink.sink import (
@@ -273,7 +276,24 @@ class PostgresCommitter(Participant):
         commit = Commit(self._query_id, self._server, self._settling, self._retry_seconds)
         verdicts = one_by_one(parts, lambda part: commit(epoch, part, ballots), at_once)
         verdict_of = dict(zip(parts, verdicts, strict=True))
-        return {name: [verdict_of[part] for part in own] for name, own in recorded.items()}
+        return {
+            name: [self._with_letters(verdict_of[part], epoch, part, name) for part in own]
+            for name, own in recorded.items()
+        }
+
+    def _with_letters(self, verdict: Verdict, epoch: Epoch, part: Part, sink: str) -> Verdict:
+        """Say how many rows of a committed part became dead letters."""
+        member = part.members[sink]
+        if verdict.outcome is not Outcome.COMMITTED or not member.merge.sets_aside:
+            return verdict
+        try:
+            connection = self._settling.connection(self._retry_seconds)
+            return replace(
+                verdict, set_aside=Letters(self._query_id, epoch.number, part.attempt).count(connection, member)
+            )
+        except psycopg.Error as unread:
+            _log.info("the dead letters of epoch %d are not counted: %s", epoch.number, describe(unread))
+            return replace(verdict, set_aside=None)
 
     def replay(self, epoch: Epoch, part: Committable, ballots: Ballots, attempt: str) -> Committable:
         """Copy the spooled rows again and prepare them as ``attempt``, as one for all sinks that share the part."""

@@ -18,6 +18,7 @@ MAX_BYTES: Final = 63
 
 Commit = Literal["auto", "prepared", "staged"]
 Mode = Literal["prepared", "staged"]
+Rejected = Literal["stop", "dead_letter"]
 Aggregate = Literal["sum", "min", "max"]
 AGGREGATES: Final = ("sum", "min", "max")
 """Of these it does not matter in which order, and in how many epochs, values are combined."""
@@ -41,6 +42,8 @@ class PostgresConfig:
     commit: Commit = "auto"
     marker_schema: str = "epochsink"
     validate: bool = False
+    on_rejected: Rejected = "stop"
+    letters_limit: float = 1.0
     spool: bool = True
     create: bool = False
     add_columns: bool = False
@@ -54,6 +57,8 @@ class PostgresConfig:
         for name in ("skip_unchanged", "atomic", "validate", "spool", "create", "add_columns", "allow_insecure"):
             arguments.flag(name, getattr(self, name))
         arguments.choice("commit", self.commit, ("auto", "prepared", "staged"))
+        arguments.choice("on_rejected", self.on_rejected, ("stop", "dead_letter"))
+        arguments.share("letters_limit", self.letters_limit)
         arguments.seconds("timeout", self.timeout)
         arguments.mapping("options", self.options)
         identifier(self.marker_schema, "marker_schema=")
@@ -63,6 +68,12 @@ class PostgresConfig:
             identifier(column, "accumulate=")
             _refuse_unless_aggregate(column, aggregate)
         self._refuse_contradictions()
+        self._refuse_inexact_letters()
+
+    @property
+    def sets_aside(self) -> bool:
+        """Whether rows that the target refuses become dead letters."""
+        return self.on_rejected == "dead_letter"
 
     def mode(self, max_prepared_transactions: int) -> Mode:
         """Return how an epoch waits for the decision on a server with this limit."""
@@ -109,6 +120,26 @@ class PostgresConfig:
                 "would depend on the order in which rows come",
                 hint=f"leave newer_wins= out; accumulate={{{self.newer_wins!r}: 'max'}} keeps the newest time",
             )
+
+    def _refuse_inexact_letters(self) -> None:
+        if self.on_rejected == "stop" and self.letters_limit != 1.0:
+            raise ConfigurationError(
+                f"letters_limit={self.letters_limit!r} without on_rejected='dead_letter': no row becomes a dead letter",
+                hint="give on_rejected='dead_letter', or leave letters_limit= out",
+            )
+        for name, (needed, reason) in _LETTERS_NEED.items():
+            if self.on_rejected == "dead_letter" and getattr(self, name) != needed:
+                raise ConfigurationError(
+                    f"on_rejected='dead_letter' with {name}={getattr(self, name)!r}: {reason}",
+                    hint=f"leave {name}= out, or on_rejected=",
+                )
+
+
+_LETTERS_NEED: Final[Mapping[str, tuple[Any, str]]] = {
+    "atomic": (True, "refused rows are found in the epoch's one transaction, and its tasks have none of their own"),
+    "spool": (True, "the driver looks for refused rows in the spool; tasks that stage rows fail with the first one"),
+    "accumulate": ({}, "a refused sum is made of several rows, and which of them is wrong is not known"),
+}
 
 
 def _refuse_unless_aggregate(column: str, aggregate: object) -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from psycopg import sql
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.postgres.catalog import require_unchanged
-from epochsink.postgres.staging import DELETED, TAG, rank_column, tag
+from epochsink.postgres.dead_letter import halves_of_range, is_refusal, refused, told
+from epochsink.postgres.staging import DELETED, NUMBER, REFUSED, TAG, rank_column, tag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from typing import LiteralString
 
     from epochsink.postgres.committable import Member, Merge, Relation
     from epochsink.postgres.config import Aggregate
+    from epochsink.postgres.dead_letter import Letters
     from epochsink.postgres.server import Connection
 
 WORK_MEM: Final = "128MB"
@@ -30,11 +33,12 @@ _COMBINED: Final[Mapping[Aggregate, LiteralString]] = {
 """What combines two values as the aggregate of that name does."""
 
 
-def merge(connection: Connection, members: Sequence[Member]) -> None:
-    """Apply the staged rows of one or several sinks to their targets within the current transaction.
+def merge(connection: Connection, members: Mapping[str, Member], letters: Letters) -> None:
+    """Apply the staged rows of one or several sinks, by name, to their targets within the current transaction.
 
     Rows are written in the order of ``members``, then deleted in the reverse order. So a row that references another
-    one is written after it and deleted before it.
+    one is written after it and deleted before it. Rows that a target refuses go into ``letters`` if their member says
+    so; deletes that it refuses raise.
 
     Raises `PrepareFailed` if staging does not hold exactly the accepted rows, or if a target has changed since they
     were staged; `RowsRejected` if a key is null, or duplicated without order_by; `psycopg.Error`.
@@ -43,17 +47,40 @@ def merge(connection: Connection, members: Sequence[Member]) -> None:
     if len(members) > 1:
         # Tables that reference each other in a circle have no valid order; deferrable constraints do not need one.
         connection.execute("SET CONSTRAINTS ALL DEFERRED")
-    sources = [_write(connection, member) for member in members]
-    for member, source in reversed(list(zip(members, sources, strict=True))):
-        if member.merge.deletes:
-            connection.execute(_delete(member.merge, source))
-    for member in members:
+    elif any(member.merge.sets_aside for member in members.values()):
+        # The end of the transaction would be too late to find the row that breaks one.
+        connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
+    written = {sink: _write(connection, sink, member, letters) for sink, member in members.items()}
+    for sink, (source, _) in reversed(written.items()):
+        if members[sink].merge.deletes:
+            connection.execute(_delete(members[sink].merge, source))
+    for _, copy in written.values():
+        if copy is not None:
+            connection.execute(sql.SQL("DROP TABLE {}").format(copy.quoted))
+    for member in members.values():
         # Checked after the writes: their lock prevents changes from now on, and an INSERT would have cast silently to
         # the new type of a column that was changed before it.
         require_unchanged(connection, member.merge)
 
 
-def _write(connection: Connection, member: Member) -> sql.Composed:
+def _write(connection: Connection, sink: str, member: Member, letters: Letters) -> tuple[sql.Composed, Relation | None]:
+    """Insert or update the rows that are not deleted; set those aside that are refused, if the member says so.
+
+    Return the rows to apply, one for each key, and the copy of staging that holds them, if there is one.
+    """
+    if not member.merge.sets_aside:
+        return _write_all(connection, member), None
+    member = replace(member, rows=member.rows - letters.keep(connection, sink, member, _unfit(member)))
+    try:
+        with connection.transaction():  # a savepoint
+            return _write_all(connection, member), None
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+    return _write_taken(connection, sink, member, letters)
+
+
+def _write_all(connection: Connection, member: Member) -> sql.Composed:
     """Insert or update the rows that are not deleted; return the rows to apply, one for each key."""
     plan, source = member.merge, _source(member)
     if not plan.key:
@@ -65,6 +92,95 @@ def _write(connection: Connection, member: Member) -> sql.Composed:
         source = _one_for_each_key(plan, source)
     connection.execute(_upsert(plan, source))
     return source
+
+
+def _write_taken(
+    connection: Connection, sink: str, member: Member, letters: Letters
+) -> tuple[sql.Composed, Relation | None]:
+    """Write those rows that the target takes, found by halves; the others become dead letters.
+
+    The rows are numbered in a copy of staging. A row that cannot be cast, or has no key, leaves the copy before the
+    newest row of each key is chosen: an older one of its key counts then. A row that the target refuses was chosen, and
+    the stored row of its key stays.
+    """
+    plan = member.merge
+    numbered = replace(member, table=f"{member.table}_c")
+    copy = numbered.staging
+    count = connection.execute(_copy(member, copy)).rowcount
+    _expect(member.staging, count, member.rows)
+
+    def set_aside(rows: sql.Composable, *reason: str | None) -> None:
+        letters.keep(connection, sink, member, _as_json(plan, copy, rows), *reason)
+        connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(copy.quoted, rows))
+
+    def find(write: Callable[[range], object]) -> None:
+        for row, error in refused(connection, range(1, count + 1), halves_of_range, write):
+            set_aside(_numbered(row), *told(error))
+
+    if plan.casts:
+        find(lambda rows: connection.execute(_cast(plan, _source(numbered, rows))))
+    if plan.key:
+        null = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(name)) for name in plan.key)
+        set_aside(null, None, f"the key ({', '.join(plan.key)}) is null, and matches no row")
+        keyed = _numbers(connection, sql.SQL("SELECT pg_catalog.count(*) FROM {}").format(copy.quoted))[0]
+        if _verify_keys(connection, replace(numbered, rows=keyed)):
+            chosen = _one_for_each_key(plan, _source(numbered, also=[sql.Identifier(NUMBER)]))
+            connection.execute(
+                sql.SQL("DELETE FROM {} WHERE {number} NOT IN (SELECT {number} FROM {})").format(
+                    copy.quoted, chosen, number=sql.Identifier(NUMBER)
+                )
+            )
+    rendered = _upsert if plan.key else _append
+
+    def write(rows: range) -> object:
+        return connection.execute(rendered(plan, _source(numbered, rows)))
+
+    left = list(refused(connection, range(1, count + 1), halves_of_range, write))
+    # A row may need another one that was written after it, such as its parent in the same table.
+    while len(again := _still_refused(connection, left, write)) < len(left):
+        left = again
+    for row, error in left:
+        set_aside(_numbered(row), *told(error))
+    return _source(numbered), copy
+
+
+def _still_refused(
+    connection: Connection, rows: Sequence[tuple[range, Exception]], write: Callable[[range], object]
+) -> list[tuple[range, Exception]]:
+    return [found for row, _ in rows for found in refused(connection, row, halves_of_range, write)]
+
+
+def _copy(member: Member, copy: Relation) -> sql.Composed:
+    return sql.SQL(
+        "CREATE UNLOGGED TABLE {} AS SELECT pg_catalog.row_number() OVER (ORDER BY ctid) AS {}, * FROM {} WHERE {}"
+    ).format(copy.quoted, sql.Identifier(NUMBER), member.staging.quoted, _accepted(member))
+
+
+def _unfit(member: Member) -> sql.Composed:
+    """Select the letters among the staged rows: what no column of the staging table could hold."""
+    return sql.SQL(
+        "SELECT pg_catalog.jsonb_extract_path_text({0}, 'sqlstate'), "
+        "pg_catalog.jsonb_extract_path_text({0}, 'error'), pg_catalog.jsonb_extract_path({0}, 'row') "
+        "FROM {1} WHERE {0} IS NOT NULL AND {2}"
+    ).format(sql.Identifier(REFUSED), member.staging.quoted, _of_tasks(member.tasks))
+
+
+def _as_json(plan: Merge, table: Relation, condition: sql.Composable) -> sql.Composed:
+    return sql.SQL("SELECT pg_catalog.to_jsonb(staged) FROM (SELECT {} FROM {} WHERE {}) AS staged").format(
+        _names(plan.columns), table.quoted, condition
+    )
+
+
+def _cast(plan: Merge, source: sql.Composed) -> sql.Composed:
+    values = (sql.SQL("pg_catalog.count({})").format(sql.Identifier(name)) for name in plan.casts)
+    return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(values), source)
+
+
+def _numbered(rows: range) -> sql.Composed:
+    number = sql.Identifier(NUMBER)
+    return sql.SQL("{0} OPERATOR(pg_catalog.>=) {1} AND {0} OPERATOR(pg_catalog.<) {2}").format(
+        number, sql.Literal(rows.start), sql.Literal(rows.stop)
+    )
 
 
 def verify(connection: Connection, member: Member) -> None:
@@ -91,9 +207,7 @@ def verify_casts(connection: Connection, member: Member) -> None:
 
 def verify_count(connection: Connection, member: Member) -> None:
     """Raise `PrepareFailed` unless staging holds exactly the number of rows that the accepted tasks wrote."""
-    statement = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(
-        member.staging.quoted, _accepted(member.tasks)
-    )
+    statement = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(member.staging.quoted, _accepted(member))
     _expect(member.staging, _numbers(connection, statement)[0], member.rows)
 
 
@@ -203,8 +317,11 @@ def _delete(plan: Merge, source: sql.Composed) -> sql.Composed:
     )
 
 
-def _source(member: Member) -> sql.Composed:
-    """Return the accepted rows with the target's types. The planner flattens the subquery, so it costs nothing."""
+def _source(member: Member, rows: range | None = None, also: Sequence[sql.Composable] = ()) -> sql.Composed:
+    """Return the accepted rows with the target's types. The planner flattens the subquery, so it costs nothing.
+
+    ``rows`` are those numbers of a copy of staging, ``also`` are further columns.
+    """
     plan = member.merge
     columns: list[sql.Composable] = [
         sql.SQL("{0}::{1} AS {0}").format(sql.Identifier(name), sql.SQL(plan.casts[name]))
@@ -214,9 +331,10 @@ def _source(member: Member) -> sql.Composed:
     ]
     if plan.deletes:
         columns.append(sql.Identifier(DELETED))
-    columns += _ranks(plan)
+    columns += [*_ranks(plan), *also]
+    conditions = [_accepted(member)] if rows is None else [_accepted(member), _numbered(rows)]
     return sql.SQL("(SELECT {} FROM {} WHERE {}) AS staged").format(
-        sql.SQL(", ").join(columns), member.staging.quoted, _accepted(member.tasks)
+        sql.SQL(", ").join(columns), member.staging.quoted, sql.SQL(" AND ").join(conditions)
     )
 
 
@@ -245,7 +363,14 @@ def _ranks(plan: Merge) -> list[sql.Composable]:
     return [sql.Identifier(rank_column(place)) for place in range(plan.ranks)]
 
 
-def _accepted(tasks: Sequence[str]) -> sql.Composed:
+def _accepted(member: Member) -> sql.Composed:
+    """Select the rows of the accepted tasks that are to be written."""
+    if not member.merge.sets_aside:
+        return _of_tasks(member.tasks)
+    return sql.SQL("{} AND {} IS NULL").format(_of_tasks(member.tasks), sql.Identifier(REFUSED))
+
+
+def _of_tasks(tasks: Sequence[str]) -> sql.Composed:
     tags = sql.SQL(", ").join(sql.Literal(tag(task)) for task in tasks)
     return sql.SQL("{} OPERATOR(pg_catalog.=) ANY (ARRAY[{}]::pg_catalog.int8[])").format(sql.Identifier(TAG), tags)
 

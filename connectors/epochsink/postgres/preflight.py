@@ -8,7 +8,7 @@ import psycopg
 from psycopg import errors, sql
 
 from epochsink.errors import ConfigurationError
-from epochsink.postgres import applied_epochs
+from epochsink.postgres import applied_epochs, dead_letter
 from epochsink.postgres.catalog import read_target, unsafe
 from epochsink.postgres.committable import Relation
 from epochsink.postgres.ddl import add_columns, create_target, table_ddl
@@ -132,6 +132,8 @@ def check_markers(config: PostgresConfig, connection: Connection) -> Iterator[st
             yield from published
             return
         applied_epochs.create(connection, config.marker_schema)
+        if config.sets_aside:
+            dead_letter.create(connection, config.marker_schema)
     except errors.InsufficientPrivilege as refused:
         yield f"markers and staging need the schema {schema}: {describe(refused)}; let the DBA run: {ddl}"
         return
@@ -143,6 +145,8 @@ def check_markers(config: PostgresConfig, connection: Connection) -> Iterator[st
     if not may_stage:
         yield f"user {user} may not create staging tables in schema {schema}; let the DBA run: {ddl}"
     yield from _check_marker_table(connection, table)
+    if config.sets_aside:
+        yield from dead_letter.check(connection, config.marker_schema, user)
     if not may_mark:
         yield (
             f"user {user} may not use the marker table {table}; let its owner run: "

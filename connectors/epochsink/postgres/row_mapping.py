@@ -11,7 +11,7 @@ from epochsink.errors import PrepareFailed
 from epochsink.identity import staging_table
 from epochsink.postgres.catalog import read_checks, read_target, require_safe
 from epochsink.postgres.committable import Member, Merge, Relation
-from epochsink.postgres.staging import DELETED, DELETED_ENCODING, TAG, Note, Staging, is_rank, is_reserved
+from epochsink.postgres.staging import DELETED, DELETED_ENCODING, REFUSED, TAG, Note, Staging, is_rank, is_reserved
 from epochsink.postgres.types import Encoding, Mismatch, encoding, rank_encoding
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class Fitted:
             name = each.field.name
             # the target's types, if binary COPY can send them
             columns[name] = "boolean" if name == DELETED else each.staged_as or target.columns[name].definition
-        if staging.logged and not merge.deletes:
+        if merge.sets_aside:
+            columns[REFUSED] = "jsonb"
+        elif staging.logged and not merge.deletes:
             # the target's own rules: rows that break them then fail before the decision, not after
             exact = [name for name in merge.columns if name not in merge.casts]
             columns |= {name: f"{columns[name]} NOT NULL" for name in exact if target.columns[name].not_null}
@@ -97,6 +99,7 @@ def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encodi
         config.newer_wins,
         config.skip_unchanged,
         config.accumulate,
+        config.sets_aside,
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from epochsink.postgres.config import Aggregate, Commit
+    from epochsink.postgres.config import Aggregate, Commit, Rejected
     from epochsink.postgres.server import Server
     from epochsink.sink import Participant, SinkWriter, Task
 
@@ -51,6 +51,10 @@ class Postgres(PostgresConfig, Sink):
         marker_schema: schema of the marker table and the staging tables; created if the user may.
         validate: merge staged rows on trial before the decision and roll that back, so that constraints and triggers
             refuse rows in time; costs the merge twice. Prepared epochs are checked anyway.
+        on_rejected: "stop": a row that the table refuses stops the query. "dead_letter": the row goes to the table
+            ``dead_letter`` in ``marker_schema``, in the transaction of its epoch, and the others go on. Needs
+            ``atomic=True`` and ``spool=True``, and goes with no ``accumulate``.
+        letters_limit: the share of an epoch's rows, 0 to 1, above which dead letters stop the query after all.
         spool: keep a durable copy of the rows until the epoch is done, from which it can be prepared again. With
             ``atomic=True`` tasks write only this copy, and the driver copies the rows from it. False: tasks connect and
             stage their rows; what the server loses before the commit stops the query.
@@ -80,6 +84,8 @@ class Postgres(PostgresConfig, Sink):
         commit: Commit = "auto",
         marker_schema: str = "epochsink",
         validate: bool = False,
+        on_rejected: Rejected = "stop",
+        letters_limit: float = 1.0,
         spool: bool = True,
         create: bool = False,
         add_columns: bool = False,
@@ -103,6 +109,8 @@ class Postgres(PostgresConfig, Sink):
             commit=commit,
             marker_schema=marker_schema,
             validate=validate,
+            on_rejected=on_rejected,
+            letters_limit=letters_limit,
             spool=spool,
             create=create,
             add_columns=add_columns,

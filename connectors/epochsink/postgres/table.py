@@ -58,6 +58,10 @@ class Table:
             "newer_wins": merge.newer_wins,
             "skip_unchanged": merge.skip_unchanged,
             "accumulate": merge.accumulate,
+            "on_rejected": "dead_letter" if merge.sets_aside else "stop",
+            # what a later start sets for its own epochs
+            "letters_limit": 1.0,
+            **({"atomic": True, "spool": True} if merge.sets_aside else {}),
         }
         return replace(self, config=PostgresConfig(**given | recorded))
 

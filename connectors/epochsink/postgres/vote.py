@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Self
 
@@ -14,16 +15,19 @@ from epochsink.identity import PreparedName
 from epochsink.postgres import orphans
 from epochsink.postgres.catalog import require_unchanged
 from epochsink.postgres.committable import WHOLE, Part, read_answer, read_part
+from epochsink.postgres.dead_letter import Letters, as_letter, halves_of_batch, is_refusal, refused
 from epochsink.postgres.merge import merge, verify, verify_casts
 from epochsink.postgres.place import Place
 from epochsink.postgres.prepared_transaction import commit, prepare, transaction
 from epochsink.postgres.row_mapping import Fitted
 from epochsink.postgres.spooled import SpooledRows, SpooledTask
-from epochsink.postgres.staging import TAG_ENCODING, tag_value
+from epochsink.postgres.staging import REFUSED, TAG, TAG_ENCODING, tag, tag_value
 from epochsink.postgres.writer import CopyIn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    import pyarrow as pa
 
     from epochsink.postgres.committable import Member
     from epochsink.postgres.server import Connection
@@ -108,6 +112,11 @@ class _Incoming:
         # the lock of COPY keeps the table as it is now: it must be the table that the rows were encoded for
         require_unchanged(self._connection, found.merge, copied=True)
 
+    @property
+    def sets_aside(self) -> bool:
+        """Whether rows that are refused become dead letters."""
+        return self._found.merge.sets_aside
+
     def stage(self, epoch: Epoch) -> Member:
         """Copy the rows into a staging table and commit that, as tasks do. The merge compares their number."""
         connection, found = self._connection, self._found
@@ -117,13 +126,41 @@ class _Incoming:
             if not is_new:
                 # the vote is repeated: the server may have committed a COPY whose reply was lost
                 connection.execute(sql.SQL("DELETE FROM {}").format(staging.relation.quoted))
-            with CopyIn(connection, staging.relation.quoted, [*found.encodings, TAG_ENCODING]) as copy:
-                for task, batch in self._batches:
-                    copy.write(batch, tag_value(task))
-                copy.finish()
+            if self.sets_aside:
+                self._fill_by_halves(staging)
+            else:
+                self._fill(staging, self._batches)
             reach("postgres.copied")
             commit(connection)
         return self.member(staging)
+
+    def _fill(self, staging: Staging, batches: Iterable[tuple[str, pa.RecordBatch]]) -> None:
+        with CopyIn(self._connection, staging.relation.quoted, [*self._found.encodings, TAG_ENCODING]) as copy:
+            for task, batch in batches:
+                copy.write(batch, tag_value(task))
+            copy.finish()
+
+    def _fill_by_halves(self, staging: Staging) -> None:
+        """Like `_fill`, but of rows that the staging table cannot hold it stores the reason, and the row as JSON."""
+        try:
+            with self._connection.transaction():  # a savepoint
+                self._fill(staging, self._batches)
+        except Exception as failed:
+            if not is_refusal(failed):
+                raise
+        else:
+            return
+        insert = sql.SQL("INSERT INTO {} ({}, {}) VALUES (%s, %s::jsonb)").format(
+            staging.relation.quoted, sql.Identifier(TAG), sql.Identifier(REFUSED)
+        )
+        names = list(self._found.merge.columns)
+        for task, batch in self._rows.read():
+            fill = partial(self._fill_with, staging, task)
+            for row, error in refused(self._connection, batch, halves_of_batch, fill):
+                self._connection.execute(insert, [tag(task), as_letter(row, error, names)])
+
+    def _fill_with(self, staging: Staging, task: str, batch: pa.RecordBatch) -> None:
+        self._fill(staging, [(task, batch)])
 
 
 def vote_by_task(connection: Connection, table: Table, epoch: Epoch, ballot: Ballot) -> Committables:
@@ -155,7 +192,12 @@ def vote(connection: Connection, epoch: Epoch, shares: Mapping[str, Share]) -> P
         if isinstance(share.rows, SpooledRows):
             incoming = _Incoming(connection, share.table, share.rows)
             if len(shares) == 1 and incoming.is_copied():
-                return _prepared(connection, epoch, shares, {sink: incoming.member()}, incoming.copy)
+                try:
+                    return _prepared(connection, epoch, shares, {sink: incoming.member()}, incoming.copy)
+                except Exception as error:
+                    if not incoming.sets_aside or not is_refusal(error):
+                        raise
+                incoming = _Incoming(connection, share.table, share.rows)
             members[sink] = incoming.stage(epoch)
         else:
             members[sink] = share.rows
@@ -169,13 +211,21 @@ def _merged(connection: Connection, epoch: Epoch, shares: Mapping[str, Share], m
             f"the tasks of epoch {epoch.number} saw different server settings",
             hint="max_prepared_transactions has changed meanwhile; Spark runs the epoch again",
         )
+
+    def write() -> None:
+        letters = Letters.of(next(iter(shares.values())).table.identity, epoch)
+        merge(connection, members, letters)
+        for sink, member in members.items():
+            if member.merge.sets_aside:
+                letters.refuse_more(connection, member, shares[sink].table.config.letters_limit)
+
     if not staged[0].logged:
-        return _prepared(connection, epoch, shares, members, lambda: merge(connection, staged))
+        return _prepared(connection, epoch, shares, members, write)
     for sink, member in members.items():
         _verify_staged(connection, epoch, shares[sink], member)
-    if any(share.table.config.validate for share in shares.values()):
+    if any(share.table.config.validate or share.table.config.sets_aside for share in shares.values()):
         with transaction(connection):
-            merge(connection, staged)
+            write()
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")
             connection.rollback()
     return Part(epoch.attempt, members, None, Place.of(connection))
@@ -185,6 +235,8 @@ def _verify_staged(connection: Connection, epoch: Epoch, share: Share, member: M
     """Check what can be checked before the rows are merged."""
     share.table.refuse_applied(connection, epoch, [])
     share.table.expect(connection, share.after)
+    if member.merge.sets_aside:
+        return  # the merge on trial looks for what is wrong, and what it finds is no reason to stop
     verify(connection, member)
     with transaction(connection):
         # nothing of the target is locked yet, so the merge looks again

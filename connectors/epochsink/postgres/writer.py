@@ -16,6 +16,7 @@ from epochsink.failpoints import reach
 from epochsink.identity import PreparedName
 from epochsink.postgres.catalog import require_unchanged
 from epochsink.postgres.committable import Part
+from epochsink.postgres.dead_letter import Letters
 from epochsink.postgres.errors import translated
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import begin, commit, prepare, transaction
@@ -157,7 +158,9 @@ class MergingWriter(StagingWriter):
         member = self._commit_staged(rows)
         with transaction(self._connection):
             self._mark()
-            merge(self._connection, [member])
+            merge(
+                self._connection, {self._task.identity.sink: member}, Letters.of(self._task.identity, self._task.epoch)
+            )
             reach("postgres.merged")
             return self._prepare_part(member)
 
