@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
 from folder_sink import FolderSink
+from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
@@ -53,6 +54,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / f"{MODULE}.py").write_text(SINKS.replace("FOLDER", str(tmp_path)))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("JAVA_HOME", "/nonexistent")
+    # tests of other files may have left a session in this process
+    monkeypatch.setattr(SparkSession, "getActiveSession", classmethod(lambda _: None))
     yield tmp_path / f"{MODULE}.py"
     sys.modules.pop(MODULE, None)
 
