@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import random
 from dataclasses import dataclass
@@ -38,8 +39,15 @@ class Share:
             yield from block[chosen : chosen + 1]
 
     def fewest(self, number: int) -> int:
-        """Return how many of this share's cases have to show something that ``number`` of all have to show."""
-        return number if self.each == 1 else number // (2 * self.each)
+        """Return how many of this share's cases have to show something that ``number`` of all have to show.
+
+        None if so few are expected that a share without any is no surprise: by chance their number is up to three
+        times its root below what is expected.
+        """
+        if self.each == 1:
+            return number
+        expected = number / self.each
+        return max(0, min(int(expected / 2), int(expected - 3 * math.sqrt(expected))))
 
 
 SHARE = Share.asked_for()
