@@ -22,6 +22,7 @@ from epochsink.postgres.prepared_transaction import create_if_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from typing import LiteralString
 
     from epochsink.postgres.committable import Member
     from epochsink.postgres.server import Connection
@@ -71,14 +72,7 @@ class Letters:
 
     def count(self, connection: Connection, member: Member) -> int:
         """Return how many letters the attempt has left for a sink."""
-        found = connection.execute(
-            sql.SQL(
-                "SELECT pg_catalog.count(*) FROM {} WHERE key OPERATOR(pg_catalog.=) %s "
-                "AND epoch OPERATOR(pg_catalog.=) %s AND attempt OPERATOR(pg_catalog.=) %s"
-            ).format(sql.Identifier(member.schema, TABLE)),
-            [member.key, self.epoch, self.attempt],
-        ).fetchone()
-        return int(found[0]) if found else 0
+        return int(str(self._asked(connection, member, "pg_catalog.count(*)")))
 
     def refuse_more(self, connection: Connection, member: Member, limit: float) -> None:
         """Raise `RowsRejected` if more than the share ``limit`` of a sink's rows have become letters."""
@@ -86,19 +80,19 @@ class Letters:
         if found > limit * member.rows:
             raise RowsRejected(
                 f"{member.merge.target} refuses {found} of {member.rows} rows, more than letters_limit={limit}: "
-                f"{self._most_frequent(connection, member)}",
+                f"{self._asked(connection, member, 'pg_catalog.mode() WITHIN GROUP (ORDER BY error)')}",
                 hint="correct the table or the stream, and start again; or raise letters_limit=",
             )
 
-    def _most_frequent(self, connection: Connection, member: Member) -> str:
+    def _asked(self, connection: Connection, member: Member, what: LiteralString) -> object:
         found = connection.execute(
             sql.SQL(
-                "SELECT error FROM {} WHERE key OPERATOR(pg_catalog.=) %s AND epoch OPERATOR(pg_catalog.=) %s "
-                "AND attempt OPERATOR(pg_catalog.=) %s GROUP BY error ORDER BY pg_catalog.count(*) DESC LIMIT 1"
-            ).format(sql.Identifier(member.schema, TABLE)),
+                "SELECT {} FROM {} WHERE key OPERATOR(pg_catalog.=) %s "
+                "AND epoch OPERATOR(pg_catalog.=) %s AND attempt OPERATOR(pg_catalog.=) %s"
+            ).format(sql.SQL(what), sql.Identifier(member.schema, TABLE)),
             [member.key, self.epoch, self.attempt],
         ).fetchone()
-        return str(found[0]) if found else ""
+        return found[0] if found else None
 
 
 def create(connection: Connection, schema: str) -> None:
