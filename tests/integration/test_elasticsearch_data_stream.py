@@ -58,7 +58,8 @@ def client(options: dict[str, Any]) -> Iterator[vendor.Elasticsearch]:
 
 
 def backing(client: vendor.Elasticsearch, name: str) -> list[str]:
-    (stream,) = client.indices.resolve_index(name=name)["data_streams"]
+    answer = client.perform_request("GET", f"/_resolve/index/{name}", headers={"accept": "application/json"})
+    (stream,) = answer.body["data_streams"]
     return list(stream["backing_indices"])
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
 
 import numpy as np
 
@@ -110,7 +111,9 @@ def found(
     beside: Mapping[str, Mapping[str, str]],
 ) -> Stream:
     """Return the data stream whose backing indices were ``described``. Raises `NotServed` if it rolls over just now."""
-    (stream,) = client.indices.resolve_index(name=name)["data_streams"]
+    # not by indices.resolve_index(): since 9.5 the client sends POST, which older servers of 9 do not take
+    answer = client.perform_request("GET", f"/_resolve/index/{quote(name)}", headers={"accept": "application/json"})
+    (stream,) = answer.body["data_streams"]
     names = stream["backing_indices"]
     if set(names) != set(described):
         raise NotServed(f"the data stream {name!r} rolled over while it was looked at")
