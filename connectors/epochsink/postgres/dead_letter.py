@@ -1,7 +1,7 @@
 """Keep rows that the target permanently refuses in a table of their own, in the transaction of their epoch.
 
 The rows are written as if none was refused. Only if the server refuses them, the wrong ones are found by halves, under
-savepoints. So an epoch whose rows are all taken pays nothing for this.
+savepoints. So an epoch whose rows are all taken pays for at most one look at the staged rows.
 """
 
 from __future__ import annotations
