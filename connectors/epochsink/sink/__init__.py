@@ -22,11 +22,11 @@ from epochsink.sink.contract import (
     Rows,
     Sink,
     SinkWriter,
-    one_by_one,
     participants_of,
     write_all,
 )
 from epochsink.sink.executors import Executors, NotCarriedOut
+from epochsink.sink.letters import Chosen, Letter, Letters, Retried
 from epochsink.sink.marks import Mark, verify_marks
 from epochsink.sink.sql import json_text
 from epochsink.sink.values import (
@@ -49,6 +49,7 @@ from epochsink.sink.values import (
     Task,
     Verdict,
     Written,
+    one_by_one,
 )
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "NOTHING_SPOOLED",
     "Ballot",
     "Ballots",
+    "Chosen",
     "Committable",
     "Committables",
     "Compared",
@@ -68,6 +70,8 @@ __all__ = [
     "Identity",
     "Keeping",
     "LastDone",
+    "Letter",
+    "Letters",
     "Mark",
     "Marks",
     "Members",
@@ -78,6 +82,7 @@ __all__ = [
     "Receipt",
     "Recorded",
     "Remnant",
+    "Retried",
     "RowCount",
     "Rows",
     "Sink",

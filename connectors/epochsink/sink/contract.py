@@ -8,23 +8,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from epochsink.errors import PrepareFailed
 from epochsink.sink.marks import Mark, verify_marks
-from epochsink.sink.values import COMMITTED, Committables, Keeping, Outcome, Verdict
+from epochsink.sink.values import Committables, Keeping, one_by_one
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
     from epochsink.sink.audit import Comparison, Receipt
     from epochsink.sink.executors import Executors
-    from epochsink.sink.values import Committable, Epoch, Finding, Identity, LastDone, Remnant, Task
-
-
-Given = TypeVar("Given")
+    from epochsink.sink.letters import Letters
+    from epochsink.sink.values import Committable, Epoch, Finding, Identity, LastDone, Remnant, Task, Verdict
 
 
 class Rows(Protocol):
@@ -196,6 +194,10 @@ class Participant(ABC):
         """Compare receipts of done epochs with the target, by default its marker. Reads only. Raises `WentBack`."""
         self.verify_applied(sink, done, pending)
         return [receipt.not_compared("this kind of sink counts no rows") for receipt in receipts]
+
+    def letters(self, sink: str) -> Letters | None:
+        """Return one sink's dead letters, for an operator; after `open`. None if this kind of sink has none."""
+        return None
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
         """Return where tasks keep each sink's rows in this attempt; called just before the write job.
@@ -382,19 +384,3 @@ def write_all(writer: SinkWriter, batches: Iterable[pa.RecordBatch]) -> Committa
     except BaseException:
         writer.abort()
         raise
-
-
-def one_by_one(
-    parts: Sequence[Given], commit: Callable[[Given], Verdict], committed: Collection[int] = ()
-) -> list[Verdict]:
-    """Commit parts in order, except those at the indices ``committed``; return a verdict for each.
-
-    After an unknown outcome no further part is tried: the parts after it get the same verdict.
-    """
-    verdicts: list[Verdict] = []
-    for index, part in enumerate(parts):
-        if verdicts and verdicts[-1].outcome is Outcome.UNKNOWN:
-            verdicts.append(verdicts[-1])
-        else:
-            verdicts.append(COMMITTED if index in committed else commit(part))
-    return verdicts

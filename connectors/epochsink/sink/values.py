@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
+
+Given = TypeVar("Given")
 
 APART_SECONDS: Final = 5.0
 """From here on, the difference of two clocks is worth an operator's look."""
@@ -136,6 +138,22 @@ class Verdict:
 
 
 COMMITTED = Verdict(Outcome.COMMITTED)
+
+
+def one_by_one(
+    parts: Sequence[Given], commit: Callable[[Given], Verdict], committed: Collection[int] = ()
+) -> list[Verdict]:
+    """Commit parts in order, except those at the indices ``committed``; return a verdict for each.
+
+    After an unknown outcome no further part is tried: the parts after it get the same verdict.
+    """
+    verdicts: list[Verdict] = []
+    for index, part in enumerate(parts):
+        if verdicts and verdicts[-1].outcome is Outcome.UNKNOWN:
+            verdicts.append(verdicts[-1])
+        else:
+            verdicts.append(COMMITTED if index in committed else commit(part))
+    return verdicts
 
 
 @dataclass(frozen=True, slots=True)
