@@ -52,6 +52,9 @@ class Primary:
     def regain_standby(self) -> None:
         self._set("synchronous_standby_names = ''")
 
+    def sync(self, fsync: str) -> None:
+        self._set(f"fsync = {fsync}")
+
     def _set(self, setting: str) -> None:
         self.truth.execute(f"ALTER SYSTEM SET {setting}")
         self.truth.execute("SELECT pg_reload_conf()")
@@ -68,6 +71,7 @@ def primary(private_postgres: PrivatePostgres, monkeypatch: pytest.MonkeyPatch) 
     made = Primary(private_postgres())
     yield made
     made.regain_standby()
+    made.sync("on")
     made.truth.close()
 
 
@@ -102,6 +106,39 @@ def test_a_prepare_gives_a_standby_up_that_is_away(
         primary.regain_standby()
         driver.run(0, orders(1))
         assert primary.truth.count("orders") == 1
+
+
+@pytest.mark.parametrize("mode", [PREPARED, SPOOLED, STAGED, BY_TASK])
+def test_a_server_that_syncs_no_longer_takes_no_epoch(mode: dict[str, Any], primary: Primary) -> None:
+    """A reload changes it between the check and the vote: what it then acknowledges, a power failure may lose."""
+    with closing(primary.driver(**mode)) as driver:
+        assert driver.committer.check(orders(1).schema) == []
+        driver.run(0, orders(1))
+        primary.sync("off")
+        with pytest.raises(PrepareFailed, match="the server has fsync = off") as caught:
+            driver.prepare(1, orders(2))
+        assert "ALTER SYSTEM SET fsync = on" in caught.value.hint
+        assert not caught.value.may_pass
+        assert "fsync = off" in driver.committer.check(orders(1).schema)[0]
+        primary.sync("on")
+        driver.committer.abort_orphans([])
+        driver.run(1, orders(2))
+        assert primary.truth.rows("orders") == [(1,), (2,)]
+
+
+def test_staged_rows_are_not_merged_by_a_server_that_syncs_no_longer(primary: Primary) -> None:
+    """The epoch is decided by then: it stays recorded, and is committed once the setting is back."""
+    with closing(primary.driver(commit="staged")) as driver:
+        assert driver.committer.check(orders(1).schema) == []
+        written, parts = driver.prepare(0, orders(1))
+        primary.sync("off")
+        with pytest.raises(PrepareFailed, match="fsync = off") as caught:
+            driver.commit(written, parts)
+        assert "the epoch stays recorded" in caught.value.hint
+        assert primary.truth.count("orders") == 0
+        primary.sync("on")
+        assert {verdict.outcome for verdict in driver.commit(written, parts)} == {Outcome.COMMITTED}
+        assert primary.truth.rows("orders") == [(1,)]
 
 
 @pytest.mark.usefixtures("soon")

@@ -13,6 +13,7 @@ from epochsink.postgres.catalog import read_target, unsafe
 from epochsink.postgres.committable import Relation
 from epochsink.postgres.ddl import add_columns, create_target, table_ddl
 from epochsink.postgres.errors import describe, failure
+from epochsink.postgres.prepared_transaction import SYNC_HINT
 from epochsink.postgres.row_mapping import fit, unfilled, writer_schema
 from epochsink.postgres.server import Server
 
@@ -112,12 +113,16 @@ def check_server(connection: Connection) -> Iterator[str]:
     version = connection.info.server_version
     if version < MIN_VERSION:
         yield f"the server is PostgreSQL {version // 10000}, and epochsink needs 14 or newer; upgrade it"
-    standby = connection.execute("SELECT pg_is_in_recovery()").fetchone()
-    if standby and standby[0]:
+    standby, fsync = connection.execute(
+        "SELECT pg_is_in_recovery(), pg_catalog.current_setting('fsync')"
+    ).fetchone() or (False, "on")
+    if standby:
         yield (
             "the server is a standby and takes no writes; connect to the primary, or name several hosts and "
             "target_session_attrs='read-write'"
         )
+    if fsync != "on":
+        yield f"the server has fsync = {fsync}: a power failure may lose what it has acknowledged; {SYNC_HINT}"
 
 
 def check_markers(config: PostgresConfig, connection: Connection) -> Iterator[str]:

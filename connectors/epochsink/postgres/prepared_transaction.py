@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _BUSY_SECONDS: Final = 5.0
 LOCAL: Final = sql.SQL("SET LOCAL synchronous_commit = local; ")
 """For statements that need no synchronous standby: a later commit of the epoch sends them to it as well."""
+SYNC_HINT: Final = "run ALTER SYSTEM SET fsync = on; SELECT pg_reload_conf();"
 
 
 def is_busy(error: BaseException) -> bool:
@@ -44,13 +45,25 @@ def create_if_missing(connection: Connection, statement: sql.Composed) -> None:
 def begin(connection: Connection) -> None:
     """Begin a transaction, whatever the role's defaults are, with the search path that the target's triggers know.
 
-    What is executed in it names pg_catalog for every function and operator.
+    What is executed in it names pg_catalog for every function and operator. Raises `PrepareFailed` if the server does
+    not write to disk what it acknowledges, `psycopg.Error`.
     """
-    connection.execute(
+    begun = connection.execute(
         sql.SQL(
-            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SELECT pg_catalog.set_config('search_path', {}, true)"
+            "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; "
+            "SELECT pg_catalog.set_config('search_path', {}, true), pg_catalog.current_setting('fsync')"
         ).format(sql.Literal(connection.search_path))
     )
+    begun.nextset()
+    _, fsync = begun.fetchone() or ("", "")
+    # here and not only in the check before the first row: a reload changes it under a running query
+    if fsync != "on":
+        connection.rollback()
+        raise PrepareFailed(
+            f"the server has fsync = {fsync}: a power failure may lose transactions that it has acknowledged",
+            hint=SYNC_HINT,
+            may_pass=False,
+        )
 
 
 @contextmanager
