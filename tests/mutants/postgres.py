@@ -14,6 +14,7 @@ OUTCOMES = "tests/integration/test_postgres_outcomes.py"
 ORPHANS = "tests/integration/test_postgres_orphans.py"
 REJECTS = "tests/integration/test_postgres_rejects.py"
 LETTERS = "tests/integration/test_postgres_letters.py"
+RETRY = "tests/integration/test_postgres_retry.py"
 SET_BACK = "tests/integration/test_postgres_set_back.py"
 
 MUTANTS: list[Mutant] = [
@@ -52,6 +53,34 @@ MUTANTS: list[Mutant] = [
         "                waiting += halves[:1]\n",
         f"{LETTERS} -k 'found_and_no_other'",
         "half of the rows, after a refusal",
+    ),
+    Mutant(
+        "postgres/letters.py",
+        '            commit(connection)\n        reach("postgres.letters.committed")\n',
+        '            connection.rollback()\n        reach("postgres.letters.committed")\n',
+        f"{RETRY} -k corrected_table",
+        "a retry that says what it has not done",
+    ),
+    Mutant(
+        "postgres/letters.py",
+        "'WITH gone AS (DELETE FROM {letters} WHERE {where} RETURNING id, \"row\") '\n",
+        "'WITH gone AS (SELECT id, \"row\" FROM {letters} WHERE {where}) '\n",
+        f"{RETRY} -k killed_anywhere",
+        "letters that stay after a retry, and are written again by the next one",
+    ),
+    Mutant(
+        "postgres/letters.py",
+        '            exact = sql.SQL("{} AND NOT {}").format(mine, inexact)\n',
+        "            exact = mine\n",
+        f"{RETRY} -k as_it_was_stays",
+        "a value that a retry has rounded",
+    ),
+    Mutant(
+        "postgres/dead_letter.py",
+        "if name != DELETED or value}",
+        "if name != DELETED}",
+        f"{RETRY} -k retried_delete",
+        "a row that deletes, inserted by a retry",
     ),
     # ---- what a task and the vote copy
     Mutant(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shlex
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from importlib.metadata import version as installed
 from pathlib import Path
 from platform import python_version
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -19,18 +17,19 @@ from epochsink.cli import orphans as search
 from epochsink.cli import status as state
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance, accepted_epoch
-from epochsink.cli.checkpoint_folder import open_place
 from epochsink.cli.console import ATTENTION, AsJson, Verbs, answering
 from epochsink.cli.demo import demo
+from epochsink.cli.letters import app as letters
 from epochsink.cli.operation import Operation, Recovery
+from epochsink.cli.options import AnySinks, Checkpoint, Sinks, SpoolPlace, Yes, opened
 from epochsink.cli.resolve import Resolution, Ruling
-from epochsink.cli.sinks_option import Loaded, load_sinks
+from epochsink.cli.sinks_option import load_sinks
 from epochsink.cli.targets import look_in_targets
-from epochsink.errors import ConfigurationError, EpochsinkError
+from epochsink.errors import ConfigurationError
 from epochsink.spark.import_guard import no_queries
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.sink import Sink
@@ -42,6 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(demo)
+app.add_typer(letters, name="letters")
 
 
 def _show_version(asked: bool) -> None:
@@ -63,16 +63,6 @@ def _options(
     """Take what goes before the verb."""
 
 
-Checkpoint = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpoint folder: a path or URI.")]
-SpoolPlace = Annotated[str | None, typer.Option("--spool", help="Where the spool is, if not in the checkpoint.")]
-SinksOption: Final = typer.Option(
-    "--sinks", metavar="MODULE:ATTRIBUTE", help="The object that your pipeline starts, or a dict of sinks."
-)
-Sinks = Annotated[str, SinksOption]
-AnySinks = Annotated[str | None, SinksOption]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-
-
 @app.command()
 def status(
     checkpoint: Checkpoint,
@@ -92,7 +82,7 @@ def status(
     and what it blocks. --sinks is needed for an object store whose settings are in ExactlyOnce(storage_options=...).
     """
     with answering(as_json=as_json) as answer:
-        with _opened(checkpoint, sinks, spool) as (place, given):
+        with opened(checkpoint, sinks, spool) as (place, given):
             typed = [*(["--sinks", sinks] if sinks else []), *(["--spool", spool] if spool else [])]
             found = state.read_status(place, typed)
             if not found.damage:
@@ -147,7 +137,7 @@ def report(
     Reads only. The ledger has the receipts of the newest 64 epochs or so.
     """
     with answering(as_json=as_json) as answer:
-        with _opened(checkpoint, sinks, spool) as (place, _):
+        with opened(checkpoint, sinks, spool) as (place, _):
             found = state.read_status(place)
         output.write_text(state.page_of(found))
         answer.values.update({"headline": found.headline, "page": str(output)})
@@ -162,7 +152,7 @@ def audit(checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, as_
     does not answer.
     """
     with answering(as_json=as_json) as answer:
-        with _opened(checkpoint, sinks, spool) as (place, given):
+        with opened(checkpoint, sinks, spool) as (place, given):
             found = comparison.audit(place, given)
         answer.values["sinks"] = [asdict(each) for each in found]
         for each in found:
@@ -325,25 +315,10 @@ def _do(
     as_json: bool,
 ) -> None:
     """Say what an operation will do, ask, and do it."""
-    with answering(as_json=as_json) as answer, _opened(checkpoint, sinks, spool) as (place, given), answer.log():
+    with answering(as_json=as_json) as answer, opened(checkpoint, sinks, spool) as (place, given), answer.log():
         operation = planned(place, given)
         answer.confirm(operation.plan(), yes=yes)
         operation.carry_out()
-
-
-@contextmanager
-def _opened(checkpoint: str, sinks: str | None, spool: str | None) -> Iterator[tuple[Place, Mapping[str, Sink]]]:
-    """Yield the checkpoint, and the sinks that ``--sinks`` names; an error's commands name both."""
-    with no_queries("imports the module for the sinks that --sinks names"):
-        loaded = load_sinks(sinks) if sinks else Loaded({})
-        with open_place(checkpoint, spool or loaded.spool, loaded.storage_options, loaded.checkpoint) as place:
-            try:
-                yield place, loaded.sinks
-            except EpochsinkError as failure:
-                failure.address(place.location)
-                if sinks:
-                    failure.hint = failure.hint.replace("--sinks MODULE:ATTRIBUTE", f"--sinks {shlex.quote(sinks)}")
-                raise
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import threading
 import uuid
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -23,6 +24,7 @@ from epochsink.postgres.committable import WHOLE, Relation, read_part
 from epochsink.postgres.dead_letter import Letters
 from epochsink.postgres.errors import describe, failure, is_disconnected, is_passing, translated
 from epochsink.postgres.examine import examine
+from epochsink.postgres.letters import PostgresLetters
 from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.prepared_transaction import commit_prepared
@@ -198,6 +200,10 @@ class PostgresCommitter(Participant):
             _require_place(connection, table, done)
             table.marker.verify(connection, table.relation, done, pending)
             return audit(connection, table, receipts)
+
+    def letters(self, sink: str) -> PostgresLetters:
+        """Return the letters of a sink, whether it sets rows aside now or did so before."""
+        return PostgresLetters(self._tables[sink], partial(self._ask, sink))
 
     @contextmanager
     def _ask(self, sink: str, doing: str) -> Iterator[Connection]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 import psycopg
@@ -19,12 +20,13 @@ from epochsink.errors import RowsRejected
 from epochsink.postgres.committable import Relation
 from epochsink.postgres.errors import describe, rule_of
 from epochsink.postgres.prepared_transaction import create_if_missing
+from epochsink.postgres.staging import DELETED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import LiteralString
 
-    from epochsink.postgres.committable import Member
+    from epochsink.postgres.committable import Member, Merge
     from epochsink.postgres.server import Connection
     from epochsink.sink import Epoch, Identity
 
@@ -69,6 +71,24 @@ class Letters:
             "FROM ({}) AS found"
         ).format(sql.Identifier(member.schema, TABLE), sql.SQL(", ").join(map(sql.Literal, values)), rows)
         return int(connection.execute(statement).rowcount)
+
+    def rendered(self, plan: Merge, table: Relation, condition: sql.Composable) -> sql.Composed:
+        """Select staged rows as JSON, with `DELETED` if they delete; values of JSON columns as text, for a retry."""
+        columns: list[sql.Composable] = [
+            sql.SQL("{0}::text AS {0}" if plan.columns[name] in {"json", "jsonb"} else "{}").format(
+                sql.Identifier(name)
+            )
+            for name in plan.columns
+        ]
+        row: sql.Composable = sql.SQL("pg_catalog.to_jsonb(staged)")
+        if plan.deletes:
+            columns.append(sql.Identifier(DELETED))
+            row = sql.SQL("CASE WHEN {0} THEN {1} ELSE {1} OPERATOR(pg_catalog.-) {2}::text END").format(
+                sql.Identifier(DELETED), row, sql.Literal(DELETED)
+            )
+        return sql.SQL("SELECT {} FROM (SELECT {} FROM {} WHERE {}) AS staged").format(
+            row, sql.SQL(", ").join(columns), table.quoted, condition
+        )
 
     def count(self, connection: Connection, member: Member) -> int:
         """Return how many letters the attempt has left for a sink."""
@@ -178,17 +198,20 @@ def told(error: Exception) -> tuple[str | None, str]:
 
 def as_letter(batch: pa.RecordBatch, error: Exception, names: Sequence[str]) -> str:
     """Return a single row and its error, as JSON for the staged column `REFUSED`."""
-    (row,) = batch.select([name for name in batch.schema.names if name in names]).to_pylist()
+    (row,) = batch.select([name for name in batch.schema.names if name in {*names, DELETED}]).to_pylist()
     sqlstate, reason = told(error)
-    return json.dumps({"sqlstate": sqlstate, "error": reason, "row": {name: _plain(row[name]) for name in row}})
+    letter = {name: _plain(value) for name, value in row.items() if name != DELETED or value}
+    return json.dumps({"sqlstate": sqlstate, "error": reason, "row": letter})
 
 
 def _plain(value: object) -> object:
-    """Return a value that jsonb can hold: it has no NUL, no infinity, and no types but its own."""
+    """Return a value that jsonb can hold, as text that a retry can cast; it has no NUL, no infinity, no other types."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, bytes):
-        return value.hex()
+        return f"\\x{value.hex()}"
     if value is None or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    return str(value).replace("\x00", "\ufffd")
+    # a Decimal's str() may have an exponent
+    text = f"{value:f}" if isinstance(value, Decimal) else str(value)
+    return text.replace("\x00", "\ufffd")

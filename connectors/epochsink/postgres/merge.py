@@ -110,7 +110,7 @@ def _write_taken(
     _expect(member.staging, count, member.rows)
 
     def set_aside(rows: sql.Composable, *reason: str | None) -> None:
-        letters.keep(connection, sink, member, _as_json(plan, copy, rows), *reason)
+        letters.keep(connection, sink, member, letters.rendered(plan, copy, rows), *reason)
         connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(copy.quoted, rows))
 
     def find(write: Callable[[range], object]) -> None:
@@ -163,12 +163,6 @@ def _unfit(member: Member) -> sql.Composed:
         "pg_catalog.jsonb_extract_path_text({0}, 'error'), pg_catalog.jsonb_extract_path({0}, 'row') "
         "FROM {1} WHERE {0} IS NOT NULL AND {2}"
     ).format(sql.Identifier(REFUSED), member.staging.quoted, _of_tasks(member.tasks))
-
-
-def _as_json(plan: Merge, table: Relation, condition: sql.Composable) -> sql.Composed:
-    return sql.SQL("SELECT pg_catalog.to_jsonb(staged) FROM (SELECT {} FROM {} WHERE {}) AS staged").format(
-        _names(plan.columns), table.quoted, condition
-    )
 
 
 def _cast(plan: Merge, source: sql.Composed) -> sql.Composed:

@@ -15,7 +15,7 @@ from epochsink.postgres.staging import DELETED, DELETED_ENCODING, REFUSED, TAG, 
 from epochsink.postgres.types import Encoding, Mismatch, encoding, rank_encoding
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from epochsink.postgres.catalog import Column, Target
     from epochsink.postgres.config import PostgresConfig
@@ -82,24 +82,41 @@ class Fitted:
 
 def _merge_of(config: PostgresConfig, target: Target, encodings: Sequence[Encoding]) -> Merge:
     names = [encoding.field.name for encoding in encodings if not is_reserved(encoding.field.name)]
-    casts = {encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None}
-    deletes = config.delete_when is not None
-    ranks = sum(is_rank(encoding.field.name) for encoding in encodings)
-    equals = {name: target.columns[name].equals for name in config.key if name in target.columns}
-    columns = {name: target.columns[name].declared for name in names}
+    return merge_of(
+        config,
+        target,
+        names,
+        casts={encoding.field.name: encoding.cast_to for encoding in encodings if encoding.cast_to is not None},
+        deletes=config.delete_when is not None,
+        ranks=sum(is_rank(encoding.field.name) for encoding in encodings),
+        sets_aside=config.sets_aside,
+    )
+
+
+def merge_of(
+    config: PostgresConfig,
+    target: Target,
+    names: Sequence[str],
+    *,
+    casts: Mapping[str, str],
+    deletes: bool,
+    sets_aside: bool,
+    ranks: int = 0,
+) -> Merge:
+    """Return how rows with the columns ``names`` are merged into the live table. The rest as in `Merge`."""
     return Merge(
         target.relation,
-        columns,
+        {name: target.columns[name].declared for name in names},
         casts,
         config.key,
         deletes,
         ranks,
-        equals,
+        {name: target.columns[name].equals for name in config.key if name in target.columns},
         target.unique_for(config.key),
         config.newer_wins,
         config.skip_unchanged,
         config.accumulate,
-        config.sets_aside,
+        sets_aside,
     )
 
 

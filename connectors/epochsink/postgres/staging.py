@@ -32,6 +32,8 @@ REFUSED: Final = "epochsink_refused"
 """The column of a row that the staging table cannot hold: the row and the error, as JSON; null for all other rows."""
 NUMBER: Final = "epochsink_number"
 """The column that numbers the rows of a copy of staging, from which refused rows are told."""
+LETTER: Final = "epochsink_letter"
+"""The column that holds a retried letter's row as it was, for one that is refused again."""
 _RANK: Final = "epochsink_order_"
 
 TAG_ENCODING: Final = row_encoding(TAG, pa.int64())
@@ -50,7 +52,7 @@ def is_rank(name: str) -> bool:
 
 def is_reserved(name: str) -> bool:
     """Return whether a column of the row would clash with one of ours."""
-    return name in (TAG, DELETED, REFUSED, NUMBER) or is_rank(name)
+    return name in (TAG, DELETED, REFUSED, NUMBER, LETTER) or is_rank(name)
 
 
 def tag_value(task: str) -> pa.Scalar:

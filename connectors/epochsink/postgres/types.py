@@ -158,6 +158,18 @@ def _unrounded(array: pa.Array, convert: Callable[[pa.Array], pa.Array], step: i
     return converted
 
 
+def inexact_text(column: Column) -> str | None:
+    """Return a regular expression for text that a cast to the column's type would round or cut without an error."""
+    if column.receive == "date_recv":
+        return r"\d[T ]\d\d:"
+    digits = None
+    if {column.receive, column.element} & _TIMES and 0 <= column.modifier < _FRACTION_DIGITS:
+        digits = column.modifier
+    elif "numeric_recv" in {column.receive, column.element} and column.modifier >= 0:
+        digits = max(_scale(column.modifier), 0)
+    return None if digits is None else rf"\.\d{{{digits}}}\d*[1-9]"
+
+
 def _encoding(field: pa.Field, column: Column) -> Encoding:
     data, receive = field.type, column.receive
     if receive == "array_recv" and pa.types.is_list(data):

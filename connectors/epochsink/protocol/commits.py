@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from epochsink.sink import Participant, Recorded
 
 _log = logging.getLogger("epochsink")
+_SET_ASIDE: Final = (
+    "epoch %d, sink '%s': %d row(s) are dead letters now; see why: epochsink letters list %s --sinks MODULE:ATTRIBUTE"
+)
 
 REPLAY_TURNS: Final = 4
 """How often a part is prepared again before the query stops: each turn needs a new loss in the target."""
@@ -169,6 +172,8 @@ class Commits:
                 verdicts = participant.commit(prepared.at, self._run.ballots(prepared, left, left))
             for name, answers in verdicts.items():
                 self._run.progress.set_aside(number, name, [answer.set_aside for answer in answers])
+                if found := sum(answer.set_aside or 0 for answer in answers):
+                    _log.warning(_SET_ASIDE, number, name, found, self._run.location or "CHECKPOINT")
             open_parts = [
                 (name, index, verdict)
                 for name, indices in left.items()

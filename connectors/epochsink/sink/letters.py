@@ -61,8 +61,8 @@ class Letters(ABC):
     """The dead letters that one sink of one query has set aside; safe beside the running query.
 
     Methods may be called twice, by two processes at once, and again after a crash at any point: each letter's row
-    reaches the target at most once, and is not lost. Letters of an epoch that is not yet done are not touched. What the
-    target raises may be passed on.
+    reaches the target at most once, and is not lost. Letters of an epoch that is not yet applied are not touched. What
+    the target raises may be passed on.
     """
 
     @abstractmethod
