@@ -261,7 +261,7 @@ def test_an_index_made_anew_stops_until_an_operator_accepts_it(
     for stopped in (kit.coordinator.commit_decided, kit.start):
         with pytest.raises(WentBack, match="deleted and created again") as caught:
             stopped()
-        assert f"epochsink accept {kit.root} 0 --sink search" in caught.value.hint
+        assert "epochsink accept CHECKPOINT 0 --sink search" in caught.value.hint
     told = CliRunner().invoke(app, ["accept", str(kit.root), "0", "--sink", "search", "--yes"])
     assert told.exit_code == 0, told.output
     kit.coordinator = kit.start()

@@ -185,7 +185,7 @@ def test_markers_lost_before_the_first_epoch_is_done_double_no_row(
     pg_truth.execute(f"DROP TABLE {pg_schema}.marker")
     with pytest.raises(WentBack, match=r"sink 'table': .* has no marker of this query any more") as told:
         query.start()
-    assert f"epochsink accept {query.kit.root} 0 --sink table" in told.value.hint
+    assert "epochsink accept CHECKPOINT 0 --sink table" in told.value.hint
     assert query.ids() == [0]
     query.accept("0")
     assert query.participant.check("table", orders(0).schema) == []  # makes the marker table again
@@ -205,7 +205,7 @@ def test_a_target_without_the_first_epoch_gets_it_once_that_is_said(
     pg_truth.execute(f"DELETE FROM {table}")  # noqa: S608 - our own names
     with pytest.raises(WentBack, match="no marker of this query any more") as told:
         query.start()
-    assert f"epochsink accept {query.kit.root} none --sink table" in told.value.hint
+    assert "epochsink accept CHECKPOINT none --sink table" in told.value.hint
     query.accept("none")
     query.start()
     assert query.ids() == [0]
@@ -264,7 +264,7 @@ def test_a_database_restored_from_a_dump_is_another_one_until_it_is_accepted(
     try:
         with pytest.raises(WentBack, match="restored from a dump or upgraded by pg_upgrade") as told:
             query.start()
-        assert f"epochsink accept {query.kit.root} 0 --sink table" in told.value.hint
+        assert "epochsink accept CHECKPOINT 0 --sink table" in told.value.hint
         query.accept("0")
         query.start()
         query.run(1)

@@ -527,7 +527,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/commits.py",
-        "            if not queue.pending:\n                self._refuse_swallowed()\n",
+        "        if not queue.pending:\n            self._refuse_swallowed()\n",
         "",
         CONSISTENCY + " -k swallowed",
         "rows that are lost without an error, because the user's function caught it",
@@ -733,8 +733,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/coordinator.py",
-        "            except Fenced:\n                # the one error",
-        "            except Exception:\n                # the one error",
+        "        except Fenced:\n            # the one error",
+        "        except Exception:\n            # the one error",
         COORDINATOR,
         "recorded rows that are ended because the store did not answer in time",
     ),
@@ -761,8 +761,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/coordinator.py",
-        "            run.queue.add(epoch.number)\n            run.queue.end_attempt()",
-        "            run.queue.end_attempt()",
+        "        run.queue.add(epoch.number)\n        run.queue.end_attempt()",
+        "        run.queue.end_attempt()",
         COORDINATOR,
         "rows that are invisible until the next start",
     ),

@@ -77,8 +77,6 @@ def test_a_superseded_driver_learns_it_by_tidying(query: Query) -> None:
     Query(query.world)
     with pytest.raises(Fenced):
         query.coordinator.tidy()
-    with pytest.raises(Fenced):
-        query.coordinator.queue.raise_failure()
 
 
 def test_an_attempt_waits_for_the_tidying_to_end(query: Query, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,11 @@ from elastic_transport import ApiResponseMeta, HttpHeaders, NodeConfig
 from psycopg import errors as psycopg_errors
 
 from epochsink.elasticsearch.errors import explained
-from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed, RowsRejected
+from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed, RowsRejected, WentBack
 from epochsink.kafka.errors import error as kafka_error
 from epochsink.postgres.errors import failure as postgres_failure
 from epochsink.protocol.checkpoint import OpenCheckpoint
-from epochsink.protocol.coordinator import Plan
+from epochsink.protocol.coordinator import Coordinator, Plan
 from epochsink.protocol.progress_tracker import ProgressTracker
 from epochsink.protocol.spool import Spool
 from epochsink.protocol.storage import LocalStorage
@@ -38,10 +38,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
+def _run(tmp_path: Path) -> Run:
     root = tmp_path / "checkpoint"
-    made = Run(
+    return Run(
         {"out": LocalSink(tmp_path / "sink")},
         OpenCheckpoint(LocalStorage(root), str(root), Spool.beside(str(root))),
         str(uuid.uuid4()),
@@ -51,6 +50,11 @@ def run(tmp_path: Path) -> Iterator[Run]:
         show_values=False,
         on_progress=None,
     )
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Run]:
+    made = _run(tmp_path)
     yield made
     made.release()
 
@@ -257,10 +261,41 @@ def test_nothing_goes_on_once_a_commit_has_failed_or_the_query_was_ended(run: Ru
 def test_an_epoch_that_raises_an_earlier_commits_failure_is_not_named_as_the_failed_one(known: tuple[str, ...]) -> None:
     told: list[EpochsinkError] = []
     execution: Any = SimpleNamespace(is_active=lambda: True, end_from_within=told.append, raised=lambda error: error)
-    failed = FailedEpoch(lambda number: [f"Epoch: {number}"], lambda _: None, show_values=False)
+    failed = FailedEpoch("/lake/orders", lambda number: [f"Epoch: {number}"], lambda _: None, show_values=False)
     with pytest.raises(RowsRejected), failed.told_to_spark(8, execution):
         raise RowsRejected("epoch 7 is refused", notes=known)
     assert told[0].notes == (known or ("Epoch: 8",))
+
+
+def _to_accept() -> WentBack:
+    return WentBack("the target was set back", hint="type: epochsink accept CHECKPOINT 3")
+
+
+def test_the_commands_in_an_error_name_the_checkpoint(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever an error leaves the library: from an epoch, from the commit thread, and from a start."""
+    execution: Any = SimpleNamespace(is_active=lambda: True, end_from_within=lambda _: None, raised=lambda error: error)
+    failed = FailedEpoch("/lake/orders", lambda _: [], lambda _: None, show_values=False)
+    with pytest.raises(WentBack, match="accept /lake/orders 3"), failed.told_to_spark(8, execution):
+        raise _to_accept()
+
+    def refuse(_coordinator: object) -> None:
+        raise _to_accept()
+
+    running: Any = Execution()
+    with monkeypatch.context() as patched:
+        patched.setattr(Coordinator, "commit_decided", refuse)
+        run._coordinator.queue.add(3)
+        run.bind(running)
+        with pytest.raises(WentBack, match=f"accept {tmp_path / 'checkpoint'} 3"):
+            run.settled()
+        running.alive = False
+        with pytest.raises(WentBack, match=f"accept {tmp_path / 'checkpoint'} 3"):
+            run.join()
+    monkeypatch.setattr(Coordinator, "recover", refuse)
+    with pytest.raises(WentBack, match=f"accept {tmp_path / 'checkpoint'} 3"):
+        _run(tmp_path)
 
 
 def test_a_second_call_in_an_epoch_is_refused_unless_the_first_has_failed(

@@ -41,17 +41,13 @@ class Commits:
     def commit_decided(self) -> bool:
         """Commit pending epochs that are decided, oldest first; return whether none is left pending."""
         queue = self._run.queue
-        try:
-            while queue.pending and self._is_decided(queue.pending[0]):
-                self.commit(queue.pending[0])
-                queue.remove_first()
-                # after that: the next epoch's vote does not wait for it
-                self._trim()
-            if not queue.pending:
-                self._refuse_swallowed()
-        except BaseException as failure:
-            self._run.fail(failure)
-            raise
+        while queue.pending and self._is_decided(queue.pending[0]):
+            self.commit(queue.pending[0])
+            queue.remove_first()
+            # after that: the next epoch's vote does not wait for it
+            self._trim()
+        if not queue.pending:
+            self._refuse_swallowed()
         return not queue.pending
 
     def _refuse_swallowed(self) -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.failpoints import reach
+from epochsink.identity import pipeline_name
 from epochsink.protocol import consistency
 from epochsink.protocol.commits import Commits
 from epochsink.protocol.consistency import AppliedCheck
@@ -60,7 +61,7 @@ class Coordinator:
     """Ties one streaming query's epochs to its sinks. One object for each run of the query.
 
     ``join_running`` lets a ledger begin on a checkpoint that already holds commits. ``monitor`` guards ``queue``, which
-    the two threads share. ``location`` is the checkpoint's, for people: in commands, and its last folder in targets.
+    the two threads share. ``location`` is the checkpoint's: its last folder names the query in targets, for people.
     ``listener`` gets the progress of each done epoch.
     """
 
@@ -78,8 +79,9 @@ class Coordinator:
         listener: Callable[[EpochProgress], None] | None = None,
     ) -> None:
         self.queue = CommitQueue(monitor)
+        pipeline = pipeline_name(location)
         self._run = RunState(
-            query_id, ledger, checkpoint, spool, participants, self.queue, location, ProgressTracker(listener)
+            query_id, ledger, checkpoint, spool, participants, self.queue, pipeline, ProgressTracker(listener)
         )
         self.progress = self._run.progress
         self._check = AppliedCheck(self._run)
@@ -101,22 +103,21 @@ class Coordinator:
         commit, and the next epoch may come much later. To be called once, before the
         first batch. Raises `WentBack`, `Fenced`, `OutcomeUnknown`.
         """
-        with self._run.addressed():
-            reach("coordinator.take.before")
-            self._take()
-            reach("coordinator.take.after")
-            history = self._run.ledger.verify()
-            self._refuse_disagreement(history)
-            # first: what a superseded driver prepared again and could not record may hold locks that a commit needs
-            self._fence_others()
-            for prepared in history.pending:
-                if self._run.checkpoint.is_decided(prepared.epoch):
-                    self._commits.commit(prepared.epoch)
-                elif prepared.epoch not in history.disputed:
-                    self._run.progress.recorded(prepared)
-                    self.queue.add(prepared.epoch)
-            reach("coordinator.recover.after")
-            log_recovery(history, self.queue.pending)
+        reach("coordinator.take.before")
+        self._take()
+        reach("coordinator.take.after")
+        history = self._run.ledger.verify()
+        self._refuse_disagreement(history)
+        # first: what a superseded driver prepared again and could not record may hold locks that a commit needs
+        self._fence_others()
+        for prepared in history.pending:
+            if self._run.checkpoint.is_decided(prepared.epoch):
+                self._commits.commit(prepared.epoch)
+            elif prepared.epoch not in history.disputed:
+                self._run.progress.recorded(prepared)
+                self.queue.add(prepared.epoch)
+        reach("coordinator.recover.after")
+        log_recovery(history, self.queue.pending)
 
     def _take(self) -> None:
         run = self._run
@@ -175,10 +176,6 @@ class Coordinator:
         Raises `WentBack` if the epoch's input differs from what is recorded of it, and whatever made the
         commit thread fail.
         """
-        with self._run.addressed():
-            return self._settle(number)
-
-    def _settle(self, number: int) -> Plan:
         run = self._run
         # until it is prepared: the user's function may catch whatever is raised from here on
         run.owed = number if run.owed < 0 else run.owed
@@ -273,27 +270,26 @@ class Coordinator:
         """
         run = self._run
         run.progress.written(epoch.number)
-        with run.addressed():
-            try:
-                prepared = self._vote(epoch, written, spooled, counts)
-            except Exception:
-                self.abandon(epoch)
-                raise
-            reach("coordinator.record.before")
-            run.owed = epoch.number
-            try:
-                run.ledger.append(prepared)
-            except Fenced:
-                # the one error that says that nothing was written. Any other leaves the attempt under way for good: it
-                # may be recorded, so nothing may end it
-                self.abandon(epoch)
-                raise
-            reach("coordinator.record.after")
-            run.progress.recorded(prepared)
-            run.owed = -1
-            run.recorded.add(epoch.number)
-            run.queue.add(epoch.number)
-            run.queue.end_attempt()
+        try:
+            prepared = self._vote(epoch, written, spooled, counts)
+        except Exception:
+            self.abandon(epoch)
+            raise
+        reach("coordinator.record.before")
+        run.owed = epoch.number
+        try:
+            run.ledger.append(prepared)
+        except Fenced:
+            # the one error that says that nothing was written. Any other leaves the attempt under way for good: it
+            # may be recorded, so nothing may end it
+            self.abandon(epoch)
+            raise
+        reach("coordinator.record.after")
+        run.progress.recorded(prepared)
+        run.owed = -1
+        run.recorded.add(epoch.number)
+        run.queue.add(epoch.number)
+        run.queue.end_attempt()
 
     def _vote(self, epoch: Epoch, written: Written, spooled: Spooled, counts: Counts) -> Prepared:
         run = self._run
@@ -340,8 +336,8 @@ class Coordinator:
     def commit_decided(self) -> bool:
         """Commit pending epochs that Spark has decided, oldest first; return whether none is left pending.
 
-        May be repeated at any time. An error is kept, and raised in the stream thread too: `WentBack` if Spark has
-        decided an epoch that this run was given and could not prepare.
+        May be repeated at any time. The caller tells the stream thread of an error, by `fail`. Raises `WentBack` if
+        Spark has decided an epoch that this run was given and could not prepare.
         """
         return self._commits.commit_decided()
 
@@ -359,8 +355,7 @@ class Coordinator:
         An epoch that is recorded and not decided stays for the next start, which adopts it. Raises `WentBack` if Spark
         has decided an epoch that is not in the ledger.
         """
-        with self._run.addressed():
-            self._commits.drain()
+        self._commits.drain()
 
     def note_failure(self, failure: str) -> None:
         """Keep why the query stops, in words without values of rows: for `progress`, and for `epochsink status`.
@@ -375,7 +370,7 @@ class Coordinator:
 
     def fail(self, failure: BaseException) -> None:
         """Keep the commit thread's failure for the stream thread, which raises it."""
-        self._run.fail(failure)
+        self.queue.fail(failure)
 
 
 def _log_changed_sinks(joining: Sequence[str], gone: Sequence[str], newest: int) -> None:

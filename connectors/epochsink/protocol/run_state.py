@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError, Fenced
-from epochsink.identity import pipeline_name
 from epochsink.protocol.progress_tracker import ProgressTracker
 from epochsink.sink import Ballot
 
@@ -167,7 +166,8 @@ class RunState:
     spool: Spool
     participants: Sequence[Participant]
     queue: CommitQueue
-    location: str = ""
+    pipeline: str = ""
+    """The query's name for people, in its targets."""
     progress: ProgressTracker = field(default_factory=ProgressTracker)
     participant_of: dict[str, Participant] = field(init=False)
     """Each sink's participant, in the order of the query."""
@@ -181,11 +181,6 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.participant_of = {name: one for one in self.participants for name in one.members}
-
-    @property
-    def pipeline(self) -> str:
-        """The query's name for people."""
-        return pipeline_name(self.location)
 
     def by_participant(self, sinks: Iterable[str]) -> list[tuple[Participant, list[str]]]:
         """Return the participants of some sinks, each with its own of them, in the order of the query.
@@ -233,18 +228,3 @@ class RunState:
         """Return a conclusion if the ledger is still ours; raises `Fenced` if it is not."""
         self.ledger.verify()
         return conclusion
-
-    @contextmanager
-    def addressed(self) -> Iterator[None]:
-        """Name the checkpoint in the commands of an error's hint: the code that raises it does not know the path."""
-        try:
-            yield
-        except EpochsinkError as failure:
-            failure.address(self.location)
-            raise
-
-    def fail(self, failure: BaseException) -> None:
-        """Keep the commit thread's failure for the stream thread, which raises it."""
-        if isinstance(failure, EpochsinkError):
-            failure.address(self.location)
-        self.queue.fail(failure)

@@ -42,9 +42,6 @@ class Sweep:
                     self._end_unrecorded()
         except OSError as failure:
             _log.warning("leftovers of losing tasks stay for the next sweep: %s", failure)
-        except BaseException as failure:
-            self._run.fail(failure)
-            raise
 
     def all(self) -> None:
         """Abort what the ledger, read now, does not name."""

@@ -35,13 +35,20 @@ class StreamInterrupted(Exception):
 class FailedEpoch:
     """Why the newest epoch of a query failed; ``failure`` is None after one that did not.
 
-    ``notes`` gives the lines that are added to the error: epoch, source offsets, what to type. ``keep`` gets the
-    failure in words without values of rows. ``show_values`` lets errors and logs quote values of rows.
+    ``checkpoint`` is its place, for the commands of hints. ``notes`` gives lines that are added to the error: epoch,
+    source offsets, what to type. ``keep`` gets the failure in words without values of rows. ``show_values`` lets errors
+    and logs quote values of rows.
     """
 
     def __init__(
-        self, notes: Callable[[int], Sequence[str]], keep: Callable[[str], None], *, show_values: bool
+        self,
+        checkpoint: str,
+        notes: Callable[[int], Sequence[str]],
+        keep: Callable[[str], None],
+        *,
+        show_values: bool,
     ) -> None:
+        self._checkpoint = checkpoint
         self._notes = notes
         self._keep = keep
         self._show_values = show_values
@@ -74,6 +81,7 @@ class FailedEpoch:
         if known is None and not (isinstance(failure, OSError) or is_of_spark(failure)):
             return failure
         told = known.fresh() if known is not None else _unprepared(failure, number)
+        told.address(self._checkpoint)
         if not self._show_values:
             told.hide_values()
         # an unreadable checkpoint must not hide the failure

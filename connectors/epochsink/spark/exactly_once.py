@@ -93,7 +93,7 @@ class ExactlyOnce:
 
     def _begin(self) -> None:
         """Make what belongs to this object in this process, and does not go with a pickle."""
-        self._failed = FailedEpoch(self._notes_on, self._note_failure, show_values=self.show_values)
+        self._failed = FailedEpoch(self.checkpoint, self._notes_on, self._note_failure, show_values=self.show_values)
         # start() and the first batch, in the stream thread, both may make the run
         self._lock = threading.RLock()
         self._run: Run | None = None

@@ -93,9 +93,11 @@ class Run:
         self._released = False
         try:
             self._coordinator.recover()
-        except BaseException:
+        except BaseException as failure:
             # nobody will join this run: its sessions would look like those of a driver that lives
             self.release()
+            if isinstance(failure, EpochsinkError):
+                failure.address(self.location)
             raise
 
     @property

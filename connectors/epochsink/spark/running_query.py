@@ -61,8 +61,9 @@ class RunningQuery:
         return self._commit_thread.failure is None and self.execution.is_active()
 
     def report(self, failure: BaseException) -> None:
-        """Add the command to type to what stops the commits, and leave values of rows out unless they may be shown."""
+        """Complete the commands of what stops the commits, and leave values of rows out unless they may be shown."""
         if isinstance(failure, EpochsinkError):
+            failure.address(self._location)
             failure.notes = failure.notes or (f"Type: epochsink status {shlex.quote(self._location)}",)
             if not self._show_values:
                 failure.hide_values()
