@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.failpoints import reach
-from epochsink.identity import pipeline_name
 from epochsink.protocol import consistency
 from epochsink.protocol.commits import Commits
 from epochsink.protocol.consistency import AppliedCheck
@@ -61,8 +60,8 @@ class Coordinator:
     """Ties one streaming query's epochs to its sinks. One object for each run of the query.
 
     ``join_running`` lets a ledger begin on a checkpoint that already holds commits. ``monitor`` guards ``queue``, which
-    the two threads share. ``location`` is the checkpoint's: its last folder names the query in targets, for people.
-    ``listener`` gets the progress of each done epoch.
+    the two threads share. ``location`` is the checkpoint's, for people: in a warning's command, and its last folder in
+    targets. ``listener`` gets the progress of each done epoch.
     """
 
     def __init__(
@@ -79,9 +78,8 @@ class Coordinator:
         listener: Callable[[EpochProgress], None] | None = None,
     ) -> None:
         self.queue = CommitQueue(monitor)
-        pipeline = pipeline_name(location)
         self._run = RunState(
-            query_id, ledger, checkpoint, spool, participants, self.queue, pipeline, ProgressTracker(listener)
+            query_id, ledger, checkpoint, spool, participants, self.queue, location, ProgressTracker(listener)
         )
         self.progress = self._run.progress
         self._check = AppliedCheck(self._run)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from epochsink.errors import EpochsinkError, Fenced
+from epochsink.identity import pipeline_name
 from epochsink.protocol.progress_tracker import ProgressTracker
 from epochsink.sink import Ballot
 
@@ -166,8 +167,7 @@ class RunState:
     spool: Spool
     participants: Sequence[Participant]
     queue: CommitQueue
-    pipeline: str = ""
-    """The query's name for people, in its targets."""
+    location: str = ""
     progress: ProgressTracker = field(default_factory=ProgressTracker)
     participant_of: dict[str, Participant] = field(init=False)
     """Each sink's participant, in the order of the query."""
@@ -181,6 +181,11 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.participant_of = {name: one for one in self.participants for name in one.members}
+
+    @property
+    def pipeline(self) -> str:
+        """The query's name for people, in its targets."""
+        return pipeline_name(self.location)
 
     def by_participant(self, sinks: Iterable[str]) -> list[tuple[Participant, list[str]]]:
         """Return the participants of some sinks, each with its own of them, in the order of the query.
