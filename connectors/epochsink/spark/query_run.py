@@ -6,7 +6,7 @@ import logging
 import threading
 import uuid
 import weakref
-from typing import TYPE_CHECKING, Final, NoReturn, cast
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from epochsink.errors import ConfigurationError, EpochsinkError
 from epochsink.protocol.checkpoint import Checkpoint
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.protocol.progress import EpochProgress, QueryProgress
-    from epochsink.protocol.storage import Storage
     from epochsink.sink import Executors, Sink
     from epochsink.spark.engine import Execution
 
@@ -71,7 +70,7 @@ class Run:
         self._participants = participants_of(sinks)
         for participant in self._participants:
             participant.executors = executors
-        files = cast("Storage", RetriedReads(opened.files))
+        files = RetriedReads(opened.files)
         self._checkpoint = Checkpoint(files)
         self._coordinator = Coordinator(
             query_id=query_id,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from epochsink.retry import retrying
 from epochsink.spark.error_translation import is_of_lost_jvm
@@ -40,8 +40,17 @@ class RetriedReads:
         """Return the names in a folder."""
         return self._again(lambda: self._files.names(folder))
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._files, name)
+    def create(self, name: str, data: bytes) -> bool:
+        """Make a file, in one attempt."""
+        return self._files.create(name, data)
+
+    def remove_many(self, names: Sequence[str]) -> None:
+        """Delete files, in one attempt: what stays is deleted later."""
+        self._files.remove_many(names)
+
+    def make_durable(self, name: str) -> None:
+        """Make a file of Spark's durable, in one attempt: after a failed sync, a second one may report success."""
+        self._files.make_durable(name)
 
     @staticmethod
     def _again(call: Callable[[], _Read]) -> _Read:
