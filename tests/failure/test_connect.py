@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import random
-import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 import pytest
 from harness import Harness, make_topic
 from indices import keyed
+from random_kills import CONNECT, KILLS, Killer, Kills
 from tables import make_table
 
 from epochsink.testing import Target
@@ -32,11 +29,8 @@ ROWS_FED: Final = 30
 CRASH: Final = "coordinator.commit.between:3"
 """Where the process of a run kills itself: Kafka and PostgreSQL have the epoch, Elasticsearch has nothing of it."""
 BACKLOG: Final = 4 * ROWS_FED
-"""Rows of each source partition that a run finds at its start: enough for it to be killed at work."""
-LONGEST_PAUSE_SECONDS: Final = 1.0
-ENDS_SECONDS: Final = 120.0
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(600 + 150 * KILLS)
 
 
 @pytest.fixture
@@ -65,31 +59,15 @@ def harness(
 
 
 def test_three_sinks_are_exact_when_worker_server_and_client_are_killed(harness: Harness) -> None:
-    """A run's process kills itself in the middle of a commit. Then a client is killed.
+    """A run's process kills itself in the middle of a commit. Then clients, servers and workers are killed at random.
 
-    Its server goes on with its run, until the next run takes the checkpoint. Then the server of that run is killed.
+    The server of a killed client goes on with its run, until the next run takes the checkpoint.
     """
-    seed = int(os.environ.get("EPOCHSINK_SEED") or random.randrange(2**32))
-    print(f"EPOCHSINK_SEED={seed}")  # noqa: T201 - to repeat it
-    chance = random.Random(seed)
+    kills = Kills("random kills on Connect", CONNECT)
     harness.feed(2 * ROWS_FED)
     harness.crash_at(CRASH)
-    with ExitStack() as left:
-        for what in ("client", "server"):
-            harness.feed(max(1, BACKLOG - harness.backlog()))
-            process = left.enter_context(harness.start())
-            # the server of the killed client decides epochs too
-            harness.wait_for(process, process.batch_worker, "the process of the run")
-            harness.wait_for_epochs(process, 1)
-            harness.pause(process, chance.uniform(0, LONGEST_PAUSE_SECONDS))
-            victim = process.driver if what == "client" else process.jvm()
-            assert victim is not None, what
-            harness.kill(process, what, victim)
-            if what == "server":
-                # its client asks for it for minutes
-                harness.kill(process, "client", process.driver)
-            code = process.wait(time.monotonic() + ENDS_SECONDS, harness.watch.look)
-            harness.log.write("ended", driver=process.driver, code=code)
+    Killer(harness, kills.chance, BACKLOG).kill_all([*kills.plan])
     harness.drain()
     report = harness.report()
+    kills.keep(report)
     assert report.clean, str(report)

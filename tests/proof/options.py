@@ -25,17 +25,17 @@ from confluent_kafka.schema_registry.avro import AvroDeserializer
 from elasticsearch import Elasticsearch
 from elasticsearch.helpers import scan
 from harness import WORKLOAD, Harness, make_topic
+from random_kills import CLASSIC, Killer, kill_plan
 
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, LocalRegistry
 from epochsink.devkit.services.artifacts import spark_avro, spark_packages
 from epochsink.testing.readers.kafka import KafkaReader
-from failure.test_random_kills_kafka import Killer
 from proof.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-KINDS: Final = ("driver", "JVM", "worker", "broker")
+BACKLOG: Final = 360
 STREAM: Final = "logs"
 
 Place = tuple[int, int]
@@ -226,19 +226,6 @@ class Findings:
         return [f"{count} {kind} in {name}" for (name, kind), count in sorted(self.wrong.items()) if count]
 
 
-class Rig:
-    """What `Killer` asks for."""
-
-    def __init__(self, harness: Harness, servers: Servers, chance: random.Random) -> None:
-        self.harness = harness
-        self._servers = servers
-        self._chance = chance
-
-    def kill_broker(self) -> None:
-        """Kill any of the services."""
-        self.harness.log.write("killed", what=self._servers.kill_one(self._chance), pid=0)
-
-
 def prove(folder: Path, servers: Servers, kills: list[str], chance: random.Random) -> dict[str, Any]:
     """Kill one run after another, look after each, let the last one end; return the figures of the record."""
     servers.make_targets()
@@ -247,7 +234,11 @@ def prove(folder: Path, servers: Servers, kills: list[str], chance: random.Rando
     made = servers.sinks(wider=False)
     with Harness(folder, servers.kafka, "source", sinks=made, settings=jars) as harness:
         targets = Targets(servers)
-        killer = Killer(Rig(harness, servers, chance), chance)  # type: ignore[arg-type]
+
+        def kill_service() -> None:
+            harness.log.write("killed", what=servers.kill_one(chance), pid=0)
+
+        killer = Killer(harness, chance, BACKLOG, kill_service)
         while kills:
             if len(kills) == total // 2:
                 # no epoch may be pending: a prepared transaction would hold the table's lock against the new column
@@ -279,8 +270,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="the folder of the records")
     said = parser.parse_args()
     chance, record = random.Random(said.seed), Record("options", said.seed)
-    kills = [KINDS[at % len(KINDS)] for at in range(said.kills)]
-    chance.shuffle(kills)
+    kills = kill_plan(chance, CLASSIC, said.kills)
     print(f"seed {said.seed}: {', '.join(reversed(kills))}", flush=True)  # noqa: T201 - to repeat it
     with ExitStack() as stack:
         started = [

@@ -46,6 +46,12 @@ KINDS: Final = {
         "struck",
     ),
     "random kills": Kind("random kills, Spark and Kafka", "kills", "make prove ONLY=kills", "kills"),
+    "random kills on Connect": Kind(
+        "random kills, all three sinks on [Spark Connect](../how-to/spark-connect.md)",
+        "kills",
+        "make prove ONLY=connect",
+        "kills",
+    ),
     "options": Kind("random kills, Spark and every option of the sinks", "kills", "make prove ONLY=options", "kills"),
     "soak": Kind("[soak](nemesis.md), a cluster of hosts, all three sinks", "faults", "make soak", "faults"),
     "mutants": Kind("mutants of the source, and the tests", "mutants", "make mutants", "tried", "killed"),

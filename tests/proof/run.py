@@ -14,6 +14,7 @@ import random
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -30,6 +31,7 @@ PLANS_IN: Final = 64
 MUTANTS_IN: Final = 32
 KILLS_A_MINUTE: Final = 4
 OPTIONS_KILLS_A_MINUTE: Final = 2
+CONNECT_KILLS_A_MINUTE: Final = 2
 ENDLESS: Final = 10**6
 
 
@@ -41,10 +43,10 @@ class Round:
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
-def _kills(minutes: float, seed: int, records: str) -> Round:
-    kills = max(4, round(minutes * KILLS_A_MINUTE))
+def _kills(test: str, a_minute: int, minutes: float, seed: int, records: str) -> Round:
+    kills = max(4, round(minutes * a_minute))
     settings = {"EPOCHSINK_KILLS": str(kills), "EPOCHSINK_SEED": str(seed), "EPOCHSINK_RECORDS": records}
-    return Round(["pytest", "-q", "-n", "0", "tests/failure/test_random_kills_kafka.py"], settings)
+    return Round(["pytest", "-q", "-n", "0", f"tests/failure/{test}.py"], settings)
 
 
 def _share(seed: int, each: int) -> dict[str, str]:
@@ -55,7 +57,8 @@ ROUNDS: Final[dict[str, Callable[[float, int, str], Round]]] = {
     "simulation": lambda minutes, seed, records: Round(
         ["simulation.explore", f"--minutes={minutes}", f"--seed={seed}", "--processes=2", f"--keep={records}"]
     ),
-    "kills": _kills,
+    "kills": partial(_kills, "test_random_kills_kafka", KILLS_A_MINUTE),
+    "connect": partial(_kills, "test_connect", CONNECT_KILLS_A_MINUTE),
     "options": lambda minutes, seed, records: Round(
         [
             "proof.options",

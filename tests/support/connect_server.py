@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -40,7 +41,9 @@ def start_server(settings: Mapping[str, str], jvm_options: str = "") -> tuple[su
     options = [word for name, value in given.items() for word in ("--conf", f"{name}={value}")]
     submit = Path(pyspark.__file__).with_name("bin") / "spark-submit"
     process = subprocess.Popen(
-        [str(submit), *options, "--class", CLASS, "spark-internal"], stdin=subprocess.DEVNULL, env=os.environ
+        [str(submit), *options, "--class", CLASS, "spark-internal"],
+        stdin=subprocess.DEVNULL,
+        env={"PYSPARK_PYTHON": sys.executable, **os.environ},
     )
     deadline = time.monotonic() + START_SECONDS
     while not _answers(port):
