@@ -3,7 +3,8 @@
     KAFKA=localhost:9092 DSN=postgresql://app@localhost/shop CHECKPOINT=/tmp/orders \
         spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0 kafka_to_postgres.py
 
-The version in --packages is that of your PySpark.
+The version in --packages is that of your PySpark. On Spark Connect the server has the package, and the command is
+``SPARK_REMOTE=sc://localhost KAFKA=... DSN=... CHECKPOINT=... python kafka_to_postgres.py``.
 
 The topic ``orders`` holds JSON: {"order_id": 7, "op": "U", "amount": 12.5, "updated_at": "2026-01-01T00:00:00Z"},
 where op "D" deletes. Runs until the topic is read to its end; start it again for what came since.

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from textwrap import indent
 from typing import TYPE_CHECKING
@@ -19,12 +19,15 @@ from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
+from connect_server import start_server
 
 from epochsink.devkit.demo.session import jvm_options
 from epochsink.devkit.services.artifacts import spark_avro, spark_packages
 from epochsink.testing.readers.kafka import KafkaReader
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from epochsink.devkit.services import KafkaService, LocalRegistry, PostgresService
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +76,10 @@ def execute(server: PostgresService, *statements: str) -> None:
 def test_kafka_to_postgres_keeps_a_table_of_the_newest_rows(
     kafka: KafkaService, postgres: PostgresService, tmp_path: Path
 ) -> None:
-    """Upserts take the newest row of a key, deletes remove it, and a second run adds only what came since."""
+    """Upserts take the newest row of a key, deletes remove it, and a second run adds only what came since.
+
+    The second run is on Spark Connect, with the same checkpoint.
+    """
     execute(
         postgres,
         "DROP TABLE IF EXISTS orders",
@@ -89,8 +95,21 @@ def test_kafka_to_postgres_keeps_a_table_of_the_newest_rows(
     assert rows(postgres, "SELECT order_id, amount FROM orders ORDER BY 1") == [(1, 1.0), (2, 2.5)]
 
     produce(kafka, [(1, "D", 0.0, 3), (4, "U", 4.0, 3)])
-    run(script, **settings)
+    with spark_connect() as url:
+        run(script, **settings, SPARK_REMOTE=url)
     assert rows(postgres, "SELECT order_id, amount FROM orders ORDER BY 1") == [(2, 2.5), (4, 4.0)]
+
+
+@contextmanager
+def spark_connect() -> Iterator[str]:
+    """Start a server of Spark Connect that can read Kafka; yield its URL."""
+    classes = ":".join(map(str, spark_packages()))
+    process, url = start_server({"spark.driver.extraClassPath": classes}, jvm_options())
+    try:
+        yield url
+    finally:
+        process.kill()
+        process.wait()
 
 
 def produce(kafka: KafkaService, changes: list[tuple[int, str, float, int]]) -> None:
