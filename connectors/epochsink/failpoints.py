@@ -51,6 +51,7 @@ POINTS: Final[dict[str, str]] = {
     "elasticsearch.bulk.between": "some bulk requests of the epoch are applied",
     "elasticsearch.part.between": "an executor has applied some bulk requests of its part",
     "elasticsearch.parts.after": "executors have applied all parts, before the driver judges what was refused",
+    "elasticsearch.letters.written": "documents of dead letters are written, before the letters are deleted",
     "elasticsearch.marker.before": "all bulk requests are applied, before the marker document",
 }
 """Every failpoint, and the state in which it fires."""

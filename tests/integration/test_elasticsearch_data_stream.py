@@ -19,9 +19,9 @@ from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
-from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
+from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import claim_document, identity_key
-from epochsink.sink import LastDone, Outcome
+from epochsink.sink import Chosen, LastDone, Outcome
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -295,6 +295,10 @@ def test_refused_documents_become_dead_letters_once_and_a_missing_pipeline_makes
             assert len(other.stored(dead)) == 2
             client.indices.put_settings(index=name, settings={"index.default_pipeline": None})
             assert other.commit(last).outcome is Outcome.COMMITTED
+            letters = other.committer.participant.letters("search")
+            with pytest.raises(ConfigurationError, match="is a data stream, and its dead letters are not retried"):
+                letters.retry(Chosen())
+            assert letters.drop(Chosen()) == 2
         assert numbers(client, name) == once(5)
 
 

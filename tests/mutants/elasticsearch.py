@@ -12,9 +12,39 @@ EPOCHS = "tests/unit/test_elasticsearch_epochs.py"
 PACE = "tests/unit/test_elasticsearch_pace.py"
 PIPELINES = "tests/integration/test_elasticsearch_pipelines.py"
 PLACEMENT = "tests/integration/test_elasticsearch_placement.py"
+RETRY = "tests/integration/test_elasticsearch_retry.py"
 STREAMS = "tests/integration/test_elasticsearch_data_stream.py"
 
 MUTANTS: list[Mutant] = [
+    # ---- dead letters
+    Mutant(
+        "elasticsearch/letters.py",
+        '        version = self._identity.origin["base"] + epoch\n',
+        '        version = self._identity.origin["base"] + epoch + 1\n',
+        f"{RETRY} -k never_replaced",
+        "a document of a later epoch, replaced by an older one",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
+        'version_type="external_gte"',
+        'version_type="external"',
+        f"{RETRY} -k 'killed_before or at_once'",
+        "letters that count as superseded, because their retry was killed",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
+        '{"filter": [{"term": {"epoch": kept.epoch}}, {"term": {"run": kept.run}}]}',
+        '{"filter": [{"term": {"epoch": kept.epoch + 1}}]}',
+        f"{RETRY} -k 'read_newest or the_limit'",
+        "letters of an epoch that its next start applies, taken for final ones",
+    ),
+    Mutant(
+        "elasticsearch/apply.py",
+        "            if self._set_aside > self._config.letters_limit * self._prepared.rows:\n",
+        "            if False:\n",
+        f"{RETRY} -k the_limit",
+        "an index without most of an epoch's rows",
+    ),
     # ---- bulk requests
     Mutant(
         "elasticsearch/errors.py",

@@ -109,6 +109,7 @@ def test_letters_are_listed_newest_first(kept: dict[str, ListedLetters], run: Ca
         "error": "odd",
         "row": {"id": 2},
         "set_aside_at": "2026-03-29T01:30:00+00:00",
+        "pending": False,
     }
 
 

@@ -175,5 +175,6 @@ def _tell(answer: Answer, sink: str, count: int, letters: Sequence[Letter]) -> N
     answer.say(f"sink '{sink}': {count} dead letter(s)" + (f", the newest {len(letters)}:" if letters else ""))
     for each in letters:
         row = json.dumps(each.row, ensure_ascii=False, default=str)
-        answer.say(f"  {each.id}  epoch {each.epoch}, {each.set_aside_at}: {f'{each.code} {each.error}'.strip()}")
+        epoch = f"epoch {each.epoch}{' (pending)' if each.pending else ''}"
+        answer.say(f"  {each.id}  {epoch}, {each.set_aside_at}: {f'{each.code} {each.error}'.strip()}")
         answer.say(f"    {row if len(row) <= _SHOWN else row[:_SHOWN] + ' ... (--json shows all of it)'}")

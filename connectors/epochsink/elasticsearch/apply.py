@@ -17,7 +17,7 @@ from epochsink.elasticsearch.bulk_request import Poster, post_all
 from epochsink.elasticsearch.changed_elsewhere import ChangedElsewhere
 from epochsink.elasticsearch.data_stream import Copies, Created, Stream
 from epochsink.elasticsearch.dead_letter import DeadLetters
-from epochsink.elasticsearch.errors import Refusal, documents_rejected
+from epochsink.elasticsearch.errors import Refusal, documents_rejected, too_many_letters
 from epochsink.errors import OutcomeUnknown, RowsRejected
 from epochsink.sink import NotCarriedOut
 
@@ -331,6 +331,10 @@ class Application:
             self._refuse_unfit_index(others)
             self._dead_letters.keep(others)
             self._set_aside += len(others)
+            if self._set_aside > self._config.letters_limit * self._prepared.rows:
+                raise too_many_letters(
+                    others, self._set_aside, self._prepared.rows, self._config.letters_limit, self._pending
+                )
             return
         self._rejected += others
         # The error shows only a few of them, and millions would fill the memory.
@@ -352,5 +356,8 @@ class Application:
                 )
 
     def _stopped(self) -> RowsRejected:
-        state = f"epoch {self._epoch.number} stays pending in the ledger, and its rows in the spool: nothing is lost"
-        return documents_rejected(self._rejected, f"index {self._prepared.index!r}; {state}")
+        return documents_rejected(self._rejected, f"index {self._prepared.index!r}; {self._pending}")
+
+    @property
+    def _pending(self) -> str:
+        return f"epoch {self._epoch.number} stays pending in the ledger, and its rows in the spool: nothing is lost"

@@ -106,11 +106,11 @@ def create_heads() -> tuple[pa.Scalar, pa.Scalar]:
     return create, create
 
 
-def newer(operations: Sequence[tuple[Refusal, int]]) -> Request:
+def newer(operations: Sequence[tuple[Refusal, int]], version_type: str = "external") -> Request:
     """Return a request of refused operations, each with the version over whose smaller ones it is applied."""
     rendered = []
     for refused, version in operations:
-        fields = {"version": version, "version_type": "external", **refused.place, "_id": refused.id}
+        fields = {"version": version, "version_type": version_type, **refused.place, "_id": refused.id}
         action = json.dumps({"delete" if refused.source is None else "index": fields}).encode() + b"\n"
         rendered.append(action if refused.source is None else action + refused.source.encode() + b"\n")
     offsets = np.cumsum([0, *map(len, rendered)], dtype=np.int64)

@@ -19,6 +19,7 @@ from epochsink.elasticsearch.connection import connect
 from epochsink.elasticsearch.data_stream import Stream
 from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 from epochsink.elasticsearch.examine import examine
+from epochsink.elasticsearch.letters import ElasticsearchLetters
 from epochsink.elasticsearch.pace import Pace
 from epochsink.elasticsearch.writer import too_many_indices
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
@@ -131,6 +132,11 @@ class ElasticsearchCommitter(Participant):
         newest = done.epoch if done is not None and pending is None else -1
         with errors.explained(OutcomeUnknown, f"counting the documents of index {self._config.shown_index!r}"):
             return audit(self._client, self._config, self._me, receipts, newest=newest)
+
+    def letters(self, sink: str) -> ElasticsearchLetters | None:
+        """Return the letters in ``dead_letter_index``."""
+        index = self._config.dead_letter_index
+        return None if index is None else ElasticsearchLetters(self._client, self._config, self._me, index)
 
     def _require_configured(
         self, kept: applied_epochs.Marker | None, names: Sequence[str] = ()

@@ -60,6 +60,7 @@ class ElasticsearchConfig:
     order_by: tuple[str, ...]
     delete_when: str | None
     dead_letter_index: str | None
+    letters_limit: float
     validate: bool
     refresh: bool
     create: bool
@@ -95,6 +96,7 @@ class ElasticsearchConfig:
         pipeline: str | None = None,
         on_rejected: Literal["stop", "dead_letter"] = "stop",
         dead_letter_index: str | None = None,
+        letters_limit: float = 1.0,
         validate: bool = False,
         refresh: bool = False,
         create: bool | Mapping[str, Any] = True,
@@ -120,6 +122,7 @@ class ElasticsearchConfig:
             "dead_letter_index": None
             if dead_letter_index is None
             else _index_name("dead_letter_index", dead_letter_index),
+            "letters_limit": arguments.share("letters_limit", letters_limit),
             "validate": arguments.flag("validate", validate),
             "refresh": arguments.flag("refresh", refresh),
             "create": create is not False,
@@ -243,6 +246,11 @@ class ElasticsearchConfig:
             raise ConfigurationError(
                 f"on_rejected={on_rejected!r} and dead_letter_index={self.dead_letter_index!r} contradict each other",
                 hint='give both on_rejected="dead_letter" and dead_letter_index=, or neither',
+            )
+        if self.dead_letter_index is None and self.letters_limit != 1.0:
+            raise ConfigurationError(
+                f"letters_limit={self.letters_limit!r} without on_rejected='dead_letter': no row becomes a dead letter",
+                hint="give on_rejected='dead_letter' with dead_letter_index=, or leave letters_limit= out",
             )
         if self.dead_letter_index == self.index:
             raise ConfigurationError(

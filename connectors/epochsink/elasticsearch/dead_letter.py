@@ -54,8 +54,6 @@ def forget_other_runs(
 
     Call this after reading the marker: otherwise a driver that was paused could delete its successor's letters.
     """
-    # One version above that of the letters: a late write of such a run must not restore them.
-    heads = action_heads(version=identity.origin["base"] + epoch.number + 1, version_type="external_gte")
     mine = [{"term": {"key": identity_key(identity)}}, {"term": {"epoch": epoch.number}}]
     query = {"bool": {"filter": mine, "must_not": {"term": {"run": run}}}}
     poster = Poster(client, index, timeout)
@@ -64,9 +62,16 @@ def forget_other_runs(
         found = client.search(index=index, query=query, size=_PAGE, source=False)["hits"]["hits"]
         if not found:
             return
-        ids = pa.array([json.dumps({"_id": hit["_id"]})[1:] for hit in found])
-        if poster.post(render(ids, pa.nulls(len(found), pa.string()), heads)):
+        if delete(poster, [hit["_id"] for hit in found], identity, epoch.number):
             return  # another driver deletes them
+
+
+def delete(poster: Poster, letters: Sequence[str], identity: Identity, epoch: int) -> list[Refusal]:
+    """Delete letters of an epoch by their ids; return what is refused. Raises `GaveUp`."""
+    # One version above that of the letters: a late write must not restore them.
+    heads = action_heads(version=identity.origin["base"] + epoch + 1, version_type="external_gte")
+    ids = pa.array([json.dumps({"_id": each})[1:] for each in letters])
+    return poster.post(render(ids, pa.nulls(len(letters), pa.string()), heads))
 
 
 class DeadLetters:

@@ -175,15 +175,28 @@ def explained(kind: type[EpochsinkError], doing: str, state: str = "") -> Iterat
 
 def documents_rejected(refused: Sequence[Refusal], state: str) -> RowsRejected:
     """Return the error that shows the first refused documents and the number of the others."""
-    kinds = Counter(_without_values(each) for each in refused)
-    shown = "; ".join(f"{count} times {kind}" for kind, count in kinds.most_common(5))
     return RowsRejected(
-        f"Elasticsearch permanently refuses {len(refused)} document(s): {shown}; {state}",
+        f"Elasticsearch permanently refuses {len(refused)} document(s): {_kinds(refused)}; {state}",
         hint="correct the mapping (or the rows, by select= or where=) and start the query again, or give "
         'on_rejected="dead_letter" with dead_letter_index= to set such documents aside',
         values="; ".join(f"_id {each.id!r}: {each.reason}" for each in refused[:5]),
         ids=[each.id for each in refused[:100]],
     )
+
+
+def too_many_letters(refused: Sequence[Refusal], letters: int, rows: int, limit: float, state: str) -> RowsRejected:
+    """Return the error for an epoch with more dead letters than ``limit`` allows; ``refused`` are the last ones."""
+    return RowsRejected(
+        f"at least {letters} of {rows} rows are refused, more than letters_limit={limit}: {_kinds(refused)}; {state}",
+        hint="see which: epochsink letters list CHECKPOINT --sinks MODULE:ATTRIBUTE; correct the mapping or raise "
+        "letters_limit=, and start the query again: it applies the epoch",
+        values="; ".join(f"_id {each.id!r}: {each.reason}" for each in refused[:5]),
+    )
+
+
+def _kinds(refused: Sequence[Refusal]) -> str:
+    kinds = Counter(_without_values(each) for each in refused)
+    return "; ".join(f"{count} times {kind}" for kind, count in kinds.most_common(5))
 
 
 def _without_values(refusal: Refusal) -> str:

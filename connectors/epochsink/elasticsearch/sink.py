@@ -47,6 +47,9 @@ class Elasticsearch(ElasticsearchConfig, Sink):
         on_rejected: what to do with documents that the server permanently refuses: ``"stop"`` stops the query (the
             epoch stays pending), ``"dead_letter"`` writes them to ``dead_letter_index``.
         dead_letter_index: the index for such documents, with reason, epoch and source.
+        letters_limit: the share of an epoch's rows, 0 to 1, above which dead letters stop the query after all. What a
+            task finds counts before the epoch is decided; what the server refuses, when the epoch is applied: it stays
+            pending then.
         validate: whether each task asks the server before the checkpoint if it would accept the documents. The server
             then parses each document twice.
         refresh: whether an epoch is searchable at the end of its commit. With ``index.refresh_interval`` of -1 searches

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.preflight import Validator
     from epochsink.sink import Committable, Task
 
-_LONGEST_ID: Final = 512
+LONGEST_ID: Final = 512
 _ENVELOPE: Final = len('"_id":""}')
 
 
@@ -107,15 +107,15 @@ def too_many_indices(names: Collection[str]) -> RowsRejected:
 def check_ids(ids: pa.Array) -> None:
     """Refuse ids that are NULL, empty or too long. Raises `RowsRejected`."""
     lengths = pc.fill_null(pc.binary_length(ids), arrow_buffers.number(0, "int32"))
-    shortest, longest = (arrow_buffers.number(_ENVELOPE + length, "int32") for length in (0, _LONGEST_ID))
+    shortest, longest = (arrow_buffers.number(_ENVELOPE + length, "int32") for length in (0, LONGEST_ID))
     unusual = pc.or_(pc.less_equal(lengths, shortest), pc.greater(lengths, longest))
     for text in ids.filter(unusual).to_pylist():
         found = json.loads("{" + (text or "}")).get("_id")
-        if not found or len(found.encode()) > _LONGEST_ID:
+        if not found or len(found.encode()) > LONGEST_ID:
             missing = "a row has no _id: its key is NULL, or not valid UTF-8"
             what = missing if found is None else f"a row has an _id of {len(found.encode())} bytes"
             raise RowsRejected(
-                f"{what}; it must have 1 to {_LONGEST_ID} bytes",
+                f"{what}; it must have 1 to {LONGEST_ID} bytes",
                 hint="leave such rows out with where=, give a key= expression that is never NULL, "
                 "or a digest of long ones, e.g. key='sha2(url, 256)'",
                 values="" if found is None else f"_id {found!r}",
@@ -125,13 +125,13 @@ def check_ids(ids: pa.Array) -> None:
 def check_routings(routings: pa.Array) -> None:
     """Refuse routings that are NULL, empty or too long. Raises `RowsRejected`."""
     lengths = pc.binary_length(routings)
-    shortest, longest = (arrow_buffers.number(len('{"routing":""}') + more, "int32") for more in (1, _LONGEST_ID))
+    shortest, longest = (arrow_buffers.number(len('{"routing":""}') + more, "int32") for more in (1, LONGEST_ID))
     unfit = pc.or_(pc.less(lengths, shortest), pc.greater(lengths, longest))
     for text in routings.filter(unfit).to_pylist():
         found = json.loads(text).get("routing")
         what = "is empty, NULL or not valid UTF-8" if not found else f"has {len(text)} bytes as JSON"
         raise RowsRejected(
-            f"the routing of a row {what}; it must have 1 to {_LONGEST_ID} bytes",
+            f"the routing of a row {what}; it must have 1 to {LONGEST_ID} bytes",
             hint="leave such rows out with where=, or give routing= an expression that is never NULL, e.g. "
             "routing=\"coalesce(region, 'none')\"",
             values=f"routing {found!r}",

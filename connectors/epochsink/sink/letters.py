@@ -15,7 +15,7 @@ class Letter:
     """One dead letter. ``id`` names it among those of its sink, for as long as it is there.
 
     ``code`` is the target's code or type of the error, "" if epochsink itself found it. ``row`` is what JSON can hold
-    of the row. ``set_aside_at`` is in ISO 8601.
+    of the row. ``set_aside_at`` is in ISO 8601. ``pending``: its epoch is not applied yet; the next start applies it.
     """
 
     id: str
@@ -24,6 +24,7 @@ class Letter:
     error: str
     row: Any
     set_aside_at: str
+    pending: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +68,11 @@ class Letters(ABC):
 
     @abstractmethod
     def read(self, chosen: Chosen, limit: int) -> Sequence[Letter]:
-        """Return at most ``limit`` of the chosen letters, newest first."""
+        """Return at most ``limit`` of the chosen letters, newest first; pending ones too."""
 
     @abstractmethod
     def count(self, chosen: Chosen) -> int:
-        """Return the number of chosen letters."""
+        """Return the number of chosen letters that are not pending: those that `retry` and `drop` take."""
 
     @abstractmethod
     def caution(self) -> str:

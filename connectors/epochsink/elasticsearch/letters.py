@@ -1,0 +1,248 @@
+"""Show an operator the dead letters of an index, and retry or drop them.
+
+A retry writes a document as its epoch would have: with the same ``_id`` and the same version. Then it deletes the
+letter. Killed in between, or done twice at once, it stores the same document again; a document that a later epoch has
+written has a higher version and stays.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final
+
+from epochsink.elasticsearch import applied_epochs, bulk_body, target_index
+from epochsink.elasticsearch.bulk_request import Poster
+from epochsink.elasticsearch.connection import refresh
+from epochsink.elasticsearch.data_stream import Stream
+from epochsink.elasticsearch.dead_letter import delete
+from epochsink.elasticsearch.errors import GaveUp, Refusal, explained
+from epochsink.elasticsearch.writer import LONGEST_ID
+from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed
+from epochsink.failpoints import reach
+from epochsink.identity import identity_key
+from epochsink.sink import Letter, Letters, Retried
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import elasticsearch
+
+    from epochsink.elasticsearch.applied_epochs import Marker
+    from epochsink.elasticsearch.config import ElasticsearchConfig
+    from epochsink.sink import Chosen, Identity
+
+Hit = dict[str, Any]
+
+_PAGE: Final = 500
+_WINDOW: Final = 10_000
+"""The most hits that one search may return."""
+_ALIVE: Final = "5m"
+
+
+class ElasticsearchLetters(Letters):
+    """The letters of one sink in the dead-letter index ``index``."""
+
+    def __init__(
+        self, client: elasticsearch.Elasticsearch, config: ElasticsearchConfig, identity: Identity, index: str
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._identity = identity
+        self._index = index
+
+    def read(self, chosen: Chosen, limit: int) -> list[Letter]:
+        """Return the newest letters, also those of an epoch that is not applied yet, once each."""
+        with self._explained("reading"):
+            kept = applied_epochs.read(self._client, self._identity)
+            self._refresh()
+            query = self._query(chosen, [*_applied(kept), *_pending(kept)])
+            newest = [{"epoch": "desc"}, {"rejected_at": "desc"}]
+            found = self._client.search(index=self._index, query=query, size=min(limit, _WINDOW), sort=newest)
+        letters: dict[str, Letter] = {}
+        for hit in found["hits"]["hits"]:
+            # each run at a pending epoch has written letters, whose ids end in the run
+            name = hit["_id"].removesuffix(hit["_source"]["run"])
+            letters.setdefault(name, _letter(hit, kept))
+        return list(letters.values())
+
+    def count(self, chosen: Chosen) -> int:
+        """Return the number of letters of applied epochs."""
+        with self._explained("counting"):
+            self._refresh()
+            kept = applied_epochs.read(self._client, self._identity)
+            return int(self._client.count(index=self._index, query=self._query(chosen, _applied(kept)))["count"])
+
+    def caution(self) -> str:
+        """Say which stored documents a retry replaces."""
+        if not self._config.key:
+            return ""
+        said = "a document stays if a later epoch has written its key, or another program has changed it since"
+        if self._config.delete_when:
+            said += (
+                f"; one that a later epoch deleted more than {self._config.gc_deletes} ago (gc_deletes=) is added again"
+            )
+        return said
+
+    def drop(self, chosen: Chosen) -> int:
+        """Delete letters of applied epochs."""
+        dropped = 0
+        with self._explained("deleting"):
+            for epoch, hits in self._applied(chosen, applied_epochs.read(self._client, self._identity)):
+                self._delete(epoch, hits)
+                dropped += len(hits)
+        return dropped
+
+    def retry(self, chosen: Chosen) -> Retried:
+        """Write the documents of letters of applied epochs, then delete the letters."""
+        done = Retried()
+        with self._explained("retrying"):
+            kept = applied_epochs.read(self._client, self._identity)
+            if kept is None:
+                return done
+            poster = self._target(kept)
+            for epoch, hits in self._applied(chosen, kept):
+                done += self._retry(poster, epoch, hits)
+            if self._config.refresh and self._config.index and done.written:
+                refresh(self._client, self._config.index)
+        return done
+
+    def _target(self, kept: Marker) -> Poster:
+        """Return what posts to the index, which must be the one that the marker names. Raises `WentBack`."""
+        config = self._config
+        found: target_index.Target | target_index.Targets | Stream = (
+            target_index.require_same(self._client, config, kept)
+            if config.index
+            else target_index.require_each(self._client, config, kept, kept.indices)
+        )
+        if isinstance(found, Stream):
+            raise ConfigurationError(
+                f"{config.index!r} is a data stream, and its dead letters are not retried: a document may be in a "
+                "backing index of before the last rollover, and would be added to the next one too",
+                hint="take the rows from: epochsink letters list --json, add them yourself, and drop the letters",
+            )
+        stored_in = found.stored_in(config.pipeline)
+        return Poster(self._client, config.index, config.timeout, pipeline=config.pipeline, stored_in=stored_in)
+
+    def _retry(self, poster: Poster, epoch: int, hits: Sequence[Hit]) -> Retried:
+        reasons: dict[str, str] = {}
+        operations: dict[tuple[str, str], tuple[str, Refusal]] = {}
+        for hit in hits:
+            refusal, wrong = self._operation(hit["_source"])
+            if wrong:
+                reasons[hit["_id"]] = wrong
+            else:
+                operations[refusal.id, refusal.place.get("_index", "")] = hit["_id"], refusal
+        version = self._identity.origin["base"] + epoch
+        superseded = 0
+        if operations:
+            request = bulk_body.newer(
+                [(refusal, version) for _, refusal in operations.values()], version_type="external_gte"
+            )
+            for refused in poster.post(request):
+                name, _ = operations[refused.id, refused.place.get("_index", "")]
+                if refused.conflict:
+                    superseded += 1
+                else:
+                    reasons[name] = refused.reason
+        reach("elasticsearch.letters.written")
+        gone = [hit for hit in hits if hit["_id"] not in reasons]
+        self._delete(epoch, gone)
+        return Retried(len(gone) - superseded, superseded, len(reasons), next(iter(reasons.values()), ""))
+
+    def _operation(self, letter: Mapping[str, Any]) -> tuple[Refusal, str]:
+        """Return the operation that was refused, and why it cannot be sent again, if so."""
+        place = {name: letter[name] for name in ("routing",) if letter.get(name)}
+        if not self._config.index:
+            place["_index"] = letter["index"]
+        refusal = Refusal(letter["id"] or "", letter["source"], letter["status"], letter["error"], "", place)
+        if not 0 < len(refusal.id.encode()) <= LONGEST_ID:
+            return refusal, letter["reason"]  # the server would refuse the whole request
+        if self._config.index and letter["index"] != self._config.index:
+            return (
+                refusal,
+                f"it was for the index {letter['index']!r}, and the sink writes to {self._config.index!r} now",
+            )
+        if not self._config.index and not self._exists(letter["index"]):
+            return refusal, f"the index {letter['index']!r} does not exist"
+        return refusal, ""
+
+    def _exists(self, index: str) -> bool:
+        # otherwise the server would create it, without the mapping of the sink
+        return index in target_index.find_each(self._client, self._config, [index])
+
+    def _applied(self, chosen: Chosen, kept: Marker | None) -> Iterator[tuple[int, list[Hit]]]:
+        """Yield all chosen letters of applied epochs, by epoch, in parts."""
+        self._refresh()
+        opened = self._client.open_point_in_time(index=self._index, keep_alive=_ALIVE)["id"]
+        try:
+            after = None
+            while True:
+                found = self._client.search(
+                    query=self._query(chosen, _applied(kept)),
+                    size=_PAGE,
+                    pit={"id": opened, "keep_alive": _ALIVE},
+                    sort=[{"epoch": "asc"}, {"_shard_doc": "asc"}],
+                    search_after=after,
+                )
+                opened = found["pit_id"]
+                hits = found["hits"]["hits"]
+                if not hits:
+                    return
+                after = hits[-1]["sort"]
+                for epoch, part in groupby(hits, lambda hit: int(hit["_source"]["epoch"])):
+                    yield epoch, list(part)
+        finally:
+            self._client.close_point_in_time(id=opened)
+
+    def _query(self, chosen: Chosen, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return the query for chosen letters to which one of the conditions ``states`` applies."""
+        conditions: list[dict[str, Any]] = [{"term": {"key": identity_key(self._identity)}}]
+        if chosen.ids:
+            conditions.append({"ids": {"values": list(chosen.ids)}})
+        if chosen.epoch is not None:
+            conditions.append({"term": {"epoch": chosen.epoch}})
+        return {"bool": {"filter": conditions, "should": list(states), "minimum_should_match": 1}}
+
+    def _delete(self, epoch: int, hits: Sequence[Hit]) -> None:
+        poster = Poster(self._client, self._index, self._config.timeout)
+        if hits:
+            delete(poster, [hit["_id"] for hit in hits], self._identity, epoch)
+
+    def _refresh(self) -> None:
+        refresh(self._client, self._index)
+
+    @contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        try:
+            with explained(PrepareFailed, f"{doing} the dead letters in {self._index!r}"):
+                yield
+        except GaveUp as error:
+            raise OutcomeUnknown(
+                f"{doing} the dead letters in {self._index!r} was broken off: {error}",
+                hint="type it again: what is done is not done twice",
+            ) from error
+
+
+def _applied(kept: Marker | None) -> list[dict[str, Any]]:
+    """Return the conditions of letters that count: of the marker's run, or of earlier epochs."""
+    if kept is None:
+        return [{"match_none": {}}]
+    newest = {"bool": {"filter": [{"term": {"epoch": kept.epoch}}, {"term": {"run": kept.run}}]}}
+    return [{"range": {"epoch": {"lt": kept.epoch}}}, newest]
+
+
+def _pending(kept: Marker | None) -> list[dict[str, Any]]:
+    """Return the condition of letters of an epoch that is not applied."""
+    return [{"range": {"epoch": {"gt": -1 if kept is None else kept.epoch}}}]
+
+
+def _letter(hit: Hit, kept: Marker | None) -> Letter:
+    told = hit["_source"]
+    row = {name: told[name] for name in ("index", "routing") if name in told}
+    row |= {"_id": told["id"], "document": None if told["source"] is None else json.loads(told["source"])}
+    at = datetime.fromtimestamp(told["rejected_at"] / 1000, UTC).isoformat(timespec="seconds")
+    pending = kept is None or told["epoch"] > kept.epoch
+    return Letter(hit["_id"], told["epoch"], told["error"], told["reason"], row, at, pending)
