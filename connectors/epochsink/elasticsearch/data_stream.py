@@ -9,8 +9,9 @@ document with it is the one to write.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import quote
 
 import numpy as np
@@ -37,9 +38,27 @@ _UNFIT_MODES: Final = {
 """Settings of a backing index with which documents cannot be found by a given ``_id``, and why."""
 
 
+class SeveralIndices(ABC):
+    """Indices that are used like one `Target`, whose uuid and history are those of each."""
+
+    __slots__ = ()
+    uuid: ClassVar[str] = ""
+    history: ClassVar[str] = ""
+
+    @property
+    @abstractmethod
+    def indices(self) -> Mapping[str, tuple[str, str]]:
+        """The uuid and history of each index."""
+
+    @property
+    def incarnation(self) -> Mapping[str, tuple[str, str]]:
+        """Equal if there are the same indices, each the same as before: a data stream has not rolled over either."""
+        return self.indices
+
+
 @dataclass(frozen=True, slots=True)
-class Stream:
-    """An existing data stream, used like one `Target`.
+class Stream(SeveralIndices):
+    """An existing data stream.
 
     ``backing`` has the flat settings of its backing indices, oldest first; `written` is the last one. `since` leaves
     out those that cannot hold documents of an epoch. ``mapping`` is that of `written`, ``beside`` as in `Target`.
@@ -61,27 +80,12 @@ class Stream:
         return self.backing[self.written]
 
     @property
-    def uuid(self) -> str:
-        """Nothing, as `history`: see `indices`."""
-        return ""
-
-    @property
-    def history(self) -> str:
-        """Nothing."""
-        return ""
-
-    @property
     def indices(self) -> Mapping[str, tuple[str, str]]:
         """The uuid and history of each backing index."""
         return {
             name: (settings["index.uuid"], settings.get("index.history.uuid", ""))
             for name, settings in self.backing.items()
         }
-
-    @property
-    def incarnation(self) -> Mapping[str, tuple[str, str]]:
-        """Equal if the stream has not rolled over, and each backing index is the same."""
-        return self.indices
 
     @property
     def refreshes_itself(self) -> bool:

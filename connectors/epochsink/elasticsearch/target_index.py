@@ -10,7 +10,7 @@ import elasticsearch
 
 from epochsink.elasticsearch import applied_epochs, data_stream, index_settings, pipelines
 from epochsink.elasticsearch.connection import refresh
-from epochsink.elasticsearch.data_stream import Stream
+from epochsink.elasticsearch.data_stream import SeveralIndices, Stream
 from epochsink.elasticsearch.errors import UnfitIndex
 from epochsink.errors import WentBack
 
@@ -76,8 +76,8 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
-    """The existing indices that the rows of an epoch name (``index_by``), used like one `Target`.
+class Targets(SeveralIndices):
+    """The existing indices that the rows of an epoch name (``index_by``).
 
     ``index`` is shown in messages. ``each`` has the indices by their names.
     """
@@ -86,24 +86,9 @@ class Targets:
     each: Mapping[str, Target]
 
     @property
-    def uuid(self) -> str:
-        """Nothing, as `history`: see `indices`."""
-        return ""
-
-    @property
-    def history(self) -> str:
-        """Nothing."""
-        return ""
-
-    @property
     def indices(self) -> Mapping[str, tuple[str, str]]:
         """The uuid and history of each index."""
         return {name: found.incarnation for name, found in self.each.items()}
-
-    @property
-    def incarnation(self) -> Mapping[str, tuple[str, str]]:
-        """Equal if each index is the same."""
-        return self.indices
 
     def stored_in(self, pipeline: str | None) -> str | None:
         """Return the indices in which documents pass a pipeline (see `Poster`), None if there are none."""

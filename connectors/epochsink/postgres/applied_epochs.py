@@ -16,7 +16,7 @@ from psycopg import errors, sql
 
 from epochsink.identity import identity_key
 from epochsink.postgres.committable import read_part
-from epochsink.postgres.prepared_transaction import LOCAL, create_if_missing
+from epochsink.postgres.prepared_transaction import LOCAL, create_unless_seen
 from epochsink.sink import Mark, verify_marks
 
 if TYPE_CHECKING:
@@ -141,12 +141,8 @@ def marks_of(last: LastDone) -> dict[str, Mark]:
 
 def create(connection: Connection, schema: str) -> None:
     """Create the schema and the marker table if they do not exist. Raises `psycopg.Error`."""
-    for exists, statement in (("to_regnamespace", schema_ddl(schema)), ("to_regclass", table_ddl(schema))):
-        name = sql.Identifier(schema) if exists == "to_regnamespace" else sql.Identifier(schema, TABLE)
-        query = sql.SQL("SELECT {}(%s) IS NULL").format(sql.SQL(exists))
-        missing = connection.execute(query, [name.as_string(connection)]).fetchone()
-        if missing and missing[0]:
-            create_if_missing(connection, statement)
+    create_unless_seen(connection, "to_regnamespace", sql.Identifier(schema), schema_ddl(schema))
+    create_unless_seen(connection, "to_regclass", sql.Identifier(schema, TABLE), table_ddl(schema))
 
 
 def schema_ddl(schema: str) -> sql.Composed:

@@ -17,16 +17,15 @@ import pyarrow as pa
 from psycopg import errors, sql
 
 from epochsink.errors import RowsRejected
-from epochsink.postgres.committable import Relation
 from epochsink.postgres.errors import describe, rule_of
-from epochsink.postgres.prepared_transaction import create_if_missing
+from epochsink.postgres.prepared_transaction import create_unless_seen
 from epochsink.postgres.staging import DELETED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from typing import LiteralString
 
-    from epochsink.postgres.committable import Member, Merge
+    from epochsink.postgres.committable import Member, Merge, Relation
     from epochsink.postgres.server import Connection
     from epochsink.sink import Epoch, Identity
 
@@ -117,9 +116,7 @@ class Letters:
 
 def create(connection: Connection, schema: str) -> None:
     """Create the table of letters if it does not exist. Raises `psycopg.Error`."""
-    found = connection.execute("SELECT pg_catalog.to_regclass(%s) IS NULL", [str(Relation(schema, TABLE))]).fetchone()
-    if found and found[0]:
-        create_if_missing(connection, table_ddl(schema))
+    create_unless_seen(connection, "to_regclass", sql.Identifier(schema, TABLE), table_ddl(schema))
 
 
 def check(connection: Connection, schema: str, user: str) -> Iterator[str]:

@@ -15,6 +15,7 @@ from epochsink.retry import retrying
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from typing import LiteralString
 
     from epochsink.identity import PreparedName
     from epochsink.postgres.server import Connection
@@ -40,6 +41,17 @@ def create_if_missing(connection: Connection, statement: sql.Composed) -> None:
         connection.execute(LOCAL + statement)
     except (errors.UniqueViolation, errors.DuplicateSchema, errors.DuplicateTable, errors.DuplicateObject):
         connection.execute(LOCAL + statement)
+
+
+def create_unless_seen(
+    connection: Connection, look_up: LiteralString, name: sql.Identifier, statement: sql.Composed
+) -> None:
+    """Run a ``CREATE ... IF NOT EXISTS`` if ``look_up`` does not find the name. Raises `psycopg.Error`."""
+    # not by IF NOT EXISTS alone: that needs the right to create, which a query's user may lack once the thing is there
+    query = sql.SQL("SELECT pg_catalog.{}(%s) IS NULL").format(sql.SQL(look_up))
+    missing = connection.execute(query, [name.as_string(connection)]).fetchone()
+    if missing and missing[0]:
+        create_if_missing(connection, statement)
 
 
 def begin(connection: Connection) -> None:
