@@ -1,4 +1,4 @@
-"""Check the arguments of `ExactlyOnce` and of its `start`: each error says what to write instead."""
+"""Check the arguments of `ExactlyOnce` and of its `start`, and sinks against their live targets."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from urllib.parse import urlparse
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from epochsink import arguments
-from epochsink.errors import ConfigurationError
-from epochsink.spark.engines import engine_of_writer, is_remote
+from epochsink.errors import CheckFailed, ConfigurationError
+from epochsink.sink import participants_of
+from epochsink.spark.engines import engine_of, is_remote
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from epochsink.sink import Sink
 
 _EXAMPLE: Final = "sinks={'table': Postgres(...)}"
@@ -84,7 +87,7 @@ def refuse_bad_writer(writer: DataStreamWriter, checkpoint: str, sinks: Mapping[
             hint="write sink.start(frame.writeStream), with .trigger(...), .queryName(...) and .outputMode(...) on the "
             "writer as you like",
         )
-    engine = engine_of_writer(writer)
+    engine = engine_of(writer)
     session = engine.frame_of(writer).sparkSession
     settings = engine.settings_of(writer)
     if not again and settings.source != session.conf.get("spark.sql.sources.default"):
@@ -125,6 +128,20 @@ def refuse_complete(output_mode: str, sinks: Mapping[str, Sink]) -> None:
                 hint="give the sink a key= and use outputMode('update'), so that a changed row replaces the one "
                 "before; or use a watermark and outputMode('append'), which gives each row once",
             )
+
+
+def refuse_unfit(sinks: Mapping[str, Sink], schemas: Mapping[str, pa.Schema]) -> None:
+    """Raise `CheckFailed` with every finding of every sink; ``schemas`` are those of its selected rows, by name."""
+    findings = []
+    for participant in participants_of(sinks):
+        try:
+            for name in participant.members:
+                findings += [f"sink '{name}': {finding}" for finding in participant.check(name, schemas[name])]
+        finally:
+            # the run opens participants of its own, for a query id that may not be known yet
+            participant.close()
+    if findings:
+        raise CheckFailed.of(findings)
 
 
 def _kind(value: object) -> str:

@@ -16,17 +16,8 @@ def is_remote(value: object) -> bool:
     return any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(value).__mro__)
 
 
-def engine_of(session: SparkSession) -> Engine:
-    """Return the engine of a session."""
-    return _engine_of(session)
-
-
-def engine_of_writer(writer: DataStreamWriter) -> Engine:
-    """Return the engine of a stream writer."""
-    return _engine_of(writer)
-
-
-def _engine_of(value: object) -> Engine:
+def engine_of(value: SparkSession | DataStreamWriter) -> Engine:
+    """Return the engine of a session or stream writer."""
     # imported here: each of them needs what the other has not, py4j or grpcio
     if is_remote(value):
         from epochsink.spark.connect.engine import CONNECT  # noqa: PLC0415 - see above

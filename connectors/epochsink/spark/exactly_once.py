@@ -19,13 +19,12 @@ from epochsink.protocol.progress import EpochProgress, QueryProgress
 from epochsink.protocol.spool import NO_SPOOL
 from epochsink.protocol.storage import refuse_unconditional_create
 from epochsink.spark import argument_checks
-from epochsink.spark.engines import engine_of, engine_of_writer
+from epochsink.spark.engines import engine_of
 from epochsink.spark.error_translation import FailedEpoch
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_handle import ExactlyOnceQuery
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
 from epochsink.spark.query_run import Run, run_of
-from epochsink.spark.target_check import refuse_unfit
 from epochsink.spark.write_task import other_version
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ class ExactlyOnce:
         """
         refuse_query()
         argument_checks.refuse_bad_writer(writer, self.checkpoint, self.sinks, again=writer in self._writers)
-        engine = engine_of_writer(writer)
+        engine = engine_of(writer)
         frame = engine.frame_of(writer)
         server = _server_of(frame.sparkSession)
         if server is not None:
@@ -155,7 +154,7 @@ class ExactlyOnce:
         engine = engine_of(frame.sparkSession)
         schemas = row_schemas(frame, self.sinks)
         engine.refuse_bare_executors(frame.sparkSession)
-        refuse_unfit(self.sinks, schemas)
+        argument_checks.refuse_unfit(self.sinks, schemas)
         refuse_bad_plan(frame, self.sinks, schemas)
         opened = self._open(frame.sparkSession)
         refuse_unconditional_create(opened.files, opened.location)

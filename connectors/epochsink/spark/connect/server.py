@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from pyspark.errors import PySparkException
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
+from epochsink.spark.argument_checks import refuse_unfit
 from epochsink.spark.connect import compat
 from epochsink.spark.connect.checkpoint_files import place_of
 from epochsink.spark.connect.query_handle import ConnectQuery
 from epochsink.spark.connect.recovery import Recovery, Standing
 from epochsink.spark.connect.tasks import in_task
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
-from epochsink.spark.target_check import refuse_unfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
