@@ -83,6 +83,8 @@ def claim_base(client: elasticsearch.Elasticsearch) -> int:
     # next one.
     refresh(client, INDEX)
     newest = client.search(index=INDEX, size=0, aggs={"newest": {"max": {"field": "claimed"}}})
+    # from the clock too: if the marker index was deleted, a new base must still be above the versions of stored
+    # documents
     second = max(int(time.time()), int(newest["aggregations"]["newest"]["value"] or 0) + 1)
     while not _claimed(client, second):
         second += 1

@@ -94,6 +94,7 @@ class PartJob:
     def post(self, part: Part) -> Posted:
         """Send a part's operations, with the same retries as the driver."""
         try:
+            # what fails is returned, not raised: Spark would run a task that raises again, and tell only its text
             return retrying(is_passing, seconds=self.config.timeout)(self._post, part)
         except (EpochsinkError, GaveUp, UnfitIndex, Overtaken) as problem:
             return Posted(0, problem=problem)

@@ -120,6 +120,7 @@ def is_passing(error: BaseException) -> bool:
     """Whether the same request may succeed later: a lost connection, a time-out, an overloaded server."""
     if isinstance(error, elasticsearch.ApiError):
         return meaning(error.status_code, error_type(error)) is Meaning.PASSING
+    # a wrong certificate stays wrong, though the client counts it among lost connections
     return isinstance(error, TransportError) and not isinstance(error, TlsError)
 
 

@@ -29,6 +29,7 @@ def unfit(
     unfit = [_forgets_documents(name) for name, each in written.items() if _is_asynchronous(each)]
     unfit += [_takes_from_us(name, each) for name, each in beside.items() if pipelines.named(each)]
     deletes = settings.get("index.gc_deletes", SERVER_GC_DELETES)
+    # only a deleted document's version is forgotten: without deletes the setting does not matter
     if config.delete_when is not None and (duration_seconds(deletes) or 0) < (duration_seconds(config.gc_deletes) or 0):
         unfit.append(
             UnfitIndex(

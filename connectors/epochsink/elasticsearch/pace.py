@@ -92,6 +92,7 @@ class Pace:
         """Send less. ``falls`` is how often the share had fallen when the refused request was sent."""
         with self._changed:
             self._overloads += 1
+            # a request that was sent before the last fall has met the same overload
             if falls == self._falls:
                 self._falls += 1
                 self._share = max(_LEAST_SHARE, self._share * _FALL)

@@ -54,6 +54,7 @@ def moving(
         if name in seen:
             continue
         seen.add(name)
+        # if the user may not read it, nothing is found here, and `refuse_moved` tells from the answers to documents
         answer = _ask(client, name)
         for described in answer.body.values() if answer.meta.status not in (FORBIDDEN, NOT_FOUND) else ():
             for kind, options in _processors(described):

@@ -80,6 +80,8 @@ class ElasticsearchWriter:
                     'coalesce(...)), or set them aside with on_rejected="dead_letter"',
                     values=f"index {name!r}",
                 )
+        # here and not at the vote: a task that goes on would spool millions of rows for an epoch that cannot be
+        # recorded
         if len(self._indices) > MOST_INDICES:
             raise too_many_indices(self._indices)
 

@@ -131,6 +131,8 @@ class Offsets:
         listed = _ListedTopic.ListOffsetsPartition
         return ListOffsetsRequest(
             replica_id=_CONSUMER,
+            # not the last stable offset: that stays before the rows of a transaction that is still open, such as our
+            # own
             isolation_level=_READ_UNCOMMITTED,
             topics=[
                 _ListedTopic(

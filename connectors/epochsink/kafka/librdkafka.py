@@ -255,6 +255,7 @@ class Library:
             setattr(self, name, function)
 
     def __getattr__(self, name: str) -> Any:
+        # for types, which do not see the functions set above; called only for a name that has none
         raise AttributeError(f"rd_kafka_{name} has no signature here")
 
     def check(self, error: int | None) -> None:

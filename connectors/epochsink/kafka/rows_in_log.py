@@ -61,6 +61,7 @@ def where(config: KafkaConfig, settings: Mapping[str, str], schema: pa.Schema) -
 
 
 def _why_not_for_long(settings: Mapping[str, str], *, dated: bool) -> str | None:
+    # the rows of an aborted transaction must stay until they are copied: each of these settings may lose some of them
     if settings.get("cleanup.policy") != "delete":
         return f"cleanup.policy = {settings.get('cleanup.policy')}"
     if settings.get("unclean.leader.election.enable") != "false":
@@ -74,6 +75,7 @@ def _too_soon(settings: Mapping[str, str], *, dated: bool) -> str | None:
     hours = _retention_hours(settings)
     if hours is not None and hours < LEAST_RETENTION_HOURS:
         return f"retention.ms = {settings.get('retention.ms')} is less than {LEAST_RETENTION_HOURS} hours"
+    # the broker dates records as they arrive, so that neither limit on timestamps can strike
     if settings.get("message.timestamp.type") == "LogAppendTime":
         return None
     if hours is not None and dated:

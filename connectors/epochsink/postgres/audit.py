@@ -40,6 +40,7 @@ def audit(connection: Connection, table: Table, receipts: Sequence[Receipt]) -> 
     for epoch, part, attempt, xmin in found:
         attempts.setdefault(epoch, {})[part] = attempt
         transactions.setdefault(epoch, set()).add(xmin)
+    # an upsert's rows lose their xmin to the epoch that replaces them next
     rows = None if table.config.key else _Rows(connection, table, transactions)
     return [_compared(receipt, attempts.get(receipt.epoch, {}), rows) for receipt in receipts]
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from epochsink.postgres.server import Connection
 
 # tables are found along pg_inherits: pg_partition_tree would lock every partition until the transaction ends
+# ON CONFLICT takes no deferrable index as its arbiter, and a partial or expression index covers other rows or values
 _TARGET: Final = """
 WITH RECURSIVE tree (oid) AS (
     SELECT to_regclass({table})

@@ -348,6 +348,7 @@ class PostgresCommitter(Participant):
     def finish(self, epoch: Epoch, ballots: Ballots) -> None:
         """Drop the epoch's staging tables, and from time to time old markers."""
         try:
+            # without retries: what stays is for the next sweep, and the commit thread has the next epoch to commit
             connection = self._settling.connection()
             for name, ballot in ballots.items():
                 table = self._tables[name]

@@ -168,6 +168,7 @@ def is_disconnected(error: BaseException) -> bool:
     """Return whether the connection is lost, so that the outcome of its last statement is unknown."""
     if not isinstance(error, psycopg.OperationalError) or isinstance(error, (Refused, AwaitsStandby)):
         return False
+    # libpq's own errors have no SQLSTATE; 08 is a lost connection, 57P a server that ends its sessions
     return error.sqlstate is None or error.sqlstate.startswith(("08", "57P"))
 
 
@@ -221,6 +222,7 @@ def describe(error: psycopg.Error) -> str:
     diagnosis = error.diag
     said = [diagnosis.message_primary or str(error).strip() or type(error).__name__]
     if isinstance(error, errors.RaiseException):
+        # the message is the author's, and may quote the row
         said = ["a trigger or function of the table raised an exception"]
     elif isinstance(error, errors.DataError):
         # The message quotes the value: invalid input syntax for type integer: "12a"

@@ -152,6 +152,7 @@ def _still_refused(
 
 def _copy(member: Member, copy: Relation) -> sql.Composed:
     return sql.SQL(
+        # not a temporary table: PREPARE TRANSACTION refuses a transaction that has used one
         "CREATE UNLOGGED TABLE {} AS SELECT pg_catalog.row_number() OVER (ORDER BY ctid) AS {}, * FROM {} WHERE {}"
     ).format(copy.quoted, sql.Identifier(NUMBER), member.staging.quoted, _accepted(member))
 
@@ -334,6 +335,7 @@ def _source(member: Member, rows: range | None = None, also: Sequence[sql.Compos
 
 def _one_for_each_key(plan: Merge, source: sql.Composable) -> sql.Composed:
     """Return the newest row of each key, with what accumulates taken over all rows of the key."""
+    # first by newer_wins: of a key, the row that order_by alone chooses could be older than the stored one
     newest = [sql.Identifier(plan.newer_wins)] if plan.newer_wins else []
     order = [sql.SQL("{} DESC NULLS LAST").format(value) for value in [*newest, *_ranks(plan)]]
     return sql.SQL("(SELECT DISTINCT ON ({key}) {columns} FROM {source} ORDER BY {order}) AS latest_of_key").format(

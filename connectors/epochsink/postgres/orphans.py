@@ -90,6 +90,7 @@ class Orphans:
     def drop(self, table: str) -> bool:
         """Drop a staging table. Return False if it is locked; the next sweep tries again."""
         name = Relation(self._schema, table).quoted
+        # not durable: if a crash brings the table back, the next sweep drops it again
         statement = "SET LOCAL lock_timeout = {}; SET LOCAL synchronous_commit = off; DROP TABLE IF EXISTS {}"
         try:
             self._connection.execute(sql.SQL(statement).format(sql.Literal(_DROP_TIMEOUT), name))
@@ -118,7 +119,9 @@ class Orphans:
     def _terminate(self, pid: int) -> bool:
         try:
             done = self._connection.execute(
-                "SELECT pg_terminate_backend(%s, %s)", [pid, _TERMINATE_MILLISECONDS]
+                # and wait for its end: a session that is only told to end may prepare one more transaction
+                "SELECT pg_terminate_backend(%s, %s)",
+                [pid, _TERMINATE_MILLISECONDS],
             ).fetchone()
         except errors.InsufficientPrivilege as refused:
             _log.warning("session %d cannot be terminated: %s", pid, refused.diag.message_primary)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _DATABASE: Final = "SELECT oid, datname FROM pg_database WHERE datname = current_database()"
 _CLUSTER: Final = (
+    # the timeline is the first part of a WAL file's name: pg_control_checkpoint() tells that of the last checkpoint,
+    # which a promotion may not have made yet
     "SELECT system_identifier::text, ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int "
     "FROM pg_control_system()"
 )
@@ -68,6 +70,7 @@ class Place:
         """Raise `WentBack` unless this is where ``recorded``, of the newest epoch ``epoch`` (-1: none), was."""
         if recorded is None:
             return
+        # a server that does not tell its cluster, now or then, is compared by the database alone
         if (self.cluster or recorded.cluster) != (recorded.cluster or self.cluster) or self.oid != recorded.oid:
             holds = f"every row of this query up to epoch {epoch}" if epoch >= 0 else "no row of this query"
             raise WentBack(

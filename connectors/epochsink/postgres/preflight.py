@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from epochsink.postgres.server import Connection
     from epochsink.postgres.types import Encoding
 
+# since 14, pg_terminate_backend can wait for the end of a session, which the sweeps rely on
 MIN_VERSION: Final = 140000
 
 _MARKER: Final = """

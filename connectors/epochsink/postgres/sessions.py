@@ -116,6 +116,7 @@ class _Watch(threading.Thread):
 
     def __init__(self, connection: Connection, server: Server, limit: float | None) -> None:
         super().__init__(daemon=True)
+        # a descriptor of its own: the number of a closed connection may soon be that of another one
         self._line = socket.socket(fileno=os.dup(connection.fileno()))
         self._backend = connection.backend
         self._server = server
@@ -136,6 +137,7 @@ class _Watch(threading.Thread):
         while not self._done.wait(self._pause(awaits_since)):
             event = self._server.look(self._backend)
             if event == SYNC_REP:
+                # the server answers, so this is no silence; the wait has a limit of its own
                 awaits_since = awaits_since or time.monotonic()
                 if self._awaits_standby(awaits_since):
                     return

@@ -119,6 +119,7 @@ class Postgres(PostgresConfig, Sink):
             allow_insecure=allow_insecure,
         )
         self._server()  # refuses a wrong dsn= or options= here, and not in the first task
+        # a task that waits for a row of another one waits for the decision, which waits for all tasks
         self._spread = () if atomic else tuple(self._origin(name) for name in self.key)
 
     @property

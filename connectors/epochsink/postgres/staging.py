@@ -125,6 +125,7 @@ class Staging:
                 "CREATE {kind} TABLE IF NOT EXISTS {name} ({definitions}) WITH (autovacuum_enabled = false); "
                 "COMMENT ON TABLE {name} IS {note}"
             ).format(
+                # a lock for each attempt: the name ends with its uuid
                 lock=sql.Literal(tag(self.relation.name[-32:])),
                 kind=sql.SQL("" if self.logged else "UNLOGGED"),
                 name=name,

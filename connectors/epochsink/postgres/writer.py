@@ -73,6 +73,7 @@ class CopyWriter(ABC):
                 reach("postgres.copied")
                 return self._prepare(rows)
         finally:
+            # not kept for the next epoch: a sweep finds a session by the attempt in its name, and ends it
             self._connection.close()
 
     def abort(self) -> None:
@@ -134,6 +135,7 @@ class StagingWriter(CopyWriter):
     def _begin(self, schema: pa.Schema) -> CopyIn:
         connection = self._connection
         self._found = Fitted.of(connection, self._table, schema, direct=False)
+        # committed at once, before the COPY: the attempt's other tasks wait for its lock until then
         self._staging, _ = self._found.staging(connection, self._task.epoch)
         begin(connection)
         self._staging.relax(connection)
@@ -176,6 +178,7 @@ class DirectWriter(CopyWriter):
         return CopyIn(self._connection, self._found.merge.target.quoted, self._found.encodings)
 
     def _prepare(self, rows: int) -> Committable:
+        # only now: the lock of the COPY keeps the table as it is until the transaction ends
         require_unchanged(self._connection, self._found.merge)
         self._mark()
         return self._prepare_part(self._found.member((self._task.uuid,), rows))
@@ -232,6 +235,7 @@ class CopyIn:
     def cancel(self) -> None:
         """Give the COPY up, if it has not ended."""
         with suppress(psycopg.Error):
+            # with an error psycopg sends CopyFail; without one it would end the COPY as if all rows had come
             given_up = psycopg.OperationalError("the task gave up")
             self._stack.__exit__(type(given_up), given_up, None)
 

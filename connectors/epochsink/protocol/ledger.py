@@ -129,6 +129,7 @@ class Ledger:
 
     def append(self, entry: Entry) -> None:
         """Append an entry; raises `Fenced`, without having written it, if another driver took over."""
+        # the number is taken by the other thread of this driver, which is no reason to stop, or by another driver
         while not self._create(self._end, entry):
             self.verify()
 

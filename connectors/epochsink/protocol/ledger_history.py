@@ -117,6 +117,7 @@ class History:
         match entry:
             case Take():
                 if self.owner is None:
+                    # of the first take that is read only: what later ones sum up has been read entry by entry
                     self._begin_with(entry.summary)
                 self.owner = entry
             case _ if self.owner is None:

@@ -140,6 +140,7 @@ class ProgressTracker:
             self._done += 1
             for name, sink in progress.sinks.items():
                 self._totals[name] = self._totals.get(name, SinkProgress()) + sink
+        # without the lock: the user's function may ask for the progress
         if self._listener is not None:
             try:
                 self._listener(progress)

@@ -280,6 +280,7 @@ class SpooledRows:
         # nothing is recorded of rows that were not spooled: their file cannot be opened, which the error names
         if recorded is None:
             return self._open(task)
+        # before Arrow decodes it: Arrow trusts the offsets in its input, and damaged ones could crash the driver
         size, crc32, small = 0, 0, b""
         with self._open(task) as source:
             while data := source.read(_READ_BYTES):

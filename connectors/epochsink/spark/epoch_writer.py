@@ -116,6 +116,7 @@ class EpochWriter:
         written: dict[str, list[tuple[str, Committable]]] = {}
         spooled: dict[str, dict[str, SpoolFile]] = {}
         counts: dict[str, RowCount] = {}
+        # in the order of partitions, not of the tasks' ends: a sink that keeps order applies them so, a replay too
         for answer in sorted(answers, key=lambda answer: answer.partition):
             self._byte_limit.learn(answer.row_bytes)
             written.setdefault(answer.sink, []).append((answer.task, answer.committable))
