@@ -122,6 +122,7 @@ class Avro:
             said = _record(self._record, "", [schema.field(name) for name in wanted])
         text = json.dumps(said)
         number = _schema_id(_Subject(self.registry, self.subject, self.options), text)
+        # the framing of Confluent's serializers: a zero byte, the schema's id in four, then the Avro
         return f"concat(X'00{number:08X}', to_avro({made}, '{text}'))"
 
 

@@ -61,6 +61,7 @@ class KafkaWriter:
         self._lost: NativeError | None = None
         self.transactional_id = str(transactional_id(task, bounded=config.is_redone))
         try:
+            # one producer, one transaction: a delayed EndTxn may end the producer's next one (KAFKA-17754)
             self._producer = TransactionalProducer(
                 client_options.fitting(config.options, task.identity.origin.get("largest_batch")),
                 self.transactional_id,

@@ -234,6 +234,7 @@ class ExactlyOnce:
             if run is not None and run.serves(execution):
                 return run
             engine = engine_of(session)
+            # here too: of a query that was started by hand, `start` has seen no writer
             given, used = (engine.location_of(session, each) for each in (self.checkpoint, execution.checkpoint()))
             execution.refuse_unlike(given, used)
             argument_checks.refuse_complete(execution.output_mode(), self.sinks)
@@ -300,6 +301,7 @@ class ExactlyOnce:
         try:
             opened.spool.check()
         except ConfigurationError:
+            # without a sink that keeps rows there, a spool out of reach stops nothing
             if any(sink.spool is not False for sink in self.sinks.values()):
                 raise
             return replace(opened, spool=NO_SPOOL)

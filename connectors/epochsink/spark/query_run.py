@@ -36,6 +36,7 @@ LOCAL_POLL_SECONDS: Final = 0.005
 REMOTE_POLL_SECONDS: Final = 0.05
 """How often the commit log is looked at first while an epoch is pending: a system call, or a request to a store."""
 
+# weak: the object that has made a run keeps it for as long as it is of use
 _serving: Final[weakref.WeakValueDictionary[str, Run]] = weakref.WeakValueDictionary()
 """Which run serves which execution of a query, by Spark's run id, in this process."""
 
