@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 _SPECIFIC: Final = re.compile(r"""'[^']*'|"[^"]*"|\$\d+|\b\d+\b|[0-9a-f-]{16,}|\bf[0-9a-f]{10}\b""")
 _CHANGES: Final = re.compile(rb"pg_terminate_backend|pg_cancel_backend|set_config|advisory|FOR (UPDATE|SHARE)")
-_READY, _COPY_IN = b"Z", b"G"
+_READY, _COPY_IN, _LOGIN = b"Z", b"G", b"R"
+_WELCOME: Final = bytes(4)
 
 
 class Postgres:
@@ -76,11 +77,17 @@ class Postgres:
         stream = Stream(server)
         while (kind := stream.exactly(1)) and (head := stream.exactly(4)):
             body = stream.exactly(struct.unpack(">i", head)[0] - 4) or b""
-            ends = kind in (_READY, _COPY_IN) and bool(waiting)
             request = waiting[0] if waiting else None
+            ends = kind in (_READY, _COPY_IN) or (kind == _LOGIN and body[:4] != _WELCOME and _is_held(request))
+            ends = ends and bool(waiting)
             if ends:
                 waiting.popleft()
             yield kind + head + body, request, ends
+
+
+def _is_held(request: Request | None) -> bool:
+    # the server asks for the password of a login whose driver is dead: nobody answers, and no further reply comes
+    return request is not None and request.strike is not None and request.strike.fate is Fate.HELD
 
 
 def _statement(group: bytes, statement: bytes) -> Request:

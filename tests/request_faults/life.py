@@ -5,7 +5,9 @@ Only Spark is played by hand: ``offsets/N``, foreachBatch(N) with two tasks, ``c
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import time
 import traceback
 import uuid
@@ -42,6 +44,13 @@ WORKLOAD: Final = Workload(keys=ROWS, deletes=1 << 40)
 CARRIED: Final = 4096
 """Bytes of a task's rows that may travel with its answer, in place of a file."""
 COMMIT_SECONDS: Final = 20.0
+TELL_STACKS: Final = signal.SIGUSR1
+"""Has a driver write where its threads are to `stacks_file`."""
+
+
+def stacks_file(folder: Path) -> Path:
+    """Return the file that the driver which lives in a folder writes its stacks to."""
+    return folder / "stacks.txt"
 
 
 class Overtaken(Exception):
@@ -75,6 +84,8 @@ class Life:
 
 def live(life: Life, driver: str, tell: Connection) -> None:
     """Be the driver; tell the parent when it has recovered, and how it ended."""
+    stacks = stacks_file(Path(life.folder)).open("w")  # open for as long as the process lives
+    faulthandler.register(TELL_STACKS, stacks)
     if life.dies_at:
         os.environ["EPOCHSINK_FAILPOINT"] = life.dies_at
     life.disk.watch()

@@ -20,8 +20,9 @@ from epochsink.failpoints import POINTS
 from epochsink.testing.checker import check
 from epochsink.testing.checkpoint_watch import CheckpointWatch
 from epochsink.testing.history import HistoryLog
+from nemesis.recovery import patience
 from request_faults.families import CHANGED, LOST, SET_BACK
-from request_faults.life import RUN, Life, live, source_of
+from request_faults.life import RUN, TELL_STACKS, Life, live, source_of, stacks_file
 from request_faults.wire import READS, Fate, Strike, Wire
 
 if TYPE_CHECKING:
@@ -320,7 +321,9 @@ class _Play:
         self, process: BaseProcess, told: Connection, driver: str, recovered: Callable[[], None] = lambda: None
     ) -> bool:
         """Wait for a driver's end; return whether it ended well."""
-        deadline = time.monotonic() + LIFE_SECONDS
+        # of the machine as it is now: others may use it too
+        seconds = patience(LIFE_SECONDS, os.getloadavg()[0], os.cpu_count() or 1)
+        deadline = time.monotonic() + seconds
         answer = ("died", "", "")
         while True:
             if told.poll(0.01):
@@ -334,7 +337,8 @@ class _Play:
                     answer = said
             self._watch.look()
             if time.monotonic() > deadline:
-                answer = ("broke", "", f"the driver does not end within {LIFE_SECONDS:.0f} s")
+                where = self._stacks(process)
+                answer = ("broke", "", f"the driver does not end within {seconds:.0f} s:\n{where}")
                 process.kill()
                 break
         process.join(LIFE_SECONDS)
@@ -343,6 +347,13 @@ class _Play:
         self._log.write("ended", driver=driver, code=0 if answer[0] == "ended" else 1)
         self._read()
         return answer[0] == "ended"
+
+    def _stacks(self, process: BaseProcess) -> str:
+        """Return where the threads of a driver are."""
+        assert process.pid is not None
+        os.kill(process.pid, TELL_STACKS)
+        time.sleep(1)  # a driver that hangs in C code tells nothing
+        return stacks_file(self._folder).read_text()
 
     def _kill(self, pid: int, driver: str) -> None:
         self._log.write("killed", what=f"driver {driver}", pid=pid)
