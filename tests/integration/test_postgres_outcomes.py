@@ -23,7 +23,7 @@ from epochsink.identity import PreparedName
 from epochsink.postgres import Postgres, applied_epochs, prepared_transaction, sessions, vote, writer
 from epochsink.postgres import commit as module
 from epochsink.postgres.committer import PostgresCommitter
-from epochsink.postgres.server import Server
+from epochsink.postgres.server import Connection, Server
 from epochsink.postgres.sessions import Session
 from epochsink.postgres.staging import DELETED
 from epochsink.sink import Epoch, LastDone, Outcome
@@ -762,6 +762,25 @@ def test_votes_and_prepares_end_when_the_server_freezes_and_outlive_its_restart(
     with closing(Truth(server.dsn)) as truth:
         assert truth.count("orders") == 1
     driver.close()
+
+
+def test_what_a_start_writes_is_committed_with_the_request_that_writes_it(
+    table: str, pg_driver: MakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session that outlives its driver between two requests holds its row, and every later start waited for it."""
+    real, states = Connection.execute, []
+
+    def execute(connection: Connection, *given: Any, **named: Any) -> Any:
+        cursor = real(connection, *given, **named)
+        states.append(connection.info.transaction_status)
+        return cursor
+
+    monkeypatch.setattr(Connection, "execute", execute)
+    driver = pg_driver(table, orders(1))
+    states.clear()
+    driver.committer.initial_state()
+    driver.committer.verify_applied(None, None)
+    assert set(states) == {psycopg.pq.TransactionStatus.IDLE}
 
 
 def test_sessions_outlive_a_closed_connection(pg_truth: Truth) -> None:

@@ -56,17 +56,19 @@ class Marker:
 
     def join(self, connection: Connection, base: str) -> None:
         """Insert the row that precedes the first epoch. May be repeated."""
-        with suppress(errors.UniqueViolation), connection.transaction():
-            connection.execute(LOCAL)
-            self.insert(connection, JOINED, base, base)
+        # In one request: the session of a driver that dies between two, and stays open at the server, would keep the
+        # next start waiting for its row, and no sweep comes before that.
+        with suppress(errors.UniqueViolation):
+            connection.execute(LOCAL + self._insert(JOINED, base, base))
 
     def insert(self, connection: Connection, epoch: int, part: str, attempt: str) -> None:
         """Mark a part as applied by the transaction under way; `errors.UniqueViolation` if it is marked already."""
-        connection.execute(
-            sql.SQL(
-                "INSERT INTO {} (key, epoch, part, attempt, query_id, sink) VALUES (%s, %s, %s, %s, %s, %s)"
-            ).format(self._table),
-            [self._key, epoch, part, attempt, self._identity.query_id, self._identity.sink],
+        connection.execute(self._insert(epoch, part, attempt))
+
+    def _insert(self, epoch: int, part: str, attempt: str) -> sql.Composed:
+        values = self._key, epoch, part, attempt, self._identity.query_id, self._identity.sink
+        return sql.SQL("INSERT INTO {} (key, epoch, part, attempt, query_id, sink) VALUES ({})").format(
+            self._table, sql.SQL(", ").join(map(sql.Literal, values))
         )
 
     def attempt(self, connection: Connection, epoch: int, part: str) -> str | None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from psycopg import errors, sql
 
 from epochsink.errors import WentBack
-from epochsink.postgres.applied_epochs import TABLE
+from epochsink.postgres.applied_epochs import JOINED, TABLE
 from epochsink.postgres.prepared_transaction import LOCAL
 
 if TYPE_CHECKING:
@@ -89,16 +89,16 @@ def require_same_table(connection: Connection, table: Table, done: LastDone | No
             raise _may_be_emptied(table, done.epoch)
         if done is None and pending is not None:
             raise _may_be_emptied(table, -1)
-    with connection.transaction():
-        connection.execute(LOCAL)
-        connection.execute(sql.SQL("DELETE FROM {} WHERE key = %s").format(marker), [key])
-        note: dict[str, Any] = {"files": files, "crash": crash}
-        connection.execute(
-            sql.SQL(
-                "INSERT INTO {} (key, epoch, part, attempt, query_id, sink) VALUES (%s, -1, %s, %s, %s, %s)"
-            ).format(marker),
-            [key, oid, json.dumps(note), identity.query_id, identity.sink],
-        )
+    note: dict[str, Any] = {"files": files, "crash": crash}
+    values = key, JOINED, oid, json.dumps(note), identity.query_id, identity.sink
+    # in one request, as `Marker.join` is: a session that stays open between two would keep the next start waiting
+    connection.execute(
+        LOCAL
+        + sql.SQL(
+            "DELETE FROM {marker} WHERE key = {key}; "
+            "INSERT INTO {marker} (key, epoch, part, attempt, query_id, sink) VALUES ({values})"
+        ).format(marker=marker, key=sql.Literal(key), values=sql.SQL(", ").join(map(sql.Literal, values)))
+    )
 
 
 def _is_another_table(table: Table, done: LastDone, oid: str, known: str) -> WentBack:
