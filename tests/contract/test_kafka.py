@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from contextlib import closing
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from epochsink.sink import Committable
 
 PARTITIONS = 2
+LETTERS = ("3", "5")
+"""The keys of rows that become dead letters."""
 SECONDS = 30.0
 
 
@@ -49,6 +52,7 @@ class KafkaRig(SinkRig):
         super().__init__(sink, folder)
         self._servers = sink.bootstrap_servers
         self._topic = str(sink.topic)
+        self._topics = {self._topic: PARTITIONS}
         self._cluster = Cluster(self._servers, {}, SECONDS)
         self._transactions = Transactions(self._cluster)
 
@@ -78,25 +82,31 @@ class KafkaRig(SinkRig):
                 "enable.partition.eof": True,
             }
         )
-        consumer.assign([TopicPartition(self._topic, partition, 0) for partition in range(PARTITIONS)])
+        places = [(topic, at) for topic, partitions in self._topics.items() for at in range(partitions)]
+        consumer.assign([TopicPartition(topic, partition, 0) for topic, partition in places])
         found: list[int] = []
-        ended: set[int] = set()
+        ended: set[tuple[str | None, int | None]] = set()
         deadline = time.monotonic() + SECONDS
         try:
-            while len(ended) < PARTITIONS:
+            while len(ended) < len(places):
                 assert time.monotonic() < deadline, f"{self._topic} was not read to its end within {SECONDS} s"
                 message = consumer.poll(1.0)
                 if message is None:
                     continue
                 error = message.error()
                 if error is None:
-                    found.append(int(message.value() or b""))
+                    found.append(self.row_of(message.topic() or "", message.value() or b""))
                 else:
                     assert error.code() == KafkaError._PARTITION_EOF, error
-                    ended.add(message.partition() or 0)
+                    ended.add((message.topic(), message.partition()))
         finally:
             consumer.close()
         return found
+
+    def row_of(self, topic: str, value: bytes) -> int:
+        """Return the row of a message."""
+        assert topic == self._topic
+        return int(value)
 
     def lose_prepared(self) -> None:
         """Abort every open transaction of ours by taking its id, as a zombie or a time-out does."""
@@ -113,6 +123,23 @@ class KafkaRig(SinkRig):
             described = self._transactions.describe(ids, deadline) if ids else {}
             names += [name for name, now in described.items() if now.state is State.ONGOING]
         return names
+
+
+class KafkaLettersRig(KafkaRig):
+    """Rows of two keys of seven have no key, and become dead letters. A reader looks at both topics."""
+
+    def __init__(self, sink: Kafka, folder: Path) -> None:
+        super().__init__(sink, folder)
+        self._topics[str(sink.letters_topic)] = 1
+
+    def batch(self, rows_: list[int]) -> pa.RecordBatch:
+        keys = [None if key_of(number) in LETTERS else key_of(number) for number in rows_]
+        return rows(*[str(number) for number in rows_], keys=keys)
+
+    def row_of(self, topic: str, value: bytes) -> int:
+        row = int(value if topic == self._topic else json.loads(value)["value"])
+        assert (key_of(row) in LETTERS) == (topic != self._topic)
+        return row
 
 
 class KafkaLogRig(KafkaRig):
@@ -166,4 +193,15 @@ class TestKafkaLog(SinkContract):
         with closing(
             KafkaLogRig(sink_on_new_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS), tmp_path)
         ) as rig:
+            yield rig
+
+
+@pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=["with letters"])
+class TestKafkaLetters(SinkContract):
+    """With dead letters: the contract holds for rows and letters together."""
+
+    @pytest.fixture
+    def rig(self, kafka: KafkaService, fresh_topic: FreshName, tmp_path: Path) -> Iterator[KafkaLettersRig]:
+        plain = sink_on_new_topic(kafka.bootstrap_servers, fresh_topic(), PARTITIONS)
+        with closing(KafkaLettersRig(replace(plain, key="id", on_rejected="dead_letter"), tmp_path)) as rig:
             yield rig

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 from elasticsearch import Elasticsearch as Client
+from fix_kafka import NEWEST_LEVEL
+from kafka_kit import create_topic
 
-from epochsink import Elasticsearch, ExactlyOnce, Postgres, RowsRejected
+from epochsink import Elasticsearch, ExactlyOnce, Kafka, Postgres, RowsRejected
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from fix_postgres import Truth
+    from fix_services import FreshName
     from pyspark.sql import SparkSession
 
-    from epochsink.devkit.services import ElasticsearchService
+    from epochsink.devkit.services import ElasticsearchService, KafkaService
     from epochsink.sink import Sink
 
 SECRET = "Erika Mustermann"
@@ -91,3 +94,18 @@ def test_elasticsearch(
     verify(error, caplog, tmp_path / "checkpoint-False")
     assert 'source of epoch 0: the beginning to {"logOffset":0}' in str(error)
     assert SECRET in str(run(spark, tmp_path, sink, show_values=True))
+
+
+@pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=str)
+def test_kafka(
+    tmp_path: Path, spark: SparkSession, kafka: KafkaService, fresh_topic: FreshName, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), max_message_bytes="2000")
+    sink = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, value="repeat(age, 300)")
+    caplog.set_level(logging.DEBUG, "epochsink")
+    error = run(spark, tmp_path, sink, show_values=False)
+    printed = "".join(traceback.format_exception(error))
+    assert "sink 'people': epoch 0, Spark partition 0: " in printed
+    assert "max.message.bytes" in printed
+    assert 'Source: the beginning to {"logOffset":0}' in printed
+    assert SECRET not in printed + caplog.text

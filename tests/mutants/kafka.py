@@ -6,8 +6,10 @@ from mutants.mutant import Mutant
 
 AVRO = "tests/unit/test_kafka_avro.py"
 COMMIT = "tests/unit/test_kafka_commit.py"
+DEAD_LETTER = "tests/unit/test_kafka_dead_letter.py"
 FENCE = "tests/unit/test_kafka_fence.py"
 IN_LOG = "tests/unit/test_kafka_rows_in_log.py"
+LETTERS = "tests/integration/test_kafka_letters.py"
 LOG_ENDS = "tests/unit/test_kafka_log_ends.py"
 MARKERS = "tests/unit/test_kafka_applied_epochs.py"
 RECORD_BATCH = "tests/unit/test_kafka_record_batch.py"
@@ -18,6 +20,42 @@ TRANSACTIONS = "tests/unit/test_kafka_transactions.py"
 WITNESS = "tests/unit/test_kafka_witness.py"
 
 MUTANTS: list[Mutant] = [
+    # ---- dead letters
+    Mutant(
+        "kafka/dead_letter.py",
+        "    if batch_bytes(size, key, value) > rules.largest_batch:\n",
+        "    if batch_bytes(size, key, value) > rules.largest_batch + 1:\n",
+        DEAD_LETTER,
+        "a row that the broker refuses, and that is no letter",
+    ),
+    Mutant(
+        "kafka/dead_letter.py",
+        '        sizes = sizes + _header_bytes(batch.column("headers"))\n',
+        "        pass\n",
+        DEAD_LETTER,
+        "a row whose headers make it too large",
+    ),
+    Mutant(
+        "kafka/redo.py",
+        "        again = replace(task, settings={} if lost.rules is None else lost.rules.to_json())\n",
+        "        again = task\n",
+        f"{LETTERS} -k whatever_the_options",
+        "letters that a replay sends to the topic, or that stop it",
+    ),
+    Mutant(
+        "kafka/redo.py",
+        "        for topic in lost.topics:\n",
+        "        for topic in list(lost.topics)[:1]:\n",
+        f"{LETTERS} -k taken_from_the_log",
+        "letters that are lost when their epoch is prepared again",
+    ),
+    Mutant(
+        "kafka/writer.py",
+        "            self._letters += len(found.rows)\n",
+        "            self._letters += 1\n",
+        f"{LETTERS} -k more_letters_than_the_limit",
+        "letters that are not counted",
+    ),
     # ---- rows that are prepared again
     Mutant(
         "kafka/topic_log.py",
@@ -56,14 +94,14 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/redo.py",
-        "        if self._found != self._lost.rows:\n",
+        "        if self._found != self._rows:\n",
         "        if False:\n",
         REDO,
         "an epoch without the rows that retention has deleted",
     ),
     Mutant(
         "kafka/redo.py",
-        "        if self._found > self._lost.rows:\n",
+        "        if self._found > self._rows:\n",
         "        if False:\n",
         REDO,
         "rows that the lost transaction did not have",

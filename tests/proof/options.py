@@ -10,6 +10,7 @@ decided. The data stream rolls over between runs, and the second half of the run
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import sys
 import tempfile
@@ -38,6 +39,11 @@ if TYPE_CHECKING:
 BACKLOG: Final = 360
 STREAM: Final = "logs"
 
+PART: Final = "part-letters"
+"""A topic that cannot take all rows."""
+NO_KEY: Final = "src_off % 7 = 3"
+TOO_LARGE: Final = "src_off % 11 = 5"
+
 Place = tuple[int, int]
 """A row's partition and offset in the source."""
 
@@ -62,6 +68,7 @@ class Servers:
             )
             connection.execute("CREATE TABLE wide (src_part int)")
         make_topic(self.kafka.bootstrap_servers, "avro")
+        make_topic(self.kafka.bootstrap_servers, PART, {"max.message.bytes": "2000"})
         with closing(Elasticsearch(self.elasticsearch.url)) as client:
             client.indices.put_index_template(
                 name=STREAM,
@@ -114,6 +121,15 @@ class Servers:
                 "select": [*place, "key", "op", *more],
                 "avro": {"value": subject},
             },
+            "letters": {
+                "kind": "Kafka",
+                "bootstrap_servers": self.kafka.bootstrap_servers,
+                "topic": PART,
+                "key": f"CASE WHEN NOT ({NO_KEY}) THEN key END",
+                "select": [*place, "key", f"repeat('x', CASE WHEN {TOO_LARGE} THEN 3000 ELSE 1 END) AS filler"],
+                "on_rejected": "dead_letter",
+                "letters_limit": 0.9,
+            },
         }
 
     def kill_one(self, chance: random.Random) -> str:
@@ -142,7 +158,12 @@ class Targets:
         """Return how often each row is in the sinks that only append."""
         stream = Counter((hit["src_part"], hit["src_off"]) for hit in self._documents(STREAM))
         wide = Counter[Place](self._rows("SELECT src_part, src_off FROM wide"))
-        return {"stream": stream, "wide": wide, "avro": Counter(self._messages())}
+        return {
+            "stream": stream,
+            "wide": wide,
+            "avro": Counter(self._messages()),
+            "letters": Counter(self._with_letters()),
+        }
 
     def keyed(self) -> dict[str, dict[int, Place]]:
         """Return the place of the row that is stored for each key; a key of two documents has the place (-1, -1)."""
@@ -175,6 +196,15 @@ class Targets:
         for value in reader.values():
             row = self._decoded(value)  # type: ignore[no-untyped-call]
             yield row["src_part"], row["src_off"]
+
+    def _with_letters(self) -> Iterator[Place]:
+        """Yield the rows of the topic and those among its dead letters; a row in the wrong place is (-1, -1)."""
+        for topic, are_letters in ((PART, False), (f"{PART}.dead_letter", True)):
+            for value in KafkaReader(self._servers.kafka.bootstrap_servers, topic).values():
+                told = json.loads(value)
+                row = json.loads(told["value"]) if are_letters else told
+                refused = row["src_off"] % 7 == 3 or row["src_off"] % 11 == 5
+                yield (row["src_part"], row["src_off"]) if refused == are_letters else (-1, -1)
 
 
 @dataclass

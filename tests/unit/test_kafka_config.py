@@ -166,7 +166,7 @@ def test_the_transaction_timeout_is_as_said_or_short_where_rows_are_kept_and_the
         ({"options": "linger.ms=5"}, "invalid options="),
         ({"options": {"kafka.security.protocol": "SSL"}}, "drop the prefix: 'security.protocol'"),
         ({"keys": "a"}, "did you mean key=?"),
-        ({"create_topic": True}, "did you mean create=?"),
+        ({"create_topic": True}, "or create=?"),
         ({"tpoic": "a"}, "did you mean topic=?"),
     ],
 )

@@ -221,6 +221,16 @@ def configure(rdkafka: Library, options: Mapping[str, str]) -> int:
     return conf
 
 
+def largest_message(options: Mapping[str, str]) -> int:
+    """Return the client's message.max.bytes with these options."""
+    rdkafka = library()
+    conf = configure(rdkafka, options)
+    try:
+        return int(value(rdkafka, conf, "message.max.bytes"))
+    finally:
+        rdkafka.conf_destroy(conf)
+
+
 def check_options(options: Mapping[str, str]) -> None:
     """Raise ConfigurationError for an option that librdkafka refuses. Does not connect."""
     rdkafka = library()

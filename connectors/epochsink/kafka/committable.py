@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from epochsink.errors import LedgerCorrupt
 from epochsink.identity import TransactionalId, identity_key, identity_label
+from epochsink.kafka.dead_letter import Rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -91,7 +92,8 @@ class KafkaCommittable:
     ``task`` is the uuid under which the rows are spooled. ``prepared_at`` is in seconds since 1970. ``topics`` holds
     the id of each topic written to, read before the first row: a topic with another id is another topic.
     ``kept_in_topic`` says that the topic itself keeps the rows until the epoch is done. ``places`` is complete from
-    the vote on.
+    the vote on. ``letters`` of the rows are dead letters, chosen by ``rules`` (None: the rows had none to fear);
+    ``why`` is the reason of the first.
     """
 
     transaction: Transaction
@@ -102,6 +104,13 @@ class KafkaCommittable:
     topics: Mapping[str, str] = field(hash=False)
     kept_in_topic: bool = False
     places: tuple[Place, ...] = ()
+    rules: Rules | None = None
+    letters: int = 0
+    why: str = ""
+
+    def rows_in(self, topic: str) -> int:
+        """Return how many of the rows are in a topic, if the sink has one topic."""
+        return self.letters if self.rules is not None and topic == self.rules.topic else self.rows - self.letters
 
     def to_json(self) -> Committable:
         """Return the form that the ledger records."""
@@ -120,6 +129,9 @@ class KafkaCommittable:
             "topics": dict(self.topics),
             "kept_in_topic": self.kept_in_topic,
             "places": places,
+            "rules": None if self.rules is None else self.rules.to_json(),
+            "letters": self.letters,
+            "why": self.why,
         }
 
     def recreated(self, now: Mapping[str, str]) -> list[str]:
@@ -151,6 +163,9 @@ class KafkaCommittable:
                 places=tuple(
                     Place(topic, *map(int, place)) for topic, found in part["places"].items() for place in found
                 ),
+                rules=Rules.from_json(part["rules"] or {}),
+                letters=int(part["letters"]),
+                why=str(part["why"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as failure:
             raise LedgerCorrupt(

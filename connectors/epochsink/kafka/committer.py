@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import logging
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.errors import Fenced, LogIncomplete, OutcomeUnknown, PrepareFailed
+from epochsink.errors import Fenced, LogIncomplete, OutcomeUnknown, PrepareFailed, RowsRejected
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import preflight
 from epochsink.kafka.applied_epochs import Markers, committables, topics_of
@@ -155,6 +156,19 @@ class KafkaCommitter(Participant):
             return {name: Keeping.IN_TARGET}
         return super().keeping(epoch, schemas)
 
+    def settings(self, epoch: Epoch) -> Mapping[str, Mapping[str, Any]]:
+        """Return the rules by which tasks find dead letters: they follow from the topics' settings as they are now."""
+        if self._config.letters_topic is None:
+            return {}
+        try:
+            rules = preflight.rules_of_letters(self._config, self._cluster)
+        except (Unreachable, Refused) as failure:
+            raise PrepareFailed(
+                f"epoch {epoch.number}: the limits of topic '{self._config.topic}' could not be read: {failure}",
+                hint="Spark runs the epoch again",
+            ) from failure
+        return {self._identity.sink: rules.to_json()}
+
     # ---- the vote
 
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
@@ -169,12 +183,26 @@ class KafkaCommitter(Participant):
         if ballot.after is not None:
             refuse_other_topics(self._cluster.target, ballot.after, topics_of([*committables(ballot.after), *parts]))
         try:
+            self._refuse_many_letters(parts)
             return {name: [part.to_json() for part in self._voted(epoch, parts, ballot.rows)]}
-        except Fenced:
+        except (Fenced, RowsRejected):
             # this attempt will not be recorded, and its transactions would hold readers back until they expire
             for part in parts:
                 self._sweep.abort(part.transaction)
             raise
+
+    def _refuse_many_letters(self, parts: Sequence[KafkaCommittable]) -> None:
+        letters, rows, limit = (
+            sum(part.letters for part in parts),
+            sum(part.rows for part in parts),
+            self._config.letters_limit,
+        )
+        if letters > limit * rows:
+            raise RowsRejected(
+                f"topic '{self._config.topic}' cannot take {letters} of {rows} rows, more than letters_limit={limit}: "
+                f"{next(part.why for part in parts if part.letters)}",
+                hint="correct the topic or the stream, and start again; or raise letters_limit=",
+            )
 
     def _voted(self, epoch: Epoch, parts: list[KafkaCommittable], rows: Rows) -> list[KafkaCommittable]:
         for turn in range(_TURNS + 1):
@@ -238,11 +266,16 @@ class KafkaCommitter(Participant):
         ((name, ballot),) = ballots.items()
         known = [KafkaCommittable.from_json(part) for part in ballot.parts]
         verdicts = self._commits.commit(epoch, known, ballot.after)
-        for part, verdict in zip(known, verdicts, strict=True):
+        both = list(zip(known, verdicts, strict=True))
+        for part, verdict in both:
             # after an unknown outcome the id stays busy, because the same replay may be committed again
             if verdict.outcome is not Outcome.UNKNOWN:
                 self._sweep.busy.discard(part.transaction.transactional_id)
-        return {name: verdicts}
+        told = [
+            replace(verdict, set_aside=part.letters) if verdict.outcome is Outcome.COMMITTED else verdict
+            for part, verdict in both
+        ]
+        return {name: told}
 
     def await_visible(self, epoch: Epoch, ballots: Ballots) -> None:
         """Wait until the partitions show the commits, and check rows and markers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 from epochsink import arguments
 from epochsink.errors import ConfigurationError
@@ -22,6 +22,8 @@ DEFAULT_TRANSACTION_TIMEOUT: Final = 60.0
 
 DEFAULT_CAP: Final = 900.0
 """Seconds; the brokers' default of transaction.max.timeout.ms."""
+
+Rejected = Literal["stop", "dead_letter"]
 
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -73,6 +75,9 @@ class KafkaConfig:
     select: Sequence[str] = ("*",)
     where: str | None = None
     delete_when: str | None = None
+    on_rejected: Rejected = "stop"
+    dead_letter_topic: str | None = None
+    letters_limit: float = 1.0
     spool: bool | None = None
     transaction_timeout: float | None = None
     timeout: float = 120.0
@@ -82,7 +87,16 @@ class KafkaConfig:
 
     def __post_init__(self) -> None:
         arguments.text("bootstrap_servers", self.bootstrap_servers)
-        for name in ("topic", "headers", "partition", "timestamp", "topic_column", "where", "delete_when"):
+        for name in (
+            "topic",
+            "headers",
+            "partition",
+            "timestamp",
+            "topic_column",
+            "where",
+            "delete_when",
+            "dead_letter_topic",
+        ):
             arguments.optional_text(name, getattr(self, name))
         arguments.flag("allow_insecure", self.allow_insecure)
         for name in ("key", "value"):
@@ -96,7 +110,10 @@ class KafkaConfig:
         object.__setattr__(self, "select", arguments.expressions("select", self.select) or ("*",))
         object.__setattr__(self, "timeout", arguments.seconds("timeout", self.timeout))
         object.__setattr__(self, "options", arguments.mapping("options", self.options))
-        self._check_topic()
+        self._check_topic("topic", self.topic)
+        if self.topic is not None and self.topic_column is not None:
+            raise ConfigurationError("topic= and topic_column= are both set", hint="leave one of them out")
+        self._check_letters()
         self._check_create()
         self._check_transaction_timeout()
 
@@ -106,6 +123,11 @@ class KafkaConfig:
         if isinstance(self.create, NewTopic):
             return self.create
         return NewTopic() if self.create else None
+
+    @property
+    def letters_topic(self) -> str | None:
+        """The topic of dead letters; None if a row that the topic cannot take stops the query."""
+        return None if self.on_rejected == "stop" else self.dead_letter_topic or f"{self.topic}.dead_letter"
 
     @property
     def is_redone(self) -> bool:
@@ -139,14 +161,41 @@ class KafkaConfig:
         said = ", ".join(f"{name}={value!r}" for name, value in shown.items() if value != defaults[name])
         return f"{type(self).__name__}({said})"
 
-    def _check_topic(self) -> None:
-        if self.topic is not None and (not _TOPIC.fullmatch(self.topic) or self.topic in (".", "..")):
+    @staticmethod
+    def _check_topic(argument: str, name: str | None) -> None:
+        if name is not None and (not _TOPIC.fullmatch(name) or name in (".", "..")):
             raise ConfigurationError(
-                f"invalid topic={self.topic!r}: not a name that Kafka accepts",
+                f"invalid {argument}={name!r}: not a name that Kafka accepts",
                 hint="1 to 249 of the characters a-z, A-Z, 0-9, '.', '_' and '-'",
             )
-        if self.topic is not None and self.topic_column is not None:
-            raise ConfigurationError("topic= and topic_column= are both set", hint="leave one of them out")
+
+    def _check_letters(self) -> None:
+        arguments.choice("on_rejected", self.on_rejected, ("stop", "dead_letter"))
+        object.__setattr__(self, "letters_limit", arguments.share("letters_limit", self.letters_limit))
+        if self.on_rejected == "stop":
+            for name, given in (
+                ("letters_limit", self.letters_limit != 1.0),
+                ("dead_letter_topic", self.dead_letter_topic),
+            ):
+                if given:
+                    raise ConfigurationError(
+                        f"{name}={getattr(self, name)!r} without on_rejected='dead_letter': no row becomes a dead "
+                        "letter",
+                        hint=f"give on_rejected='dead_letter', or leave {name}= out",
+                    )
+            return
+        if self.topic is None:
+            raise ConfigurationError(
+                "on_rejected='dead_letter' without topic=: which rows become dead letters depends on the limits of one "
+                "topic, and here each row names its own",
+                hint="set topic=, or leave on_rejected= out",
+            )
+        if self.letters_topic == self.topic:
+            raise ConfigurationError(
+                f"dead_letter_topic={self.topic!r} is the topic of the rows itself",
+                hint="name another topic, or leave dead_letter_topic= out",
+            )
+        self._check_topic("dead_letter_topic", self.letters_topic)
 
     def _check_create(self) -> None:
         if not isinstance(self.create, (NewTopic, bool)):

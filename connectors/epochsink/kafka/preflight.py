@@ -15,8 +15,10 @@ from kafka.protocol.admin.transactions import (
     ListTransactionsRequest,
 )
 
-from epochsink.errors import ConfigurationError
-from epochsink.kafka import errors, row_mapping, rows_in_log, trial_transaction
+from epochsink.errors import ConfigurationError, PrepareFailed
+from epochsink.kafka import client_options, errors, row_mapping, rows_in_log, trial_transaction
+from epochsink.kafka.config import NewTopic
+from epochsink.kafka.dead_letter import Rules
 from epochsink.kafka.errors import UNKNOWN_TOPIC, Refused, Unreachable
 from epochsink.kafka.leaders import Leaders, Producers
 from epochsink.sink import Finding, Identity
@@ -36,6 +38,11 @@ _TOPIC_RIGHTS: Final = {
     "READ": "the marker of the newest epoch cannot be added to the transaction, and the brokers do not say whether "
     "they still have the rows",
 }
+
+_LETTERS_NEED_LIMITS: Final = "the limits of both topics decide which rows become dead letters"
+_DEFAULT_LARGEST_LETTER: Final = 16 << 20
+_LARGEST_LETTER: Final = 900 << 20
+"""A little below the largest message.max.bytes that librdkafka takes."""
 
 
 def findings(config: KafkaConfig, cluster: Cluster, schema: pa.Schema | None) -> list[str]:
@@ -124,7 +131,7 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema | None, cap:
     topic = str(config.topic)
     told = _describe(cluster, topic)
     if told["error_code"] == UNKNOWN_TOPIC and config.new_topic is not None:
-        if failure := _create(config, cluster, topic):
+        if failure := _create(config.new_topic, cluster, topic, "create="):
             return [failure]
         told = _describe(cluster, topic)
     if told["error_code"] == UNKNOWN_TOPIC:
@@ -141,6 +148,7 @@ def _topic(config: KafkaConfig, cluster: Cluster, schema: pa.Schema | None, cap:
         found
         or (_compaction(config, settings, schema) if schema is not None else [])
         or _witness(cluster, topic)
+        or _letters(config, cluster, settings)
         # last: it needs the topic and the rights that were checked before
         or trial_transaction.ending(config, cluster, topic, cap)
     )
@@ -163,10 +171,68 @@ def _describe(cluster: Cluster, topic: str) -> dict[str, Any]:
     return told
 
 
-def _create(config: KafkaConfig, cluster: Cluster, topic: str) -> str | None:
-    wanted = config.new_topic
-    if wanted is None:
-        return None
+def rules_of_letters(config: KafkaConfig, cluster: Cluster) -> Rules:
+    """Return which rows become dead letters as the topics are set now. Raises `PrepareFailed`."""
+    limits = []
+    for topic in (str(config.topic), str(config.letters_topic)):
+        settings = cluster.topic_settings(topic)
+        if "max.message.bytes" not in settings:
+            raise PrepareFailed(
+                f"topic '{topic}' does not exist any more, or its settings may not be read: which rows are too large "
+                "is not known",
+                hint=f"create it, or grant DESCRIBE_CONFIGS on it, and start again: {_LETTERS_NEED_LIMITS}",
+            )
+        limits.append((int(settings["max.message.bytes"]), "compact" in settings.get("cleanup.policy", "")))
+    (largest_batch, compacted), (largest_letter, _) = limits
+    return Rules(
+        topic=str(config.letters_topic),
+        largest_message=client_options.largest_message(config.options),
+        largest_batch=largest_batch,
+        largest_letter=min(largest_letter, _LARGEST_LETTER),
+        needs_key=compacted or config.key is not None,
+    )
+
+
+def _letters(config: KafkaConfig, cluster: Cluster, of_rows: Mapping[str, str]) -> list[str]:
+    """Create the topic of dead letters if it does not exist, and return why it cannot take them, or would lose them."""
+    topic = config.letters_topic
+    if topic is None:
+        return []
+    if "max.message.bytes" not in of_rows:
+        return [
+            f"the settings of topic '{config.topic}' may not be read; grant DESCRIBE_CONFIGS: {_LETTERS_NEED_LIMITS}"
+        ]
+    least = 2 * int(of_rows["max.message.bytes"])
+    told = _describe(cluster, topic)
+    if told["error_code"] == UNKNOWN_TOPIC:
+        replication = config.new_topic.replication if config.new_topic else None
+        largest = str(max(least, _DEFAULT_LARGEST_LETTER))
+        kept = {"cleanup.policy": "delete", "retention.ms": "-1", "max.message.bytes": largest}
+        wanted = NewTopic(replication=replication, config=kept)
+        if failure := _create(wanted, cluster, topic, "dead_letter_topic="):
+            return [failure]
+        told = _describe(cluster, topic)
+    if told["error_code"] != 0:
+        code = int(told["error_code"])
+        return [f"topic '{topic}' cannot be described: error code {code}; {errors.hint(code)}"]
+    settings = cluster.topic_settings(topic)
+    found = _rights(topic, told) + _replicas(topic, told, settings)
+    if "max.message.bytes" not in settings:
+        found.append(f"the settings of topic '{topic}' may not be read; grant DESCRIBE_CONFIGS: {_LETTERS_NEED_LIMITS}")
+    elif int(settings["max.message.bytes"]) < least:
+        found.append(
+            f"topic '{topic}' has max.message.bytes = {settings['max.message.bytes']}, and a dead letter may need "
+            f"twice what topic '{config.topic}' allows; set it to at least {least}"
+        )
+    if "compact" in settings.get("cleanup.policy", ""):
+        found.append(
+            f"topic '{topic}' has cleanup.policy = {settings['cleanup.policy']}, and dead letters have no key; set "
+            "it to delete"
+        )
+    return found or _witness(cluster, topic)
+
+
+def _create(wanted: NewTopic, cluster: Cluster, topic: str, argument: str) -> str | None:
     how = {
         "num_partitions": wanted.partitions,
         "replication_factor": -1 if wanted.replication is None else wanted.replication,
@@ -175,7 +241,7 @@ def _create(config: KafkaConfig, cluster: Cluster, topic: str) -> str | None:
     try:
         cluster.admin().create_topics({topic: how}, wait_for_metadata=True)
     except (BrokerResponseError, ValueError) as failure:
-        return f"topic '{topic}' could not be created as {wanted}: {failure}; create it by hand or correct create="
+        return f"topic '{topic}' could not be created as {wanted}: {failure}; create it by hand or correct {argument}"
     log.info("created topic %s with %d partition(s)", topic, wanted.partitions)
     return None
 

@@ -41,10 +41,11 @@ def prepare_again(
     Raises `LogIncomplete` or `SpoolMissing` if rows are missing where they are kept, and `PrepareFailed`.
     """
     if not lost.kept_in_topic:
-        return _write_again(config, task, lost, rows)
-    log = TopicLog(cluster, next(iter(lost.topics)))
+        # not today's options: the rows that became letters become letters again, and no others
+        again = replace(task, settings={} if lost.rules is None else lost.rules.to_json())
+        return _write_again(config, again, lost, rows)
     try:
-        return _produce_again(config, cluster, task, lost, log)
+        return _produce_again(config, cluster, task, lost)
     except NativeError as failure:
         raise errors.error(failure, _doing(task, lost)) from failure
     except Refused as failure:
@@ -87,9 +88,7 @@ def _doing(task: Task, lost: KafkaCommittable) -> str:
     )
 
 
-def _produce_again(
-    config: KafkaConfig, cluster: Cluster, task: Task, lost: KafkaCommittable, log: TopicLog
-) -> KafkaCommittable:
+def _produce_again(config: KafkaConfig, cluster: Cluster, task: Task, lost: KafkaCommittable) -> KafkaCommittable:
     name = str(transactional_id(task, bounded=True))
     producer = TransactionalProducer(
         config.options,
@@ -102,19 +101,12 @@ def _produce_again(
     try:
         producer.begin()
         transaction = Transaction(name, *producer.identity())
-        # before the first copy: otherwise the search would also find the copies
-        ends = log.ends()
-        joined: set[int] = set()
-        for partition, batch in lost_batches(log, lost, ends, cluster.timeout, task):
-            # the broker refuses a batch for a partition that is not yet part of the transaction
-            if partition not in joined:
-                log.join(transaction, [partition])
-                joined.add(partition)
-            again = batch.under(transaction.producer_id, transaction.producer_epoch, batch.base_sequence)
-            log.append(transaction, partition, again, ends[partition])
+        # rows and dead letters
+        for topic in lost.topics:
+            _copy(TopicLog(cluster, topic), lost, transaction, cluster.timeout, task)
         # after all batches: the marker must not be committed with only some of the rows
         group = marker_group(identity_key(task.identity), task.partition, task.epoch.number % 2)
-        producer.mark(group, log.topic, task.epoch.number, task.epoch.attempt)
+        producer.mark(group, next(iter(lost.topics)), task.epoch.number, task.epoch.attempt)
     except BaseException:
         if transaction is not None:
             # by EndTxn: the producing client does not know its partitions, so it would not abort
@@ -124,6 +116,20 @@ def _produce_again(
         # leaves the transaction open
         producer.release()
     return replace(lost, transaction=transaction, prepared_at=int(time.time()), places=())
+
+
+def _copy(log: TopicLog, lost: KafkaCommittable, to: Transaction, timeout: float, task: Task) -> None:
+    """Copy the batches that a lost transaction has in one topic into another transaction."""
+    # before the first copy: otherwise the search would also find the copies
+    ends = log.ends()
+    joined: set[int] = set()
+    for partition, batch in lost_batches(log, lost, ends, timeout, task):
+        # the broker refuses a batch for a partition that is not yet part of the transaction
+        if partition not in joined:
+            log.join(to, [partition])
+            joined.add(partition)
+        again = batch.under(to.producer_id, to.producer_epoch, batch.base_sequence)
+        log.append(to, partition, again, ends[partition])
 
 
 def lost_batches(
@@ -145,9 +151,10 @@ class _Search:
     ) -> None:
         self._log = log
         self._lost = lost
+        self._rows = lost.rows_in(log.topic)
         self._timeout = timeout
         self._task = task
-        self._begun_at = {place.partition: place.start for place in lost.places}
+        self._begun_at = {place.partition: place.start for place in lost.places if place.topic == log.topic}
         self._ends = {partition: ends[partition] for partition in self._begun_at}
         self._starts: Mapping[int, int] = {}
         self._positions = dict(self._begun_at)
@@ -156,7 +163,7 @@ class _Search:
 
     def batches(self) -> Iterator[tuple[int, Batch]]:
         shown = time.monotonic()
-        while self._found < self._lost.rows and (ahead := self._ahead()):
+        while self._found < self._rows and (ahead := self._ahead()):
             for partition, records in self._log.fetch(ahead).items():
                 if records is None:
                     self._again_from_start(partition)
@@ -171,8 +178,8 @@ class _Search:
                     f"topic '{self._log.topic}' does not show its records from {ahead} on",
                     hint="check that all brokers run; no row is lost",
                 )
-        if self._found != self._lost.rows:
-            raise self._incomplete(f"{self._found} of {self._lost.rows} records of the transaction are left")
+        if self._found != self._rows:
+            raise self._incomplete(f"{self._found} of {self._rows} records of the transaction are left")
 
     def _ahead(self) -> dict[int, int]:
         return {partition: at for partition, at in self._positions.items() if at < self._ends[partition]}
@@ -215,8 +222,8 @@ class _Search:
             )
         self._next[partition] = (batch.base_sequence + batch.records) % SEQUENCES
         self._found += batch.records
-        if self._found > self._lost.rows:
-            raise self._incomplete(f"there are more than the {self._lost.rows} records that the task wrote")
+        if self._found > self._rows:
+            raise self._incomplete(f"there are more than the {self._rows} records that the task wrote")
 
     def _incomplete(self, why: str) -> LogIncomplete:
         number, sink = self._task.epoch.number, self._task.identity.sink

@@ -52,6 +52,12 @@ def why_not(config: KafkaConfig, settings: Mapping[str, str], schema: pa.Schema)
     return _why_not_for_long(settings, dated=_are_dated(config, schema))
 
 
+def why_not_letters(settings: Mapping[str, str]) -> str | None:
+    """Return why the topic of dead letters does not keep them, as `why_not`. They have no timestamps of their own."""
+    why = _why_not_for_long(settings, dated=False)
+    return None if why is None else f"the topic of dead letters has {why}"
+
+
 def where(config: KafkaConfig, settings: Mapping[str, str], schema: pa.Schema) -> str:
     """Return, in words, where rows are kept until their epoch is done."""
     reason = why_not(config, settings, schema)
@@ -98,7 +104,7 @@ def _are_dated(config: KafkaConfig, schema: pa.Schema) -> bool:
 class _Noted(NamedTuple):
     attempt: str
     schema: pa.Schema
-    topic_id: str
+    topic_ids: Mapping[str, str]
     places: tuple[Place, ...]
 
 
@@ -110,7 +116,8 @@ class _Begun(NamedTuple):
 class LogEnds:
     """Notes the ends of the topic's partitions before an attempt, if the topic keeps the rows. Used by one thread.
 
-    The topic's settings may change, so each attempt and each vote reads them.
+    If there are dead letters, their topic must keep them as well. The topics' settings may change, so each attempt and
+    each vote reads them.
 
     If the broker aborts a transaction while its task writes, the task can continue only with a copy. So if an attempt
     takes longer than the transaction timeout and fails, copies are kept for the rest of the run.
@@ -119,7 +126,7 @@ class LogEnds:
     def __init__(self, config: KafkaConfig, cluster: Cluster) -> None:
         self._config = config
         self._cluster = cluster
-        self._log = TopicLog(cluster, config.topic or "")
+        self._topics = [topic for topic in (config.topic, config.letters_topic) if topic is not None]
         self._noted: _Noted | None = None
         self._said = ""
         self._begun: _Begun | None = None
@@ -137,13 +144,18 @@ class LogEnds:
         try:
             if self._why_not(schema) is not None:
                 return False
-            ends = self._log.ends()
+            logs = [TopicLog(self._cluster, topic) for topic in self._topics]
+            ends = {each.topic: each.ends() for each in logs}
         except (Unreachable, Refused) as failure:
-            log.info("epoch %d is spooled: topic %s could not be read: %s", epoch.number, self._log.topic, failure)
+            log.info("epoch %d is spooled: topic %s could not be read: %s", epoch.number, self._named, failure)
             return False
-        places = tuple(Place(self._log.topic, partition, end) for partition, end in sorted(ends.items()))
-        self._noted = _Noted(epoch.attempt, schema, self._log.topic_id, places)
+        places = [Place(topic, *place) for topic, found in ends.items() for place in sorted(found.items())]
+        self._noted = _Noted(epoch.attempt, schema, {each.topic: each.topic_id for each in logs}, tuple(places))
         return True
+
+    @property
+    def _named(self) -> str:
+        return "' or '".join(self._topics)
 
     def added(self, epoch: Epoch, parts: Sequence[KafkaCommittable]) -> list[KafkaCommittable]:
         """Return the tasks' parts with the ends that `note` noted for their attempt.
@@ -153,22 +165,23 @@ class LogEnds:
         if self._noted is None or self._noted.attempt != epoch.attempt:
             return list(parts)
         # before the settings: those of a new topic with this name prove nothing
-        if {known for part in parts for known in part.topics.values()} != {self._noted.topic_id}:
+        noted = self._noted.topic_ids
+        if other := {name for part in parts for name, known in part.topics.items() if known != noted.get(name)}:
             raise PrepareFailed(
-                f"epoch {epoch.number}: topic '{self._log.topic}' was deleted and created again while the epoch was "
-                "written",
+                f"epoch {epoch.number}: topic '{', '.join(sorted(other))}' was deleted and created again while the "
+                "epoch was written",
                 hint="nothing is recorded yet: Spark runs the epoch again",
             )
         try:
             why = self._why_not(self._noted.schema)
         except (Unreachable, Refused) as failure:
             raise PrepareFailed(
-                f"epoch {epoch.number}: the settings of topic '{self._log.topic}' could not be read: {failure}",
+                f"epoch {epoch.number}: the settings of topic '{self._named}' could not be read: {failure}",
                 hint="nothing is recorded yet: Spark runs the epoch again",
             ) from failure
         if why is not None:
             raise PrepareFailed(
-                f"epoch {epoch.number}: topic '{self._log.topic}' may no longer keep the rows that were written: {why}",
+                f"epoch {epoch.number}: topic '{self._named}' may no longer keep the rows that were written: {why}",
                 hint="nothing is recorded yet: Spark runs the epoch again, with a copy of its rows in the spool",
             )
         return [replace(part, kept_in_topic=True, places=self._noted.places) for part in parts]
@@ -195,5 +208,7 @@ class LogEnds:
         why = why_not(self._config, settings, schema)
         if (why or "") != self._said:
             self._said = why or ""
-            log.info("topic %s: rows are kept %s", self._log.topic, where(self._config, settings, schema))
+            log.info("topic %s: rows are kept %s", self._config.topic, where(self._config, settings, schema))
+        if why is None and (letters := self._config.letters_topic) is not None:
+            why = why_not_letters(self._cluster.topic_settings(letters))
         return why

@@ -38,6 +38,10 @@ class Kafka(KafkaConfig, Sink):
         select: SQL expressions that make the row: one as a string, or several as a list; all columns by default.
         where: SQL predicate that selects the rows for this topic; None for all rows.
         delete_when: SQL predicate that selects the rows that become tombstones (a key without a value); None for none.
+        on_rejected: "stop": a row that the topic cannot take stops the query. "dead_letter": the row goes to
+            ``dead_letter_topic``, in the transaction of its epoch, and the others go on. Needs ``topic``.
+        dead_letter_topic: the topic of dead letters, which `check` creates; None for ``topic`` with '.dead_letter'.
+        letters_limit: the share of an epoch's rows, 0 to 1, above which dead letters stop the query after all.
         spool: where rows are kept until their epoch is done. If the brokers abort the epoch's transaction, because the
             job is down for longer than ``transaction_timeout``, the rows are written again from there. None: in the
             topic, whose log also keeps aborted records, if its retention is long enough (see

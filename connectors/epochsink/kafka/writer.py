@@ -16,6 +16,7 @@ from epochsink.failpoints import reach
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import client_options, errors
 from epochsink.kafka.committable import KafkaCommittable, Transaction, transactional_id
+from epochsink.kafka.dead_letter import Rules, Sender, refused
 from epochsink.kafka.librdkafka import MESSAGE, UNASSIGNED, NativeError
 from epochsink.kafka.producer import TransactionalProducer
 
@@ -53,17 +54,23 @@ class KafkaWriter:
         self._partition = task.partition
         self._spooled_as = spooled_as
         self._key = identity_key(task.identity)
-        self._rows = 0
+        self._rows = self._letters = 0
+        self._why = ""
         self._topics: dict[str, str] = {}
+        self._rules = Rules.from_json(task.settings)
+        self._sender = None if self._rules is None or topic is None else Sender(self._rules, task, topic)
         # not if the driver writes in the vote or in a replay: nothing would write the rows a third time
         again = spooled_as != task.uuid
         self._can_be_lost = task.keeping.is_spooled and config.is_redone and not again
         self._lost: NativeError | None = None
         self.transactional_id = str(transactional_id(task, bounded=config.is_redone))
+        options = client_options.fitting(config.options, task.identity.origin.get("largest_batch"))
+        if self._rules is not None:
+            options = self._rules.options(options, client_options.BATCH_BYTES)
         try:
             # one producer, one transaction: a delayed EndTxn may end the producer's next one (KAFKA-17754)
             self._producer = TransactionalProducer(
-                client_options.fitting(config.options, task.identity.origin.get("largest_batch")),
+                options,
                 self.transactional_id,
                 config.longest_transaction_timeout_ms(task.identity)
                 if again
@@ -121,6 +128,9 @@ class KafkaWriter:
             rows=self._rows,
             prepared_at=int(time.time()),
             topics=self._topics,
+            rules=self._rules,
+            letters=self._letters,
+            why=self._why,
         )
         return prepared.to_json()
 
@@ -135,24 +145,43 @@ class KafkaWriter:
             log.info("transaction %s will be aborted by the driver: %s", self.transactional_id, failure.text)
 
     def _produce(self, topic: str, batch: pa.RecordBatch) -> None:
-        if self._lost is not None:
-            self._rows += batch.num_rows
-            return
         _refuse_partitions(batch)
         headers, timestamps = _headers(batch), _timestamps(batch)
         array = fill(batch)
+        found = None if self._sender is None else refused(batch, array, self._sender.rules)
+        if found is None or self._sender is None:
+            self._send(topic, array, headers, timestamps)
+        else:
+            letters, told = self._sender.letters(batch, found, timestamps, self._rows)
+            left = np.delete(np.arange(batch.num_rows), found.rows)
+            # even if no row is left: the sink's own topic comes first, and has the marker
+            self._send(topic, array[left], _some(headers, left), _some(timestamps, left))
+            self._send(self._sender.rules.topic, fill(letters), told, None)
+            self._letters += len(found.rows)
+            self._why = self._why or found.reasons[0]
+        self._rows += batch.num_rows
+
+    def _send(
+        self,
+        topic: str,
+        messages: NDArray[Any],
+        headers: Sequence[Any] | None,
+        timestamps: Sequence[int] | None,
+    ) -> None:
+        # if the transaction is lost, the rows are still counted
+        if self._lost is not None:
+            return
         try:
             if topic not in self._topics:
                 # before the first row: if the topic is created again later, its id differs
                 self._topics[topic] = self._producer.topic_id(topic)
             if headers is None and timestamps is None:
-                self._producer.produce(topic, array)
+                self._producer.produce(topic, messages)
             else:
-                self._producer.produce_each(topic, array, headers, timestamps)
+                self._producer.produce_each(topic, messages, headers, timestamps)
         except NativeError as failure:
             if not self._may_lose(failure):
                 raise self._error(failure, f"rows for topic '{topic}' were refused") from failure
-        self._rows += batch.num_rows
 
     def _may_lose(self, failure: NativeError) -> bool:
         """Whether the task can continue after a failure that ended its transaction."""
@@ -171,6 +200,10 @@ class KafkaWriter:
             f"epoch {self._epoch.number}, Spark partition {self._partition}: {doing}",
             transactional_id=self.transactional_id,
         )
+
+
+def _some(values: Sequence[Any] | None, rows: NDArray[Any]) -> Sequence[Any] | None:
+    return None if values is None else [values[row] for row in rows]
 
 
 def _refuse_partitions(batch: pa.RecordBatch) -> None:

@@ -156,6 +156,8 @@ class Commits:
         """Commit a participant's parts, replaying what the target has lost; False if the epoch proves to be done."""
         ledger = self._run.ledger
         left = {name: list(range(len(ledger.known().epochs[number].parts_of(name)))) for name in names}
+        # by index: the turn after a replay has a verdict on the parts that were prepared again alone
+        aside: dict[str, dict[int, int | None]] = {}
         for _ in range(REPLAY_TURNS):
             # each sink before the commit: what they share becomes visible for all. And again after a replay, which
             # takes long enough for a driver on another copy of the checkpoint to commit
@@ -167,7 +169,9 @@ class Commits:
             with self._run.if_ours(participant):
                 verdicts = participant.commit(prepared.at, self._run.ballots(prepared, left, left))
             for name, answers in verdicts.items():
-                self._run.progress.set_aside(number, name, [answer.set_aside for answer in answers])
+                noted = aside.setdefault(name, {})
+                noted |= {at: answer.set_aside for at, answer in zip(left[name], answers, strict=True)}
+                self._run.progress.set_aside(number, name, list(noted.values()))
                 if found := sum(answer.set_aside or 0 for answer in answers):
                     _log.warning(_SET_ASIDE, number, name, found, self._run.location or "CHECKPOINT")
             open_parts = [

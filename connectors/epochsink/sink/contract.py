@@ -206,6 +206,13 @@ class Participant(ABC):
         """
         return {name: Keeping.NOT if self.members[name].spool is False else Keeping.IN_SPOOL for name in self.members}
 
+    def settings(self, epoch: Epoch) -> Mapping[str, Mapping[str, Any]]:
+        """Return what the writers of this attempt must know of the target as it is now: JSON, by sink.
+
+        Called after `keeping`. A sink may be left out. Raises `PrepareFailed` if the target cannot be asked.
+        """
+        return {}
+
     def vote(self, epoch: Epoch, ballots: Ballots) -> Parts:
         """Make one prepared epoch of what the accepted tasks prepared, and verify that the target holds it.
 

@@ -106,7 +106,8 @@ class Task:
 
     ``partition`` is the partition's index, ``uuid`` (32 hex) is fresh for every invocation, because (stage,
     partition, attempt number) is not unique in Spark. ``keeping`` says where the rows are kept. Up to ``carried``
-    bytes that are spooled are not a file: they are sent to the driver with the task's answer.
+    bytes that are spooled are not a file: they are sent to the driver with the task's answer. ``settings`` is what
+    `Participant.settings` returned for this attempt.
     """
 
     identity: Identity
@@ -115,6 +116,7 @@ class Task:
     uuid: str
     keeping: Keeping = Keeping.IN_SPOOL
     carried: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
 
 class Outcome(enum.Enum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from epochsink.sink import RowCount
 from epochsink.spark.engines import engine_of
@@ -129,9 +129,12 @@ class EpochWriter:
     def _run(self, plan: WritePlan, epoch: Epoch) -> list[Answer]:
         # after the planning, which takes a while: a target may note its present state, such as the end of its log
         keeping: dict[str, Keeping] = {}
+        settings: dict[str, Mapping[str, Any]] = {}
         for participant in self._participants:
             keeping |= participant.keeping(epoch, {name: plan.schemas[name] for name in participant.members})
-        order = WriteOrder(epoch, keeping, self._carry_limit.bytes if self._spool.beside_ledger else 0)
+            settings |= participant.settings(epoch)
+        carried = self._carry_limit.bytes if self._spool.beside_ledger else 0
+        order = WriteOrder(epoch, keeping, carried, settings)
         with self._byte_limit.lifted(plan.answers.sparkSession):
             return [Answer.from_json(text) for text in plan.tasks.run(plan.answers, order)]
 

@@ -14,7 +14,7 @@ import uuid
 import zipimport
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import pyarrow as pa
 from pyspark import TaskContext, cloudpickle
@@ -65,6 +65,8 @@ class WriteOrder:
     """Where the rows of each sink are kept in this attempt."""
     carried: int = 0
     """How many spooled bytes of a sink the first task may send with its answer, in place of a file."""
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the participants tell the writers of this attempt, by sink."""
 
     def task(self, identity: Identity, partition: int, uuid: str) -> Task:
         """Return what the writer of one sink must know.
@@ -75,19 +77,21 @@ class WriteOrder:
         keeping = self.keeping[identity.sink]
         falling = CARRIED_BY_FIRST_TASK * HALF_AT_PARTITION // (HALF_AT_PARTITION + partition)
         carried = min(self.carried, falling) if keeping.is_spooled else 0
-        return Task(identity, self.epoch, partition, uuid, keeping, carried)
+        settings = self.settings.get(identity.sink, {})
+        return Task(identity, self.epoch, partition, uuid, keeping, carried, settings)
 
     def to_json(self) -> str:
         """Return the order as text."""
         keeping = {name: how.name for name, how in self.keeping.items()}
-        return json.dumps({"epoch": asdict(self.epoch), "keeping": keeping, "carried": self.carried})
+        order = {"epoch": asdict(self.epoch), "keeping": keeping, "carried": self.carried, "settings": self.settings}
+        return json.dumps(order)
 
     @classmethod
     def from_json(cls, text: str) -> WriteOrder:
         """Return the order that a text holds."""
         told = json.loads(text)
         keeping = {name: Keeping[how] for name, how in told["keeping"].items()}
-        return cls(Epoch(**told["epoch"]), keeping, told["carried"])
+        return cls(Epoch(**told["epoch"]), keeping, told["carried"], told["settings"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from epochsink.protocol.spool import Spool
 from epochsink.sink import Ballot, Epoch, Identity, Keeping, Rows, Task, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -94,6 +94,10 @@ class OneSink:
     def keeping(self, epoch: Epoch, schema: pa.Schema) -> Keeping:
         """Return where tasks keep the rows of an attempt."""
         return self._participant.keeping(epoch, {self._name: schema})[self._name]
+
+    def settings(self, epoch: Epoch) -> Mapping[str, Any]:
+        """Return what the writers of an attempt must know."""
+        return self._participant.settings(epoch).get(self._name, {})
 
     def vote(
         self, epoch: Epoch, written: Sequence[Committable], rows: Rows, after: LastDone | None = None
@@ -234,7 +238,11 @@ class SinkRig:
     ) -> tuple[str, Committable]:
         """Run one task, whose first record batches are small."""
         batch = self.batch(rows)
-        task = Task(self.identity(query, generation), epoch, partition, uuid.uuid4().hex, self.keeping)
+        identity = self.identity(query, generation)
+        with contextlib.closing(OneSink.of(self.sink, self.name)) as asking:
+            asking.open(identity)
+            settings = asking.settings(epoch)
+        task = Task(identity, epoch, partition, uuid.uuid4().hex, self.keeping, settings=settings)
         self.spool.make(query, epoch)
         spooled = self.spool.writer(task, batch.schema)
         writer = self.sink.writer(task)
