@@ -50,6 +50,7 @@ def _mapped(kind: pa.DataType) -> dict[str, Any]:
     if (element := _element(kind)) is not None:
         return _mapped(element)
     if _holds_any_json(kind):
+        # not indexed: the types in the first document would bind all later ones
         return {"type": "object", "enabled": False}
     if types.is_struct(kind):
         return {"type": "object", "properties": _properties(kind.fields)}
@@ -80,6 +81,7 @@ def _levels(kind: pa.DataType) -> int:
 def _mapped_scalar(kind: pa.DataType) -> dict[str, Any]:
     types = pa.types
     if types.is_timestamp(kind) or types.is_date(kind):
+        # "date" keeps milliseconds only, and Spark has microseconds
         return {"type": "date_nanos" if types.is_timestamp(kind) else "date", "ignore_malformed": True}
     if types.is_boolean(kind) or _is_binary(kind):
         return {"type": "boolean" if types.is_boolean(kind) else "binary"}
@@ -99,6 +101,7 @@ def _decimal(kind: pa.DataType) -> dict[str, Any]:
         return {"type": "long"}
     if kind.scale > 0 and kind.precision <= _DOUBLE_DIGITS:
         return {"type": "double"}
+    # a double would lose digits
     return {"type": "keyword", "ignore_above": _LONGEST_KEYWORD}
 
 

@@ -271,6 +271,7 @@ def require_each(
     wanted = list(names)
     known = {} if kept is None else {**(voted or {}), **kept.indices}
     found = find_each(client, config, [*wanted, *known])
+    # before any is created: a known index that is missing was deleted, and must not come back empty
     _require_known({name: each.incarnation for name, each in found.items()}, kept, known)
     _refuse_other_place(kept, config.placed_by if placed_by is None else placed_by, config.shown_index)
     if create is not None and (absent := [name for name in wanted if name not in found]):

@@ -156,6 +156,7 @@ def read_target(connection: Connection, relation: Relation) -> Target | None:
     if relation.schema is None:
         found = connection.execute(_ON_PATH, [list(connection.schemas), relation.name]).fetchone()
         relation = Relation(found[0] if found else None, relation.name)
+    # one round trip, since each transaction that writes looks here; a message of several statements takes no parameters
     ours_and_back = sql.SQL(
         "SET LOCAL search_path = pg_catalog, pg_temp; {}; SELECT pg_catalog.set_config('search_path', {}, true)"
     )

@@ -101,6 +101,7 @@ def prepare(connection: Connection, name: PreparedName) -> None:
         # PREPARE TRANSACTION takes a literal and no parameter.
         done = connection.execute(sql.SQL("PREPARE TRANSACTION {}").format(sql.Literal(str(name))))
     except (errors.OutOfMemory, errors.ObjectNotInPrerequisiteState) as refused:
+        # out of memory (53200) says that all max_prepared_transactions are in use, 55000 that the server has none
         connection.rollback()
         with translated("counting prepared transactions"):
             raise _no_room(connection) from refused

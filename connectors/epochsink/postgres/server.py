@@ -120,6 +120,7 @@ class Server:
                 **self.parameters,  # type: ignore[arg-type] # libpq's names are checked by `of`
                 application_name=application,
                 client_encoding="UTF8",
+                # transactions are begun by `begin`, with the level and the search path that they need
                 autocommit=True,
                 prepare_threshold=None,
             )

@@ -73,6 +73,7 @@ class Session:
         """Return a live connection outside any transaction. Raises `psycopg.OperationalError`."""
         if self._connection is not None:
             try:
+                # the server may have restarted since the last epoch, and a vote's first statement would fail
                 with deadline(self._connection, PING_SECONDS):
                     self._connection.rollback()
                     self._connection.execute("SELECT 1")

@@ -122,6 +122,7 @@ class Staging:
             LOCAL
             + sql.SQL(
                 "SELECT pg_advisory_xact_lock({lock}); "
+                # no autovacuum: the table is read once, and dropped
                 "CREATE {kind} TABLE IF NOT EXISTS {name} ({definitions}) WITH (autovacuum_enabled = false); "
                 "COMMENT ON TABLE {name} IS {note}"
             ).format(

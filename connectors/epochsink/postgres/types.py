@@ -306,6 +306,7 @@ def _uuids(array: pa.Array) -> pa.Array:
         raise pa.ArrowInvalid(f"{array.filter(pc.invert(good))[0].as_py()!r} is not a valid uuid")
     text = pc.cast(pc.fill_null(digits, arrow_buffers.text("0" * _UUID_DIGITS, pa.string())), pa.binary(_UUID_DIGITS))
     codes = np.frombuffer(text.buffers()[1], np.uint8)[text.offset * _UUID_DIGITS :][: len(text) * _UUID_DIGITS]
+    # & 0x5F, the code of "_", makes a letter upper case
     nibbles = np.where(codes > ord("9"), (codes & ord("_")) - ord("A") + 10, codes - ord("0")).astype(np.uint8)
     packed = pa.py_buffer((nibbles[0::2] << 4 | nibbles[1::2]).tobytes())
     made = pa.FixedSizeBinaryArray.from_buffers(pa.binary(_UUID_DIGITS // 2), len(array), [None, packed])
