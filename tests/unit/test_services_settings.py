@@ -27,10 +27,14 @@ COMPOSE = Path(__file__).parents[2] / "docker" / "compose.yaml"
 
 def test_compose_runs_the_pinned_versions() -> None:
     images = dict(re.findall(r"^  (\w+):\n    image: (\S+)$", COMPOSE.read_text(), re.MULTILINE))
+    pinned = {
+        "kafka": versions.KAFKA_IMAGE,
+        "postgres": versions.POSTGRES_IMAGE,
+        "elasticsearch": versions.ELASTICSEARCH[8].image,
+    }
     assert {name: image for name, image in images.items() if "/pipeline:" not in image} == {
-        "kafka": versions.KAFKA_IMAGE.in_compose,
-        "postgres": versions.POSTGRES_IMAGE.in_compose,
-        "elasticsearch": versions.ELASTICSEARCH[8].image.in_compose,
+        kind: f"${{{versions.IMAGES_VARIABLE}:-{image.origin}}}/{image.name}:{image.version}"
+        for kind, image in pinned.items()
     }
 
 

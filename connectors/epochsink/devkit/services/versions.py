@@ -30,11 +30,6 @@ class Image:
     name: str
     version: str
 
-    @property
-    def in_compose(self) -> str:
-        """The reference in docker/compose.yaml."""
-        return f"${{{IMAGES_VARIABLE}:-{self.origin}}}/{self.name}:{self.version}"
-
     def __str__(self) -> str:
         return f"{os.environ.get(IMAGES_VARIABLE) or self.origin}/{self.name}:{self.version}"
 
