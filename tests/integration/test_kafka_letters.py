@@ -28,10 +28,10 @@ from kafka_kit import (
     task,
 )
 
-from epochsink.errors import PrepareFailed, RowsRejected
+from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected
 from epochsink.kafka import Kafka
 from epochsink.kafka.dead_letter import NO_KEY
-from epochsink.sink import Compared, Keeping, Outcome, Receipt
+from epochsink.sink import Chosen, Compared, Keeping, Outcome, Receipt
 
 if TYPE_CHECKING:
     from fix_services import FreshName
@@ -268,3 +268,30 @@ def test_rows_with_headers_and_timestamps_keep_them_beside_letters(kafka: KafkaS
     assert found == [(b"a", [("n", b"0")], 1_600_000_000_000), (b"c", [("n", b"2")], 1_600_000_000_002)]
     [(row, _)] = letters(kafka, topic, 1)
     assert row == {"key": None, "value": "b", "headers": [{"key": "n", "value": "1"}], "timestamp": 1_600_000_000_001}
+
+
+def test_an_operator_sees_the_committed_letters_of_one_sink_newest_first(
+    kafka: KafkaService, fresh_topic: FreshName
+) -> None:
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic())
+    config, who, other = sink(kafka, topic, key="id"), identity(), identity()
+    for writes, number, values in ((who, 0, ("a", "b")), (other, 0, ("of another query",)), (who, 1, ("c",))):
+        at = epoch(number)
+        with committing(config, writes) as committer:
+            part = prepare(config, told(committer, writes, at), rows(*values, keys=[None] * len(values)))
+            commit(committer, at, committer.vote(at, [part], NO_ROWS))
+    with committing(config, who) as committer:
+        prepare(config, told(committer, who, epoch(2)), rows("not committed", keys=[None]))
+        letters = committer.participant.letters("topic")
+        assert letters is not None
+        newest, *others = letters.read(Chosen(), 10)
+        assert (newest.epoch, newest.error, newest.row) == (1, NO_KEY, {"key": None, "value": "c"})
+        assert sorted(letter.row["value"] for letter in others) == ["a", "b"]
+        assert letters.read(Chosen(), 1) == [newest]
+        assert letters.read(Chosen(ids=(others[0].id,)), 10) == [others[0]]
+        assert (letters.count(Chosen()), letters.count(Chosen(epoch=0)), letters.count(Chosen(epoch=2))) == (3, 2, 0)
+        with pytest.raises(ConfigurationError, match="not retried"):
+            letters.retry(Chosen())
+        with pytest.raises(ConfigurationError, match="not dropped"):
+            letters.drop(Chosen())
+        assert letters.count(Chosen()) == 3

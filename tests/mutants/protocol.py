@@ -21,6 +21,13 @@ SWEEP = "tests/unit/test_sweep.py"
 WEBHDFS = "tests/unit/test_webhdfs.py"
 
 MUTANTS: list[Mutant] = [
+    Mutant(
+        "protocol/commits.py",
+        "                noted = aside.setdefault(name, {})\n",
+        "                noted: dict[int, int | None] = {}\n",
+        COMMITS,
+        "dead letters that the receipt of their epoch does not count",
+    ),
     # ---- the stores
     Mutant(
         "protocol/storage.py",

@@ -120,6 +120,28 @@ def test_only_what_the_target_has_lost_is_prepared_again_and_committed_again(tmp
     assert query.visible() == [0, 1, 2]
 
 
+def test_the_dead_letters_of_a_part_that_was_prepared_again_are_added_to_those_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query, driver, participant, parts = three_tasks(tmp_path)
+    participant.lost = parts[1:2]
+    commit = participant.commit
+
+    def with_letters(epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+        return {
+            "out": [
+                replace(verdict, set_aside=2) if verdict.outcome is Outcome.COMMITTED else verdict
+                for verdict in commit(epoch, ballots)["out"]
+            ]
+        }
+
+    monkeypatch.setattr(participant, "commit", with_letters)
+    assert driver.commit_decided()
+    assert len(participant.asked) == 2
+    told = query.history().receipts[0].sinks["out"]
+    assert told.set_aside == 6
+
+
 def test_what_readers_see_is_awaited_before_the_epoch_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All parts at once, as last prepared."""
     query, driver, participant, parts = three_tasks(tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -104,6 +106,23 @@ def test_a_vote_on_rows_that_the_topic_may_no_longer_keep_fails(topic: Topic) ->
     topic.settings["unclean.leader.election.enable"] = "true"
     with pytest.raises(PrepareFailed, match=r"unclean\.leader\.election\.enable = true"):
         ends.added(FIRST, [part()])
+
+
+def test_the_topic_of_dead_letters_must_keep_them_too_and_its_ends_are_noted(
+    topic: Topic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = {"orders": dict(topic.settings), "orders.dead_letter": dict(topic.settings)}
+    monkeypatch.setattr(Cluster, "topic_settings", lambda _, name: kept[name])
+    config = Kafka(bootstrap_servers="broker:9092", topic="orders", on_rejected="dead_letter")
+    ends = LogEnds(config, Cluster("broker:9092", {}, 1.0))
+    assert ends.note(FIRST, ROWS, 60.0)
+    with_letters = replace(part(), topics={"orders": "f" * 32, "orders.dead_letter": "f" * 32})
+    [added] = ends.added(FIRST, [with_letters])
+    assert {place.topic for place in added.places} == {"orders", "orders.dead_letter"}
+    kept["orders.dead_letter"]["retention.ms"] = "3600000"
+    with pytest.raises(PrepareFailed, match=r"the topic of dead letters has retention\.ms"):
+        ends.added(FIRST, [with_letters])
+    assert not ends.note(SECOND, ROWS, 60.0)
 
 
 @pytest.mark.usefixtures("topic")

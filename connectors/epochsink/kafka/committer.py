@@ -18,6 +18,7 @@ from epochsink.kafka.commit import Commits, refuse_other_topics
 from epochsink.kafka.committable import KafkaCommittable, transactional_id
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.fence import Fence
+from epochsink.kafka.letters import KafkaLetters
 from epochsink.kafka.redo import prepare_again
 from epochsink.kafka.remnants import open_transactions
 from epochsink.kafka.rows_in_log import LogEnds
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         Finding,
         Identity,
         LastDone,
+        Letters,
         Marks,
         Parts,
         Receipt,
@@ -147,6 +149,11 @@ class KafkaCommitter(Participant):
         must = None if done is None else self._markers.unexpired(done, found)
         verify_marks(self._cluster.target, found, must, pending, self._markers.marks_of)
         return audit(self._cluster, receipts)
+
+    def letters(self, sink: str) -> Letters | None:
+        """Return the dead letters in the topic; see `epochsink.kafka.letters`."""
+        topic = self._config.letters_topic
+        return None if topic is None else KafkaLetters(self._config, self._identity, topic)
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
         """Say where an epoch's rows are kept; see `epochsink.kafka.rows_in_log`."""
