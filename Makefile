@@ -39,7 +39,7 @@ PROVE := PYTHONPATH=tests:tests/support:tests/benchmarks $(RUN)/python -m
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all durations test-containers test-containers-round soak scoreboard test-elasticsearch9 test-versions lint format prove request-faults mutants mutants-share prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide experiments docs wheel release lock clean
+.PHONY: help venv demo test test-all durations test-containers test-containers-round soak scoreboard test-elasticsearch9 test-versions lint format prove request-faults mutants mutants-share prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-wide bench-outage experiments docs wheel release lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -166,6 +166,9 @@ bench-checkpoint: $(STAMP) ## checkpoints on a folder, on HDFS and on S3 (which 
 
 bench-wide: $(STAMP) ## what an epoch of up to 1,000 tasks costs the driver
 	$(RUN)/python tests/benchmarks/bench_wide.py
+
+bench-outage: $(STAMP) ## what Prometheus, status and report say while a server is away for a minute: MINUTES=10 HOW=stopped (or frozen)
+	$(RUN)/python tests/benchmarks/bench_outage.py --minutes $(MINUTES) --how $(or $(HOW),stopped) --keep $(RESULTS)
 
 $(DOCS)/.installed-from-lock: docs.lock
 	$(PYTHON) -m venv $(DOCS)

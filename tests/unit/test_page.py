@@ -142,7 +142,10 @@ def test_no_text_is_small_and_no_legend_is_cut() -> None:
     assert max(ends) <= svg.WIDTH
 
 
-@pytest.mark.parametrize("name", ["demo.svg", "nemesis.svg", "explanation/proof.svg", "reference/speed/ratios.svg"])
+@pytest.mark.parametrize(
+    "name",
+    ["demo.svg", "nemesis.svg", "explanation/proof.svg", "reference/speed/ratios.svg", "how-to/outage/stopped.svg"],
+)
 def test_the_pictures_of_the_docs_are_in_the_house_style(name: str) -> None:
     text = (Path(__file__).parents[2] / "docs" / name).read_text()
     assert svg.STYLE in text

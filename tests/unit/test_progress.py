@@ -101,6 +101,32 @@ def test_an_epoch_is_under_way_from_its_call_on_however_often_it_is_attempted(
     assert told.snapshot().open_seconds == 0.0
 
 
+def test_the_age_of_an_epoch_that_an_earlier_run_has_begun_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that restarts a failing query every minute must not hide for how long readers have waited."""
+    clock = [100.0]
+    monkeypatch.setattr("epochsink.protocol.progress_tracker.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("epochsink.protocol.progress_tracker.time.time", lambda: 5_000.0)
+    told = ProgressTracker(begun_at={7: 4_700.0, 8: 4_000.0}.get)
+    told.opened(7)
+    clock[0] += 5
+    assert told.snapshot().open_seconds == 305.0
+    told.begin(7)
+    told.recorded(_prepared(7))
+    told.decided(7)
+    told.visible(7)
+    told.done(7)
+    assert told.snapshot().open_seconds == 0.0
+    # its own steps are those of this run
+    assert told.snapshot().recent[0].write_seconds == 0.0
+    # a later epoch is this run's own, whatever another machine's clock said
+    told.opened(8)
+    assert told.snapshot().open_seconds == 0.0
+    # a clock that is behind makes no age negative
+    behind = ProgressTracker(begun_at=lambda _: 6_000.0)
+    behind.opened(7)
+    assert behind.snapshot().open_seconds == 0.0
+
+
 def test_replays_and_dead_letters_are_counted() -> None:
     told = ProgressTracker()
     told.recorded(_prepared(0))

@@ -78,10 +78,8 @@ class Coordinator:
         listener: Callable[[EpochProgress], None] | None = None,
     ) -> None:
         self.queue = CommitQueue(monitor)
-        self._run = RunState(
-            query_id, ledger, checkpoint, spool, participants, self.queue, location, ProgressTracker(listener)
-        )
-        self.progress = self._run.progress
+        self.progress = ProgressTracker(listener, checkpoint.begun_at)
+        self._run = RunState(query_id, ledger, checkpoint, spool, participants, self.queue, location, self.progress)
         self._check = AppliedCheck(self._run)
         self._sweep = Sweep(self._run)
         self._commits = Commits(self._run, self._check)

@@ -71,10 +71,10 @@ class QueryProgress:
 
     ``pending`` epochs are recorded and not visible yet. ``late_seconds`` is the age of the oldest of them that Spark
     has decided: readers wait for it; 0 if there is none. ``open_seconds`` is how long the oldest epoch that has begun
-    and is not visible has been under way: it rises if a target does not answer. ``epochs`` of this run are done;
-    ``totals`` are what they did in each sink, together. ``retries`` counts repeated attempts of this run,
-    ``leftovers`` what its sweeps ended, ``spooled_bytes`` the rows that pending epochs keep. ``recent`` are the newest
-    done epochs, oldest first. ``failure`` is why the query stopped, "" while it runs.
+    and is not visible has been under way, in an earlier run too: it rises if a target does not answer. ``epochs`` of
+    this run are done; ``totals`` are what they did in each sink, together. ``retries`` counts repeated attempts of this
+    run, ``leftovers`` what its sweeps ended, ``spooled_bytes`` the rows that pending epochs keep. ``recent`` are the
+    newest done epochs, oldest first. ``failure`` is why the query stopped, "" while it runs.
     """
 
     pending: tuple[int, ...] = ()

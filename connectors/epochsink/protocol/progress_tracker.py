@@ -40,14 +40,21 @@ class _Epoch:
 class ProgressTracker:
     """Collects the progress of one run; its methods may be called from any thread.
 
-    ``listener`` gets each done epoch, in the commit thread. What it raises is logged.
+    ``listener`` gets each done epoch, in the commit thread. What it raises is logged. ``begun_at`` says when Spark
+    began an epoch, in seconds since 1970, if it knows.
     """
 
-    def __init__(self, listener: Callable[[EpochProgress], None] | None = None) -> None:
+    def __init__(
+        self,
+        listener: Callable[[EpochProgress], None] | None = None,
+        begun_at: Callable[[int], float | None] = lambda _number: None,
+    ) -> None:
         self._listener = listener
+        self._begun_at = begun_at
         self._lock = threading.Lock()
         self._epochs: dict[int, _Epoch] = {}
         self._opened: dict[int, float] = {}
+        self._opened_before: dict[int, float] = {}
         self._recent: deque[EpochProgress] = deque(maxlen=RECENT)
         self._done = 0
         self._totals: dict[str, SinkProgress] = {}
@@ -60,6 +67,13 @@ class ProgressTracker:
     def opened(self, number: int) -> None:
         """Note that Spark has called for an epoch, before any target is asked; it is under way until it is visible."""
         with self._lock:
+            first = not self._opened and not self._done
+        # an earlier run may have begun it: an age that began anew with each start would stay small if a scheduler
+        # started the query every few seconds
+        begun = self._begun_at(number) if first else None
+        with self._lock:
+            if begun is not None:
+                self._opened_before[number] = max(0.0, time.time() - begun)
             self._opened.setdefault(number, time.monotonic())
 
     def closed(self, number: int) -> None:
@@ -173,10 +187,11 @@ class ProgressTracker:
         with self._lock:
             recorded = {number: one for number, one in self._epochs.items() if one.recorded is not None}
             decided = [one.decided for one in recorded.values() if one.decided is not None]
+            ages = [now - at + self._opened_before.get(number, 0.0) for number, at in self._opened.items()]
             return QueryProgress(
                 pending=tuple(sorted(recorded)),
                 late_seconds=round(now - min(decided), 3) if decided else 0.0,
-                open_seconds=round(now - min(self._opened.values()), 3) if self._opened else 0.0,
+                open_seconds=round(max(ages), 3) if ages else 0.0,
                 epochs=self._done,
                 totals=dict(self._totals),
                 retries=self._retries,
