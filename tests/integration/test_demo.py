@@ -153,6 +153,7 @@ def test_the_demo_runs_from_end_to_end(tmp_path: Path) -> None:
         "-m",
         "epochsink.cli.app",
         "demo",
+        "--connect",
         "--orders",
         str(ORDERS),
         "--kills",
@@ -164,13 +165,13 @@ def test_the_demo_runs_from_end_to_end(tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=880)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count(": every order arrived exactly once") == 3
+    assert done.stdout.count(": every order arrived exactly once") == 6
     rows = [line.split() for line in done.stdout.splitlines()]
-    ours, plain, upsert = (
-        {row[1]: row[2:] for row in rows if row[:1] == [name]} for name in ("epochsink", "plain", "upsert")
+    ours, connect, plain, upsert = (
+        {row[1]: row[2:] for row in rows if row[:1] == [name]} for name in ("epochsink", "connect", "plain", "upsert")
     )
     exact = ["2,000", "2,000", "0", "0", "0", "0"]
-    assert ours == {"PostgreSQL": exact, "Elasticsearch": exact, "Kafka": exact}
+    assert ours == connect == {"PostgreSQL": exact, "Elasticsearch": exact, "Kafka": exact}
     _, _, _, duplicated, divergent, seen_early = plain["PostgreSQL"]
     assert "0" not in (duplicated, divergent, seen_early)
     # an upsert hides what comes twice, and readers see it as early
@@ -178,7 +179,7 @@ def test_the_demo_runs_from_end_to_end(tmp_path: Path) -> None:
     assert upsert["PostgreSQL"][-1] != "0"
     page = (tmp_path / "demo.html").read_text()
     assert "One kill -9: with epochsink every order arrives exactly once" in page
-    # ours has its kill in two pictures: in that of the epochs, too
-    assert page.count('class="red killed"') == 4
+    # ours have their kill in two pictures: in that of the epochs, too
+    assert page.count('class="red killed"') == 6
     assert "epoch 0, table: " in page
     assert "seen before the decision" in page

@@ -19,8 +19,8 @@ from confluent_kafka.cimpl import NewTopic
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
-from connect_server import start_server
 
+from epochsink.devkit.demo.connect_server import start_server
 from epochsink.devkit.demo.session import jvm_options
 from epochsink.devkit.services.artifacts import spark_avro, spark_packages
 from epochsink.testing.readers.kafka import KafkaReader

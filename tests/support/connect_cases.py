@@ -14,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from connect_server import connect, start_server
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from streams import Stream, raising_after, wait_until
 
+from epochsink.devkit.demo.connect_server import connect, start_server
 from epochsink.spark.engines import engine_of
 
 if TYPE_CHECKING:

@@ -15,11 +15,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from connect_server import connect, start_server
 from pyspark.sql.pandas import functions
 
 import epochsink
 from epochsink import ExactlyOnce
+from epochsink.devkit.demo.connect_server import connect, start_server
 from epochsink.devkit.demo.session import session
 from epochsink.devkit.services import spark_packages
 from epochsink.failpoints import reach

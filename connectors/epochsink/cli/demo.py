@@ -32,6 +32,9 @@ def demo(
     ] = None,
     kills: Annotated[int | None, typer.Option(help="How often each is killed -9; 7 unless --quick.", min=1)] = None,
     seed: Annotated[int | None, typer.Option(help="Repeat the order of kills that a run has named.")] = None,
+    connect: Annotated[
+        bool, typer.Option("--connect", help="Run the pipeline with epochsink on Spark Connect, too.")
+    ] = False,
     keep: Annotated[bool, typer.Option("--keep", help="Keep services and files until Ctrl-C.")] = False,
     kafka: Annotated[str, typer.Option(help="Bootstrap servers of a Kafka that runs.", envvar=f"{_GIVEN}KAFKA")] = "",
     postgres: Annotated[
@@ -67,9 +70,9 @@ def demo(
         seed = secrets.randbelow(10_000) if seed is None else seed
         orders, kills = orders or (20_000 if quick else 200_000), kills or (1 if quick else 7)
         options = {"orders": orders, "kills": kills, "keep": keep, "svg": svg, "page": page, "master": master}
-        options["quick"] = quick
+        options |= {"quick": quick, "connect": connect}
         results = _show(given, Console(stderr=as_json), seed=seed, **options)
-        exact = all(result.is_exact for result in results if result.pipeline == "epochsink")
+        exact = all(result.is_exact for result in results if result.pipeline in ("epochsink", "connect"))
         answer.values.update(seed=seed, exact=exact, page=str(page), results=[asdict(result) for result in results])
     raise typer.Exit(0 if exact else 1)
 

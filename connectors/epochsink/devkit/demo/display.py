@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 EPOCHSINK: Final = "epochsink"
 """The title of the pipeline that writes with epochsink."""
+CONNECT: Final = "connect"
+"""That of the same pipeline on Spark Connect."""
+OURS: Final = (EPOCHSINK, CONNECT)
 LINE_SECONDS: Final = 10.0
 """Pause in seconds between two lines of figures if there is no terminal."""
 
@@ -173,6 +176,7 @@ def page_of(results: Sequence[Result], courses: Mapping[str, Course]) -> str:
 
 _NAMES: Final = {
     EPOCHSINK: "epochsink",
+    CONNECT: "epochsink on Spark Connect",
     "plain": "plain foreachBatch, with Spark's own writers",
     "upsert": "foreachBatch with an upsert by key",
 }
@@ -181,10 +185,10 @@ _NAMES: Final = {
 
 def _headline(results: Sequence[Result]) -> tuple[str, str]:
     """Return the finding of a demo in a title and a sentence."""
-    ours = [result for result in results if result.pipeline == EPOCHSINK]
-    exact = [result.destination for result in ours if result.is_exact]
+    ours = [result for result in results if result.pipeline in OURS]
+    exact = dict.fromkeys(result.destination for result in ours if result.is_exact)
     times = "One kill -9" if results[0].kills == 1 else f"{results[0].kills} times kill -9 each"
-    is_exact = len(exact) == len(ours)
+    is_exact = all(result.is_exact for result in ours)
     title = f"{times}: with epochsink every order arrives exactly once" if is_exact else "Not every order exactly once"
     said = [f"Exact: {', '.join(exact) or 'nothing'}."]
     for pipeline in dict.fromkeys(result.pipeline for result in results if result not in ours):

@@ -13,17 +13,20 @@ import os
 import signal
 import sys
 import threading
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, cast
 
 from epochsink import ExactlyOnce
+from epochsink.devkit.demo.connect_server import connect, start_server
 from epochsink.devkit.demo.session import on_cluster, session, warm_up
 from epochsink.devkit.demo.settings import PipelineSettings
+from epochsink.devkit.services import spark_packages
 from epochsink.failpoints import reach
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -39,7 +42,28 @@ def main() -> None:
     settings = PipelineSettings.load(Path(sys.argv[1]))
     told = {what: threading.Event() for what in ("start", "stop")}
     threading.Thread(target=_listen, args=[told], daemon=True).start()
-    spark = session(settings.jvm_options, **on_cluster(settings.master))
+    with _session(settings) as spark:
+        _serve(spark, settings, told)
+
+
+@contextmanager
+def _session(settings: PipelineSettings) -> Iterator[SparkSession]:
+    own = on_cluster(settings.master)
+    if not settings.connect:
+        spark = session(settings.jvm_options, **own)
+        yield spark
+        spark.stop()
+        return
+    jars = {"spark.driver.extraClassPath": ":".join(map(str, spark_packages()))}
+    server, url = start_server(jars | own, settings.jvm_options)
+    spark = connect(url)
+    yield spark
+    spark.stop()
+    server.kill()
+    server.wait()
+
+
+def _serve(spark: SparkSession, settings: PipelineSettings, told: Mapping[str, threading.Event]) -> None:
     if not settings.plain:
         # The plain pipeline runs no Python in its tasks.
         warm_up(spark)
@@ -47,7 +71,6 @@ def main() -> None:
     query = _start(_orders(spark, settings), settings)
     threading.Thread(target=_stop, args=[query, told["stop"]], daemon=True).start()
     query.awaitTermination()
-    spark.stop()
 
 
 def _listen(told: Mapping[str, threading.Event]) -> None:

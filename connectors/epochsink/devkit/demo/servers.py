@@ -67,12 +67,12 @@ class Servers(ABC):
     def addresses(self) -> Addresses:
         """Where they are, once they are ready."""
 
-    def destinations(self) -> Mapping[str, Destination]:
-        """Return the destinations of the pipeline with epochsink, in the order of its commits."""
+    def destinations(self, name: str = "orders") -> Mapping[str, Destination]:
+        """Return the destinations of a pipeline with epochsink, in the order of its commits."""
         if self.quick:
-            return {"table": self._table("orders")}
-        index = ElasticsearchIndex(self.addresses.elasticsearch, f"orders{self.mark}")
-        return {"table": self._table("orders"), "index": index, "topic": self._topic("orders.out")}
+            return {"table": self._table(name)}
+        index = ElasticsearchIndex(self.addresses.elasticsearch, f"{name}{self.mark}")
+        return {"table": self._table(name), "index": index, "topic": self._topic(f"{name}.out")}
 
     def plain_destinations(self) -> Mapping[str, Appendable]:
         """Return the destinations of the plain pipeline, in the order of its writes."""

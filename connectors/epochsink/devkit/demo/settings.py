@@ -29,7 +29,7 @@ KINDS: Final[dict[str, Any]] = {
 class PipelineSettings:
     """One pipeline: its source, its checkpoint, its destinations, and whether it uses epochsink.
 
-    ``epochs`` is the file to which it adds a line for each visible epoch.
+    ``epochs`` is the file to which it adds a line for each visible epoch. ``connect``: on Spark Connect.
     """
 
     bootstrap_servers: str
@@ -41,6 +41,7 @@ class PipelineSettings:
     master: str
     epochs: str
     destinations: Mapping[str, Destination]
+    connect: bool = False
 
     def save(self, path: Path) -> None:
         """Write the settings to a file."""

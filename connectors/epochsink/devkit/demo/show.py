@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
-from epochsink.devkit.demo.display import EPOCHSINK, page_of, picture_of
+from epochsink.devkit.demo.display import CONNECT, EPOCHSINK, OURS, page_of, picture_of
 from epochsink.devkit.demo.kill_plan import EXACTLY_ONCE, PLAIN, plan
 from epochsink.devkit.demo.scenario import Scenario, orders_per_epoch
 from epochsink.devkit.demo.servers import OwnServers, RunningServers
@@ -33,6 +33,7 @@ class DemoOptions:
     """The user's options. ``keep`` keeps services and files until Ctrl-C; ``master`` is Spark's.
 
     ``quick``: PostgreSQL is the only target. Without ``addresses`` the demo starts its own servers.
+    ``connect``: the pipeline with epochsink runs on Spark Connect, too.
     """
 
     orders: int
@@ -42,6 +43,7 @@ class DemoOptions:
     svg: Path | None
     page: Path
     quick: bool = False
+    connect: bool = False
     master: str = LOCAL
     addresses: Addresses | None = None
 
@@ -64,6 +66,7 @@ def show(options: DemoOptions, display: Display) -> list[Result]:
         courses = {}
         for title, destinations in (
             (EPOCHSINK, servers.destinations()),
+            *([(CONNECT, servers.destinations("orders_connect"))] if options.connect else []),
             ("plain", servers.plain_destinations()),
             ("upsert", servers.upserted_destinations()),
         ):
@@ -106,7 +109,7 @@ def _scenario(
     *,
     jvm_options: str,
 ) -> Scenario:
-    plain = title != EPOCHSINK
+    plain = title not in OURS
     steps = [step for step in (PLAIN if plain else EXACTLY_ONCE) if step.destinations <= len(destinations)]
     if not plain:
         steps += [step for destination in destinations.values() for step in destination.steps]
@@ -122,6 +125,7 @@ def _scenario(
         master=options.master,
         epochs=str(folder / "epochs.jsonl"),
         destinations=destinations,
+        connect=title == CONNECT,
     )
     return Scenario(title, settings, orders=options.orders, kills=kills, folder=folder, seed=options.seed)
 

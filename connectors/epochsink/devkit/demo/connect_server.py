@@ -22,7 +22,10 @@ LOOPBACK: Final = "127.0.0.1"
 
 
 def start_server(settings: Mapping[str, str], jvm_options: str = "") -> tuple[subprocess.Popen[bytes], str]:
-    """Start a server; return its process and its URL, at which it answers."""
+    """Start a server; return its process, which the caller ends, and its URL, at which it answers.
+
+    ``settings`` add to or replace Spark's settings.
+    """
     with socket.create_server((LOOPBACK, 0)) as taken:
         port = taken.getsockname()[1]
     given = {
