@@ -206,6 +206,16 @@ def test_a_topic_that_was_created_anew_while_it_was_written_to_fails_the_vote(
             committer.vote(at, [part], NO_ROWS)
 
 
+def change_setting(servers: str, topic: str, name: str, wanted: str) -> None:
+    asked = [ConfigResource("topic", topic, configs=[name])]
+    with admin(servers) as client:
+        client.alter_configs([ConfigResource("topic", topic, configs={name: wanted})])
+        wait_for(
+            lambda: client.describe_configs(asked, config_filter="all")["topic"][topic][name]["value"] == wanted,
+            "the broker has the setting",
+        )
+
+
 @newest_transaction_version
 @pytest.mark.parametrize(
     "change",
@@ -227,24 +237,31 @@ def test_settings_that_change_under_a_query_are_seen_in_the_same_attempt_and_in_
     who, first, second = identity(), epoch(0), epoch(0)
     [(name, value)] = change.items()
 
-    def set_to(wanted: str) -> None:
-        asked = [ConfigResource("topic", topic, configs=[name])]
-        with admin(servers) as client:
-            client.alter_configs([ConfigResource("topic", topic, configs={name: wanted})])
-            wait_for(
-                lambda: client.describe_configs(asked, config_filter="all")["topic"][topic][name]["value"] == wanted,
-                "the broker has the setting",
-            )
-
     with committing(config, who) as committer:
         assert committer.keeping(first, SCHEMA) is Keeping.IN_TARGET
         part = prepare(config, unspooled(who, first), rows("a"))
-        set_to(value)
+        change_setting(servers, topic, name, value)
         with pytest.raises(PrepareFailed, match=rf"may no longer keep the rows(.|\n)*{re.escape(name)} = {value}"):
             committer.vote(first, [part], NO_ROWS)
         assert committer.keeping(second, SCHEMA) is Keeping.IN_SPOOL
-        set_to({"cleanup.policy": "delete", "unclean.leader.election.enable": "false"}.get(name, "-1"))
+        before = {"cleanup.policy": "delete", "unclean.leader.election.enable": "false"}.get(name, "-1")
+        change_setting(servers, topic, name, before)
         assert committer.keeping(second, SCHEMA) is Keeping.IN_TARGET
+
+
+def test_fewer_replicas_that_have_to_acknowledge_are_said_as_soon_as_the_settings_are_read_again(
+    kafka: KafkaService, fresh_topic: FreshName, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once for each change, and not for a higher number."""
+    topic = create_topic(kafka.bootstrap_servers, fresh_topic(), min_insync_replicas="2")
+    with committing(sink(kafka, topic), identity()) as committer:
+        said = []
+        for needed in ("2", "1", "1", "2"):
+            change_setting(kafka.bootstrap_servers, topic, "min.insync.replicas", needed)
+            caplog.clear()
+            committer.keeping(epoch(0), SCHEMA)
+            said.append("min.insync.replicas was lowered from 2 to 1 while the query runs" in caplog.text)
+    assert said == [False, True, False, False]
 
 
 @newest_transaction_version

@@ -129,6 +129,7 @@ class LogEnds:
         self._topics = [topic for topic in (config.topic, config.letters_topic) if topic is not None]
         self._noted: _Noted | None = None
         self._said = ""
+        self._replicas_needed = 0
         self._begun: _Begun | None = None
         self._outlasted = False
 
@@ -201,10 +202,25 @@ class LogEnds:
             )
         return self._outlasted
 
+    def _compare_replicas_needed(self, settings: Mapping[str, str]) -> None:
+        """Warn if somebody has lowered min.insync.replicas since the last look: `check` saw the higher value."""
+        needed = int(settings.get("min.insync.replicas", 1))
+        if needed < self._replicas_needed:
+            log.warning(
+                "topic %s: min.insync.replicas was lowered from %d to %d while the query runs: an acknowledged epoch "
+                "may be lost with %d broker(s); nothing is lost by now; raise it again, or accept the risk",
+                self._config.topic,
+                self._replicas_needed,
+                needed,
+                needed,
+            )
+        self._replicas_needed = needed
+
     def _why_not(self, schema: pa.Schema) -> str | None:
         settings: Mapping[str, str] = {}
         if self._config.spool is None and self._config.topic is not None:
             settings = self._cluster.topic_settings(self._config.topic)
+            self._compare_replicas_needed(settings)
         why = why_not(self._config, settings, schema)
         if (why or "") != self._said:
             self._said = why or ""
