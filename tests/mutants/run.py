@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console
 from shares import SHARE
 
-from mutants import elasticsearch, kafka, postgres, protocol, spark
+from mutants import elasticsearch, kafka, operators, postgres, protocol, spark
 from proof.record import Record
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ FAMILIES: Final[dict[str, list[Mutant]]] = {
     "kafka": kafka.MUTANTS,
     "postgres": postgres.MUTANTS,
     "elasticsearch": elasticsearch.MUTANTS,
+    "operators": operators.MUTANTS,
 }
 SECONDS: Final = 600
 """For the tests of one mutant: one that hangs for so long is noticed too."""

@@ -152,6 +152,10 @@ def test_status_tells_how_long_an_epoch_has_been_under_way(kit: CheckpointKit, r
     kit.record(1, both(3))
     begun(1, 300)
     kit.decide(1)
+    # Spark has begun the next one meanwhile
+    begun(2, 5)
+    assert 300 <= json.loads(run("status", "--json").output)["open_seconds"] < 400
+    (kit.root / "offsets" / "2").unlink()
     assert kit.coordinator.commit_decided()
     assert run("status", "--max-age", "60").exit_code == 0
     # a header that tells no time

@@ -127,6 +127,36 @@ def test_the_age_of_an_epoch_that_an_earlier_run_has_begun_goes_on(monkeypatch: 
     assert behind.snapshot().open_seconds == 0.0
 
 
+def test_ages_are_those_of_the_oldest_epoch_and_no_second_look_makes_it_younger(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("epochsink.protocol.progress_tracker.time.monotonic", lambda: clock[0])
+    told = ProgressTracker()
+    told.opened(7)
+    told.recorded(_prepared(7))
+    clock[0] += 10
+    told.decided(7)
+    clock[0] += 20
+    told.opened(8)
+    told.recorded(_prepared(8))
+    told.decided(8)
+    told.decided(7)
+    clock[0] += 40
+    now = told.snapshot()
+    assert (now.pending, now.late_seconds, now.open_seconds) == ((7, 8), 60.0, 70.0)
+    # a line that a log at its default level shows, too
+    told.log_now_and_then()
+    assert "no epoch became visible in the last minute; the oldest decided one is late by 60 s" in caplog.text
+
+
+def test_the_first_failure_is_the_one_that_is_shown() -> None:
+    told = ProgressTracker()
+    told.failed("RowsRejected: the cause")
+    told.failed("Fenced: what followed")
+    assert told.snapshot().failure == "RowsRejected: the cause"
+
+
 def test_replays_and_dead_letters_are_counted() -> None:
     told = ProgressTracker()
     told.recorded(_prepared(0))

@@ -1,0 +1,128 @@
+"""Mutants of what on-call people read: progress, metrics, `status` and `doctor`."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+CLI = "tests/unit/test_cli.py"
+DOCTOR = "tests/unit/test_doctor.py"
+METRICS = "tests/unit/test_metrics.py"
+PROGRESS = "tests/unit/test_progress.py"
+
+MUTANTS: list[Mutant] = [
+    # ---- the age of what readers wait for
+    Mutant(
+        "protocol/progress_tracker.py",
+        "round(now - min(decided), 3)",
+        "round(now - max(decided), 3)",
+        PROGRESS,
+        "two epochs wait, and the alert sees the age of the newer one",
+    ),
+    Mutant(
+        "protocol/progress_tracker.py",
+        "            if known.decided is None:\n                known.decided = time.monotonic()",
+        "            if True:\n                known.decided = time.monotonic()",
+        PROGRESS,
+        "each look at the checkpoint makes a late epoch young again: the alert never fires",
+    ),
+    Mutant(
+        "protocol/progress_tracker.py",
+        "            self._opened.setdefault(number, time.monotonic())\n\n    def closed",
+        "            self._opened[number] = time.monotonic()\n\n    def closed",
+        PROGRESS,
+        "an epoch that Spark calls for again looks young",
+    ),
+    Mutant(
+        "protocol/progress_tracker.py",
+        "now - at + self._opened_before.get(number, 0.0)",
+        "now - at",
+        PROGRESS,
+        "a query that is restarted every few seconds looks well for ever",
+    ),
+    Mutant(
+        "protocol/progress_tracker.py",
+        "round(max(ages), 3)",
+        "round(min(ages), 3)",
+        PROGRESS,
+        "the newest epoch's age hides that of the oldest one",
+    ),
+    Mutant(
+        "protocol/progress_tracker.py",
+        "self._failure = self._failure or failure",
+        "self._failure = failure",
+        PROGRESS,
+        "what followed from the failure is shown in its place",
+    ),
+    Mutant(
+        "protocol/progress_tracker.py",
+        "        elif late >= LOG_SECONDS:\n",
+        "        elif late < 0:\n",
+        PROGRESS,
+        "a log without a word while readers wait",
+    ),
+    Mutant(
+        "protocol/progress_tracker.py",
+        "set_aside=sum(known) if len(known) == len(rows) else None",
+        "set_aside=sum(known)",
+        PROGRESS,
+        "dead letters of an unknown number are shown as fewer than there are",
+    ),
+    # ---- metrics
+    Mutant(
+        "metrics.py",
+        "lambda told: told.late_seconds",
+        "lambda told: told.open_seconds",
+        METRICS,
+        "an alert about late data at each long epoch, and none where data is late",
+    ),
+    Mutant(
+        "metrics.py",
+        "lambda told: bool(told.failure)",
+        "lambda told: not told.failure",
+        METRICS,
+        "a query that has stopped looks well in Prometheus",
+    ),
+    Mutant(
+        "metrics.py",
+        "        if self._sinks.setdefault(query, sink) is not sink:",
+        "        if self._sinks.setdefault(query, sink) is None:",
+        METRICS,
+        "the metrics of one query under the name of another",
+    ),
+    # ---- the command line
+    Mutant(
+        "cli/app.py",
+        "max(found.late_seconds, found.open_seconds) > max_age",
+        "found.late_seconds > max_age",
+        CLI,
+        "a scheduler's check that passes while a target does not answer",
+    ),
+    Mutant(
+        "cli/status.py",
+        "late = max((one.age_seconds or 0.0 for one in epochs if one.state is State.DECIDED), default=0.0)",
+        "late = max((one.age_seconds or 0.0 for one in epochs if one.state is State.RECORDED), default=0.0)",
+        CLI,
+        "status calls late what Spark has not decided, and not what readers wait for",
+    ),
+    Mutant(
+        "cli/status.py",
+        "    since = place.checkpoint.begun_at(min(numbers))",
+        "    since = place.checkpoint.begun_at(max(numbers))",
+        CLI,
+        "status takes the newest epoch for the oldest one: an old one that is stuck looks young",
+    ),
+    Mutant(
+        "cli/doctor.py",
+        "return 1 if State.WRONG in states else ATTENTION if State.ATTENTION in states else 0",
+        "return ATTENTION if State.WRONG in states or State.ATTENTION in states else 0",
+        DOCTOR,
+        "a script starts a pipeline that cannot write an epoch",
+    ),
+    Mutant(
+        "cli/doctor.py",
+        "is_well = not found.damage and found.late_seconds < SOON_SECONDS",
+        "is_well = not found.damage",
+        DOCTOR,
+        "the doctor says that all is well while readers wait",
+    ),
+]
