@@ -292,6 +292,8 @@ class Harness:
         """Take the final reads; the history is complete then."""
         for sampler in self._samplers:
             sampler.finish(REST_SECONDS)
+            # what nobody has read while it ran cannot have been seen early, twice or torn
+            assert sampler.reads > self.runs, f"{sampler.name} was not looking: {sampler.reads} in {self.runs} runs"
         self._note_spool()
         self.log.write_input(self._run, self._workload.source(self._fed))
 

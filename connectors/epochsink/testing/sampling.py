@@ -41,6 +41,8 @@ class Sampler(threading.Thread):
         self._repeated: list[tuple[float, float]] = []
         self._unreachable_since: float | None = None
         self.failure: BaseException | None = None
+        self.reads = 0
+        """How often it has read, without the final read."""
 
     def run(self) -> None:
         """Read until `finish`."""
@@ -69,6 +71,7 @@ class Sampler(threading.Thread):
         if self._unreachable_since is not None:
             self._log.write("unreachable", target=self._target.name, began=self._unreachable_since, ended=began)
             self._unreachable_since = None
+        self.reads += not final
         if self._rows is not None and rows.equals(self._rows) and not final:
             self._repeated.append((began, fixed[-1]))
             return
