@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from elasticsearch_requests import SmallRequests
-from elasticsearch_rig import SCHEMA, ListedRows, Rig, rendered
+from elasticsearch_rig import SCHEMA, Elsewhere, ListedRows, Rig, rendered
 from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch, preflight
@@ -18,7 +18,7 @@ from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import claim_document, identity_key, marker_document
-from epochsink.sink import Epoch, LastDone, Outcome
+from epochsink.sink import Chosen, Epoch, LastDone, Outcome
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -347,3 +347,67 @@ def _break_off_at(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("epochsink.elasticsearch.apply.failpoints.reach", reach)
+
+
+def without_keys(
+    *documents: tuple[str | None, dict[str, Any] | None], ranks: list[int] | None = None
+) -> pa.RecordBatch:
+    """Return a record batch with rows whose key is NULL, as the JVM renders them."""
+    batch = rendered([(key or "", document) for key, document in documents], ranks)
+    ends = [end if key is not None else "}" for (key, _), end in zip(documents, batch["id"].to_pylist(), strict=True)]
+    return batch.set_column(0, "id", pa.array(ends))
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["by-the-driver", "by-executors"])
+@pytest.mark.parametrize("ranked", [False, True], ids=["plain", "ranked"])
+def test_each_row_without_a_valid_key_is_a_letter_and_no_other_row_replaces_it(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, ranked: bool, large: bool
+) -> None:
+    """Also if the epoch is broken off and applied again: NULL, empty and too long keys, in several tasks."""
+    order_by = "n" if ranked else None
+    sink = dead_lettered(options, executors_above=0 if large else None, order_by=order_by)
+    with closing(Rig.joining(sink)) as rig:
+        rig.committer.participant.executors = Elsewhere() if large else None
+        first: list[Any] = [*GOOD, (None, {"n": 1}), (None, {"n": 1}), ("", {"n": 2}), (None, None)]
+        second: list[Any] = [("k" * 513, {"n": 3}), (None, {"n": 4}), ("twice", {"n": 5}), ("twice", {"n": 6})]
+        tasks = [[without_keys(*each, ranks=list(range(len(each))) if ranked else None)] for each in (first, second)]
+        prepared = rig.prepare(0, *tasks)
+        _break_off_at(monkeypatch, "elasticsearch.marker.before")
+        with pytest.raises(KeyboardInterrupt):
+            rig.commit(prepared)
+        monkeypatch.undo()
+        verdict = rig.commit(prepared)
+        assert (verdict.outcome, verdict.set_aside) == (Outcome.COMMITTED, 6)
+        assert rig.stored() == {**dict(GOOD), "twice": {"n": 6}}
+        letters = rig.stored(rig.sink.dead_letter_index).values()
+        assert sorted(str(each["source"]) for each in letters) == sorted(
+            ['{"n": 1}', '{"n": 1}', '{"n": 2}', '{"n": 3}', '{"n": 4}', "None"]
+        )
+        assert {(each["id"], each["error"]) for each in letters} == {(None, "invalid_key")}
+        assert "its key is NULL" in next(each["reason"] for each in letters if each["source"] == '{"n": 4}')
+        # they have no _id with which they could be written
+        assert rig.committer.participant.letters("search").retry(Chosen()).kept == 6
+
+
+def test_rows_without_a_valid_routing_become_letters(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(dead_lettered(options, routing="region"))) as rig:
+        batch = rendered([("a", {"n": 1}), ("b", {"n": 2})], routings=["eu", ""])
+        rig.apply(0, [batch])
+        assert rig.stored() == {"a": {"n": 1}}
+        (letter,) = rig.stored(rig.sink.dead_letter_index).values()
+        assert "routing of a row is empty" in letter["reason"]
+
+
+def test_more_rows_without_a_key_than_the_limit_stop_the_query_before_the_decision(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(dead_lettered(options, letters_limit=0.25))) as rig:
+        rig.apply(0, [without_keys(*GOOD, (None, {"n": 1}))])
+        with pytest.raises(RowsRejected, match=r"2 of 4 rows have no valid _id or routing, more than letters_limit"):
+            rig.prepare(1, [without_keys(*GOOD[:2], (None, {}), (None, {}))])
+        assert rig.committer.newest() == 0
+
+
+def test_rows_without_a_key_still_stop_a_query_without_dead_letters(options: dict[str, Any]) -> None:
+    with closing(Rig.joining(SmallRequests(**options))) as rig:
+        with pytest.raises(RowsRejected, match="its key is NULL") as refused:
+            rig.prepare(0, [without_keys(*GOOD, (None, {}))])
+        assert "dead_letter" in refused.value.hint

@@ -12,6 +12,7 @@ EPOCHS = "tests/unit/test_elasticsearch_epochs.py"
 PACE = "tests/unit/test_elasticsearch_pace.py"
 PIPELINES = "tests/integration/test_elasticsearch_pipelines.py"
 PLACEMENT = "tests/integration/test_elasticsearch_placement.py"
+REJECTED = "tests/integration/test_elasticsearch_rejected.py"
 RETRY = "tests/integration/test_elasticsearch_retry.py"
 STREAMS = "tests/integration/test_elasticsearch_data_stream.py"
 
@@ -44,6 +45,20 @@ MUTANTS: list[Mutant] = [
         "            if False:\n",
         f"{RETRY} -k the_limit",
         "an index without most of an epoch's rows",
+    ),
+    Mutant(
+        "elasticsearch/deduplicate.py",
+        '                told = told.set_column(0, "id", _different(told.column("id"), numbers))\n',
+        "",
+        f"{REJECTED} -k 'without_a_valid_key'",
+        "all rows without a key but one",
+    ),
+    Mutant(
+        "elasticsearch/committer.py",
+        "        if unfit > self._config.letters_limit * total:\n",
+        "        if False:\n",
+        f"{REJECTED} -k 'before_the_decision'",
+        "an epoch that is recorded, and could be stopped in time",
     ),
     # ---- bulk requests
     Mutant(

@@ -202,6 +202,6 @@ def test_sink_participant_and_writer_are_what_the_protocol_asks_for() -> None:
     made: Sink = sink()
     participant: Participant = made.participant({"search": made})
     writer: SinkWriter = made.writer(Task(Identity("query", "search"), Epoch(0, "0" * 32), 0, "1" * 32))
-    told = {"task": "1" * 32, "rows": 0, "largest": 0, "by_task": False, "indices": []}
+    told = {"task": "1" * 32, "rows": 0, "largest": 0, "by_task": False, "indices": [], "unfit": 0}
     assert writer.prepare() == {**told, "version": 1}
     participant.close()

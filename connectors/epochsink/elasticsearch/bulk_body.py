@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochsink import arrow_buffers
+from epochsink.elasticsearch.unfit import unfit_ids, unfit_routings
 from epochsink.identity import document_id_prefix, identity_key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -179,7 +180,8 @@ class Operations:
 
     ``seen`` is the number of rows and ``keyed`` whether they have keys; both are known once all rows are rendered.
     ``partition`` is the task's place in the epoch, ``size`` the bytes of a request. ``indices`` are those of the epoch,
-    for rows that name theirs; rows with any other name are not rendered, and added to ``unplaced``. With ``creates``
+    for rows that name theirs; rows with any other name, and rows without a valid id or routing, are not rendered, and
+    added to ``unplaced``. With ``creates``
     the rows have no key, and are appended to a data stream.
     """
 
@@ -197,6 +199,7 @@ class Operations:
         attempt = epoch.attempt if creates else None
         self.prefix = f"{document_id_prefix(identity_key(identity), epoch.number, attempt)}{partition}-"
         self._creates = creates
+        self._partition = partition
         self._version = identity.origin["base"] + epoch.number
         self._task = task
         self._size = size
@@ -218,11 +221,14 @@ class Operations:
                 ids = pa.concat_arrays([batch.column("id") for batch in batches])
             else:
                 ids = position_ids(self.prefix, self.seen, count)
-            if "routing" in batches[0].schema.names:
-                ids = routed(pa.concat_arrays([batch.column("routing") for batch in batches]), ids)
             mask = None if survives is None else pa.array(survives[self.seen : self.seen + count])
-            if "index" in batches[0].schema.names:
-                names = pa.concat_arrays([batch.column("index") for batch in batches])
+            columns = {name: pa.concat_arrays([batch.column(name) for batch in batches]) for name in _named(batches)}
+            if (fit := self._fit(ids if self.keyed else None, columns, sources, mask)) is not None:
+                mask = fit if mask is None else pc.and_(mask, fit)
+            if "routing" in columns:
+                ids = routed(columns["routing"], ids)
+            if "index" in columns:
+                names = columns["index"]
                 placed = pc.is_in(names, self._indices)
                 self._keep_unplaced(
                     pc.invert(placed) if mask is None else pc.and_not(mask, placed), names, ids, sources
@@ -232,6 +238,26 @@ class Operations:
                 ids, sources = ids.filter(mask), sources.filter(mask)
             yield from cut(render(ids, sources, heads), self._size)
             self.seen += count
+
+    def _fit(
+        self, ids: pa.Array | None, columns: Mapping[str, pa.Array], sources: pa.Array, mask: pa.Array | None
+    ) -> pa.Array | None:
+        """Return which rows have a valid id and routing, None if all do; add the others of ``mask`` to ``unplaced``."""
+        wrong = {} if "routing" not in columns else {each.place: each for each in unfit_routings(columns["routing"])}
+        wrong |= {} if ids is None else {each.place: each for each in unfit_ids(ids)}
+        if not wrong:
+            return None
+        from epochsink.elasticsearch.errors import Refusal  # noqa: PLC0415 - imports the client
+
+        for place, found in sorted(wrong.items()):
+            if mask is None or mask[place].as_py():
+                where = {"_index": str(columns["index"][place])} if "index" in columns else {}
+                position = f"{self._partition}-{self.seen + place}"
+                source = sources[place].as_py()
+                self.unplaced.append(Refusal("", source, _BAD_REQUEST, "invalid_key", found.reason, where, position))
+        fit = np.ones(len(sources), np.bool_)
+        fit[list(wrong)] = False
+        return pa.array(fit)
 
     def _keep_unplaced(self, mask: pa.Array, names: pa.Array, ids: pa.Array, sources: pa.Array) -> None:
         from epochsink.elasticsearch.errors import Refusal  # noqa: PLC0415 - imports the client
@@ -244,6 +270,10 @@ class Operations:
             self.unplaced.append(
                 Refusal(document_id, source, _BAD_REQUEST, "invalid_index_name_exception", reason, place)
             )
+
+
+def _named(batches: Sequence[pa.RecordBatch]) -> list[str]:
+    return [name for name in ("routing", "index") if name in batches[0].schema.names]
 
 
 def _gathered(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[pa.RecordBatch]]:

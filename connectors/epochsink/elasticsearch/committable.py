@@ -23,6 +23,7 @@ class WrittenTask:
     """What one task spooled: its uuid, its number of rows, and the size of its largest document in bytes.
 
     ``by_task`` means that Spark brought all rows of an id into one task. ``indices`` are those that rows name.
+    ``unfit`` rows have no valid id or routing, and become dead letters.
     """
 
     task: str
@@ -30,18 +31,21 @@ class WrittenTask:
     largest: int
     by_task: bool = False
     indices: tuple[str, ...] = ()
+    unfit: int = 0
 
     def to_json(self) -> Committable:
         """Return the committable of `SinkWriter.prepare`."""
-        told = {"task": self.task, "rows": self.rows, "largest": self.largest}
-        return {"version": VERSION, **told, "by_task": self.by_task, "indices": list(self.indices)}
+        told: Committable = {"task": self.task, "rows": self.rows, "largest": self.largest}
+        told |= {"by_task": self.by_task, "indices": list(self.indices), "unfit": self.unfit}
+        return {"version": VERSION, **told}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Self:
         """Read what `to_json` has written. Raises `LedgerCorrupt`."""
         _check_version(given)
         task, indices = str(given["task"]), tuple(map(str, given.get("indices", ())))
-        return cls(task, int(given["rows"]), int(given["largest"]), bool(given["by_task"]), indices)
+        rows, largest, unfit = int(given["rows"]), int(given["largest"]), int(given.get("unfit", 0))
+        return cls(task, rows, largest, bool(given["by_task"]), indices, unfit)
 
 
 @dataclass(frozen=True, slots=True)

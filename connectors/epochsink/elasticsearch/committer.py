@@ -188,7 +188,9 @@ class ElasticsearchCommitter(Participant):
             found = self._require_configured(_trusted(kept, after), names)
             # Before the record: a recorded epoch with such a document could never be applied.
             preflight.refuse_too_large(self._client, max(share.largest for share in shares))
-        total = sum(expected.values())
+        total, unfit = sum(expected.values()), sum(share.unfit for share in shares)
+        if unfit > self._config.letters_limit * total:
+            raise errors.too_many_unfit(unfit, total, self._config.letters_limit, epoch.number)
         # A task that was not part of the shuffle may share ids with any other task.
         by_task = all(share.by_task for share in shares)
         replaced = 0 if by_task else self._replaced(epoch, rows, tasks, total)

@@ -112,7 +112,7 @@ class DeadLetters:
                     hint="raise http.max_content_length on the server; the epoch stays pending and is then applied",
                     values=f"_id {refusal.id!r}: {refusal.reason}",
                 )
-        ids = pa.array([self._id(refusal.id) for refusal in refusals])
+        ids = pa.array([self._id(refusal) for refusal in refusals])
         documents = pa.array([json.dumps(self._document(refusal)) for refusal in refusals])
         heads = action_heads(version=self._version, version_type="external_gte")
         again = self._poster.post(render(ids, documents, heads))
@@ -124,15 +124,17 @@ class DeadLetters:
                 values=lost[0].reason,
             )
 
-    def _id(self, refused: str) -> str:
+    def _id(self, refusal: Refusal) -> str:
+        # no _id of a document has a NUL before it
+        name = refusal.id or f"\x00{refusal.position}"
         # A digest, because a long _id with the prefix would exceed the limit of 512 bytes.
-        digest = hashlib.sha256(refused.encode()).hexdigest()[:32]
+        digest = hashlib.sha256(name.encode()).hexdigest()[:32]
         return f'"_id":"{document_id_prefix(self._key, self._epoch.number)}{digest}-{self._run}"}}'
 
     def _document(self, refusal: Refusal) -> dict[str, object]:
         return {
             "index": refusal.place.get("_index", self._target),
-            "id": refusal.id,
+            "id": refusal.id or None,
             **{name: value for name, value in refusal.place.items() if name == "routing"},
             "source": refusal.source,
             "status": refusal.status,

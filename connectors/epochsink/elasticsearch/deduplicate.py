@@ -18,6 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from epochsink import arrow_buffers
+from epochsink.elasticsearch.unfit import without_id
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
@@ -189,8 +191,10 @@ class RowsById:
             for batch in self._rows.read(task):
                 size = batch.num_rows
                 told = batch.select(["id", *ranks(batch.schema)])
+                numbers = arrow_buffers.numbers(np.arange(self.count, self.count + size))
+                told = told.set_column(0, "id", _different(told.column("id"), numbers))
                 told = told.append_column("task", pa.array(np.full(size, partition, np.int32)))
-                yield told.append_column("number", pa.array(np.arange(self.count, self.count + size)))
+                yield told.append_column("number", numbers)
                 self.count += size
 
     def _spread(self, folder: Path, files: Sequence[Path]) -> None:
@@ -231,6 +235,15 @@ class RowsById:
                 batches, places = [], []
         if batches:
             yield pa.Table.from_batches(batches), np.concatenate(places)
+
+
+def _different(ids: pa.Array, numbers: pa.Array) -> pa.Array:
+    """Return ids in which each row without one has an id of its own: it replaces no other row."""
+    missing = without_id(ids)
+    if not missing.true_count:
+        return ids
+    made = pc.binary_join_element_wise(arrow_buffers.text("}"), numbers.cast(pa.large_string()), arrow_buffers.text(""))
+    return pc.if_else(missing, made.cast(ids.type), ids)
 
 
 def _without_most_repetitions(batches: Iterable[pa.RecordBatch]) -> pa.Table:

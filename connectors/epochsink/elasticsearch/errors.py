@@ -73,7 +73,8 @@ _SERVER_ERROR: Final = 500
 class Refusal:
     """One operation that the server permanently refuses: 409 for a newer version, 400 or 413 for the document.
 
-    ``place`` has the operation's ``_index`` and ``routing``, if it has them.
+    ``place`` has the operation's ``_index`` and ``routing``, if it has them. ``position`` is that of a row in its epoch
+    if it has no valid id; ``id`` is "" then.
     """
 
     id: str
@@ -82,6 +83,7 @@ class Refusal:
     kind: str
     reason: str
     place: Mapping[str, str] = field(default_factory=dict)
+    position: str = ""
 
     @property
     def conflict(self) -> bool:
@@ -192,6 +194,15 @@ def too_many_letters(refused: Sequence[Refusal], letters: int, rows: int, limit:
         hint="see which: epochsink letters list CHECKPOINT --sinks MODULE:ATTRIBUTE; correct the mapping or raise "
         "letters_limit=, and start the query again: it applies the epoch",
         values="; ".join(f"_id {each.id!r}: {each.reason}" for each in refused[:5]),
+    )
+
+
+def too_many_unfit(unfit: int, rows: int, limit: float, epoch: int) -> RowsRejected:
+    """Return the error for an epoch with more rows without a valid ``_id`` or routing than ``limit`` allows."""
+    return RowsRejected(
+        f"{unfit} of {rows} rows have no valid _id or routing, more than letters_limit={limit}; epoch {epoch} is not "
+        "recorded, and nothing of it is written",
+        hint="correct key=, routing= or the stream, or raise letters_limit=, and start the query again",
     )
 
 

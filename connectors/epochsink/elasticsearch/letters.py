@@ -19,7 +19,6 @@ from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.data_stream import Stream
 from epochsink.elasticsearch.dead_letter import delete
 from epochsink.elasticsearch.errors import GaveUp, Refusal, explained
-from epochsink.elasticsearch.writer import LONGEST_ID
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.identity import identity_key
@@ -158,8 +157,8 @@ class ElasticsearchLetters(Letters):
         if not self._config.index:
             place["_index"] = letter["index"]
         refusal = Refusal(letter["id"] or "", letter["source"], letter["status"], letter["error"], "", place)
-        if not 0 < len(refusal.id.encode()) <= LONGEST_ID:
-            return refusal, letter["reason"]  # the server would refuse the whole request
+        if not refusal.id:
+            return refusal, letter["reason"]
         if self._config.index and letter["index"] != self._config.index:
             return (
                 refusal,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Final
 
 import pyarrow.compute as pc
 
-from epochsink import arrow_buffers
 from epochsink.elasticsearch import bulk_body, row_mapping
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.elasticsearch.config import MARKERS, MOST_INDICES, NAME_RULE, is_index_name
+from epochsink.elasticsearch.unfit import unfit_ids, unfit_routings
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
@@ -21,15 +20,22 @@ if TYPE_CHECKING:
     from epochsink.elasticsearch.preflight import Validator
     from epochsink.sink import Committable, Task
 
-LONGEST_ID: Final = 512
-_ENVELOPE: Final = len('"_id":""}')
+_ID_HINT: Final = (
+    "leave such rows out with where=, give a key= expression that is never NULL, or a digest of long ones, e.g. "
+    "key='sha2(url, 256)'; or set them aside with on_rejected=\"dead_letter\""
+)
+_ROUTING_HINT: Final = (
+    "leave such rows out with where=, or give routing= an expression that is never NULL, e.g. "
+    'routing="coalesce(region, \'none\')"; or set them aside with on_rejected="dead_letter"'
+)
 
 
 class ElasticsearchWriter:
     """Counts one task's rows and refuses those that no server would accept.
 
     ``validator`` asks the server; None means that it is not asked. ``by_task`` as in `WrittenTask`. Rows with an
-    invalid name of an index are accepted only if they can become ``dead_letters``, which is the name of their index.
+    invalid id, routing or name of an index are accepted only if they can become ``dead_letters``, which is the name of
+    their index.
     """
 
     def __init__(
@@ -46,15 +52,13 @@ class ElasticsearchWriter:
         self._dead_letters = dead_letters
         self._indices: dict[str, None] = {}
         self._rows = 0
+        self._unfit = 0
         self._largest = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Check a record batch. Raises `RowsRejected` and, with a validator, `PrepareFailed`."""
-        if "id" in batch.schema.names:
-            check_ids(batch.column("id"))
         check_sources(batch.column("source"))
-        if "routing" in batch.schema.names:
-            check_routings(batch.column("routing"))
+        self._take_unfit(batch)
         if "index" in batch.schema.names:
             self._take_indices(batch.column("index"))
         if self._validator is not None:
@@ -64,10 +68,21 @@ class ElasticsearchWriter:
 
     def prepare(self) -> Committable:
         """Return the committable for the spooled rows."""
-        return WrittenTask(self._task.uuid, self._rows, self._largest, self._by_task, tuple(self._indices)).to_json()
+        indices = tuple(self._indices)
+        return WrittenTask(self._task.uuid, self._rows, self._largest, self._by_task, indices, self._unfit).to_json()
 
     def abort(self) -> None:
         """Do nothing: only the spool was written."""
+
+    def _take_unfit(self, batch: pa.RecordBatch) -> None:
+        """Count the rows without a valid id or routing, or refuse them if they cannot become dead letters."""
+        wrong: set[int] = set()
+        for name, unfit, hint in (("id", unfit_ids, _ID_HINT), ("routing", unfit_routings, _ROUTING_HINT)):
+            for found in unfit(batch.column(name)) if name in batch.schema.names else ():
+                if self._dead_letters is None:
+                    raise RowsRejected(found.reason, hint=hint, values=found.value)
+                wrong.add(found.place)
+        self._unfit += len(wrong)
 
     def _take_indices(self, names: pa.Array) -> None:
         for name in pc.unique(names).to_pylist():
@@ -104,40 +119,6 @@ def too_many_indices(names: Collection[str]) -> RowsRejected:
         "for each month instead of each day",
         values=", ".join(sorted(names)[:5]),
     )
-
-
-def check_ids(ids: pa.Array) -> None:
-    """Refuse ids that are NULL, empty or too long. Raises `RowsRejected`."""
-    lengths = pc.fill_null(pc.binary_length(ids), arrow_buffers.number(0, "int32"))
-    shortest, longest = (arrow_buffers.number(_ENVELOPE + length, "int32") for length in (0, LONGEST_ID))
-    unusual = pc.or_(pc.less_equal(lengths, shortest), pc.greater(lengths, longest))
-    for text in ids.filter(unusual).to_pylist():
-        found = json.loads("{" + (text or "}")).get("_id")
-        if not found or len(found.encode()) > LONGEST_ID:
-            missing = "a row has no _id: its key is NULL, or not valid UTF-8"
-            what = missing if found is None else f"a row has an _id of {len(found.encode())} bytes"
-            raise RowsRejected(
-                f"{what}; it must have 1 to {LONGEST_ID} bytes",
-                hint="leave such rows out with where=, give a key= expression that is never NULL, "
-                "or a digest of long ones, e.g. key='sha2(url, 256)'",
-                values="" if found is None else f"_id {found!r}",
-            )
-
-
-def check_routings(routings: pa.Array) -> None:
-    """Refuse routings that are NULL, empty or too long. Raises `RowsRejected`."""
-    lengths = pc.binary_length(routings)
-    shortest, longest = (arrow_buffers.number(len('{"routing":""}') + more, "int32") for more in (1, LONGEST_ID))
-    unfit = pc.or_(pc.less(lengths, shortest), pc.greater(lengths, longest))
-    for text in routings.filter(unfit).to_pylist():
-        found = json.loads(text).get("routing")
-        what = "is empty, NULL or not valid UTF-8" if not found else f"has {len(text)} bytes as JSON"
-        raise RowsRejected(
-            f"the routing of a row {what}; it must have 1 to {LONGEST_ID} bytes",
-            hint="leave such rows out with where=, or give routing= an expression that is never NULL, e.g. "
-            "routing=\"coalesce(region, 'none')\"",
-            values=f"routing {found!r}",
-        )
 
 
 def check_sources(sources: pa.Array) -> None:
