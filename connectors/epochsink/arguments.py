@@ -82,6 +82,16 @@ def seconds(name: str, value: float) -> float:
     return float(value)
 
 
+def duration(name: str, value: str | None) -> float:
+    """Return the seconds of a text such as "90s", "30m", "24h" or "7d"; 0 for None. Raises `ConfigurationError`."""
+    if value is None:
+        return 0.0
+    found = re.fullmatch(r"([1-9]\d{0,8})([smhd])", value) if isinstance(value, str) else None
+    if found is None:
+        raise _wrong(name, value, 'a duration such as "90s", "30m", "24h" or "7d"', f'{name}="24h"')
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
 def share(name: str, value: float) -> float:
     """Return a number from 0 to 1. Raises `ConfigurationError`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:

@@ -103,6 +103,11 @@ class ByTaskPort(PreparedPort):
             return bool(self._step("T commit at once", commit) == "OK")
         return False
 
+    def lacks(self, done: LastDone, part: Committable) -> bool:
+        """Whether the part has no marker row."""
+        marker = self._key, done.epoch, part["task"]
+        return bool(self._step("T marker", lambda: self.target.markers.get(marker), reads=True) is None)
+
     def judge(self, epoch: Epoch, part: Committable, evidence: str) -> Verdict:
         """Say what the part's marker row says."""
         marker = self._key, epoch.number, part["task"]

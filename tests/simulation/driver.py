@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from epochsink.cli.repair import Repair
 from epochsink.errors import ConfigurationError, EpochsinkError, Fenced, PrepareFailed
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
@@ -37,6 +38,9 @@ PASSING = (OSError, PrepareFailed, Fenced)
 """After these a supervisor starts the query again; other errors of ours are for the operator."""
 
 
+RETAIN_SECONDS = 1e9
+
+
 @dataclass(frozen=True)
 class Variant:
     """Which code runs: the production's, or a mutant's; and how the query is set up.
@@ -44,7 +48,9 @@ class Variant:
     ``in_batch`` recovers in the first foreachBatch, as without `ExactlyOnce.start` (None: as the schedule is);
     ``later_sinks`` are those of every driver but the first; ``purges`` lets Spark keep only its last two commits.
     ``refuses_second_calls`` is the guard of `epochsink.spark.query_run`. ``kept`` are the sinks whose targets keep the
-    rows themselves, so that these are not spooled.
+    rows themselves, so that these are not spooled. If the query ``retains`` done epochs, a target that was set back is
+    repaired by ``repair``, which is killed at the steps ``dies_in_repair``, one after another; if it
+    ``repairs_on_copies``, every second one works on a copy of the checkpoint.
     """
 
     coordinator: type[Coordinator] = Coordinator
@@ -58,6 +64,10 @@ class Variant:
     spool_keeper: type[MemorySpool] = MemorySpool
     refuses_second_calls: bool = True
     kept: str = ""
+    retains: bool = False
+    dies_in_repair: tuple[int, ...] = ()
+    repairs_on_copies: bool = False
+    repair: type[Repair] = Repair
 
     def port(self, letter: str) -> type[PortBase]:
         """Return the class of a sink's port."""
@@ -108,6 +118,7 @@ class Driver(Process):
             spool=self.spool,  # type: ignore[arg-type] # in memory
             participants=participants(self.ports),
             join_running=simulation.joins,
+            retain_seconds=RETAIN_SECONDS if self.variant.retains else 0.0,
             monitor=Condition(),  # type: ignore[arg-type]
         )
         self.threads = [

@@ -6,6 +6,8 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, LogIncomplete, OutcomeUnknown, SpoolMissing, WentBack
+from epochsink.protocol.retained import Term
+from epochsink.sink import Epoch
 from simulation.driver import EPOCHS, PASSING, SLOTS, parse_offsets
 from simulation.storage import ALTERED
 
@@ -145,7 +147,9 @@ def _check_leftovers(simulation: Simulation) -> None:
         if target.staging:
             simulation.flag(f"ORPHAN {sink}: staging tables")
     # that of a withdrawn record goes at the next start, or when the stream idles
-    if world.spool and "double" not in simulation.faults:
+    kept = {term.epoch for name in world.spool.records if (term := Term.parse(name))}
+    left = [key for key in world.spool if Epoch(key[1], key[2]) not in kept]
+    if left and "double" not in simulation.faults:
         simulation.flag("ORPHAN spool")
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from simulation import machine_mutants as machine
+from simulation import repair_mutants as repair
 from simulation import sink_mutants as sink
 from simulation import world_mutants as world
 from simulation.driver import PRODUCTION, Variant
@@ -38,6 +39,7 @@ class Mutant:
 
 
 NO_SPOOL = Variant(spool=False)
+RETAINS = Variant(retains=True)
 LOGGED = Variant(ports={"K": KafkaLogPort}, kept="K")
 
 
@@ -427,5 +429,33 @@ MUTANTS = (
         Variant(ports={"E": world.SearchOtherOptions}),
         "E",
         ((71, ("options",)),),
+    ),
+    Mutant(
+        "a repair applies the newest epoch first",
+        Variant(retains=True, dies_in_repair=(4,), repair=repair.NewestFirst),
+        "S",
+        ((76, ("back", "S", 2)),),
+        Variant(retains=True, dies_in_repair=(4,)),
+    ),
+    Mutant(
+        "a repair applies the newest epoch alone",
+        Variant(retains=True, repair=repair.NewestAlone),
+        "S",
+        ((76, ("back", "S", 2)),),
+        RETAINS,
+    ),
+    Mutant(
+        "a repair aborts what is prepared of done epochs",
+        Variant(retains=True, repair=repair.SweepsDoneParts),
+        "P",
+        ((82, ("back", "P", 2)),),
+        RETAINS,
+    ),
+    Mutant(
+        "a repair looks at the newest marker only",
+        Variant(retains=True, ports={"T": repair.LooksAtTheNewestMarker}),
+        "T",
+        ((92, ("back", "T", 3)),),
+        RETAINS,
     ),
 )

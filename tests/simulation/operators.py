@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance
+from epochsink.errors import ConfigurationError, EpochsinkError
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import Ledger
 from simulation.port_participant import PortParticipant
 from simulation.steps import at_once
 from simulation.storage import MemoryFiles, MemorySpool
+from simulation.world import Spooled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from epochsink.cli.repair import Repair
+    from simulation.driver import Variant
     from simulation.port import PortBase
     from simulation.world import World
 
@@ -42,11 +46,84 @@ def accept(world: World, query: str) -> int | None:
 def abandon(world: World, kinds: Mapping[str, type[PortBase]], query: str) -> None:
     """Type ``epochsink abandon``."""
     ports = {letter: kind(world, at_once) for letter, kind in kinds.items()}
+    Abandonment(place_of(world, query), sinks=sinks_of(ports), gone=[]).carry_out()
+
+
+def sinks_of(ports: Mapping[str, PortBase]) -> Any:
+    """Return ports as the sinks that a command is given."""
 
     def participant(members: Mapping[str, Any]) -> PortParticipant:
         return PortParticipant({name: ports[name] for name in members})
 
-    sinks: Any = {
-        letter: SimpleNamespace(commits_with=port.group, participant=participant) for letter, port in ports.items()
-    }
-    Abandonment(place_of(world, query), sinks=sinks, gone=[]).carry_out()
+    return {letter: SimpleNamespace(commits_with=port.group, participant=participant) for letter, port in ports.items()}
+
+
+class Died(BaseException):
+    """A command was killed."""
+
+
+class Repairs:
+    """``epochsink repair``, killed at some steps, one after another, and typed again each time.
+
+    ``refusal`` is what it has refused with in the end; None if it has ended well.
+    """
+
+    def __init__(self, world: World, kinds: Mapping[str, type[PortBase]], query: str, variant: Variant) -> None:
+        self._world, self._kinds, self._query, self._variant = world, kinds, query, variant
+        self._dies_at = list(variant.dies_in_repair)
+        spool = Spooled({key: dict(kept) for key, kept in world.spool.items()})
+        spool.records = dict(world.spool.records)
+        files = {folder: dict(content) for folder, content in world.files.items()}
+        self._copies = [(world.files, world.spool), (files, spool)]
+        self.refusal: EpochsinkError | None = None
+
+    def play(self) -> int:
+        """Type it until it is not killed any more, and once more; return how many epochs were lacking at first."""
+        lacked = 0
+        while self.refusal is None:
+            try:
+                repair = self._typed()
+                lacked = lacked or len(repair.plan()) - 2
+                repair.carry_out()
+            except Died:
+                continue
+            except EpochsinkError as refused:
+                self.refusal = refused
+            else:
+                break
+        return self._once_more(lacked)
+
+    def _once_more(self, lacked: int) -> int:
+        if self.refusal is not None and lacked and "nothing to repair" in str(self.refusal):
+            # it was killed when all was done
+            self.refusal = None
+        if self.refusal is None:
+            self._dies_at.clear()
+            try:
+                self._typed()
+            except ConfigurationError:
+                return lacked
+            self._world.readers.flag("LACKING after a repair")
+        return lacked
+
+    def _typed(self) -> Repair:
+        left = [self._dies_at.pop(0)] if self._dies_at else []
+
+        def step(name: str, apply: Any, *, reads: bool = False) -> Any:
+            del name
+            if not reads and left:
+                left[0] -= 1
+                if left[0] < 0:
+                    left.clear()
+                    raise Died
+            return apply()
+
+        ports = {letter: kind(self._world, step) for letter, kind in self._kinds.items()}
+        folders, spooled = self._copies[0]
+        if self._variant.repairs_on_copies:
+            self._copies.reverse()
+        files, spool = MemoryFiles(folders, step), MemorySpool(self._world, step, spooled)
+        place: Any = SimpleNamespace(
+            files=files, checkpoint=Checkpoint(files), query_id=self._query, spool=spool, location="checkpoint"
+        )
+        return self._variant.repair(place, sinks_of(ports))

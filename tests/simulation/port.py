@@ -51,6 +51,7 @@ class PortBase:
     """What all ports share."""
 
     letter = "?"
+    repairs = False
     group: str | None = None
     """Equal for ports that commit as one."""
 
@@ -92,6 +93,12 @@ class PortBase:
 
     def fence(self) -> None:
         """Shut nobody out: what this target commits, it commits on a condition."""
+
+    def lacks(self, done: LastDone, part: Committable) -> bool:
+        """Whether the marker of a part of a done epoch is missing."""
+        del part
+        newest: int | None = self.newest()  # type: ignore[attr-defined] # each port has it
+        return newest is None or newest < done.epoch
 
     def leftovers(self) -> list[str]:
         """Find nothing."""

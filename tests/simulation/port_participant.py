@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from epochsink.sink import Outcome, Participant, one_by_one
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 
 class PortParticipant(Participant):
     """Asks each port for its own sink; what several have prepared as one is committed by the first of them."""
+
+    def __init__(self, members: Mapping[str, Any]) -> None:
+        super().__init__(members)
+        self.repairs = all(port.repairs for port in members.values())
 
     def initial_state(self, sink: str) -> dict[str, Any]:
         """Ask the port."""
@@ -96,6 +101,29 @@ class PortParticipant(Participant):
             else self.members[name].replay(epoch, part, ballot.rows, attempt, ballot.after)
         )
         return replayed
+
+    def lacking(self, sink: str, done: LastDone) -> Committables:
+        """Ask the port, part by part."""
+        return [part for part in done.parts if self.members[sink].lacks(done, part)]
+
+    def reapply(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+        """Have the ports commit what is still prepared, and prepare the rest again, as `epochsink.postgres.repair`."""
+        verdicts: dict[str, list[Verdict]] = {name: [] for name in ballots}
+        parts: list[Committable] = []
+        for part in (part for ballot in ballots.values() for part in ballot.parts):
+            if part not in parts:
+                parts.append(part)
+        for part in parts:
+            shared = {name: replace(each, parts=[part]) for name, each in ballots.items() if part in each.parts}
+            found = self.commit(epoch, shared)
+            if any(verdict.outcome is Outcome.ABORTED for (verdict,) in found.values()):
+                again = self.replay(epoch, part, shared, part["attempt"])
+                shared = {name: replace(ballot, parts=[again]) for name, ballot in shared.items()}
+                found = self.commit(epoch, shared)
+            for name, verdict in found.items():
+                verdicts[name] += verdict
+            self.finish(epoch, shared)
+        return verdicts
 
     def _voters(self, ballots: Ballots) -> dict[str, tuple[Any, Ballot]]:
         return {name: (self.members[name], ballot) for name, ballot in ballots.items()}

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class PostgresPort(PortBase):
     """What both ways of PostgreSQL share: staging tables by attempt, marker rows."""
 
+    repairs = True
+
     @property
     def target(self) -> Any:
         """Return the server."""

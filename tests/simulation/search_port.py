@@ -25,6 +25,7 @@ class SearchPort(PortBase):
     """Elasticsearch: the spool is what is prepared; phase 2 applies it. Without keys, ids come from the position."""
 
     letter = "E"
+    repairs = True
     takes_any_setting = False
     _claimed: Mark | None = None
 

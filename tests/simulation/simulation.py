@@ -15,13 +15,13 @@ from simulation import invariants, operators
 from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
 from simulation.scheduler import Operation, Scheduler
 from simulation.storage import altered
-from simulation.world import World, entry_of
+from simulation.world import Spooled, World, entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from simulation.plans import Fault, Plan
-    from simulation.world import Folders, Spooled
+    from simulation.world import Folders
 
 HEALTHY_FROM = 10**6
 
@@ -32,7 +32,7 @@ class Twin:
 
     driver: Driver | None = None
     files: Folders = field(default_factory=dict)
-    spool: Spooled = field(default_factory=dict)
+    spool: Spooled = field(default_factory=Spooled)
     loud: BaseException | None = None
     starts: int = 2
 
@@ -73,6 +73,8 @@ class Simulation(Scheduler):
         """Whether ``join_running=True`` was left in the code."""
         self.omitted: dict[int, list[int]] = {}
         """Source rows of epochs that the user's function has kept from us."""
+        self.repaired = 0
+        """How many epochs `epochsink repair` has applied again."""
         self.twin = Twin()
         self.zombies: list[BaseException] = []
         """What superseded drivers have concluded, in place of noticing that they were superseded."""
@@ -265,7 +267,8 @@ class Simulation(Scheduler):
         if self.twin.driver is not None or not self.world.files.get("commits"):
             return False
         twin = self.twin
-        twin.files, twin.spool = copied(self.world.files), {key: dict(kept) for key, kept in self.world.spool.items()}
+        twin.files = copied(self.world.files)
+        twin.spool = Spooled({key: dict(kept) for key, kept in self.world.spool.items()})
         self.note("        the checkpoint is copied, and a second query starts on the copy")
         twin.driver = self._new_driver(twin.files, twin.spool)
         return True
@@ -346,11 +349,30 @@ class Simulation(Scheduler):
             if newest is None:
                 return False
             self.note(f"        the operator has typed: epochsink accept CHECKPOINT {newest}")
+        elif isinstance(self.loud, WentBack) and self.variant.retains and self.faults <= {"back", "failover"}:
+            if not self._repair():
+                return False
         else:
             return False
         self.said.append(self.loud)
         self.loud = None
         return True
+
+    def _repair(self) -> bool:
+        """Type ``epochsink repair`` until it has ended; return whether the targets could be repaired."""
+        # nothing of the drivers that have died is under way any more
+        self.deliver(everything=True)
+        kinds = {letter: self.variant.port(letter) for letter in self.sinks}
+        repair = operators.Repairs(self.world, kinds, self.query, self.variant)
+        before = len(self.anomalies)
+        self.repaired += repair.play()
+        # the commit under which an index was set back has left newer rows there: they are written again after these
+        self.anomalies[before:] = [one for one in self.anomalies[before:] if one != "STALE F"]
+        if repair.refusal is not None and "nothing to repair" not in str(repair.refusal):
+            self.loud = repair.refusal
+        self.note(f"        the operator has typed epochsink repair: {self.repaired} epoch(s), then {repair.refusal!r}")
+        # if nothing is lacking, the error says to start the query: it finds out what else is wrong
+        return repair.refusal is None or "nothing to repair" in str(repair.refusal)
 
     def _lacks_only_what_was_left_out(self) -> bool:
         """Whether the ledger is no older copy: of that, the error tells the operator to restore the newer one."""

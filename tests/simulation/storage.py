@@ -145,6 +145,27 @@ class MemorySpool:
         key = (query_id, epoch.number, epoch.attempt)
         self.step(f"spool drop {epoch.number}", lambda: self.folders.pop(key, None))
 
+    def note_retained(self, query_id: str, name: str, record: bytes) -> None:
+        """Write the record of a retained epoch."""
+        del query_id  # only one query retains
+        self.step(f"spool retain {name}", lambda: self.folders.records.update({name: record}))
+
+    def retained(self, query_id: str) -> list[str]:
+        """List the records; not a step, as a query without ``retain=`` looks once at its start."""
+        del query_id
+        return list(self.folders.records)
+
+    def read_retained(self, query_id: str, name: str) -> bytes | None:
+        """Read a record."""
+        del query_id
+        return self.step("spool read retained", lambda: self.folders.records.get(name), reads=True)
+
+    def forget_retained(self, query_id: str, name: str = "") -> None:
+        """Remove a record, or all of them."""
+        del query_id
+        records = self.folders.records
+        self.step("spool forget", lambda: records.pop(name, None) if name else records.clear())
+
     def attempts(self, query_id: str) -> list[Epoch]:
         """List the folders."""
         return self.step(

@@ -21,7 +21,16 @@ if TYPE_CHECKING:
     from simulation.steps import Answer, Stepper
 
 Folders = dict[str, dict[str, bytes]]
-Spooled = dict[tuple[str, int, str], dict[str, list[Row]]]
+
+
+class Spooled(dict[tuple[str, int, str], dict[str, list[Row]]]):
+    """The folders of attempts, by query, epoch and attempt, and the ``records`` of retained epochs, by name."""
+
+    def __init__(self, *folders: Any) -> None:
+        super().__init__(*folders)
+        self.records: dict[str, bytes] = {}
+
+
 STRANGER = "f" * 32
 """The attempt in a marker that nobody of ours has written."""
 
@@ -40,7 +49,7 @@ class World:
     def __init__(self, sinks: str) -> None:
         self.readers = Readers()
         self.files: Folders = {}
-        self.spool: Spooled = {}
+        self.spool = Spooled()
         self.kafka = Kafka(self.readers)
         self.postgres = postgres_of(self.readers, sinks)
         self.search = {name: Elasticsearch(self.readers, name, name == "F") for name in sinks if name in "EF"}

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 class CheckpointKit:
     """One query's checkpoint in ``root``, and its driver, which has recovered."""
 
-    def __init__(self, root: Path, sinks: Mapping[str, Sink]) -> None:
+    def __init__(self, root: Path, sinks: Mapping[str, Sink], *, retain_seconds: float = 0.0) -> None:
         self.root = root
+        self._retain_seconds = retain_seconds
         self.sinks = dict(sinks)
         self.query_id = str(uuid.uuid4())
         self.spool = Spool.beside(str(root))
@@ -49,6 +50,7 @@ class CheckpointKit:
             spool=self.spool,
             participants=self.participants,
             location=str(self.root),
+            retain_seconds=self._retain_seconds,
         )
         coordinator.recover()
         return coordinator

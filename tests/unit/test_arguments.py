@@ -41,7 +41,20 @@ def test_seconds_are_positive(given: Any) -> None:
         arguments.seconds("timeout", given)
 
 
+@pytest.mark.parametrize("given", ["24", "h", "1.5h", "-1h", "0h", "24 h", 24, "", True])
+def test_a_duration_has_a_unit(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r'invalid retain=.*expected a duration such as "90s"'):
+        arguments.duration("retain", given)
+
+
 def test_good_values_pass() -> None:
+    assert [arguments.duration("retain", each) for each in (None, "90s", "30m", "24h", "7d")] == [
+        0.0,
+        90.0,
+        1800.0,
+        86400.0,
+        604800.0,
+    ]
     assert arguments.flag("atomic", False) is False  # noqa: FBT003 - the value under test
     assert arguments.count("threads", 3) == 3
     assert arguments.seconds("timeout", 3) == 3.0

@@ -546,7 +546,7 @@ def test_the_shell_completes_verbs() -> None:
     """As the library does it: the script that --show-completion prints asks the command itself."""
     asked = {"_EPOCHSINK_COMPLETE": "complete_bash", "COMP_WORDS": "epochsink re", "COMP_CWORD": "1"}
     result = CliRunner().invoke(app, [], env=asked, prog_name="epochsink")
-    assert result.stdout.split() == ["report", "recover", "resolve"]
+    assert result.stdout.split() == ["report", "recover", "repair", "resolve"]
 
 
 # ---- recover and abort

@@ -20,6 +20,7 @@ from psycopg import errors as psycopg_errors
 from epochsink.elasticsearch.errors import explained
 from epochsink.errors import ConfigurationError, EpochsinkError, PrepareFailed, RowsRejected, WentBack
 from epochsink.kafka.errors import error as kafka_error
+from epochsink.postgres import Postgres
 from epochsink.postgres.errors import failure as postgres_failure
 from epochsink.protocol.checkpoint import OpenCheckpoint
 from epochsink.protocol.coordinator import Coordinator, Plan
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from epochsink.sink import Sink
+
 
 def _run(tmp_path: Path) -> Run:
     root = tmp_path / "checkpoint"
@@ -45,6 +48,7 @@ def _run(tmp_path: Path) -> Run:
         OpenCheckpoint(LocalStorage(root), str(root), Spool.beside(str(root))),
         str(uuid.uuid4()),
         join_running=False,
+        retain_seconds=0.0,
         executors=None,
         application="app-1",
         show_values=False,
@@ -57,6 +61,28 @@ def run(tmp_path: Path) -> Iterator[Run]:
     made = _run(tmp_path)
     yield made
     made.release()
+
+
+def test_rows_are_not_retained_for_nobody(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoint"
+    opened = OpenCheckpoint(LocalStorage(root), str(root), Spool.beside(str(root)))
+    sinks: dict[str, dict[str, Sink]] = {
+        "none of these sinks": {"out": LocalSink(tmp_path / "sink")},
+        "sink 'table' has spool=False": {"table": Postgres("postgresql:///shop", table="orders", spool=False)},
+    }
+    for named, each in sinks.items():
+        with pytest.raises(ConfigurationError, match=named):
+            Run(
+                each,
+                opened,
+                str(uuid.uuid4()),
+                join_running=False,
+                retain_seconds=60.0,
+                executors=None,
+                application="",
+                show_values=False,
+                on_progress=None,
+            )
 
 
 class Execution:

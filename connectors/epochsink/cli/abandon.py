@@ -91,6 +91,8 @@ class Abandonment(Operation):
             done = [part for name in participant.members for part in history.done_parts(name)]
             for line in participant.abort_orphans([], done):
                 log.info("sink '%s': ended %s", ", ".join(participant.members), line)
+        # no query follows into which they could be applied again
+        self.place.spool.forget_retained(self.place.query_id)
         for epoch in self.place.spool.attempts(self.place.query_id):
             self.place.spool.drop(self.place.query_id, epoch)
 

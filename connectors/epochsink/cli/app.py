@@ -22,6 +22,7 @@ from epochsink.cli.demo import demo
 from epochsink.cli.letters import app as letters
 from epochsink.cli.operation import Operation, Recovery
 from epochsink.cli.options import AnySinks, Checkpoint, Sinks, SpoolPlace, Yes, opened
+from epochsink.cli.repair import Repair
 from epochsink.cli.resolve import Resolution, Ruling
 from epochsink.cli.sinks_option import load_sinks
 from epochsink.cli.targets import look_in_targets
@@ -173,6 +174,17 @@ def recover(
     A recorded epoch is never aborted.
     """
     _do(Recovery, checkpoint, sinks, spool, yes=yes, as_json=as_json)
+
+
+@app.command()
+def repair(
+    checkpoint: Checkpoint, *, sinks: Sinks, spool: SpoolPlace = None, yes: Yes = False, as_json: AsJson = False
+) -> None:
+    """Apply retained epochs again to a target that was set back: if the query stops with WentBack and retain= was set.
+
+    From the target's marker on, in order, each with its marker. May be repeated if it was interrupted.
+    """
+    _do(Repair, checkpoint, sinks, spool, yes=yes, as_json=as_json)
 
 
 @app.command()

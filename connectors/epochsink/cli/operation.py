@@ -12,6 +12,7 @@ from epochsink.errors import ConfigurationError, naming
 from epochsink.identity import pipeline_name
 from epochsink.protocol.coordinator import Coordinator
 from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.retained import Retention
 from epochsink.sink import Identity, participants_of
 
 if TYPE_CHECKING:
@@ -109,6 +110,8 @@ class Operation(ABC):
             spool=self.place.spool,
             participants=participants,
             location=self.place.location,
+            # the epochs that a command finishes must not be missing among those that the query retains
+            retain_seconds=Retention(self.place.spool, self.place.query_id).newest_seconds(),
         )
 
     def recover(self, participants: Sequence[Participant]) -> None:

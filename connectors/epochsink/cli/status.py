@@ -19,6 +19,7 @@ from epochsink.cli.orphans import lines_of
 from epochsink.devkit import page
 from epochsink.errors import LedgerCorrupt
 from epochsink.protocol.ledger import Ledger, survey
+from epochsink.protocol.retained import NOTHING_KEPT, Kept, Retention
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ class Status:
     ``headline`` says whether data is late and since when; ``late_seconds`` is the time since the record of the oldest
     epoch that is decided and not visible, 0 if there is none; ``open_seconds`` the time since Spark began the oldest
     epoch that is not visible. ``stopped`` is the last failure of a query, ``targets``
-    what the targets say themselves, if they were asked.
+    what the targets say themselves, if they were asked. ``retained`` is what `epochsink repair` can apply again.
     """
 
     headline: str
@@ -100,6 +101,7 @@ class Status:
     damage: Sequence[str]
     advice: Sequence[str]
     targets: Sequence[InTarget] = ()
+    retained: Kept = NOTHING_KEPT
 
 
 def read_status(place: Place, typed: Sequence[str] = ()) -> Status:
@@ -109,13 +111,15 @@ def read_status(place: Place, typed: Sequence[str] = ()) -> Status:
     """
     # before the ledger: an epoch recorded meanwhile is then no leftover
     spooled = place.spool.attempts(place.query_id)
+    retention = Retention(place.spool, place.query_id)
     history, damage = _history(place)
-    recorded = {(prepared.epoch, prepared.attempt) for prepared in history.epochs.values()}
+    # after the spool: what became done meanwhile is among the retained ones by now
+    recorded = {prepared.at for prepared in history.epochs.values()} | retention.terms().keys()
     epochs = [_epoch(place, history, prepared) for prepared in history.epochs.values()]
     epochs += [
         EpochStatus(at.number, at.attempt, State.UNRECORDED, {}, place.spool.size(place.query_id, at))
         for at in spooled
-        if (at.number, at.attempt) not in recorded
+        if at not in recorded
     ]
     owner = history.owner
     late = max((one.age_seconds or 0.0 for one in epochs if one.state is State.DECIDED), default=0.0)
@@ -139,6 +143,7 @@ def read_status(place: Place, typed: Sequence[str] = ()) -> Status:
         stopped=history.stopped,
         damage=damage,
         advice=[*damage, _DAMAGED] if damage else _advice(place, history, epochs, typed),
+        retained=retention.kept(),
     )
 
 
@@ -155,6 +160,9 @@ def show(status: Status, epochs: int, console: Console) -> None:
         ("begun", _up_to(status.newest_begun)),
         ("spool", f"{decimal(sum(epoch.spooled_bytes for epoch in status.epochs))} in {status.spool}"),
     ]
+    if (kept := status.retained).epochs:
+        reach = f"back to epoch {kept.oldest}, done {_span(max(0.0, time.time() - kept.since))} ago"
+        facts.append(("retained", f"{decimal(kept.size)}, {kept.epochs} epoch(s), {reach}"))
     if status.stopped is not None:
         facts.append(("last failure", f"{status.stopped.failure} ({status.stopped.stamp})"))
     # a terminal's width breaks no line: paths and commands are pasted

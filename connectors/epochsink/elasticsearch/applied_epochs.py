@@ -24,7 +24,7 @@ from epochsink.identity import PREFIX, claim_document, identity_key, marker_docu
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from epochsink.sink import Epoch, Identity
+    from epochsink.sink import Epoch, Identity, LastDone
 
 INDEX: Final = MARKERS
 VERSION: Final = 1
@@ -121,6 +121,12 @@ def read(client: elasticsearch.Elasticsearch, identity: Identity) -> Marker | No
         kept.get("placed_by", ""),
         incarnations(kept.get("indices", ())) or {},
     )
+
+
+def trusted(kept: Marker | None, last: LastDone | None) -> Marker | None:
+    """Return the marker if the index must be the one that it names; None if an operator accepted the index."""
+    accepted = kept is not None and last is not None and not last.parts and kept.epoch <= last.epoch
+    return None if accepted else kept
 
 
 def _read(client: elasticsearch.Elasticsearch, name: str) -> tuple[dict[str, Any], tuple[int, int]] | None:

@@ -21,6 +21,7 @@ from epochsink.elasticsearch.deduplicate import NoTemporaryFiles
 from epochsink.elasticsearch.examine import examine
 from epochsink.elasticsearch.letters import ElasticsearchLetters
 from epochsink.elasticsearch.pace import Pace
+from epochsink.elasticsearch.repair import refuse_several_indices
 from epochsink.elasticsearch.writer import too_many_indices
 from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import claim_document, identity_key
@@ -56,6 +57,8 @@ _JUST_READ_SECONDS: Final = 0.05
 
 class ElasticsearchCommitter(Participant):
     """Applies epochs to one index. Phase 1 is the spool; any process can repeat everything here."""
+
+    repairs = True
 
     def __init__(self, members: Mapping[str, ElasticsearchConfig]) -> None:
         super().__init__(members)
@@ -119,7 +122,7 @@ class ElasticsearchCommitter(Participant):
         kept = self._kept()
         self._compared.marker = (kept, time.monotonic())
         self._verify(kept, done, pending)
-        if not self._seen_index and _trusted(kept, done) is not None:
+        if not self._seen_index and applied_epochs.trusted(kept, done) is not None:
             with errors.explained(OutcomeUnknown, f"looking at index {self._config.shown_index!r}"):
                 self._patiently(self._require_configured, kept)
         self._seen_index = True
@@ -185,7 +188,7 @@ class ElasticsearchCommitter(Participant):
         with errors.explained(PrepareFailed, f"looking at index {self._config.shown_index!r} and its marker", state):
             kept = applied_epochs.read(self._client, self._me)
             self._refuse_epoch(epoch, kept)
-            found = self._require_configured(_trusted(kept, after), names)
+            found = self._require_configured(applied_epochs.trusted(kept, after), names)
             # Before the record: a recorded epoch with such a document could never be applied.
             preflight.refuse_too_large(self._client, max(share.largest for share in shares))
         total, unfit = sum(expected.values()), sum(share.unfit for share in shares)
@@ -245,7 +248,7 @@ class ElasticsearchCommitter(Participant):
 
     def _commit(self, epoch: Epoch, prepared: PreparedEpoch, rows: Rows, after: LastDone | None) -> Verdict:
         kept = self._just_compared()
-        trusted = _trusted(kept, after)
+        trusted = applied_epochs.trusted(kept, after)
         if (verdict := _told(kept, epoch)) is not None:
             # The epoch was applied, but the index may have been restored to an older state since.
             self._require_configured(trusted)
@@ -339,6 +342,11 @@ class ElasticsearchCommitter(Participant):
         """Return the part: it is never ABORTED, because only the spool is prepared."""
         return part
 
+    def lacking(self, sink: str, done: LastDone) -> Committables:
+        """Return the part if the marker is older; see `epochsink.elasticsearch.repair`."""
+        refuse_several_indices(done)
+        return super().lacking(sink, done)
+
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """Return nothing: the target holds nothing before `commit`."""
         return []
@@ -382,12 +390,6 @@ def _told(kept: applied_epochs.Marker | None, epoch: Epoch) -> Verdict | None:
         )
     # an earlier run has applied it, and knew how many rows it set aside
     return Verdict(Outcome.COMMITTED, set_aside=None)
-
-
-def _trusted(kept: applied_epochs.Marker | None, last: LastDone | None) -> applied_epochs.Marker | None:
-    """Return the marker if the index must be the one that it names; None if an operator accepted the index."""
-    accepted = kept is not None and last is not None and not last.parts and kept.epoch <= last.epoch
-    return None if accepted else kept
 
 
 def _marks(kept: applied_epochs.Marker | None) -> dict[str, Mark]:

@@ -71,6 +71,10 @@ class Marker:
             self._table, sql.SQL(", ").join(map(sql.Literal, values))
         )
 
+    def has_joined(self, connection: Connection) -> bool:
+        """Return whether there is any row of this identity."""
+        return self._fetch(connection, "SELECT 1 FROM {} WHERE key = %s LIMIT 1") is not None
+
     def attempt(self, connection: Connection, epoch: int, part: str) -> str | None:
         """Return the attempt that applied a part, or None."""
         found = self._fetch(

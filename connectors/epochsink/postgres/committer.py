@@ -29,6 +29,7 @@ from epochsink.postgres.place import Place
 from epochsink.postgres.preflight import check, unreachable
 from epochsink.postgres.prepared_transaction import commit_prepared
 from epochsink.postgres.remnants import name_holder, remnants
+from epochsink.postgres.repair import lacking, reapply
 from epochsink.postgres.server import PING_SECONDS, Server, deadline
 from epochsink.postgres.sessions import Session, SessionName, watched
 from epochsink.postgres.spooled import SpooledRows
@@ -80,6 +81,8 @@ class PostgresCommitter(Participant):
     There is a session to vote and sweep in, one to commit in, and one for each sink to ask about its table. They are
     named after their sinks, the first two after the first one.
     """
+
+    repairs = True
 
     def __init__(self, members: Mapping[str, PostgresConfig], retry_seconds: float = RETRY_SECONDS) -> None:
         super().__init__(members)
@@ -181,7 +184,7 @@ class PostgresCommitter(Participant):
         with self._ask(sink, f"reading the marker of {table}") as connection:
             try:
                 with deadline(connection, self._retry_seconds):
-                    _require_place(connection, table, done)
+                    table.require_place(connection, done)
                     marker.verify(connection, table.relation, done, pending)
             except WentBack:
                 again = self._finish_again(connection, done) if done else _join_again(connection, table, pending)
@@ -197,7 +200,7 @@ class PostgresCommitter(Participant):
         """Compare markers, and count the rows that each epoch has appended; see `epochsink.postgres.audit`."""
         table = self._tables[sink]
         with self._ask(sink, f"comparing {table} with the ledger") as connection:
-            _require_place(connection, table, done)
+            table.require_place(connection, done)
             table.marker.verify(connection, table.relation, done, pending)
             return audit(connection, table, receipts)
 
@@ -318,6 +321,15 @@ class PostgresCommitter(Participant):
             with watched(connection, self._server):
                 return vote(connection, again, shares).to_json()
 
+    def lacking(self, sink: str, done: LastDone) -> Committables:
+        """Return the parts that have no marker row; see `epochsink.postgres.repair`."""
+        with self._ask(sink, f"reading the marker of {self._tables[sink]}") as connection:
+            return lacking(connection, self._tables[sink], done)
+
+    def reapply(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+        """Commit what is still prepared, and prepare the rest again under the recorded attempt."""
+        return reapply(self, epoch, ballots)
+
     # ---- leftovers
 
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
@@ -372,15 +384,6 @@ class PostgresCommitter(Participant):
     @property
     def _query_id(self) -> str:
         return self.identities[self._first].query_id
-
-
-def _require_place(connection: Connection, table: Table, done: LastDone | None) -> None:
-    """Raise `WentBack` if the newest epoch was prepared in another database."""
-    if done is None:
-        recorded = Place.from_json(table.identity.origin.get("place"))
-    else:
-        recorded = next((part.place for part in map(read_part, done.parts)), None)
-    Place.of(connection).require(recorded, table.relation, done.epoch if done else -1)
 
 
 def _join_again(connection: Connection, table: Table, pending: LastDone | None) -> bool:

@@ -10,9 +10,10 @@ from psycopg import errors
 from epochsink.errors import WentBack
 from epochsink.identity import identity_key
 from epochsink.postgres.applied_epochs import Marker
-from epochsink.postgres.committable import WHOLE, Relation
+from epochsink.postgres.committable import WHOLE, Relation, read_part
 from epochsink.postgres.config import PostgresConfig
 from epochsink.postgres.orphans import Orphans
+from epochsink.postgres.place import Place
 
 if TYPE_CHECKING:
     from epochsink.postgres.committable import Merge
@@ -64,6 +65,14 @@ class Table:
             **({"atomic": True, "spool": True} if merge.sets_aside else {}),
         }
         return replace(self, config=PostgresConfig(**given | recorded))
+
+    def require_place(self, connection: Connection, done: LastDone | None) -> None:
+        """Raise `WentBack` if the newest epoch was prepared in another database."""
+        if done is None:
+            recorded = Place.from_json(self.identity.origin.get("place"))
+        else:
+            recorded = next((part.place for part in map(read_part, done.parts)), None)
+        Place.of(connection).require(recorded, self.relation, done.epoch if done else -1)
 
     def expect(self, connection: Connection, after: LastDone | None) -> None:
         """Raise `WentBack` unless the newest epoch that is done (None: not known) is there, and nothing newer."""

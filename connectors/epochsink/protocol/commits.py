@@ -141,13 +141,15 @@ class Commits:
                 participant.await_visible(prepared.at, ballots)
             for line in ended:
                 _log.info("epoch %d: aborted what kept readers from it: %s", number, line)
+        # before "done": a crash in between must not leave a done epoch whose rows the next sweep drops
+        retained = run.retention.keep(prepared, run.ledger.known())
         reach("coordinator.done.before")
         # this very append finds out whether the ledger is still ours
         run.ledger.append(Done(number, run.progress.visible(number)))
         reach("coordinator.done.after")
         run.progress.done(number)
         run.recorded.discard(number)
-        self._clear(prepared)
+        self._clear(prepared, retained=retained)
 
     def _named(self, participant: Participant) -> Recorded:
         return recorded_parts(participant, self._run.ledger.verify())
@@ -215,12 +217,15 @@ class Commits:
         self._run.progress.replayed(number, sinks)
         reach("coordinator.replay.after")
 
-    def _clear(self, prepared: Prepared) -> None:
+    def _clear(self, prepared: Prepared, *, retained: bool) -> None:
         """Drop what a done epoch has left. A failure does no harm: the next sweep finds it."""
         run = self._run
         try:
             for participant, names in run.by_participant(prepared.shares):
                 participant.finish(prepared.at, run.ballots(prepared, names))
+            if retained:
+                run.retention.expire()
+                return
             known = [
                 (run.identities[name], task)
                 for name, share in prepared.shares.items()

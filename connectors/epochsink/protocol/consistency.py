@@ -8,6 +8,7 @@ again, has shown that it is still this driver's.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
@@ -82,10 +83,23 @@ class AppliedCheck:
                 # the other thread, or a newer driver, may have recorded a replay or finished the epoch meanwhile
                 history = self._run.ledger.verify()
                 if (done, pending) == (history.applied.get(name), history.pending_of(name)):
+                    self._mention_repair(name, disagreement)
                     disagreement.name_sink(name)
                     raise
             else:
                 return
+
+    def _mention_repair(self, name: str, disagreement: WentBack) -> None:
+        """Name the command first if the target is the older copy, and rows are retained."""
+        if "lacks_from" not in disagreement.facts or not self._run.participant_of[name].repairs:
+            return
+        # the disagreement is what the user must hear of, also if the spool cannot be read
+        with suppress(OSError):
+            if self._run.retention.terms():
+                disagreement.hint = (
+                    "rows of done epochs are retained; to apply those again that the target lacks, type: epochsink "
+                    f"repair CHECKPOINT --sinks MODULE:ATTRIBUTE. Otherwise {disagreement.hint}"
+                )
 
 
 def no_ledger(decided: int) -> WentBack:

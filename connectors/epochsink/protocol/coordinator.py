@@ -61,7 +61,8 @@ class Coordinator:
 
     ``join_running`` lets a ledger begin on a checkpoint that already holds commits. ``monitor`` guards ``queue``, which
     the two threads share. ``location`` is the checkpoint's, for people: in a warning's command, and its last folder in
-    targets. ``listener`` gets the progress of each done epoch.
+    targets. ``listener`` gets the progress of each done epoch. Rows of done epochs are retained for
+    ``retain_seconds``.
     """
 
     def __init__(
@@ -76,10 +77,12 @@ class Coordinator:
         monitor: threading.Condition | None = None,
         location: str = "",
         listener: Callable[[EpochProgress], None] | None = None,
+        retain_seconds: float = 0.0,
     ) -> None:
         self.queue = CommitQueue(monitor)
         self.progress = ProgressTracker(listener, checkpoint.begun_at)
         self._run = RunState(query_id, ledger, checkpoint, spool, participants, self.queue, location, self.progress)
+        self._run.retention.seconds = retain_seconds
         self._check = AppliedCheck(self._run)
         self._sweep = Sweep(self._run)
         self._commits = Commits(self._run, self._check)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from epochsink.errors import EpochsinkError, Fenced
 from epochsink.identity import pipeline_name
 from epochsink.protocol.progress_tracker import ProgressTracker
+from epochsink.protocol.retained import Retention
 from epochsink.sink import Ballot
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ class RunState:
     queue: CommitQueue
     location: str = ""
     progress: ProgressTracker = field(default_factory=ProgressTracker)
+    retention: Retention = field(init=False)
     participant_of: dict[str, Participant] = field(init=False)
     """Each sink's participant, in the order of the query."""
     identities: dict[str, Identity] = field(default_factory=dict)
@@ -181,6 +183,8 @@ class RunState:
 
     def __post_init__(self) -> None:
         self.participant_of = {name: one for one in self.participants for name in one.members}
+        repaired = [name for name, one in self.participant_of.items() if one.repairs]
+        self.retention = Retention(self.spool, self.query_id, repaired)
 
     @property
     def pipeline(self) -> str:

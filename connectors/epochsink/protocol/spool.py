@@ -129,6 +129,30 @@ class Spool:
         names = None if known is None else [_file(identity, task) for identity, task in known]
         self._open().remove_folder(_folder(query_id, epoch), names)
 
+    def note_retained(self, query_id: str, name: str, record: bytes) -> None:
+        """Write the record of a retained epoch; see `epochsink.protocol.retained`."""
+        files, folder = self._open(), f"{query_id}/{_RETAINED}/{name}"
+        files.make_folder(folder)
+        output = files.write(f"{folder}/{_RECORD}")
+        output.write(record)
+        output.close()
+
+    def retained(self, query_id: str) -> list[str]:
+        """Return the names of the records of retained epochs."""
+        return self._open().names(f"{query_id}/{_RETAINED}")
+
+    def read_retained(self, query_id: str, name: str) -> bytes | None:
+        """Return the record of a retained epoch; None if there is none."""
+        try:
+            with self._open().open(f"{query_id}/{_RETAINED}/{name}/{_RECORD}") as file:
+                return bytes(file.read())
+        except FileNotFoundError:
+            return None
+
+    def forget_retained(self, query_id: str, name: str = "") -> None:
+        """Remove the record of a retained epoch, or (no name) all of them."""
+        self._open().remove_folder(f"{query_id}/{_RETAINED}/{name}".rstrip("/"))
+
     def attempts(self, query_id: str) -> list[Epoch]:
         """Return the attempts at epochs of a query that have a folder, in any order."""
         found = (re.fullmatch(_ATTEMPT, name) for name in self._open().names(query_id))
@@ -349,6 +373,7 @@ _FORMAT, _WRITTEN_BY = b"epochsink.format", b"epochsink.version"
 _READ_BYTES: Final = 32 << 20
 _PACKED: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 """With zstd at its lowest level, which halves even hex and costs little."""
+_RETAINED, _RECORD = "retained", "epoch.json"
 _ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"
 
 

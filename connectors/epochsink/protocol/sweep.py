@@ -106,6 +106,8 @@ class Sweep:
         # listed before the ledger is read: a newer driver's attempts cannot be among them, if it is still ours
         spooled = self._run.spool.attempts(self._run.query_id)
         kept = {prepared.at for prepared in self._run.ledger.verify().pending}
+        self._run.retention.expire()
+        kept |= self._run.retention.terms().keys()
         for epoch in spooled:
             if epoch not in kept:
                 self._run.spool.drop(self._run.query_id, epoch)

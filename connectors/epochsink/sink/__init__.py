@@ -23,11 +23,11 @@ from epochsink.sink.contract import (
     Sink,
     SinkWriter,
     participants_of,
-    write_all,
 )
 from epochsink.sink.executors import Executors, NotCarriedOut
 from epochsink.sink.letters import Chosen, Letter, Letters, Retried
 from epochsink.sink.marks import Mark, verify_marks
+from epochsink.sink.replay import write_all
 from epochsink.sink.sql import json_text
 from epochsink.sink.values import (
     COMMITTED,

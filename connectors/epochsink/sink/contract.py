@@ -104,6 +104,8 @@ class Participant(ABC):
 
     executors: Executors | None = None
     """Spark's executors; None if there are none."""
+    repairs: bool = False
+    """Whether done epochs can be applied again to a target that was set back (`lacking`, `reapply`)."""
 
     def __init__(self, members: Members) -> None:
         self.members = dict(members)
@@ -257,6 +259,15 @@ class Participant(ABC):
         commits it.
         """
 
+    def lacking(self, sink: str, done: LastDone) -> Committables:
+        """Return the parts of a done epoch that the target's markers lack. Raises `WentBack` if that proves nothing."""
+        newest = self.newest(sink)
+        return done.parts if newest is None or newest < done.epoch else ()
+
+    def reapply(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+        """Apply lacking parts of a done epoch again, each once, with the marks that they left before."""
+        return self.commit(epoch, ballots)
+
     @abstractmethod
     def abort_orphans(self, keep: Committables, done: Committables = ()) -> list[str]:
         """Abort everything of these sinks (any generation up to ours) that ``keep`` does not name.
@@ -380,14 +391,3 @@ def participants_of(sinks: Mapping[str, Sink]) -> list[Participant]:
         together = (name,) if sink.commits_with is None else (type(sink), sink.commits_with)
         groups.setdefault(together, {})[name] = sink
     return [next(iter(members.values())).participant(members) for members in groups.values()]
-
-
-def write_all(writer: SinkWriter, batches: Iterable[pa.RecordBatch]) -> Committable:
-    """Write and prepare the rows of one task, for example in `Participant.replay`; abort if that fails."""
-    try:
-        for batch in batches:
-            writer.write(batch)
-        return writer.prepare()
-    except BaseException:
-        writer.abort()
-        raise

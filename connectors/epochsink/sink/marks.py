@@ -87,6 +87,7 @@ def _target_is_older(target: str, mark: Mark, wanted: Mark) -> WentBack:
         f"the last commits), and the rows of epochs {mark.epoch + 1} to {wanted.epoch} are missing in it",
         hint="put the newer state back; or load those epochs' input with a query of its own, then say so: "
         f"epochsink accept CHECKPOINT {wanted.epoch} --sink NAME",
+        lacks_from=mark.epoch + 1,
     )
 
 

@@ -101,6 +101,7 @@ class Pipeline(Protocol):
     spool: str | None
     storage_options: dict[str, Any]
     join_running: bool
+    retain_seconds: float
     show_values: bool
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:

@@ -58,6 +58,8 @@ class ExactlyOnce:
         storage_options: settings of an object store that holds checkpoint or spool, by obstore's names, e.g.
             {"endpoint": "http://minio:9000"}; what is not given is taken from the session's Hadoop settings.
         join_running: allow the first start on a checkpoint that already holds decided epochs.
+        retain: for how long the rows of done epochs stay in the spool, e.g. "24h", so that `epochsink repair` can apply
+            them again to a target that was set back; None to drop them at once.
         show_values: let errors and logs quote values of rows that a target refuses.
         on_progress: is called with the `EpochProgress` of each epoch that has become visible, in the thread that
             commits: return soon. An exception that it raises is logged, and the query continues.
@@ -73,6 +75,7 @@ class ExactlyOnce:
         spool: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         join_running: bool = False,
+        retain: str | None = None,
         show_values: bool = False,
         on_progress: Callable[[EpochProgress], None] | None = None,
     ) -> None:
@@ -81,6 +84,7 @@ class ExactlyOnce:
         self.spool = argument_checks.checked_spool(spool)
         self.storage_options = dict(storage_options or {})
         self.join_running = arguments.flag("join_running", join_running)
+        self.retain_seconds = arguments.duration("retain", retain)
         self.show_values = arguments.flag("show_values", show_values)
         if on_progress is not None and not callable(on_progress):
             raise ConfigurationError(
@@ -276,6 +280,7 @@ class ExactlyOnce:
             opened,
             query_id,
             join_running=self.join_running,
+            retain_seconds=self.retain_seconds,
             executors=engine.executors(session),
             application=engine.application(session),
             show_values=self.show_values,

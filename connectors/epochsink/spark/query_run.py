@@ -21,13 +21,13 @@ from epochsink.spark.retried_reads import RetriedReads
 from epochsink.spark.running_query import RunningQuery
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
     from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.protocol.progress import EpochProgress, QueryProgress
-    from epochsink.sink import Executors, Sink
+    from epochsink.sink import Executors, Participant, Sink
     from epochsink.spark.engine import Execution
 
 _log = logging.getLogger("epochsink")
@@ -59,6 +59,7 @@ class Run:
         query_id: str,
         *,
         join_running: bool,
+        retain_seconds: float,
         executors: Executors | None,
         application: str,
         show_values: bool,
@@ -71,6 +72,8 @@ class Run:
         self._participants = participants_of(sinks)
         for participant in self._participants:
             participant.executors = executors
+        if retain_seconds:
+            _refuse_retaining(self._participants)
         files = RetriedReads(opened.files)
         self._checkpoint = Checkpoint(files)
         self._coordinator = Coordinator(
@@ -80,6 +83,7 @@ class Run:
             spool=opened.spool,
             participants=self._participants,
             join_running=join_running,
+            retain_seconds=retain_seconds,
             location=opened.location,
             listener=on_progress,
         )
@@ -214,3 +218,19 @@ def _called_twice(number: int) -> ConfigurationError:
         f"The next start runs epoch {number} again, and writes it whole. If the function caught this error, the epoch "
         "may keep the rows of the first call only",
     )
+
+
+def _refuse_retaining(participants: Sequence[Participant]) -> None:
+    """Refuse ``retain=`` if no rows, or only those of some epochs, would be there for a repair."""
+    repaired = {name: sink for one in participants if one.repairs for name, sink in one.members.items()}
+    if not repaired:
+        raise ConfigurationError(
+            "retain= keeps rows for 'epochsink repair', and none of these sinks is of a kind that is repaired",
+            hint="leave retain= out; PostgreSQL and Elasticsearch are repaired",
+        )
+    for name, sink in repaired.items():
+        if sink.spool is False:
+            raise ConfigurationError(
+                f"retain= keeps rows in the spool, and sink '{name}' has spool=False",
+                hint="leave spool=False out, or retain=",
+            )

@@ -53,6 +53,7 @@ class Recovery:
     sinks: Mapping[str, Sink]
     place: Place
     join_running: bool
+    retain_seconds: float
     show_values: bool
     application: str
 
@@ -98,6 +99,7 @@ class Recovery:
             opened,
             query_id,
             join_running=self.join_running,
+            retain_seconds=self.retain_seconds,
             executors=None,
             application=self.application,
             show_values=self.show_values,

@@ -77,7 +77,9 @@ class ConnectServer:
     def _recovery(self, pipeline: Pipeline) -> Recovery:
         place = place_of(self._session, pipeline.checkpoint, pipeline.storage_options, pipeline.spool)
         application = self._session.conf.get("spark.app.id", None) or ""
-        return Recovery(pipeline.sinks, place, pipeline.join_running, pipeline.show_values, application)
+        return Recovery(
+            pipeline.sinks, place, pipeline.join_running, pipeline.retain_seconds, pipeline.show_values, application
+        )
 
 
 class Commits:

@@ -1,0 +1,147 @@
+"""Apply retained epochs again to a target that was set back: from its marker on, in order, each with its marker."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from epochsink.errors import ConfigurationError, OutcomeUnknown, SpoolMissing, naming
+from epochsink.failpoints import reach
+from epochsink.protocol.sweep import recorded_parts
+from epochsink.sink import Ballot, Epoch, LastDone, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from epochsink.protocol.ledger import Ledger
+    from epochsink.protocol.ledger_history import History
+    from epochsink.protocol.retained import RetainedEpoch, Retention
+    from epochsink.sink import Committable, Participant, Rows
+
+_log = logging.getLogger("epochsink")
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """What a participant's target lacks of one retained epoch: parts by sink."""
+
+    retained: RetainedEpoch
+    parts: Mapping[str, Sequence[Committable]]
+
+    @property
+    def at(self) -> Epoch:
+        """The epoch and its attempt."""
+        return self.retained.prepared.at
+
+    @property
+    def rows(self) -> int:
+        """The rows of the epoch."""
+        return sum(self.retained.prepared.shares[name].counted.rows for name in self.parts)
+
+
+def lacking(participant: Participant, history: History, retention: Retention) -> list[Lack]:
+    """Return what a target lacks of done epochs, oldest first.
+
+    From each sink's newest done epoch back, along the epochs in which it had rows, to the first one that the target
+    holds. Raises `ConfigurationError` if a lacking epoch is not retained: then nothing may be applied.
+    """
+    found: dict[Epoch, RetainedEpoch] = {}
+    parts: dict[Epoch, dict[str, Sequence[Committable]]] = {}
+    for name in participant.members:
+        newest = history.applied.get(name)
+        # without parts, an operator has accepted the target as it is
+        if newest is None or not newest.parts:
+            continue
+        with naming(name):
+            for retained, missing in _back(participant, name, newest, retention):
+                found[retained.prepared.at] = retained
+                parts.setdefault(retained.prepared.at, {})[name] = missing
+    return [Lack(found[at], parts[at]) for at in sorted(found, key=lambda at: at.number)]
+
+
+def _back(
+    participant: Participant, name: str, last: LastDone, retention: Retention
+) -> Iterator[tuple[RetainedEpoch, Sequence[Committable]]]:
+    newest = last.epoch
+    while missing := participant.lacking(name, last):
+        retained = retention.read(Epoch(last.epoch, last.attempt))
+        if retained is None:
+            raise _not_retained(last.epoch, newest)
+        yield retained, missing
+        earlier = retained.after.get(name)
+        if earlier is None:
+            return
+        if not earlier.parts:
+            _require_accepted(participant, name, earlier.epoch, newest)
+            return
+        last = earlier
+
+
+def _require_accepted(participant: Participant, name: str, epoch: int, newest: int) -> None:
+    """Refuse a target that is older than what an operator has accepted: no record says what it must hold."""
+    held = participant.newest(name)
+    if held is None or held < epoch:
+        raise _not_retained(epoch, newest)
+
+
+def verify_rows(lacks: Sequence[Lack], rows_of: Callable[[Lack, str], Rows]) -> None:
+    """Raise `ConfigurationError` unless all lacking rows are as they were written: before anything is applied."""
+    for lack in lacks:
+        for name in lack.parts:
+            with naming(name):
+                try:
+                    rows_of(lack, name).verify()
+                except SpoolMissing as gone:
+                    raise _not_retained(lack.at.number, lacks[-1].at.number, gone.message) from gone
+
+
+def end_leftovers(participant: Participant, history: History, lacks: Sequence[Lack]) -> list[str]:
+    """Abort what no recorded epoch names; what is left of lacking parts is committed later."""
+    keep, done = recorded_parts(participant, history)
+    again = [part for lack in lacks for parts in lack.parts.values() for part in parts]
+    return participant.abort_orphans([*keep, *again], [part for part in done if part not in again])
+
+
+def apply_again(
+    participant: Participant, lacks: Sequence[Lack], ledger: Ledger, rows_of: Callable[[Lack, str], Rows]
+) -> None:
+    """Apply what a target lacks, oldest first. May be repeated after any interruption, from a new look at the target.
+
+    The caller has taken the ledger: another driver's take ends this with `Fenced`.
+    """
+    for lack in lacks:
+        ballots = {name: Ballot(parts, rows_of(lack, name), _before(lack, name)) for name, parts in lack.parts.items()}
+        reach("repair.epoch.before")
+        ledger.verify()
+        for name, verdicts in participant.reapply(lack.at, ballots).items():
+            for verdict in verdicts:
+                if verdict.outcome is not Outcome.COMMITTED:
+                    raise _unknown(lack.at.number, name, verdict.evidence)
+        reach("repair.epoch.after")
+        _log.info("epoch %d is applied again: %d row(s)", lack.at.number, lack.rows)
+
+
+def _before(lack: Lack, name: str) -> LastDone:
+    # without parts: the markers were just compared, and the target's indices may be other ones since the restore
+    earlier = lack.retained.after.get(name)
+    return LastDone(-1 if earlier is None else earlier.epoch, "", ())
+
+
+def _unknown(epoch: int, name: str, evidence: str) -> OutcomeUnknown:
+    return OutcomeUnknown(
+        f"epoch {epoch} was applied again to sink '{name}', and whether the target committed it is unknown: {evidence}",
+        hint="type the command again: what the target's marker shows is not applied again",
+        epoch=epoch,
+        sink=name,
+    )
+
+
+def _not_retained(epoch: int, newest: int, why: str = "not retained, or no longer") -> ConfigurationError:
+    return ConfigurationError(
+        f"the target lacks the epochs from {epoch} or an earlier one to {newest}, and the rows of epoch {epoch} cannot "
+        f"be had ({why}): nothing is applied, as a later epoch must not precede it",
+        hint="load the input of these epochs (offsets/ in the checkpoint) with a query of its own, then say so: "
+        f"epochsink accept CHECKPOINT {newest} --sink NAME; retain= must be longer than the oldest state to which the "
+        "target can be set back",
+    )

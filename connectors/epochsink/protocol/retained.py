@@ -1,0 +1,152 @@
+"""Done epochs whose rows are kept for a while, so that a target that was set back can get them again.
+
+The rows stay in the spool where the epoch was written. Beside them is a record of the epoch, made before the ledger
+says that it is done: so no row is kept of which nothing is known. The record's name says until when both stay, so that
+a driver or a command without ``retain=`` keeps them too:
+
+    <root>/<query id>/retained/<done>-<until>-<epoch>-<attempt>-<bytes>/epoch.json
+
+The times are those of the driver's clock, in milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Self
+
+from epochsink.protocol.ledger_entries import Prepared, decode, encode
+from epochsink.sink import Epoch, LastDone
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from epochsink.protocol.ledger_history import History
+    from epochsink.protocol.spool import Spool
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """From when until when an epoch is kept, in milliseconds since 1970, and the bytes of its rows: a record's name."""
+
+    done: int
+    until: int
+    epoch: Epoch
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.done}-{self.until}-{self.epoch.number}-{self.epoch.attempt}-{self.size}"
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the term that ``text`` names, or None."""
+        found = re.fullmatch(r"(\d+)-(\d+)-(\d+)-([0-9a-f]{32})-(\d+)", text)
+        if found is None:
+            return None
+        done, until, number, attempt, size = found.groups()
+        return cls(int(done), int(until), Epoch(int(number), attempt), int(size))
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedEpoch:
+    """A done epoch whose rows are kept. ``after`` has what each of its sinks had to hold before it, if anything."""
+
+    prepared: Prepared
+    after: Mapping[str, LastDone]
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the record."""
+        after = {name: [last.epoch, last.attempt, last.parts] for name, last in self.after.items()}
+        return json.dumps({"after": after}).encode() + b"\n" + encode(self.prepared)
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> Self:
+        """Return what a record holds. Raises ValueError, KeyError, TypeError if it is not complete."""
+        first, _, entry = content.partition(b"\n")
+        prepared = decode(entry)
+        if not isinstance(prepared, Prepared):
+            raise TypeError(f"{type(prepared).__name__} is not an epoch")
+        after = json.loads(first)["after"]
+        return cls(prepared, {name: LastDone(at, by, tuple(parts)) for name, (at, by, parts) in after.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is retained, in all: for people. ``since`` is when the oldest was done, in seconds since 1970."""
+
+    epochs: int = 0
+    size: int = 0
+    oldest: int = -1
+    since: float = 0.0
+
+
+NOTHING_KEPT: Final = Kept()
+
+
+@dataclass(slots=True)
+class Retention:
+    """The retained epochs of one query. Every method may raise OSError.
+
+    A done epoch is kept for ``seconds`` if it has rows for one of the sinks ``repaired``; 0 keeps no further one.
+    """
+
+    spool: Spool
+    query_id: str
+    repaired: Collection[str] = ()
+    seconds: float = 0.0
+    _known: dict[Epoch, Term] | None = field(default=None, init=False)
+
+    def keep(self, prepared: Prepared, history: History) -> bool:
+        """Keep an epoch that is about to be done; return whether its rows stay in the spool."""
+        names = [name for name in prepared.shares if name in self.repaired]
+        if not self.seconds or not names:
+            return False
+        after = {name: history.applied[name] for name in names if name in history.applied}
+        size = sum(file.size for share in prepared.shares.values() for file in share.files.values())
+        now = time.time()
+        made = Term(int(now * 1000), int((now + self.seconds) * 1000), prepared.at, size)
+        # a driver that died before "done" may have left one, perhaps a part of it: it is overwritten
+        term = self.terms().setdefault(prepared.at, made)
+        self.spool.note_retained(self.query_id, str(term), RetainedEpoch(prepared, after).to_bytes())
+        return True
+
+    def terms(self) -> dict[Epoch, Term]:
+        """Return what is kept, read once, then as this driver has changed it."""
+        if self._known is None:
+            found = [term for name in self.spool.retained(self.query_id) if (term := Term.parse(name))]
+            self._known = {term.epoch: term for term in found}
+        return self._known
+
+    def kept(self) -> Kept:
+        """Return what is retained, in all."""
+        terms = self.terms().values()
+        if not terms:
+            return NOTHING_KEPT
+        oldest = min(terms, key=lambda term: term.epoch.number)
+        return Kept(len(terms), sum(term.size for term in terms), oldest.epoch.number, oldest.done / 1000)
+
+    def expire(self) -> None:
+        """Drop what was kept for long enough."""
+        now, known = time.time() * 1000, self.terms()
+        # a list of its own: the other thread may keep an epoch meanwhile
+        for term in [term for term in list(known.values()) if term.until < now]:
+            # in this order: rows without a record are swept
+            self.spool.forget_retained(self.query_id, str(term))
+            self.spool.drop(self.query_id, term.epoch)
+            known.pop(term.epoch, None)
+
+    def newest_seconds(self) -> float:
+        """Return for how long the newest epoch is kept, 0 if none is: what the query's last driver was told."""
+        newest = max(self.terms().values(), key=lambda term: term.done, default=None)
+        return 0.0 if newest is None else (newest.until - newest.done) / 1000
+
+    def read(self, epoch: Epoch) -> RetainedEpoch | None:
+        """Return the record of an epoch; None if it is not kept, or the record is damaged."""
+        term = self.terms().get(epoch)
+        content = None if term is None else self.spool.read_retained(self.query_id, str(term))
+        try:
+            return None if content is None else RetainedEpoch.from_bytes(content)
+        except (ValueError, KeyError, TypeError):
+            return None

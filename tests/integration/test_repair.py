@@ -1,0 +1,323 @@
+"""`epochsink repair`: a target that was set back gets its retained epochs again, exactly once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import elasticsearch as vendor
+import psycopg
+import pyarrow as pa
+import pytest
+from checkpoint_kit import CheckpointKit
+from elasticsearch_rig import rendered
+from kafka_kit import create_topic
+from kafka_kit import rows as messages
+from typer.testing import CliRunner
+
+from epochsink.cli.app import app
+from epochsink.devkit.services import LocalElasticsearch, LocalPostgres
+from epochsink.elasticsearch import Elasticsearch, applied_epochs
+from epochsink.errors import Fenced, WentBack
+from epochsink.kafka import Kafka
+from epochsink.postgres import Postgres
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.retained import Retention
+from epochsink.protocol.storage import LocalStorage
+from epochsink.testing.sink_rig import OneSink
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from fix_postgres import Truth
+    from typer.testing import Result
+
+    from epochsink.devkit.services import KafkaService, PostgresService
+
+MODULE = "repaired_sinks"
+
+
+def ids(*values: int) -> pa.RecordBatch:
+    return pa.record_batch({"id": pa.array(values, pa.int64())})
+
+
+@pytest.fixture
+def table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres: PostgresService, pg_schema: str, pg_truth: Truth
+) -> Iterator[Callable[..., tuple[CheckpointKit, str]]]:
+    monkeypatch.chdir(tmp_path)
+    made: list[CheckpointKit] = []
+
+    def make(retain_seconds: float = 3600.0, **options: Any) -> tuple[CheckpointKit, str]:
+        name = f"{pg_schema}.orders"
+        pg_truth.execute(f"CREATE TABLE {name} (id bigint)")
+        given = {"table": name, "marker_schema": pg_schema, **options}
+        (tmp_path / f"{MODULE}.py").write_text(
+            f"from epochsink import Postgres\nSINKS = {{'sink': Postgres({postgres.dsn!r}, **{given!r})}}\n"
+        )
+        sink = Postgres(postgres.dsn, **given)
+        with closing(OneSink.of(sink)) as committer:
+            assert committer.check(ids(1).schema) == []
+        made.append(CheckpointKit(tmp_path / "checkpoint", {"sink": sink}, retain_seconds=retain_seconds))
+        return made[-1], name
+
+    yield make
+    for each in made:
+        each.close()
+    sys.modules.pop(MODULE, None)
+
+
+def repair(kit: CheckpointKit) -> Result:
+    return CliRunner().invoke(app, ["repair", str(kit.root), "--sinks", f"{MODULE}:SINKS", "--yes"])
+
+
+def set_back(truth: Truth, schema: str, name: str, above: int, *lost: int) -> None:
+    truth.execute(f"DELETE FROM {schema}.marker WHERE key NOT LIKE '%%.table' AND epoch > %s", above)  # noqa: S608
+    truth.execute(f"DELETE FROM {name} WHERE id = ANY (%s)", list(lost))  # noqa: S608
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"commit": "staged"}, {"atomic": False}], ids=["prepared", "staged", "by task"]
+)
+def test_a_table_that_was_set_back_gets_its_epochs_again_and_the_query_goes_on(
+    table: Callable[..., tuple[CheckpointKit, str]], pg_schema: str, pg_truth: Truth, options: dict[str, Any]
+) -> None:
+    kit, name = table(**options)
+    for number in range(4):
+        kit.run(number, {"sink": ids(number)})
+    set_back(pg_truth, pg_schema, name, 1, 2, 3)
+    with pytest.raises(WentBack):
+        kit.start()
+    answer = repair(kit)
+    assert answer.exit_code == 0, answer.output
+    assert sorted(value for (value,) in pg_truth.rows(name)) == [0, 1, 2, 3]
+    again = repair(kit)
+    assert (again.exit_code, "nothing to repair" in again.output) == (1, True), answer.output + again.output
+    kit.coordinator = kit.start()
+    kit.run(4, {"sink": ids(4)})
+    assert sorted(value for (value,) in pg_truth.rows(name)) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("gone", ["its rows", "its record"])
+def test_nothing_is_applied_if_an_epoch_in_between_is_not_retained(
+    table: Callable[..., tuple[CheckpointKit, str]], pg_schema: str, pg_truth: Truth, gone: str
+) -> None:
+    kit, name = table()
+    for number in range(4):
+        kit.run(number, {"sink": ids(number)})
+    # in the record itself are rows as few as these: here they are in a file
+    lost = kit.history().epochs[2].at
+    if gone == "its rows":
+        kit.spool.drop(kit.query_id, lost)
+    else:
+        kit.spool.forget_retained(kit.query_id, str(Retention(kit.spool, kit.query_id).terms()[lost]))
+    set_back(pg_truth, pg_schema, name, 0, 1, 2, 3)
+    answer = repair(kit)
+    assert answer.exit_code == 1
+    assert "lacks the epochs from 2 or an earlier one to 3, and the rows of epoch 2 cannot be had" in answer.output
+    assert f"epochsink accept {kit.root} 3 --sink sink" in answer.output.replace("\n", " ")
+    assert pg_truth.rows(name) == [(0,)]
+
+
+def test_markers_that_are_gone_altogether_prove_nothing(
+    table: Callable[..., tuple[CheckpointKit, str]], pg_schema: str, pg_truth: Truth
+) -> None:
+    kit, name = table()
+    kit.run(0, {"sink": ids(0)})
+    pg_truth.execute(f"DELETE FROM {pg_schema}.marker")  # noqa: S608
+    answer = repair(kit)
+    assert (answer.exit_code, "no marker of this query at all" in answer.output) == (1, True), answer.output
+    assert pg_truth.rows(name) == [(0,)]
+
+
+def test_a_driver_that_runs_is_fenced_and_a_repair_that_is_overtaken_applies_nothing_more(
+    table: Callable[..., tuple[CheckpointKit, str]], pg_schema: str, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit, name = table()
+    for number in range(4):
+        kit.run(number, {"sink": ids(number)})
+    set_back(pg_truth, pg_schema, name, 0, 1, 2, 3)
+    others: list[int] = []
+
+    def another_takes(point: str) -> None:
+        if point == "repair.epoch.after" and not others:
+            files = LocalStorage(kit.root)
+            others.append(Ledger(files, "another").take(kit.query_id, {}, -1).generation)
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("epochsink.protocol.repair.reach", another_takes)
+        answer = repair(kit)
+    assert (answer.exit_code, "another driver has taken over this checkpoint" in answer.output) == (1, True)
+    assert sorted(pg_truth.rows(name)) == [(0,), (1,)]
+    assert repair(kit).exit_code == 0
+    assert sorted(pg_truth.rows(name)) == [(0,), (1,), (2,), (3,)]
+    with pytest.raises(Fenced, match="epochsink repair"):
+        kit.coordinator.settle(4)
+
+
+def test_a_repair_that_is_killed_at_one_point_after_another_is_exact(
+    table: Callable[..., tuple[CheckpointKit, str]], pg_schema: str, pg_truth: Truth
+) -> None:
+    kit, name = table(commit="staged")
+    for number in range(7):
+        kit.run(number, {"sink": ids(number)})
+    set_back(pg_truth, pg_schema, name, 0, *range(1, 7))
+    program = "from epochsink.cli.app import app; app()"
+    command = [sys.executable, "-c", program, "repair", str(kit.root), "--sinks", f"{MODULE}:SINKS", "--yes"]
+    for point in ("repair.epoch.before", "postgres.copied", "postgres.merged", "postgres.committed:2"):
+        environment = {**os.environ, "EPOCHSINK_FAILPOINT": point}
+        assert subprocess.run(command, env=environment, check=False, capture_output=True).returncode == -signal.SIGKILL
+    assert repair(kit).exit_code == 0
+    assert sorted(pg_truth.rows(name)) == [(number,) for number in range(7)]
+    kit.coordinator = kit.start()
+    assert pg_truth.prepared() == []
+
+
+def test_what_is_kept_is_shown_and_dropped_when_its_time_is_over_or_the_checkpoint_is_abandoned(
+    table: Callable[..., tuple[CheckpointKit, str]],
+) -> None:
+    kit, _ = table(retain_seconds=1000.0)
+    for number in range(2):
+        kit.run(number, {"sink": ids(number)})
+    shown = CliRunner().invoke(app, ["status", str(kit.root)])
+    assert "retained" in shown.output
+    assert "2 epoch(s), back to epoch 0" in shown.output
+    status = json.loads(CliRunner().invoke(app, ["status", str(kit.root), "--json"]).output)
+    assert [each["state"] for each in status["epochs"]] == ["done", "done"]
+    assert (status["retained"]["epochs"], status["retained"]["oldest"]) == (2, 0)
+    # a command has no retain=, and keeps what it finds
+    recovered = CliRunner().invoke(app, ["recover", str(kit.root), "--sinks", f"{MODULE}:SINKS", "--yes"])
+    assert recovered.exit_code == 0, recovered.output
+    assert len(kit.spool.retained(kit.query_id)) == 2
+    abandoned = CliRunner().invoke(app, ["abandon", str(kit.root), "--sinks", f"{MODULE}:SINKS", "--yes"])
+    assert abandoned.exit_code == 0, abandoned.output
+    assert (kit.spool.retained(kit.query_id), kit.spool.attempts(kit.query_id)) == ([], [])
+
+
+def test_a_server_restored_from_a_copy_gets_sums_and_dead_letters_of_two_tables_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with LocalPostgres() as server:
+        options: dict[str, dict[str, Any]] = {
+            "clicks": {"table": "clicks", "key": "id", "accumulate": {"n": "sum"}},
+            "orders": {"table": "orders", "on_rejected": "dead_letter"},
+        }
+
+        def rows_of(query: str) -> list[tuple[Any, ...]]:
+            with psycopg.connect(server.dsn, autocommit=True) as connection:
+                return connection.execute(query).fetchall()
+
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            connection.execute("CREATE TABLE clicks (id bigint PRIMARY KEY, n bigint)")
+            connection.execute("CREATE TABLE orders (id bigint CHECK (id < 100))")
+        (tmp_path / f"{MODULE}.py").write_text(
+            f"from epochsink import Postgres\nGIVEN = {options!r}\n"
+            f"SINKS = {{name: Postgres({server.dsn!r}, **each) for name, each in GIVEN.items()}}\n"
+        )
+        sinks = {name: Postgres(server.dsn, **each) for name, each in options.items()}
+
+        def epoch(number: int) -> dict[str, pa.RecordBatch]:
+            clicks = pa.record_batch({"id": pa.array([1, number], pa.int64()), "n": pa.array([1, 1], pa.int64())})
+            return {"clicks": clicks, "orders": ids(number, 100 + number)}
+
+        for name, sink in sinks.items():
+            with closing(OneSink.of(sink)) as committer:
+                assert committer.check(epoch(2)[name].schema) == []
+        kit = CheckpointKit(tmp_path / "checkpoint", sinks, retain_seconds=3600.0)
+        kit.run(2, epoch(2))
+        server.stop()
+        subprocess.run(["/bin/cp", "-a", str(server.data), str(tmp_path / "older")], check=True)
+        server.start()
+        for number in (3, 4, 5):
+            kit.run(number, epoch(number))
+        queries = (
+            "SELECT id, n FROM clicks ORDER BY id",
+            "SELECT id FROM orders ORDER BY id",
+            "SELECT epoch, row->>'id' FROM epochsink.dead_letter ORDER BY 1",
+        )
+        before = [rows_of(query) for query in queries]
+        server.stop()
+        shutil.rmtree(server.data)
+        subprocess.run(["/bin/cp", "-a", str(tmp_path / "older"), str(server.data)], check=True)
+        server.start()
+        with pytest.raises(WentBack) as stopped:
+            kit.start()
+        assert "epochsink repair CHECKPOINT" in stopped.value.hint
+        assert rows_of(queries[1]) == [(2,)]
+        answer = repair(kit)
+        assert answer.exit_code == 0, answer.output
+        assert [rows_of(query) for query in queries] == before
+        assert before[0][0] == (1, 4)
+        kit.coordinator = kit.start()
+        kit.run(6, epoch(6))
+        assert rows_of(queries[1]) == [(2,), (3,), (4,), (5,), (6,)]
+        kit.close()
+    sys.modules.pop(MODULE, None)
+
+
+class Restored:
+    """A checkpoint with one sink on a service of the test's own."""
+
+    def __init__(self, folder: Path, sink: Any, like: pa.RecordBatch, named: str) -> None:
+        (folder / f"{MODULE}.py").write_text(f"{named}\n")
+        with closing(OneSink.of(sink)) as committer:
+            assert committer.check(like.schema) == []
+        self.kit = CheckpointKit(folder / "checkpoint", {"sink": sink}, retain_seconds=3600.0)
+
+
+def test_a_topic_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: KafkaService) -> None:
+    monkeypatch.chdir(tmp_path)
+    options: dict[str, Any] = {
+        "bootstrap_servers": kafka.bootstrap_servers,
+        "topic": create_topic(kafka.bootstrap_servers, "orders"),
+    }
+    named = f"from epochsink import Kafka\nSINKS = {{'sink': Kafka(**{options!r})}}"
+    made = Restored(tmp_path, Kafka(**options), messages("a"), named)
+    answer = repair(made.kit)
+    made.kit.close()
+    sys.modules.pop(MODULE, None)
+    assert answer.exit_code == 1
+    assert "epochs are not applied again to sink 'sink'" in answer.output
+
+
+def test_an_index_that_was_restored_from_a_snapshot_gets_its_epochs_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = str(tmp_path / "snapshots")
+    with (
+        LocalElasticsearch({"path.repo": folder}, short_lived=True) as node,
+        closing(vendor.Elasticsearch(node.url)) as client,
+    ):
+        client.snapshot.create_repository(name="backup", repository={"type": "fs", "settings": {"location": folder}})
+        options: dict[str, Any] = {"index": "orders", "key": "id", "create": True, "timeout": 20.0}
+        named = f"from epochsink import Elasticsearch\nSINKS = {{'sink': Elasticsearch({node.url!r}, **{options!r})}}"
+        made = Restored(tmp_path, Elasticsearch(node.url, **options), pa.record_batch({"id": pa.array(["a"])}), named)
+        for number in range(2):
+            made.kit.run(number, {"sink": rendered([("a", {"n": number}), (str(number), {"n": number})])})
+        client.snapshot.create(repository="backup", snapshot="s", wait_for_completion=True)
+        for number in (2, 3, 4):
+            made.kit.run(number, {"sink": rendered([("a", {"n": number}), (str(number), {"n": number})])})
+        client.indices.delete(index=f"orders,{applied_epochs.INDEX}")
+        client.snapshot.restore(
+            repository="backup", snapshot="s", indices=f"orders,{applied_epochs.INDEX}", wait_for_completion=True
+        )
+        with pytest.raises(WentBack):
+            made.kit.start()
+        answer = repair(made.kit)
+        assert answer.exit_code == 0, answer.output
+        client.indices.refresh(index="orders")
+        found = {hit["_id"]: hit["_source"]["n"] for hit in client.search(index="orders", size=50)["hits"]["hits"]}
+        assert found == {"a": 4, "0": 0, "1": 1, "2": 2, "3": 3, "4": 4}
+        made.kit.coordinator = made.kit.start()
+        made.kit.run(5, {"sink": rendered([("a", {"n": 5})])})
+        made.kit.close()
+    sys.modules.pop(MODULE, None)

@@ -1,0 +1,57 @@
+"""A target that was set back is repaired from retained epochs: nothing lost, nothing doubled."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+from shares import SHARE
+
+from simulation import plans
+from simulation.driver import Variant
+from simulation.explorer import quiet, steps_of
+from simulation.invariants import verdict
+from simulation.simulation import Simulation, play
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+pytestmark = pytest.mark.plans
+
+RETAINS = Variant(retains=True)
+BACK = tuple(("back", k) for k in (1, 2, 3)) + tuple(("failover", k) for k in (1, 3, 5))
+
+
+def judged(some: Iterable[tuple[plans.Plan, Variant]], sinks: str, schedule: int = 0) -> list[Simulation]:
+    """Play plans and return those histories in which something was repaired; fail at the first violation."""
+    repaired = []
+    with quiet():
+        for plan, variant in SHARE.of(some):
+            simulation = play(plan, sinks, schedule, variant)
+            assert verdict(simulation, plan) == [], (plan, sinks, schedule, variant)
+            if simulation.repaired:
+                # what the newest commit has begun to apply, the index was set back under: the error names that attempt
+                assert simulation.loud is None or "is being applied" in str(simulation.loud), (plan, sinks, variant)
+                repaired.append(simulation)
+    return repaired
+
+
+@pytest.mark.parametrize("sinks", ["P", "S", "E", "F", "T", "AB", "CD"])
+def test_a_target_that_was_set_back_at_any_step_is_repaired_and_the_query_goes_on(sinks: str) -> None:
+    """By one to three commits, or by some requests: every row is there once in the end, and repair has nothing left."""
+    faults = [(name, sinks[0], k) for name, k in BACK]
+    some = ((plan, RETAINS) for plan in plans.one_fault(steps_of(sinks, 0, RETAINS) + 10, faults))
+    repaired = judged(itertools.islice(some, 0, None, 5), sinks)
+    assert len(repaired) >= SHARE.fewest(15)
+    assert sum(one.repaired > 1 for one in repaired) >= SHARE.fewest(2)
+
+
+@pytest.mark.parametrize("copies", [False, True], ids=["one checkpoint", "two copies"])
+@pytest.mark.parametrize("sinks", ["P", "S", "E", "F", "T", "AB"])
+def test_a_repair_is_killed_at_any_step_and_typed_again(sinks: str, copies: bool) -> None:  # noqa: FBT001 - a parameter
+    """Also twice, and also if every second one works on a copy of the checkpoint."""
+    plan: plans.Plan = ((steps_of(sinks, 0, RETAINS) - 1, ("back", sinks[0], 4 if sinks == "T" else 2)),)
+    deaths = [(first,) for first in range(60)] + [(first, first + 3) for first in range(0, 40, 5)]
+    some = ((plan, Variant(retains=True, dies_in_repair=each, repairs_on_copies=copies)) for each in deaths)
+    assert len(judged(some, sinks)) >= SHARE.fewest(60)
