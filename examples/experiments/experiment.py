@@ -18,12 +18,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
-import matplotlib as mpl
 import psutil
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
-from matplotlib.figure import Figure
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
@@ -32,12 +30,14 @@ from rich.table import Table as RichTable
 from epochsink.devkit.demo.session import jvm_options, session
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
 from epochsink.devkit.services.process import Launch, SupervisedProcess
+from epochsink.devkit.svg import COLOURS, WIDTH, Svg, letters
 from epochsink.testing.readers.kafka import KafkaReader
 
 SECONDS: Final = 3600.0
 KILLED: Final = 128 + 9
 _PARTIAL_FLUSH: Final = 10_000
 _TAIL: Final = 40
+_FEW: Final = 20
 Row = Sequence[object]
 
 WHOLE_SNAPSHOTS: Final[Mapping[str, str]] = {
@@ -92,7 +92,7 @@ class Findings:
 
     tables: Sequence[Table]
     exact: bool
-    picture: Figure | None = None
+    picture: str | None = None
 
 
 def _text(value: object) -> str:
@@ -259,28 +259,58 @@ def seconds_of(progress: Iterable[Mapping[str, Any]]) -> float:
     return milliseconds / 1000
 
 
-def lines(title: str, unit: str, across: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
-    """Return a picture of lines."""
-    figure = Figure(figsize=(7, 3.5), layout="constrained")
-    axes = figure.subplots()
-    for name, points in series.items():
-        axes.plot(*zip(*points, strict=True), marker="o", label=name)
-    axes.set(title=title, xlabel=across, ylabel=unit)
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    return figure
+_LEFT: Final = 90
+_CHART: Final = 200
 
 
-def bars(title: str, unit: str, values: Mapping[str, float]) -> Figure:
-    """Return a picture of horizontal bars."""
-    figure = Figure(figsize=(7, 0.6 + 0.5 * len(values)), layout="constrained")
-    axes = figure.subplots()
-    drawn = axes.barh(list(values), list(values.values()))
-    axes.bar_label(drawn, labels=[_text(value) for value in values.values()], padding=3)
-    axes.set(title=title, xlabel=unit)
-    axes.margins(x=0.15)
-    axes.invert_yaxis()
-    return figure
+def lines(title: str, unit: str, across: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Return a picture (SVG) of lines."""
+    svg = Svg()
+    svg.text(16, 30, title, class_="title")
+    svg.text(16, 54, f"{unit}, by {across}", class_="weak")
+    colours = dict(zip(series, COLOURS, strict=False))
+    top = svg.legend(_LEFT, 84, [(colours[name], name) for name in series]) + 4
+    bottom = top + _CHART
+    points = [point for each in series.values() for point in each]
+    first, last, most = min(x for x, _ in points), max(x for x, _ in points), max(y for _, y in points) or 1
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        share = (x - first) / ((last - first) or 1)
+        return round(_LEFT + share * (WIDTH - _LEFT - 50), 1), round(bottom - y / most * _CHART, 1)
+
+    for value in (0.0, most / 2, most):
+        _, y = place(first, value)
+        svg.line(_LEFT, y, WIDTH - 50, y, class_="grid")
+        svg.text(_LEFT - 10, y + 4, _axis(value), text_anchor="end", class_="small weak")
+    for value in sorted({first, (first + last) / 2, last}):
+        svg.text(place(value, 0)[0], bottom + 20, _axis(value), text_anchor="middle", class_="small weak")
+    for name, each in series.items():
+        placed = [place(x, y) for x, y in each]
+        svg.curve(placed, class_=f"{colours[name]} thick")
+        if len(each) <= _FEW:
+            for (x, y), (across_value, value) in zip(placed, each, strict=True):
+                svg.dot(x, y, f"{name}, {_axis(across_value)}: {_text(value)} {unit}", class_=colours[name])
+    return svg.document(bottom + 36, title)
+
+
+def bars(title: str, unit: str, values: Mapping[str, float]) -> str:
+    """Return a picture (SVG) of horizontal bars."""
+    svg = Svg()
+    svg.text(16, 30, title, class_="title")
+    svg.text(16, 54, unit, class_="weak")
+    most = max(values.values()) or 1
+    left, y = 26 + max(map(letters, values)), 74
+    for name, value in values.items():
+        width = value / most * (WIDTH - left - 100)
+        svg.text(round(left - 10, 1), y + 16, name, text_anchor="end")
+        svg.box(round(left, 1), y, max(width, 1), 22, class_="blue")
+        svg.text(round(left + width + 8, 1), y + 16, _text(value))
+        y += 32
+    return svg.document(y + 6, title)
+
+
+def _axis(value: float) -> str:
+    return f"{value:,.0f}" if value >= _FEW or value == round(value) else f"{value:.2g}"
 
 
 def _machine() -> str:
@@ -290,10 +320,9 @@ def _machine() -> str:
 
 def _keep(name: str, findings: Findings, kept: Path) -> None:
     kept.mkdir(parents=True, exist_ok=True)
-    mpl.rcParams["svg.hashsalt"] = name
     parts = [table.markdown() for table in findings.tables]
     if findings.picture is not None:
-        findings.picture.savefig(kept / f"{name}.svg", metadata={"Date": None})
+        (kept / f"{name}.svg").write_text(findings.picture)
         parts.append(f"![{findings.tables[0].title}]({name}.svg)")
     (kept / f"{name}.md").write_text("\n\n".join([*parts, f"Measured: {_machine()}."]) + "\n")
 

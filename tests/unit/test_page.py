@@ -15,6 +15,7 @@ from epochsink.devkit.page import Course, Sample
 from epochsink.devkit.svg import Svg, letters
 from epochsink.protocol.progress import EpochProgress, SinkProgress
 
+DOCS = Path(__file__).parents[2] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -144,10 +145,17 @@ def test_no_text_is_small_and_no_legend_is_cut() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["demo.svg", "nemesis.svg", "explanation/proof.svg", "reference/speed/ratios.svg", "how-to/outage/stopped.svg"],
+    [
+        "demo.svg",
+        "nemesis.svg",
+        "explanation/proof.svg",
+        "reference/speed/ratios.svg",
+        "how-to/outage/stopped.svg",
+        *(f"explanation/experiments/{path.name}" for path in DOCS.glob("explanation/experiments/*.svg")),
+    ],
 )
 def test_the_pictures_of_the_docs_are_in_the_house_style(name: str) -> None:
-    text = (Path(__file__).parents[2] / "docs" / name).read_text()
+    text = (DOCS / name).read_text()
     assert svg.STYLE in text
     drawing = ET.fromstring(text)  # noqa: S314 - ours
     title = drawing.find(f"{SVG}text[@class='title']")
