@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 TEMPLATE: Final = Path(__file__).with_name("template.md")
-LEFT: Final = 170
+LEFT: Final = 190
 RIGHT: Final = 290
 LANE: Final = 42
 
