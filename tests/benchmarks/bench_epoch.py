@@ -36,7 +36,7 @@ import epochsink
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres, spark_packages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 ROWS = (0, 1000)
 VISIBLE_ROWS = 100
@@ -50,14 +50,16 @@ AIM_AGAINST = 0.95
 class Side:
     """One process with Spark and one version of epochsink."""
 
-    def __init__(self, connectors: Path, tasks: str = "") -> None:
+    def __init__(self, connectors: Path, tasks: str = "", *, of_spark: Sequence[str] | None = None) -> None:
+        """Start it. ``of_spark`` are the worker's arguments, if not Spark's jars."""
         found = os.pathsep.join([str(connectors), str(Path(epoch_worker.__file__).parent)])
         environment = {**os.environ, "PYTHONPATH": found}
         if tasks:
             environment[epoch_steps.TASKS_FILE] = tasks
+        arguments = [",".join(map(str, spark_packages()))] if of_spark is None else of_spark
         self._process = subprocess.Popen(
             # other versions have these elsewhere
-            [sys.executable, epoch_worker.__file__, ",".join(map(str, spark_packages()))],
+            [sys.executable, epoch_worker.__file__, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

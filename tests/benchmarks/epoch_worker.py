@@ -1,6 +1,7 @@
 """Small epochs on request: one process with one Spark, of whatever version of epochsink its PYTHONPATH names.
 
-Its argument names Spark's jars. Takes one request a line (JSON), answers each with one line that begins with `ANSWER`.
+Its arguments name Spark's jars, and "connect" for a session of Spark Connect.
+Takes one request a line (JSON), answers each with one line that begins with `ANSWER`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 ANSWER = "ANSWER "
 SKIPPED = 8
 """Epochs at the start of a query that are not counted: classes are loaded, code is compiled."""
+LOOK_SECONDS = 0.1
+"""On Spark Connect each look is a request."""
 DEADLINE = 180
 
 
@@ -39,7 +42,8 @@ class Request:
     """Run so many epochs of so many rows through sinks (their names and arguments), or through a plain function.
 
     ``by_hand``: the plain function writes the rows into the same targets, as people do without epochsink; else it
-    writes none. ``steps``: say also what each step takes. ``trigger``: how often an epoch begins.
+    writes none. ``steps``: say also what each step takes. ``trigger``: how often an epoch begins. ``skipped``: how many
+    epochs are not counted.
     """
 
     rows: int
@@ -48,6 +52,7 @@ class Request:
     by_hand: bool = False
     steps: bool = False
     trigger: str = "0 seconds"
+    skipped: int = SKIPPED
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,9 @@ class Answer:
 def serve() -> None:
     """Answer requests until there are no more."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    if sys.argv[2:] == ["connect"]:
+        _serve_by_connect(sys.argv[1])
+        return
     builder = (
         SparkSession.builder.master("local[2]")
         .config("spark.ui.enabled", "false")
@@ -83,14 +91,33 @@ def serve() -> None:
         builder = builder.config("spark.python.daemon.module", "epoch_daemon")
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    steps = epoch_steps.Steps()
     try:
-        for line in sys.stdin:
-            answer = _run(spark, Request(**json.loads(line)), steps)
-            sys.stdout.write(f"{ANSWER}{json.dumps(asdict(answer))}\n")
-            sys.stdout.flush()
+        _answer(spark)
     finally:
         spark.stop()
+
+
+def _serve_by_connect(jars: str) -> None:
+    # older versions have it elsewhere
+    from epochsink.devkit.demo.connect_server import connect, start_server  # noqa: PLC0415 - see above
+
+    settings = {"spark.driver.memory": "1g", "spark.jars": jars, "spark.log.level": "ERROR"}
+    server, url = start_server(settings)
+    try:
+        spark = connect(url)
+        _answer(spark)
+        spark.stop()
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _answer(spark: SparkSession) -> None:
+    steps = epoch_steps.Steps()
+    for line in sys.stdin:
+        answer = _run(spark, Request(**json.loads(line)), steps)
+        sys.stdout.write(f"{ANSWER}{json.dumps(asdict(answer))}\n")
+        sys.stdout.flush()
 
 
 def _run(spark: SparkSession, request: Request, steps: epoch_steps.Steps) -> Answer:
@@ -105,7 +132,7 @@ def _run(spark: SparkSession, request: Request, steps: epoch_steps.Steps) -> Ans
     try:
         writer = frame.writeStream.trigger(processingTime=request.trigger).option("checkpointLocation", checkpoint)
         query = writer.foreachBatch(steps.counting(function) if request.steps else function).start()
-        _wait(lambda: _newest(query) >= SKIPPED)
+        _wait(lambda: _newest(query) >= request.skipped)
         steps.forget()
         first, before = _newest(query), _processor_seconds()
         _wait(lambda: _newest(query) >= first + request.epochs)
@@ -114,7 +141,10 @@ def _run(spark: SparkSession, request: Request, steps: epoch_steps.Steps) -> Ans
         query.stop()
         if hasattr(function, "await_committed"):
             # before its checkpoint goes
-            function.await_committed()
+            if sys.argv[2:]:
+                function.recover(spark)
+            else:
+                function.await_committed()
         decided = _decided(checkpoint, first)
     finally:
         shutil.rmtree(checkpoint, ignore_errors=True)
@@ -231,7 +261,7 @@ def _wait(condition: Callable[[], bool]) -> None:
     while not condition():
         if time.monotonic() > deadline:
             raise TimeoutError("the query makes no progress")
-        time.sleep(0.02)
+        time.sleep(LOOK_SECONDS)
 
 
 if __name__ == "__main__":

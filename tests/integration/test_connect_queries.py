@@ -90,6 +90,12 @@ def test_a_commit_that_fails_between_two_batches_stops_the_query_and_is_told(cam
     assert found["rows"] == [1]
 
 
+def test_a_commit_that_fails_in_an_idle_query_ends_it(came: dict[str, Any]) -> None:
+    found = came["fails_idle"]
+    assert "OutcomeUnknown" in found["failed"]
+    assert (found["ended"], found["rows"]) == (True, [1])
+
+
 def test_mistakes_are_told_before_the_query_starts(came: dict[str, Any]) -> None:
     found = came["refuses"]
     assert found["finding"].startswith("CheckFailed: ")

@@ -19,6 +19,7 @@ from checkpoint_kit import CheckpointKit
 from elasticsearch_rig import rendered
 from kafka_kit import create_topic
 from kafka_kit import rows as messages
+from streams import Stream
 from typer.testing import CliRunner
 
 from epochsink.cli.app import app
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from fix_postgres import Truth
+    from pyspark.sql import SparkSession
     from typer.testing import Result
 
     from epochsink.devkit.services import KafkaService, PostgresService
@@ -103,6 +105,34 @@ def test_a_table_that_was_set_back_gets_its_epochs_again_and_the_query_goes_on(
     kit.coordinator = kit.start()
     kit.run(4, {"sink": ids(4)})
     assert sorted(value for (value,) in pg_truth.rows(name)) == [0, 1, 2, 3, 4]
+
+
+def test_a_query_of_spark_with_retain_goes_on_after_its_table_was_set_back_and_repaired(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pg_schema: str, pg_truth: Truth
+) -> None:
+    """The error that the next start raises names the command."""
+    name = f"{pg_schema}.orders"
+    pg_truth.execute(f"CREATE TABLE {name} (id bigint)")
+    given = {"table": name, "marker_schema": pg_schema, "select": ["id"]}
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sinks_of_spark.py").write_text(
+        f"from epochsink import Postgres\nSINKS = {{'sink': Postgres({pg_truth.dsn!r}, **{given!r})}}\n"
+    )
+    stream, sinks = Stream(spark, tmp_path), {"sink": Postgres(pg_truth.dsn, **given)}
+    for number in range(3):
+        stream.put([number])
+    stream.run(stream.exactly_once(sinks, retain="1h"))
+    set_back(pg_truth, pg_schema, name, 0, 1, 2)
+    with pytest.raises(WentBack, match="epochsink repair"):
+        stream.run(stream.exactly_once(sinks, retain="1h"))
+    command = ["repair", str(stream.checkpoint), "--sinks", "sinks_of_spark:SINKS", "--yes"]
+    answer = CliRunner().invoke(app, command)
+    sys.modules.pop("sinks_of_spark", None)
+    assert answer.exit_code == 0, answer.output
+    stream.put([3])
+    # without retain= too
+    stream.run(stream.exactly_once(sinks))
+    assert pg_truth.rows(name) == [(0,), (1,), (2,), (3,)]
 
 
 @pytest.mark.parametrize("gone", ["its rows", "its record"])

@@ -154,6 +154,18 @@ def fails_between(stream: Stream) -> Any:
     return {"failed": failed, "rows": stream.sink.values()}
 
 
+def fails_idle(stream: Stream) -> Any:
+    """Fail a commit while no batch comes, and the client does no more than wait for the end."""
+    stream.put([1])
+    stream.sink.faults.arm("commit-unknown", 30)
+    query = stream.start_endless(stream.exactly_once())
+    failed = outcome(lambda: query.awaitTermination(60))
+    ended = not query.isActive
+    stream.sink.faults.disarm("commit-unknown")
+    query.stop()
+    return {"failed": failed, "ended": ended, "rows": stream.sink.values()}
+
+
 def refuses(stream: Stream) -> Any:
     """Make mistakes that are known before the query starts."""
     stream.put([1])
@@ -194,6 +206,7 @@ CASES = (
     takes_over,
     mistakes_checkpoint,
     fails_between,
+    fails_idle,
     refuses,
     tells_expressions,
 )

@@ -17,8 +17,10 @@ from epochsink.errors import ConfigurationError
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.storage import LocalStorage
 from epochsink.spark import exactly_once
+from epochsink.spark.connect import execution
 from epochsink.spark.connect.checkpoint_files import location_of, place_of
-from epochsink.spark.connect.execution import ConnectExecution
+from epochsink.spark.connect.engine import CONNECT
+from epochsink.spark.connect.execution import ConnectExecution, OfSession
 from epochsink.spark.connect.recovery import Standing
 
 if TYPE_CHECKING:
@@ -213,3 +215,28 @@ def test_an_error_that_the_users_function_catches_ends_the_process_before_spark_
 def test_how_the_commits_stand_crosses_as_text() -> None:
     standing = Standing(7, (3, 4), "Fenced: another driver")
     assert Standing.from_json(standing.to_json()) == standing
+
+
+@pytest.mark.parametrize(
+    ("client", "set_so", "limit"),
+    [
+        ("the client's", "12345", 12345),
+        ("the client's", "12345b", 12345),
+        ("the client's", "64MB", 64 << 20),
+        ("the client's", "1g", 1 << 30),
+        ("the client's", "-1", 0),
+        ("the run's", "64MB", 0),
+    ],
+)
+def test_the_limit_of_batches_is_lifted_only_in_a_session_of_the_run_alone(
+    client: str, set_so: str, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 4.3 on foreachBatch has a session of its own; before, the client's other queries have it too."""
+    monkeypatch.setattr(execution, "_client_session", [])
+    own = session(spark__sql__execution__arrow__maxBytesPerBatch=set_so)
+    own.__dict__["session_id"] = "the run's"
+    assert CONNECT.byte_limit_of_batches(own) == 0
+    called: list[int] = []
+    OfSession(lambda _, epoch: called.append(epoch), client)(cast("Any", None), 7)
+    assert called == [7]
+    assert CONNECT.byte_limit_of_batches(own) == limit

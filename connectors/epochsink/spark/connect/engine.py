@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -10,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from epochsink.errors import ConfigurationError, UnsupportedQuery
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.spark.connect import checkpoint_files, compat, expressions
-from epochsink.spark.connect.execution import ConnectExecution, never_caught
+from epochsink.spark.connect.execution import ConnectExecution, has_own_session, never_caught
 from epochsink.spark.connect.tasks import ConnectWriteTasks, in_task
 
 if TYPE_CHECKING:
@@ -112,11 +113,15 @@ class ConnectEngine:
         return parts.count()
 
     def byte_limit_of_batches(self, session: SparkSession) -> int:
-        """Return 0: the session may be shared with other queries, and its settings stay as they are."""
-        del session
-        return 0
+        """Return the limit; 0 if other queries may have the session: its settings stay as they are."""
+        if not has_own_session(session):
+            return 0
+        given = re.fullmatch(r"(\d+)([kmg]?)b?", str(session.conf.get(_MAX_BYTES)).lower())
+        return int(given[1]) << _SHIFTS[given[2]] if given else 0
 
 
+_MAX_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_SHIFTS: Final = {"": 0, "k": 10, "m": 20, "g": 30}
 _MANY: Final = 10_000
 
 

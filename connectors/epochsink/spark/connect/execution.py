@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from epochsink.errors import ConfigurationError, EpochsinkError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import FrameType
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from epochsink.protocol.checkpoint import Checkpoint
 
@@ -27,8 +27,36 @@ _log = logging.getLogger("epochsink")
 
 _RUN: Final = uuid.uuid4().hex
 """Stands for Spark's id of the run, which this process does not learn."""
+_SERVER: Final = "SPARK_CONNECT_LOCAL_URL"
+"""In the environment of this process: the server's URL, with the user."""
 _WORKER: Final = "foreach_batch_worker.py"
 _CAUGHT: Final = 70
+
+
+# the id of the client's session, if `start` has started the query
+_client_session: list[str] = []
+
+
+class OfSession:
+    """A foreachBatch that tells its process the id of the client's session, which lists the query.
+
+    From 4.3 on, foreachBatch has a session of its own, which lists none.
+    """
+
+    def __init__(self, batch: Callable[[DataFrame, int], None], session_id: str) -> None:
+        self._batch = batch
+        self._session_id = session_id
+
+    def __call__(self, frame: DataFrame, epoch: int) -> None:
+        """Call the function."""
+        _client_session[:] = [self._session_id]
+        self._batch(frame, epoch)
+
+
+def has_own_session(session: SparkSession) -> bool:
+    """Return whether the session is known to be that of this run alone, whose settings no other query has."""
+    own: Any = session
+    return bool(_client_session) and _client_session[0] != own.session_id
 
 
 class EpochFailed(Exception):
@@ -45,11 +73,18 @@ class ConnectExecution:
         self._session = session
         self._checkpoint = checkpoint
         self._location = location
-        # from 4.3 on, foreachBatch has a session of its own, which lists no query
         self._is_listed = self._found() is not None
 
     def _found(self) -> Any:
         return self._session.streams.get(self.query_id)
+
+    def _found_by_client(self) -> Any:
+        """Return the query as the client's session knows it, which is not asked before the run fails."""
+        if not _client_session:
+            return None
+        kind: Any = type(self._session)
+        session = kind.builder.remote(f"{os.environ[_SERVER]};session_id={_client_session[0]}").create()
+        return session.streams.get(self.query_id)
 
     def is_alive(self) -> bool:
         """Return whether the thread lives in which the server calls foreachBatch."""
@@ -60,7 +95,7 @@ class ConnectExecution:
         return not self._is_listed or self._found() is not None
 
     def fail(self, failure: BaseException) -> None:
-        """Stop the query if the session lists it; else the next batch raises the error."""
+        """Stop the query if its session is known; else the next batch raises the error."""
         del failure
         self.stop()
 
@@ -74,8 +109,8 @@ class ConnectExecution:
         end_if_caught()
 
     def stop(self) -> None:
-        """Stop the query if the session lists it."""
-        query = self._found()
+        """Stop the query if its session is known."""
+        query = self._found() or self._found_by_client()
         if query is not None:
             query.stop()
 

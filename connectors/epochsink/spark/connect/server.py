@@ -15,6 +15,7 @@ from epochsink.errors import ConfigurationError, UnsupportedQuery
 from epochsink.spark.argument_checks import refuse_unfit
 from epochsink.spark.connect import compat
 from epochsink.spark.connect.checkpoint_files import place_of
+from epochsink.spark.connect.execution import OfSession
 from epochsink.spark.connect.query_handle import ConnectQuery
 from epochsink.spark.connect.recovery import Recovery, Standing
 from epochsink.spark.connect.tasks import in_task
@@ -62,11 +63,12 @@ class ConnectServer:
             )
         self.check(pipeline, frame)
         before = self._recover(pipeline)
+        session: Any = self._session
         try:
-            query = writer.foreachBatch(pipeline).option("checkpointLocation", pipeline.checkpoint).start()
+            batch = OfSession(pipeline, session.session_id)
+            query = writer.foreachBatch(batch).option("checkpointLocation", pipeline.checkpoint).start()
         except PySparkException as refused:
             raise _not_started(refused, pipeline.checkpoint) from refused
-        session: Any = self._session
         started: Any = query
         handle: Any = ConnectQuery(session, started, Commits(session, self._recovery(pipeline), query.id, before))
         return cast("ExactlyOnceQuery", handle)
