@@ -186,7 +186,12 @@ KILLS = {"prepared": (*BEFORE_THE_RECORD, *AFTER_THE_RECORD), "staged": ("postgr
 
 
 def test_every_point_of_the_driver_that_needs_no_spark_is_among_these() -> None:
-    mine = {point for point in POINTS if point.partition(".")[0] in ("coordinator", "postgres")}
+    # an operator's retry of dead letters dies at its own in test_postgres_retry.py
+    mine = {
+        point
+        for point in POINTS
+        if point.partition(".")[0] in ("coordinator", "postgres") and not point.startswith("postgres.letters.")
+    }
     tried = {point.partition(":")[0] for point in (*BEFORE_THE_RECORD, *AFTER_THE_RECORD)}
     # Spark's write job lies behind this one
     assert tried | {f"coordinator.replay.{step}" for step in REPLAYS} == mine - {"coordinator.write.before"}
