@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
     from epochsink.devkit.services import KafkaService, PostgresService
+    from epochsink.sink import Sink
 
 MODULE = "repaired_sinks"
 
@@ -113,12 +114,13 @@ def test_a_query_of_spark_with_retain_goes_on_after_its_table_was_set_back_and_r
     """The error that the next start raises names the command."""
     name = f"{pg_schema}.orders"
     pg_truth.execute(f"CREATE TABLE {name} (id bigint)")
-    given = {"table": name, "marker_schema": pg_schema, "select": ["id"]}
+    given: dict[str, Any] = {"table": name, "marker_schema": pg_schema, "select": ["id"]}
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sinks_of_spark.py").write_text(
         f"from epochsink import Postgres\nSINKS = {{'sink': Postgres({pg_truth.dsn!r}, **{given!r})}}\n"
     )
-    stream, sinks = Stream(spark, tmp_path), {"sink": Postgres(pg_truth.dsn, **given)}
+    stream = Stream(spark, tmp_path)
+    sinks: dict[str, Sink] = {"sink": Postgres(pg_truth.dsn, **given)}
     for number in range(3):
         stream.put([number])
     stream.run(stream.exactly_once(sinks, retain="1h"))
