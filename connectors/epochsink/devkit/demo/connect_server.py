@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
 START_SECONDS: Final = 120.0
 LOOPBACK: Final = "127.0.0.1"
+STDERR: Final = 2
 
 
 def start_server(settings: Mapping[str, str], jvm_options: str = "") -> tuple[subprocess.Popen[bytes], str]:
@@ -46,6 +47,8 @@ def start_server(settings: Mapping[str, str], jvm_options: str = "") -> tuple[su
     process = subprocess.Popen(
         [str(submit), *options, "--class", CLASS, "spark-internal"],
         stdin=subprocess.DEVNULL,
+        # Spark prints a line for each batch, and the standard output is the caller's: stderr takes it
+        stdout=STDERR,
         env={"PYSPARK_PYTHON": sys.executable, **os.environ},
     )
     deadline = time.monotonic() + START_SECONDS
