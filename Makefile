@@ -39,7 +39,7 @@ PROVE := PYTHONPATH=tests:tests/support:tests/benchmarks $(RUN)/python -m
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all durations test-containers test-containers-round soak scoreboard test-elasticsearch9 test-versions lint format prove request-faults mutants mutants-share prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-connect bench-wide bench-outage experiments docs wheel release lock clean
+.PHONY: help venv demo test test-all durations test-containers test-containers-round soak scoreboard test-elasticsearch9 test-versions test-programs lint format prove request-faults mutants mutants-share prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-connect bench-wide bench-outage experiments docs wheel release lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -101,6 +101,9 @@ test-containers: $(STAMP) ## the sinks' contract and integration tests on contai
 test-versions: $(STAMP) wheel ## the wheel in fresh environments: oldest and newest that pyproject.toml allows (or VERSIONS="4.1 4.2")
 	@EPOCHSINK_VERSIONS="$(VERSIONS)" $(RUN)/python tests/versions/environments.py $(WHEEL) $(VENV)/versions
 	EPOCHSINK_VERSIONS="$(VERSIONS)" EPOCHSINK_WHEEL=$(WHEEL) EPOCHSINK_ENVIRONMENTS=$(VENV)/versions $(RUN)/pytest tests/versions
+
+test-programs: $(STAMP) ## the demo's and the report's page in Chromium, alerts and dashboard in promtool: installs them from Debian's packages
+	@tests/programs/round $(RUN)/python
 
 lint: $(STAMP) ## ruff and mypy --strict
 	$(RUN)/ruff check .

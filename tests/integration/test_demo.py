@@ -179,7 +179,7 @@ def test_the_demo_runs_from_end_to_end(tmp_path: Path) -> None:
     assert upsert["PostgreSQL"][-1] != "0"
     page = (tmp_path / "demo.html").read_text()
     assert "One kill -9: with epochsink every order arrives exactly once" in page
-    # ours have their kill in two pictures: in that of the epochs, too
-    assert page.count('class="red killed"') == 6
+    # ours have their kill in two pictures: in that of the epochs, too; and each picture is there in two widths
+    assert page.count('class="red killed"') == 12
     assert "epoch 0, table: " in page
     assert "seen before the decision" in page

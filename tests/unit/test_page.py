@@ -31,7 +31,7 @@ def course() -> Course:
 
 
 def drawn(course: Course) -> ET.Element:
-    return ET.fromstring(page.picture(course, "what it shows"))[0]  # noqa: S314 - ours
+    return ET.fromstring(page.picture(course, "what it shows"))[0][0]  # noqa: S314 - ours
 
 
 def test_each_step_of_each_epoch_is_a_bar_in_each_sinks_lane(course: Course) -> None:
@@ -69,13 +69,25 @@ def test_the_page_asks_for_nothing_and_is_escaped(course: Course) -> None:
     # a description for who cannot see it, and both colour schemes
     assert 'role="img" aria-label="table' in text
     assert "prefers-color-scheme:dark" in text
-    # what scrolls sideways on a phone is reached by the keyboard, in the order in which it is read
-    regions = re.findall(r'<div class="scroll"([^>]*)>', text)
-    assert len(regions) == 3
-    assert all('tabindex="0" role="region" aria-label="' in region for region in regions)
+    # a table that is wider than the window is reached by the keyboard, in the order in which it is read
+    (region,) = re.findall(r'<div class="scroll"([^>]*)>', text)
+    assert 'tabindex="0" role="region" aria-label="' in region
+    # and so is what a mark says under the pointer
+    assert "<li>at 2 s: recorded &lt;before&gt; the decision</li>" in text
     assert not re.search(r'tabindex="[1-9]', text)
     assert '<html lang="en">' in text
     assert re.findall(r"<h([1-6])", text) == ["1", "2", "2", "2"]
+
+
+def test_a_picture_is_there_for_a_desktop_and_for_a_phone(course: Course) -> None:
+    wide, narrow, kills = ET.fromstring(page.picture(course, "what it shows"))  # noqa: S314 - ours
+    for part, name, width in ((wide, "wide", svg.WIDTH), (narrow, "narrow", 320)):
+        assert part.get("class") == name
+        assert str(part[0].get("viewBox")).startswith(f"0 0 {width} ")
+        assert max(float(box.get("x") or 0) for box in part.iter(f"{SVG}rect")) < width
+    assert kills[0].text == "Where kill -9 struck"
+    bars = [[title.text for title in part.iter(f"{SVG}title")] for part in (wide, narrow)]
+    assert bars[0] == bars[1]
 
 
 def test_one_place_that_is_not_exact_is_in_the_headline(course: Course) -> None:

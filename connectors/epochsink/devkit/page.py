@@ -1,6 +1,7 @@
 """One HTML page about a pipeline: its epochs as bars, kills as marks, rows that readers see against rows decided.
 
-The page needs no network and no script, follows the reader's light or dark setting, and its pictures scale.
+The page needs no network and no script, and follows the reader's light or dark setting. Each picture is there in two
+widths, and the page shows the one that fits the window; a phone shows each row of a table as a block of lines.
 """
 
 from __future__ import annotations
@@ -11,18 +12,18 @@ from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
-from epochsink.devkit.svg import STYLE, WIDTH, Svg
+from epochsink.devkit.svg import STYLE, WIDTH, Svg, letters, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from epochsink.protocol.progress import EpochProgress
 
-_LEFT: Final = 120
 _RIGHT: Final = 24
 _LANE: Final = 15
 _CHART: Final = 150
-_TICKS: Final = 10
+_PHONE: Final = 320
+"""The width of a picture in a window that is narrower than `WIDTH`."""
 _STEPS: Final = (
     ("write_seconds", "written", "blue"),
     ("record_seconds", "prepared", "violet"),
@@ -31,14 +32,23 @@ _STEPS: Final = (
 )
 """The steps of an epoch in their order: their seconds, what the epoch is after them, and their colour."""
 _LINES: Final = ("green", "blue", "violet", "amber")
-_PAGE: Final = """
-body{margin:0 auto;max-width:900px;padding:1rem;background:var(--back);color:var(--text)}
-body{font:16px/1.5 system-ui,sans-serif;overflow-wrap:break-word}
-h1{font-size:1.5rem;line-height:1.25}h2{font-size:1.15rem;margin:2.5rem 0 .25rem}p{margin:.25rem 0 .75rem}
-svg{display:block;width:100%;height:auto;min-width:780px}
-.scroll{overflow-x:auto}.scroll:focus-visible{outline:2px solid var(--blue);outline-offset:2px}
-table{border-collapse:collapse}td,th{padding:.25rem .75rem;border-bottom:1px solid var(--faint);white-space:nowrap}
-td,th{text-align:right;font-variant-numeric:tabular-nums}td:first-child,th:first-child{text-align:left}
+_PAGE: Final = f"""
+body{{margin:0 auto;max-width:900px;padding:1rem;background:var(--back);color:var(--text)}}
+body{{font:16px/1.5 system-ui,sans-serif;overflow-wrap:break-word}}
+h1{{font-size:1.5rem;line-height:1.25}}h2{{font-size:1.15rem;margin:2.5rem 0 .25rem}}p{{margin:.25rem 0 .75rem}}
+svg{{display:block;width:100%;height:auto}}.narrow{{display:none;max-width:30rem}}
+figure{{margin:0}}summary{{cursor:pointer}}ol{{margin:.25rem 0;padding-left:1.5rem}}
+.scroll{{overflow-x:auto}}:focus-visible{{outline:2px solid var(--blue);outline-offset:2px}}
+table{{border-collapse:collapse}}td,th{{padding:.25rem .6rem;border-bottom:1px solid var(--faint)}}
+td{{white-space:nowrap}}th{{vertical-align:bottom}}
+td,th{{text-align:right;font-variant-numeric:tabular-nums}}td:first-child,th:first-child{{text-align:left}}
+@media(max-width:{WIDTH}px){{
+.wide,thead{{display:none}}.narrow{{display:block}}table,tbody{{display:block;max-width:30rem}}
+tr{{display:block;padding:.5rem 0;border-bottom:1px solid var(--faint)}}
+td:first-child{{font-weight:600;text-align:right}}
+td{{display:flex;justify-content:space-between;gap:1rem;padding:0;border:0;white-space:normal}}
+td::before{{content:attr(data-head);color:var(--weak);font-weight:400;text-align:left}}
+}}
 """
 
 
@@ -93,9 +103,22 @@ def document(title: str, finding: str, sections: Sequence[tuple[str, str]]) -> s
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str = "table") -> str:
     """Return a table as HTML; ``label`` names it for who cannot see it."""
-    top = "".join(f"<th scope=col>{escape(name)}</th>" for name in head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return _scrolling(f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>", label)
+    # a long name of a sink takes several lines
+    top = "".join(f"<th scope=col>{escape(name).replace('_', '_<wbr>')}</th>" for name in head)
+    lines = "".join(
+        "<tr>"
+        + "".join(
+            f'<td data-head="{escape(name, quote=True)}">{escape(cell)}</td>'
+            for name, cell in zip(head, row, strict=True)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    # what is wider than the window is reached by the keyboard, too
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label, quote=True)}">'
+        f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>"
+    )
 
 
 def epochs_table(epochs: Sequence[EpochProgress]) -> str:
@@ -124,9 +147,21 @@ def picture(course: Course, label: str, seconds: float = 0.0) -> str:
 
     The picture is as long as ``seconds`` at least, so that several courses can be compared.
     """
-    svg = Svg()
-    height = _Drawing(svg, course, max(seconds, course.seconds)).draw(20.0)
-    return _scrolling(svg.document(height, label), label)
+    pictures = []
+    for name, width in (("wide", WIDTH), ("narrow", _PHONE)):
+        svg = Svg(width)
+        height = _Drawing(svg, course, max(seconds, course.seconds)).draw(20.0)
+        pictures.append(f'<div class="{name}">{svg.document(height, label)}</div>')
+    return f"<figure>{''.join(pictures)}{_kills(course)}</figure>"
+
+
+def _kills(course: Course) -> str:
+    """Return when and where each kill struck, for who has no pointer to hold over a mark."""
+    if not course.kills:
+        return ""
+    begin, _ = course.span
+    items = "".join(f"<li>at {at - begin:.0f} s: {escape(title)}</li>" for at, title in course.kills)
+    return f"<details><summary>Where kill -9 struck</summary><ol>{items}</ol></details>"
 
 
 def figure(title: str, finding: str, parts: Sequence[tuple[str, str, Course]]) -> str:
@@ -142,11 +177,6 @@ def figure(title: str, finding: str, parts: Sequence[tuple[str, str, Course]]) -
     return svg.document(y - 14, f"{title}. {finding}")
 
 
-def _scrolling(content: str, label: str) -> str:
-    # what is wider than a phone is reached by the keyboard, too
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label, quote=True)}">{content}</div>'
-
-
 def _begun(epoch: EpochProgress) -> float:
     return epoch.done_at - float(sum(getattr(epoch, step) for step, _, _ in _STEPS))
 
@@ -160,6 +190,12 @@ class _Drawing:
         self._begin, _ = course.span
         self._seconds = seconds
         self._y = 0.0
+        self._sinks = list(dict.fromkeys(name for epoch in course.epochs for name in epoch.sinks))
+        # a narrow drawing has the sinks' names above their lanes
+        self._is_narrow = svg.width < WIDTH
+        longest = max(map(letters, self._sinks), default=0.0)
+        self._left = 66 if self._is_narrow else min(max(120.0, longest + 16), 240.0)
+        self._right = svg.width - _RIGHT
 
     def draw(self, y: float) -> float:
         """Return where it ends."""
@@ -171,22 +207,31 @@ class _Drawing:
         self._axis()
         return self._y + 12
 
+    @property
+    def _legend_left(self) -> float:
+        return 0 if self._is_narrow else self._left
+
     def _x(self, at: float) -> float:
         share = (at - self._begin) / self._seconds
-        return round(_LEFT + share * (WIDTH - _LEFT - _RIGHT), 1)
+        return round(self._left + share * (self._right - self._left), 1)
 
     def _epochs(self) -> None:
         legend = [(colour, f"until {word}") for _, word, colour in _STEPS]
-        y = self._y = self._svg.legend(_LEFT, self._y, legend)
-        for name in dict.fromkeys(name for epoch in self._course.epochs for name in epoch.sinks):
-            self._svg.text(_LEFT - 10, self._y + _LANE + 4, name[:16], text_anchor="end")
+        y = self._y = self._svg.legend(self._legend_left, self._y, legend)
+        for name in self._sinks:
+            if self._is_narrow:
+                self._svg.text(0, self._y + 12, shortened(name, self._svg.width))
+                self._y += 18
+            else:
+                told = shortened(name, self._left - 12)
+                self._svg.text(self._left - 10, self._y + _LANE + 4, told, text_anchor="end")
             for epoch in self._course.epochs:
                 if name in epoch.sinks:
                     self._bars(epoch, name, self._y + (epoch.epoch % 2) * _LANE)
             self._y += 2 * _LANE + 8
-            self._svg.line(_LEFT, self._y - 4, WIDTH - _RIGHT, self._y - 4, class_="grid")
+            self._svg.line(self._left, self._y - 4, self._right, self._y - 4, class_="grid")
         self._kills(y)
-        self._y += 30
+        self._y += 30 if self._course.samples else 4
 
     def _bars(self, epoch: EpochProgress, sink: str, y: float) -> None:
         at = _begun(epoch)
@@ -200,18 +245,17 @@ class _Drawing:
     def _rows(self) -> None:
         samples = self._course.samples
         places = list(samples[0].visible)
-        legend = [(colour, f"seen in {place}") for place, colour in zip(places, _LINES, strict=False)]
-        beside = [("red part", "seen before the decision")] if self._course.most_early > 0 else []
-        beside += [("red", "kill -9")] if self._course.kills else []
-        self._svg.line(_LEFT, self._y - 4, _LEFT + 24, self._y - 4, class_="ink dashed")
-        self._svg.text(_LEFT + 30, self._y, "rows decided by Spark")
-        top = self._svg.legend(_LEFT + 205, self._y, [*legend, *beside]) + 4
+        legend = [("ink dashed", "rows decided by Spark")]
+        legend += [(colour, f"seen in {place}") for place, colour in zip(places, _LINES, strict=False)]
+        legend += [("red part", "seen before the decision")] if self._course.most_early > 0 else []
+        legend += [("red", "kill -9")] if self._course.kills else []
+        top = self._svg.legend(self._legend_left, self._y, legend) + 4
         bottom = top + _CHART
         most = max(max(one.decided, *one.visible.values()) for one in samples) or 1
         for share in (0.0, 0.5, 1.0):
             y = bottom - share * _CHART
-            self._svg.line(_LEFT, y, WIDTH - _RIGHT, y, class_="grid")
-            self._svg.text(_LEFT - 10, y + 4, f"{round(most * share):,}", text_anchor="end", class_="small weak")
+            self._svg.line(self._left, y, self._right, y, class_="grid")
+            self._svg.text(self._left - 10, y + 4, f"{round(most * share):,}", text_anchor="end", class_="small weak")
 
         def height(rows: int) -> float:
             return round(bottom - rows / most * _CHART, 1)
@@ -234,7 +278,8 @@ class _Drawing:
 
     def _axis(self) -> None:
         units = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
-        unit = next((step for step in units if self._seconds / step <= _TICKS), 3600)
+        most = 4 if self._is_narrow else 10
+        unit = next((step for step in units if self._seconds / step <= most), 3600)
         self._y += 16
         for tick in range(0, int(self._seconds) + 1, unit):
             at = self._x(self._begin + tick)

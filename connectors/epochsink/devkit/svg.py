@@ -107,13 +107,19 @@ class Svg:
         self._parts.append(f'<polyline points="{listed}" fill="none"{_listed(attributes)}/>')
 
     def legend(self, x: float, y: float, items: Iterable[tuple[str, str]]) -> float:
-        """Draw a box of each class and its text, in as many lines as the width takes; return the next line's ``y``."""
+        """Draw each class and its text, in as many lines as the width takes; return the next line's ``y``.
+
+        A class is shown by a box, and one of a line (``ink``) by a line.
+        """
         left = x
         for class_, text in items:
             width = 18 + letters(text) + 18
             if x + width > self.width and x > left:
                 x, y = left, y + 20
-            self.box(x, y - 10, 12, 12, class_=class_)
+            if "ink" in class_.split():
+                self.line(x, y - 4, x + 12, y - 4, class_=class_)
+            else:
+                self.box(x, y - 10, 12, 12, class_=class_)
             self.text(x + 18, y, text)
             x += width
         return y + 20
@@ -131,6 +137,15 @@ def letters(text: str, size: float = 14) -> float:
     """Return about how wide a text is: wide rather than narrow, so that nothing is cut."""
     narrow = len(re.findall(r"[ijltf.,:;'|()\- ]", text))
     return size * (0.62 * (len(text) - narrow) + 0.36 * narrow)
+
+
+def shortened(text: str, width: float) -> str:
+    """Return a text, without its end if it is wider than that."""
+    if letters(text) <= width:
+        return text
+    while text and letters(f"{text}...") > width:
+        text = text[:-1]
+    return f"{text}..."
 
 
 def _listed(attributes: dict[str, object]) -> str:

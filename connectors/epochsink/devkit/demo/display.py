@@ -63,11 +63,14 @@ class Result:
         """What became of the orders."""
         if self.is_exact:
             return "every order arrived exactly once, and none before the checkpoint had it"
-        count = self.count
-        return (
-            f"{count.lost:,} orders lost, {count.duplicated:,} rows too many, {self.divergent:,} orders held "
-            f"otherwise than elsewhere, {self.early:,} seen before the checkpoint had them"
-        )
+        harms = {
+            "orders lost": self.count.lost,
+            "rows too many": self.count.duplicated,
+            "orders held otherwise than elsewhere": self.divergent,
+            "seen before the checkpoint had them": self.early,
+        }
+        told = [f"{number:,} {harm}" for harm, number in harms.items() if number]
+        return ", ".join(told) or "every order arrived exactly once"
 
 
 class Display:
