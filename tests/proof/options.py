@@ -35,14 +35,20 @@ from proof.record import Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from typing import LiteralString
 
 BACKLOG: Final = 360
 STREAM: Final = "logs"
+UNTOUCHED: Final = "untouched"
+"""An ingest pipeline. The development server has no processors, so it has none."""
 
-PART: Final = "part-letters"
-"""A topic that cannot take all rows."""
+PART: Final = "some-rows"
+"""A topic and an index that cannot take all rows; likewise the table "part"."""
+LETTERS: Final = f"{PART}.dead_letter"
+"""The topic and the index of their dead letters."""
 NO_KEY: Final = "src_off % 7 = 3"
-TOO_LARGE: Final = "src_off % 11 = 5"
+WRONG: Final = "src_off % 11 = 5"
+"""Too large for the topic, refused by the table's constraint, no address for the index."""
 
 Place = tuple[int, int]
 """A row's partition and offset in the source."""
@@ -67,6 +73,10 @@ class Servers:
                 'CREATE TABLE counts (key bigint PRIMARY KEY, "rows" bigint, total bigint, latest bigint)'
             )
             connection.execute("CREATE TABLE wide (src_part int)")
+            # without a unique key, which would hide doubled rows
+            connection.execute(
+                f"CREATE TABLE part (src_part int, src_off bigint CHECK (NOT ({WRONG})), id bigint NOT NULL)"
+            )
         make_topic(self.kafka.bootstrap_servers, "avro")
         make_topic(self.kafka.bootstrap_servers, PART, {"max.message.bytes": "2000"})
         with closing(Elasticsearch(self.elasticsearch.url)) as client:
@@ -78,6 +88,12 @@ class Servers:
             )
             # the development server has no API for data streams: a refused document makes the stream
             client.bulk(index=STREAM, operations=[{"create": {}}, {"n": "no number"}])
+            client.indices.create(
+                index=PART,
+                settings={"number_of_replicas": 0},
+                mappings={"properties": {"address": {"type": "ip"}}},
+            )
+            client.ingest.put_pipeline(id=UNTOUCHED, processors=[])
 
     def sinks(self, *, wider: bool) -> dict[str, dict[str, Any]]:
         """Return the sinks, as `pipeline.Spec` has them."""
@@ -85,13 +101,19 @@ class Servers:
         postgres = {"kind": "Postgres", "dsn": self.postgres.dsn}
         search = {"kind": "Elasticsearch", "hosts": self.elasticsearch.url}
         more = ["kver * 2 AS doubled"] if wider else []
-        subject = {"registry": self.registry.url, "subject": "avro-value"}
+        avro = {
+            "value": {"registry": self.registry.url, "subject": "avro-value"},
+            "key": {"registry": self.registry.url, "subject": "avro-key", "columns": "key"},
+        }
+        aside = {"on_rejected": "dead_letter", "letters_limit": 0.9}
+        key = f"CASE WHEN NOT ({NO_KEY}) THEN key END"
         return {
             "routed": {
                 **search,
                 "index_by": "concat('part-', src_part)",
                 "key": ["src_part", "key"],
                 "routing": "src_part",
+                "pipeline": UNTOUCHED,
                 "order_by": "kver",
                 "delete_when": "op = 'D'",
                 "create": {"number_of_shards": 2, "number_of_replicas": 0},
@@ -101,10 +123,11 @@ class Servers:
                 **postgres,
                 "table": "newest",
                 "key": ["key"],
-                "select": ["key", *place, "kver"],
+                "select": [f"{key} AS key", *place, "kver"],
                 "newer_wins": "kver",
                 "skip_unchanged": True,
                 "delete_when": "op = 'D'",
+                **aside,
             },
             "counts": {
                 **postgres,
@@ -119,16 +142,28 @@ class Servers:
                 "bootstrap_servers": self.kafka.bootstrap_servers,
                 "topic": "avro",
                 "select": [*place, "key", "op", *more],
-                "avro": {"value": subject},
+                "avro": avro,
             },
-            "letters": {
+            "topic": {
                 "kind": "Kafka",
                 "bootstrap_servers": self.kafka.bootstrap_servers,
                 "topic": PART,
-                "key": f"CASE WHEN NOT ({NO_KEY}) THEN key END",
-                "select": [*place, "key", f"repeat('x', CASE WHEN {TOO_LARGE} THEN 3000 ELSE 1 END) AS filler"],
-                "on_rejected": "dead_letter",
-                "letters_limit": 0.9,
+                "key": key,
+                "select": [*place, "key", f"repeat('x', CASE WHEN {WRONG} THEN 3000 ELSE 1 END) AS filler"],
+                **aside,
+            },
+            "table": {**postgres, "table": "part", "select": [*place, f"{key} AS id"], **aside},
+            "index": {
+                **search,
+                "index": PART,
+                "key": "id",
+                "select": [
+                    *place,
+                    f"CASE WHEN NOT ({NO_KEY}) THEN 2 * src_off + src_part END AS id",
+                    f"CASE WHEN {WRONG} THEN 'none' ELSE '127.0.0.1' END AS address",
+                ],
+                "dead_letter_index": LETTERS,
+                **aside,
             },
         }
 
@@ -155,15 +190,21 @@ class Targets:
         self._decoded = lambda value: decode(value, None)
 
     def appended(self) -> dict[str, Counter[Place]]:
-        """Return how often each row is in the sinks that only append."""
+        """Return how often each row is in the sinks that only append, with those among its dead letters."""
         stream = Counter((hit["src_part"], hit["src_off"]) for hit in self._documents(STREAM))
         wide = Counter[Place](self._rows("SELECT src_part, src_off FROM wide"))
         return {
             "stream": stream,
             "wide": wide,
             "avro": Counter(self._messages()),
-            "letters": Counter(self._with_letters()),
+            "topic": Counter(self._topic()),
+            "table": Counter[Place](self._rows("SELECT src_part, src_off FROM part")) + self._letters("table"),
+            "index": Counter(self._index()),
         }
+
+    def without_key(self) -> dict[str, Counter[Place]]:
+        """Return how often each row is among the dead letters of a sink of which all rows without a key are."""
+        return {"letters of newest": self._letters("newest")}
 
     def keyed(self) -> dict[str, dict[int, Place]]:
         """Return the place of the row that is stored for each key; a key of two documents has the place (-1, -1)."""
@@ -178,10 +219,10 @@ class Targets:
         found = self._rows('SELECT key, "rows", total, latest FROM counts')
         return {key: (rows, total, latest) for key, rows, total, latest in found}
 
-    def _rows(self, query: str) -> list[Any]:
+    def _rows(self, query: LiteralString, *values: object) -> list[Any]:
         with psycopg.connect(self._servers.postgres.dsn) as connection:
             try:
-                return connection.execute(query).fetchall()
+                return connection.execute(query, values).fetchall()
             except psycopg.errors.UndefinedColumn:  # which check() adds
                 return []
 
@@ -197,14 +238,27 @@ class Targets:
             row = self._decoded(value)  # type: ignore[no-untyped-call]
             yield row["src_part"], row["src_off"]
 
-    def _with_letters(self) -> Iterator[Place]:
-        """Yield the rows of the topic and those among its dead letters; a row in the wrong place is (-1, -1)."""
-        for topic, are_letters in ((PART, False), (f"{PART}.dead_letter", True)):
+    def _topic(self) -> Iterator[Place]:
+        for topic in (PART, LETTERS):
             for value in KafkaReader(self._servers.kafka.bootstrap_servers, topic).values():
                 told = json.loads(value)
-                row = json.loads(told["value"]) if are_letters else told
-                refused = row["src_off"] % 7 == 3 or row["src_off"] % 11 == 5
-                yield (row["src_part"], row["src_off"]) if refused == are_letters else (-1, -1)
+                yield _place(json.loads(told["value"]) if topic == LETTERS else told, topic)
+
+    def _index(self) -> Iterator[Place]:
+        yield from (_place(row, PART) for row in self._documents(PART))
+        for letter in self._documents(LETTERS):
+            yield _place(json.loads(letter["source"]), LETTERS)
+
+    def _letters(self, sink: str) -> Counter[Place]:
+        """Return the dead letters of a table."""
+        kept = self._rows('SELECT "row" FROM epochsink.dead_letter WHERE sink = %s', sink)
+        return Counter((row["src_part"], row["src_off"]) for (row,) in kept)
+
+
+def _place(row: Mapping[str, Any], target: str) -> Place:
+    """Return a row's place, (-1, -1) if it is a letter and should be none, or the other way round."""
+    refused = row["src_off"] % 7 == 3 or row["src_off"] % 11 == 5
+    return (row["src_part"], row["src_off"]) if refused == (target == LETTERS) else (-1, -1)
 
 
 @dataclass
@@ -216,12 +270,15 @@ class Findings:
 
     def early(self, targets: Targets, harness: Harness) -> None:
         """Look for rows of epochs that are not decided: what the targets hold is read before the decisions."""
-        appended, keyed, counts = targets.appended(), targets.keyed(), targets.counts()
+        appended = targets.appended() | targets.without_key()
+        keyed, counts = targets.keyed(), targets.counts()
         harness.watch.look()
         decided = harness.watch.decided()
         for name, rows in appended.items():
             self.wrong[name, "early"] += sum(off >= decided.get(part, 0) for part, off in rows)
-            self.wrong[name, "doubled"] += sum(count - 1 for count in rows.values())
+            # a run that was killed leaves letters in the index until the next one has applied the epoch
+            if name != "index":
+                self.wrong[name, "doubled"] += sum(count - 1 for count in rows.values())
         for name, stored in keyed.items():
             self.wrong[name, "early"] += sum(off >= decided.get(part, 0) for part, off in stored.values())
         more = sum(rows for rows, _, _ in counts.values()) - sum(decided.values())
@@ -232,13 +289,16 @@ class Findings:
         """Compare everything with the source."""
         source = WORKLOAD.source(ends).to_pylist()
         places = {(row["src_part"], row["src_off"]) for row in source}
-        for name, rows in targets.appended().items():
-            self.wrong[name, "lost"] += len(places - rows.keys())
-            self.wrong[name, "unknown"] += len(rows.keys() - places)
-            self.wrong[name, "doubled"] += sum(count - 1 for count in rows.values())
-        newest = {row["key"]: row for row in source}  # the source is in the order of versions
-        expected = {key: (row["src_part"], row["src_off"]) for key, row in newest.items() if row["op"] == "U"}
+        without_key = {(part, off) for part, off in places if off % 7 == 3}
+        for wanted, found in ((places, targets.appended()), (without_key, targets.without_key())):
+            for name, rows in found.items():
+                self.wrong[name, "lost"] += len(wanted - rows.keys())
+                self.wrong[name, "unknown"] += len(rows.keys() - wanted)
+                self.wrong[name, "doubled"] += sum(count - 1 for count in rows.values())
         for name, stored in targets.keyed().items():
+            # the source is in the order of versions
+            newest = {row["key"]: row for row in source if name != "newest" or row["src_off"] % 7 != 3}
+            expected = {key: (row["src_part"], row["src_off"]) for key, row in newest.items() if row["op"] == "U"}
             self.wrong[name, "lost"] += len(expected.keys() - stored.keys())
             self.wrong[name, "unknown"] += len(stored.keys() - expected.keys())
             self.wrong[name, "other"] += sum(stored[key] != expected[key] for key in expected.keys() & stored.keys())

@@ -30,6 +30,8 @@ CONNECT: Final = ("client", "server", "run", "worker")
 
 LONGEST_PAUSE_SECONDS: Final = 1.5
 ENDS_SECONDS: Final = 120.0
+RUNS_IN_VAIN: Final = 5
+"""A run may end by itself, because of a service that was killed. So many in a row mean that none can work."""
 
 
 def broker_stays() -> None:
@@ -56,9 +58,10 @@ class Killer:
         self._kill_broker = kill_broker
 
     def kill_all(self, kills: list[str]) -> None:
-        """Start runs until each kill has struck one that was at work."""
+        """Start runs until each kill has struck one that was at work. AssertionError if runs end by themselves."""
         with ExitStack() as left:
             beside: PipelineProcess | None = None
+            in_vain = 0
             while kills:
                 self._harness.feed(max(1, self._backlog - self._harness.backlog()))
                 process = left.enter_context(self._harness.start())
@@ -67,6 +70,8 @@ class Killer:
                     if self._strike(process, kills[-1]):
                         struck = kills.pop()
                 self._harness.log.write("ended", driver=process.driver, code=process.exit_code)
+                in_vain = 0 if struck else in_vain + 1
+                assert in_vain < RUNS_IN_VAIN, f"{in_vain} runs ended by themselves:\n{self._harness.tail()}"
                 if beside is not None:
                     beside.kill_all()
                 # the server of a killed client continues with its run, beside the next one

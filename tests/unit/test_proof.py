@@ -93,7 +93,8 @@ class Held(Targets):
     def __init__(self, ends: dict[int, int]) -> None:
         source = WORKLOAD.source(ends).to_pylist()
         self.rows = Counter((row["src_part"], row["src_off"]) for row in source)
-        newest = {row["key"]: row for row in source}
+        self.letters = Counter({place: 1 for place in self.rows if place[1] % 7 == 3})
+        newest = {row["key"]: row for row in source if row["src_off"] % 7 != 3}
         self.stored = {key: (row["src_part"], row["src_off"]) for key, row in newest.items() if row["op"] == "U"}
         versions: dict[int, list[tuple[int, int]]] = {}
         for row in source:
@@ -105,6 +106,9 @@ class Held(Targets):
 
     def appended(self) -> dict[str, Counter[tuple[int, int]]]:
         return {"wide": self.rows}
+
+    def without_key(self) -> dict[str, Counter[tuple[int, int]]]:
+        return {"letters": self.letters}
 
     def keyed(self) -> dict[str, dict[int, tuple[int, int]]]:
         return {"newest": self.stored}
@@ -123,12 +127,19 @@ def test_the_options_runner_names_what_is_wrong() -> None:
     held, found = Held(ends), Findings(Counter())
     del held.rows[0, 7]
     held.rows[1, 3] += 1
+    del held.letters[1, 3]
     key = next(iter(held.stored))
     held.stored[key] = (held.stored[key][0], 0)
     rows, total, latest = held.sums[key]
     held.sums[key] = (2 * rows, 2 * total, latest)
     found.final(held, ends)
-    assert found.shown == ["1 other in counts", "1 other in newest", "1 doubled in wide", "1 lost in wide"]
+    assert found.shown == [
+        "1 other in counts",
+        "1 lost in letters",
+        "1 other in newest",
+        "1 doubled in wide",
+        "1 lost in wide",
+    ]
 
 
 def test_every_program_of_the_proof_starts() -> None:
