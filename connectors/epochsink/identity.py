@@ -123,6 +123,11 @@ def fence_id(key: str) -> str:
     return f"{PREFIX}.{key}.fence"
 
 
+def letters_id(key: str) -> str:
+    """Return the transactional id under which the dead letters of a Kafka sink are retried and dropped."""
+    return f"{PREFIX}.{key}.letters"
+
+
 @dataclass(frozen=True, slots=True)
 class FenceHolder:
     """A transactional id that names the holder of a fence: its producer, the time (seconds since 1970) and the host."""

@@ -17,6 +17,7 @@ from kafka_kit import (
     ListRows,
     Reader,
     admin,
+    commit_with_letters,
     committing,
     create_topic,
     epoch,
@@ -24,11 +25,13 @@ from kafka_kit import (
     prepare,
     read_all,
     rows,
+    setting_aside,
     take_over,
     task,
+    told,
 )
 
-from epochsink.errors import ConfigurationError, PrepareFailed, RowsRejected
+from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.kafka import Kafka
 from epochsink.kafka.dead_letter import NO_KEY
 from epochsink.sink import Chosen, Compared, Keeping, Outcome, Receipt
@@ -37,28 +40,12 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
-    from epochsink.sink import Committable, Epoch, Identity, Task
-    from epochsink.testing.sink_rig import OneSink
 
 pytestmark = pytest.mark.parametrize("kafka", [NEWEST_LEVEL], indirect=True, ids=str)
 
 LARGE = "x" * 3_000
 COMPACT: Any = {"cleanup_policy": "compact", "max_message_bytes": "2000"}
 SCHEMA = rows("a").schema
-
-
-def sink(kafka: KafkaService, topic: str, **settings: Any) -> Kafka:
-    """Return a sink with letters whose topics exist."""
-    given = {"on_rejected": "dead_letter", "timeout": 20, **settings}
-    made = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, **given)
-    with committing(made, identity()) as committer:
-        assert committer.check(SCHEMA) == []
-    return made
-
-
-def told(committer: OneSink, who: Identity, at: Epoch, partition: int = 0, **more: Any) -> Task:
-    """Return a task that knows what the driver tells it."""
-    return dataclasses.replace(task(who, at, partition), settings=committer.settings(at), **more)
 
 
 def letters(kafka: KafkaService, topic: str, count: int) -> list[tuple[dict[str, Any], dict[str, str]]]:
@@ -68,20 +55,12 @@ def letters(kafka: KafkaService, topic: str, count: int) -> list[tuple[dict[str,
     return [(json.loads(one.value()), {name: value.decode() for name, value in one.headers()}) for one in found]
 
 
-def commit(committer: OneSink, at: Epoch, parts: list[Committable]) -> int | None:
-    """Commit an epoch; return how many rows the verdicts call dead letters."""
-    verdicts = committer.commit_all(at, parts, NO_ROWS)
-    assert {verdict.outcome for verdict in verdicts} == {Outcome.COMMITTED}
-    committer.await_visible(at, parts)
-    return sum(verdict.set_aside or 0 for verdict in verdicts)
-
-
 def test_rows_that_the_topic_cannot_take_are_letters_visible_with_their_epoch(
     kafka: KafkaService, fresh_topic: FreshName
 ) -> None:
     servers = kafka.bootstrap_servers
     topic = create_topic(servers, fresh_topic(), **COMPACT)
-    config, who, at = sink(kafka, topic), identity(), epoch(0)
+    config, who, at = setting_aside(kafka, topic), identity(), epoch(0)
     with committing(config, who) as committer:
         first = prepare(
             config, told(committer, who, at), rows("a", "b", keys=["1", None]), rows(LARGE, "c", keys=["2", "3"])
@@ -91,7 +70,7 @@ def test_rows_that_the_topic_cannot_take_are_letters_visible_with_their_epoch(
         for each in (topic, config.letters_topic):
             with Reader(servers, str(each)) as reader:
                 assert reader.poll(0.3) == [], "nothing is visible before the commit"
-        assert commit(committer, at, parts) == 3
+        assert commit_with_letters(committer, at, parts) == 3
         assert committer.newest() == 0
     assert read_all(servers, topic, 2) == ["a", "c"]
     found = letters(kafka, topic, 3)
@@ -112,7 +91,7 @@ def test_what_is_a_letter_is_what_the_broker_refuses_and_nothing_else(
 ) -> None:
     servers = kafka.bootstrap_servers
     topic = create_topic(servers, fresh_topic(), 1, max_message_bytes="2000")
-    config, who = sink(kafka, topic), identity()
+    config, who = setting_aside(kafka, topic), identity()
     stopping = Kafka(bootstrap_servers=servers, topic=topic, timeout=20)
     # the last size that fits, and the one after it: without letters the broker itself draws the line there
     sizes = [1_929, 1_930]
@@ -122,7 +101,7 @@ def test_what_is_a_letter_is_what_the_broker_refuses_and_nothing_else(
             row = rows("y" * size, keys=["k"])
             part = prepare(config, told(committer, who, at), row)
             assert part["letters"] == number
-            assert commit(committer, at, committer.vote(at, [part], NO_ROWS)) == number
+            assert commit_with_letters(committer, at, committer.vote(at, [part], NO_ROWS)) == number
             alone = task(identity(), epoch(0))
             if number:
                 with pytest.raises(RowsRejected, match=r"too large|larger than"):
@@ -137,11 +116,11 @@ def test_more_letters_than_the_limit_stop_the_query_before_the_vote_and_leave_no
 ) -> None:
     servers = kafka.bootstrap_servers
     topic = create_topic(servers, fresh_topic())
-    config, who, at = sink(kafka, topic, key="id", letters_limit=0.5), identity(), epoch(0)
+    config, who, at = setting_aside(kafka, topic, key="id", letters_limit=0.5), identity(), epoch(0)
     with committing(config, who) as committer:
         half = prepare(config, told(committer, who, at), rows("a", "b", keys=["1", None]))
         [part] = committer.vote(at, [half], NO_ROWS)
-        assert commit(committer, at, [part]) == 1
+        assert commit_with_letters(committer, at, [part]) == 1
         at = epoch(1)
         good = prepare(config, told(committer, who, at), rows("c", keys=["1"]))
         bad = prepare(config, told(committer, who, at, 1), rows("d", "e", keys=[None, None]))
@@ -160,7 +139,7 @@ def test_letters_are_taken_from_the_log_again_with_the_rows(
 ) -> None:
     servers = kafka.bootstrap_servers
     topic = create_topic(servers, fresh_topic())
-    config, who, at = sink(kafka, topic, key="id"), identity(), epoch(3)
+    config, who, at = setting_aside(kafka, topic, key="id"), identity(), epoch(3)
     keys = [None, None, None] if all_are_letters else ["1", None, "2"]
     with committing(config, who) as committer:
         assert committer.keeping(at, SCHEMA) is Keeping.IN_TARGET
@@ -171,7 +150,7 @@ def test_letters_are_taken_from_the_log_again_with_the_rows(
             assert committer.commit(at, part, NO_ROWS).outcome is Outcome.ABORTED
             part = committer.replay(at, part, NO_ROWS, uuid.uuid4().hex)
         lost = 3 if all_are_letters else 1
-        assert commit(committer, at, [part]) == lost
+        assert commit_with_letters(committer, at, [part]) == lost
         [compared] = committer.participant.audit("topic", None, None, [Receipt(3, 3, 0, lost, [part])])
         assert compared.result is Compared.AGREES
     assert read_all(servers, topic, 3 - lost) == ([] if all_are_letters else ["a", "c"])
@@ -183,7 +162,7 @@ def test_a_replay_from_the_spool_chooses_the_same_letters_whatever_the_options_a
 ) -> None:
     servers = kafka.bootstrap_servers
     topic = create_topic(servers, fresh_topic(), **COMPACT)
-    config, who, at = sink(kafka, topic), identity(), epoch(0)
+    config, who, at = setting_aside(kafka, topic), identity(), epoch(0)
     batch = rows("a", "b", LARGE, keys=["1", None, "2"])
     with committing(config, who) as committer:
         of = told(committer, who, at)
@@ -198,7 +177,7 @@ def test_a_replay_from_the_spool_chooses_the_same_letters_whatever_the_options_a
     with committing(later, dataclasses.replace(who, generation=2)) as committer:
         assert committer.commit(at, part, spooled).outcome is Outcome.ABORTED
         part = committer.replay(at, part, spooled, uuid.uuid4().hex)
-        assert commit(committer, at, [part]) == 2
+        assert commit_with_letters(committer, at, [part]) == 2
     assert read_all(servers, topic, 1) == ["a"]
     assert sorted(row["value"] for row, _ in letters(kafka, topic, 2)) == sorted(["b", LARGE])
 
@@ -208,7 +187,7 @@ def test_letters_that_are_lost_before_the_commit_are_missed_like_rows(
 ) -> None:
     servers = kafka.bootstrap_servers
     topic = create_topic(servers, fresh_topic())
-    config, who, at = sink(kafka, topic, key="id", spool=True), identity(), epoch(0)
+    config, who, at = setting_aside(kafka, topic, key="id", spool=True), identity(), epoch(0)
     batch = rows("a", "b", keys=["1", None])
     with committing(config, who) as committer:
         of = told(committer, who, at)
@@ -218,7 +197,7 @@ def test_letters_that_are_lost_before_the_commit_are_missed_like_rows(
         verdict = committer.commit(at, part, NO_ROWS)
         assert verdict.outcome is Outcome.ABORTED, verdict
         part = committer.replay(at, part, ListRows({of.uuid: [batch]}), uuid.uuid4().hex)
-        assert commit(committer, at, [part]) == 1
+        assert commit_with_letters(committer, at, [part]) == 1
     assert read_all(servers, topic, 1) == ["a"]
     assert [row["value"] for row, _ in letters(kafka, topic, 1)] == ["b"]
 
@@ -255,13 +234,16 @@ def test_a_topic_of_letters_that_is_gone_fails_the_attempt(kafka: KafkaService, 
 
 def test_rows_with_headers_and_timestamps_keep_them_beside_letters(kafka: KafkaService, fresh_topic: FreshName) -> None:
     topic = create_topic(kafka.bootstrap_servers, fresh_topic())
-    config, who, at = sink(kafka, topic, key="id"), identity(), epoch(0)
+    config, who, at = setting_aside(kafka, topic, key="id"), identity(), epoch(0)
     times = pa.array([1_600_000_000_000, 1_600_000_000_001, 1_600_000_000_002], pa.timestamp("ms", "UTC"))
     headers = pa.array([[{"key": "n", "value": str(n).encode()}] for n in range(3)])
     batch = rows("a", "b", "c", keys=["1", None, "2"], timestamp=times, headers=headers)
     with committing(config, who) as committer:
         assert (
-            commit(committer, at, committer.vote(at, [prepare(config, told(committer, who, at), batch)], NO_ROWS)) == 1
+            commit_with_letters(
+                committer, at, committer.vote(at, [prepare(config, told(committer, who, at), batch)], NO_ROWS)
+            )
+            == 1
         )
     with Reader(kafka.bootstrap_servers, topic) as reader:
         found = sorted((m.value(), m.headers(), m.timestamp()[1]) for m in reader.until(2))
@@ -274,12 +256,12 @@ def test_an_operator_sees_the_committed_letters_of_one_sink_newest_first(
     kafka: KafkaService, fresh_topic: FreshName
 ) -> None:
     topic = create_topic(kafka.bootstrap_servers, fresh_topic())
-    config, who, other = sink(kafka, topic, key="id"), identity(), identity()
+    config, who, other = setting_aside(kafka, topic, key="id"), identity(), identity()
     for writes, number, values in ((who, 0, ("a", "b")), (other, 0, ("of another query",)), (who, 1, ("c",))):
         at = epoch(number)
         with committing(config, writes) as committer:
             part = prepare(config, told(committer, writes, at), rows(*values, keys=[None] * len(values)))
-            commit(committer, at, committer.vote(at, [part], NO_ROWS))
+            commit_with_letters(committer, at, committer.vote(at, [part], NO_ROWS))
     with committing(config, who) as committer:
         prepare(config, told(committer, who, epoch(2)), rows("not committed", keys=[None]))
         letters = committer.participant.letters("topic")
@@ -290,8 +272,3 @@ def test_an_operator_sees_the_committed_letters_of_one_sink_newest_first(
         assert letters.read(Chosen(), 1) == [newest]
         assert letters.read(Chosen(ids=(others[0].id,)), 10) == [others[0]]
         assert (letters.count(Chosen()), letters.count(Chosen(epoch=0)), letters.count(Chosen(epoch=2))) == (3, 2, 0)
-        with pytest.raises(ConfigurationError, match="not retried"):
-            letters.retry(Chosen())
-        with pytest.raises(ConfigurationError, match="not dropped"):
-            letters.drop(Chosen())
-        assert letters.count(Chosen()) == 3

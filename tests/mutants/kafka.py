@@ -14,6 +14,7 @@ LOG_ENDS = "tests/unit/test_kafka_log_ends.py"
 MARKERS = "tests/unit/test_kafka_applied_epochs.py"
 RECORD_BATCH = "tests/unit/test_kafka_record_batch.py"
 REDO = "tests/unit/test_kafka_redo.py"
+RETRY = "tests/integration/test_kafka_retry.py"
 SWEEP = "tests/unit/test_kafka_sweep.py"
 TOPIC_LOG = "tests/unit/test_kafka_topic_log.py"
 TRANSACTIONS = "tests/unit/test_kafka_transactions.py"
@@ -21,6 +22,20 @@ WITNESS = "tests/unit/test_kafka_witness.py"
 
 MUTANTS: list[Mutant] = [
     # ---- dead letters
+    Mutant(
+        "kafka/letters.py",
+        "                    if end is None or message.offset() >= end:\n",
+        "                    if end is None or message.offset() <= end:\n",
+        f"{RETRY} -k hides",
+        "a letter that is written again because an open transaction hides that it was written",
+    ),
+    Mutant(
+        "kafka/letters.py",
+        "letters_id(self._key), timeout_ms,",
+        "letters_id(uuid.uuid4().hex), timeout_ms,",
+        f"{RETRY} -k asleep",
+        "two retries that both commit",
+    ),
     Mutant(
         "kafka/dead_letter.py",
         "    if batch_bytes(size, key, value) > rules.largest_batch:\n",

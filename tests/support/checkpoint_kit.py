@@ -98,7 +98,8 @@ class CheckpointKit:
             participant.close()
 
     def _run_task(self, name: str, epoch: Epoch, batch: pa.RecordBatch) -> tuple[str, dict[str, object]]:
-        task = Task(self.coordinator.identity(name), epoch, 0, uuid.uuid4().hex)
+        told = {sink: settings for each in self.participants for sink, settings in each.settings(epoch).items()}
+        task = Task(self.coordinator.identity(name), epoch, 0, uuid.uuid4().hex, settings=told.get(name, {}))
         spool = self.spool.writer(task, batch.schema)
         spool.write(batch)
         self._spooled.setdefault(name, {})[task.uuid] = spool.close()

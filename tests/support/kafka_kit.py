@@ -24,6 +24,7 @@ from epochsink.testing.sink_rig import OneSink
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from epochsink.devkit.services import KafkaService
     from epochsink.kafka.committable import Transaction
     from epochsink.sink import Committable, Rows, Verdict
 
@@ -196,6 +197,28 @@ def sink_on_new_topic(servers: str, topic: str, partitions: int = 2) -> Kafka:
     """Create a topic, and return the sink that writes to it."""
     create_topic(servers, topic, partitions)
     return Kafka(bootstrap_servers=servers, topic=topic, timeout=20)
+
+
+def setting_aside(kafka: KafkaService, topic: str, **settings: Any) -> Kafka:
+    """Return a sink with dead letters; their topic exists."""
+    given = {"on_rejected": "dead_letter", "timeout": 20, **settings}
+    made = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, **given)
+    with committing(made, identity()) as committer:
+        assert committer.check(rows("a").schema) == []
+    return made
+
+
+def told(committer: OneSink, who: Identity, at: Epoch, partition: int = 0, **more: Any) -> Task:
+    """Return a task that knows what the driver tells it."""
+    return dataclasses.replace(task(who, at, partition), settings=committer.settings(at), **more)
+
+
+def commit_with_letters(committer: OneSink, at: Epoch, parts: list[Committable]) -> int:
+    """Commit an epoch; return how many rows the verdicts call dead letters."""
+    verdicts = committer.commit_all(at, parts, NO_ROWS)
+    assert {verdict.outcome for verdict in verdicts} == {Outcome.COMMITTED}
+    committer.await_visible(at, parts)
+    return sum(verdict.set_aside or 0 for verdict in verdicts)
 
 
 def recreate_topic(servers: str, topic: str, partitions: int = 2) -> None:

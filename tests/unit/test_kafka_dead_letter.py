@@ -6,13 +6,14 @@ import json
 import random
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
 from epochsink.errors import ConfigurationError, RowsRejected
 from epochsink.kafka import Kafka
-from epochsink.kafka.dead_letter import CLIENT_OVERHEAD, NO_KEY, Rules, Sender, batch_bytes, refused
+from epochsink.kafka.dead_letter import CLIENT_OVERHEAD, NO_KEY, Refused, Rules, Sender, batch_bytes, refused, rows_of
 from epochsink.kafka.writer import fill
 from epochsink.sink import Epoch, Identity, Task
 
@@ -100,6 +101,29 @@ def test_a_letter_holds_the_row_and_its_place() -> None:
     assert json.loads(value) == row
     said = {header["key"]: header["value"].decode() for header in headers}
     assert (said["error"], said["position"], said["epoch"], said["target"]) == (NO_KEY, "3/11", "4", "orders")
+
+
+def test_the_row_of_a_letter_is_what_was_refused() -> None:
+    given: list[tuple[bytes | None, bytes | None, Sequence[tuple[str, bytes | None]] | None]] = [
+        (b"k", b'{"base64": "eHg="}', [("h", None), ("\u00e9", b"\xff")]),
+        (None, b"\xff\xfe", None),
+        (b"", None, []),
+        (b"\xff", "\u00e9\x00\u2028".encode(), [("h", b"")]),
+    ]
+    batch = batch_of(*given)
+    partitions = pa.array([None, 3, 0, None], pa.int32())
+    placed = batch.append_column("partition", partitions)
+    sender, all_of_them = Sender(RULES, TASK, "t"), Refused(np.arange(4), ["why"] * 4)
+    letters, _ = sender.letters(placed, all_of_them, [0, 1, 0, 5], before=0)
+    rows, timestamps = rows_of([value.as_py() for value in letters["value"]])
+    assert rows.equals(placed.select(rows.schema.names))
+    assert timestamps == [0, 1, 0, 5]
+    # a sink without these columns
+    letters, _ = sender.letters(batch.select(["value"]), all_of_them, None, before=0)
+    rows, timestamps = rows_of([value.as_py() for value in letters["value"]])
+    assert rows["value"].equals(batch["value"])
+    assert (rows["key"].null_count, rows["headers"].null_count, rows["partition"].null_count) == (4, 4, 4)
+    assert timestamps == [0] * 4
 
 
 def test_a_letter_that_its_topic_cannot_take_stops_the_query() -> None:

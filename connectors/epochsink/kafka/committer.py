@@ -153,7 +153,7 @@ class KafkaCommitter(Participant):
     def letters(self, sink: str) -> Letters | None:
         """Return the dead letters in the topic; see `epochsink.kafka.letters`."""
         topic = self._config.letters_topic
-        return None if topic is None else KafkaLetters(self._config, self._identity, topic)
+        return None if topic is None else KafkaLetters(self._config, self._cluster, self._identity, topic)
 
     def keeping(self, epoch: Epoch, schemas: Mapping[str, pa.Schema]) -> Mapping[str, Keeping]:
         """Say where an epoch's rows are kept; see `epochsink.kafka.rows_in_log`."""

@@ -35,6 +35,13 @@ _VARINT_STEPS: Final = np.array([1 << 6, 1 << 13, 1 << 20, 1 << 27])
 """The numbers, as Kafka writes them, that need one byte more."""
 
 NO_KEY: Final = "the row has no key"
+SETTLED: Final = "settled"
+"""The header of a record that settles a letter: it stands in the letter's partition, so that no retention deletes it
+first."""
+WRITTEN: Final = "written"
+DROPPED: Final = "dropped"
+
+_HEADERS: Final = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +154,37 @@ class Sender:
                 f"max.message.bytes = {self.rules.largest_letter} of topic '{self.rules.topic}' allows",
                 hint=f"raise max.message.bytes of topic '{self.rules.topic}', or keep such rows out with where=",
             )
+
+
+def rows_of(letters: Sequence[bytes]) -> tuple[pa.RecordBatch, list[int]]:
+    """Return the rows of which `Sender` made letters, and their timestamps in milliseconds, 0 for none."""
+    told = [json.loads(letter) for letter in letters]
+    headers = [
+        None
+        if row.get("headers") is None
+        else [{"key": each["key"], "value": _raw(each["value"])} for each in row["headers"]]
+        for row in told
+    ]
+    columns = {
+        "key": pa.array([_raw(row.get("key")) for row in told], pa.binary()),
+        "value": pa.array([_raw(row.get("value")) for row in told], pa.binary()),
+        "headers": pa.array(headers, _HEADERS),
+        "partition": pa.array([row.get("partition") for row in told], pa.int32()),
+    }
+    return pa.record_batch(columns), [row.get("timestamp") or 0 for row in told]
+
+
+def settlement(key: str, letter: str, how: str) -> list[dict[str, Any]]:
+    """Return the headers of the record which says that the letter named ``letter`` of a sink is none any more."""
+    told = {"key": key, "letter": letter, SETTLED: how}
+    return [{"key": name, "value": value.encode()} for name, value in told.items()]
+
+
+def _raw(value: Any) -> bytes | None:
+    """Return the bytes of which `_plain` made a value."""
+    if value is None or isinstance(value, str):
+        return None if value is None else value.encode()
+    return base64.b64decode(value["base64"])
 
 
 def _plain(value: object) -> object:
