@@ -7,6 +7,7 @@ Spark begins no epoch before the last one has voted, and epochsink lets one epoc
 """
 
 import time
+from collections.abc import Mapping
 from typing import Any, Final
 
 import psycopg
@@ -68,8 +69,15 @@ def experiment(run: Run) -> Findings:
     return Findings(
         [Table(f"{count:,} rows into a slow table", ("", "measured"), facts)],
         exact=rows == distinct == count,
-        picture=lines("Memory of the pipeline", "MiB", "seconds", {"all processes": memory}),
+        picture=lines(finding(dict(facts)), "memory of the pipeline", "MiB", "seconds", {"all processes": memory}),
     )
+
+
+def finding(facts: Mapping[str, float]) -> str:
+    """Return the title of the picture."""
+    half, most = facts["memory of all processes at half time, MiB"], facts["memory of all processes at most, MiB"]
+    grown = 100 * (most / half - 1)
+    return f"{facts['rows']:,} rows wait for a slow table: memory grows by {grown:.0f} % after half time"
 
 
 if __name__ == "__main__":

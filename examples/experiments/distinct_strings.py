@@ -23,7 +23,19 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from epochsink import Elasticsearch, ExactlyOnce
-from experiment import CHANGELOG, WHOLE_SNAPSHOTS, Findings, Run, Table, bytes_below, finish, lines, main, spark_session
+from experiment import (
+    CHANGELOG,
+    WHOLE_SNAPSHOTS,
+    Findings,
+    Run,
+    Table,
+    bytes_below,
+    finish,
+    lines,
+    main,
+    short,
+    spark_session,
+)
 
 IN_MEMORY, ROCKSDB, SKETCH = "in memory", "RocksDB with changelog", "sketch"
 SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
@@ -111,7 +123,14 @@ def experiment(run: Run) -> Findings:
     twice = ("state", "found", "rows of state", "files of state, MiB", "exact")
     by_size = ("state", "strings", "memory, MiB", "snapshot, s", "epoch, s", "the original")
     tables = [Table(f"{total:,} distinct strings, read twice", twice, rows), Table("As it grows", by_size, growing)]
-    return Findings(tables, exact, lines("State of distinct strings", "MiB", "strings", sizes))
+    last = {name: each[-1][1] for name, each in sizes.items()}
+    return Findings(tables, exact, lines(finding(total, last), "memory of the state", "MiB", "strings", sizes))
+
+
+def finding(strings: int, mebibytes: Mapping[str, float]) -> str:
+    """Return the title of the picture."""
+    memory, rocksdb, sketch = map(short, mebibytes.values())
+    return f"{strings:,} strings take {memory} MiB in memory, {rocksdb} in RocksDB, {sketch} as a sketch"
 
 
 def _found(url: str, index: str) -> int:

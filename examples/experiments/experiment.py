@@ -263,11 +263,11 @@ _LEFT: Final = 90
 _CHART: Final = 200
 
 
-def lines(title: str, unit: str, across: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """Return a picture (SVG) of lines."""
+def lines(finding: str, what: str, unit: str, across: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
+    """Return a picture (SVG) of lines; its title is the finding, and below it is ``what`` the lines show."""
     svg = Svg()
-    svg.text(16, 30, title, class_="title")
-    svg.text(16, 54, f"{unit}, by {across}", class_="weak")
+    svg.text(16, 30, finding, class_="title")
+    svg.text(16, 54, f"{what} in {unit}, by {across}", class_="weak")
     colours = dict(zip(series, COLOURS, strict=False))
     top = svg.legend(_LEFT, 84, [(colours[name], name) for name in series]) + 4
     bottom = top + _CHART
@@ -281,23 +281,23 @@ def lines(title: str, unit: str, across: str, series: Mapping[str, Sequence[tupl
     for value in (0.0, most / 2, most):
         _, y = place(first, value)
         svg.line(_LEFT, y, WIDTH - 50, y, class_="grid")
-        svg.text(_LEFT - 10, y + 4, _axis(value), text_anchor="end", class_="small weak")
+        svg.text(_LEFT - 10, y + 4, short(value), text_anchor="end", class_="small weak")
     for value in sorted({first, (first + last) / 2, last}):
-        svg.text(place(value, 0)[0], bottom + 20, _axis(value), text_anchor="middle", class_="small weak")
+        svg.text(place(value, 0)[0], bottom + 20, short(value), text_anchor="middle", class_="small weak")
     for name, each in series.items():
         placed = [place(x, y) for x, y in each]
         svg.curve(placed, class_=f"{colours[name]} thick")
         if len(each) <= _FEW:
             for (x, y), (across_value, value) in zip(placed, each, strict=True):
-                svg.dot(x, y, f"{name}, {_axis(across_value)}: {_text(value)} {unit}", class_=colours[name])
-    return svg.document(bottom + 36, title)
+                svg.dot(x, y, f"{name}, {short(across_value)}: {_text(value)} {unit}", class_=colours[name])
+    return svg.document(bottom + 36, finding)
 
 
-def bars(title: str, unit: str, values: Mapping[str, float]) -> str:
-    """Return a picture (SVG) of horizontal bars."""
+def bars(finding: str, what: str, values: Mapping[str, float]) -> str:
+    """Return a picture (SVG) of horizontal bars; its title is the finding, and below it is ``what`` the bars show."""
     svg = Svg()
-    svg.text(16, 30, title, class_="title")
-    svg.text(16, 54, unit, class_="weak")
+    svg.text(16, 30, finding, class_="title")
+    svg.text(16, 54, what, class_="weak")
     most = max(values.values()) or 1
     left, y = 26 + max(map(letters, values)), 74
     for name, value in values.items():
@@ -306,10 +306,11 @@ def bars(title: str, unit: str, values: Mapping[str, float]) -> str:
         svg.box(round(left, 1), y, max(width, 1), 22, class_="blue")
         svg.text(round(left + width + 8, 1), y + 16, _text(value))
         y += 32
-    return svg.document(y + 6, title)
+    return svg.document(y + 6, finding)
 
 
-def _axis(value: float) -> str:
+def short(value: float) -> str:
+    """Return a figure in two digits, or without a fraction."""
     return f"{value:,.0f}" if value >= _FEW or value == round(value) else f"{value:.2g}"
 
 

@@ -9,7 +9,7 @@ done; the table holds what is committed. After the next start, all three agree.
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -60,9 +60,15 @@ def experiment(run: Run) -> Findings:
     drawn = {f"{when}: {what}": float(row[at]) for when, *row in rows for at, what in enumerate(("state", "table"))}
     return Findings(
         [Table("State, table and ledger", headings, rows)],
-        picture=bars("Words in Spark's state and in the table", "words", drawn),
+        picture=bars(finding(killed, ended), "words in Spark's state and in the table", drawn),
         exact=ended == (expected, expected, FILES) and behind and killed[2] == 2,  # noqa: PLR2004 - the third was next
     )
+
+
+def finding(killed: Sequence[int], ended: Sequence[int]) -> str:
+    """Return the title of the picture, of what is in state and table after the kill and after the next start."""
+    lacks, lacks_then = killed[0] - killed[1], ended[0] - ended[1]
+    return f"After a kill the table lacks {lacks:,} words of the state, after a start {lacks_then:,}"
 
 
 def _look(run: Run, spec: Mapping[str, Any]) -> tuple[int, int, int]:

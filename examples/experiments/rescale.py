@@ -8,6 +8,7 @@ last is killed with an epoch in the ledger that the checkpoint has not decided.
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
 from confluent_kafka.admin import AdminClient
@@ -70,7 +71,15 @@ def experiment(run: Run) -> Findings:
     exact = found == Counter(range(written))
     headings = ("run", "how it ended", "rows so far", "visible", "twice")
     title = "Partitions and cores changed between runs"
-    return Findings([Table(title, headings, rows)], exact, lines(title, "rows", "run", drawn))
+    return Findings(
+        [Table(title, headings, rows)], exact, lines(finding(rows), "fed and visible", "rows", "run", drawn)
+    )
+
+
+def finding(rows: Sequence[tuple[str, str, int, int, int]]) -> str:
+    """Return the title of the picture."""
+    _, _, fed, visible, twice = rows[-1]
+    return f"{len(rows)} runs with other partitions and cores: {fed - visible:,} of {fed:,} rows lost, {twice:,} twice"
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from experiment import (
     main,
     make_topic,
     produce,
+    short,
     spark_session,
 )
 
@@ -120,8 +121,15 @@ def experiment(run: Run) -> Findings:
         "the original",
     )
     title = f"What a checkpoint each minute writes, and how long that takes (rates divided by {factor:,})"
-    picture = lines("State written for each checkpoint", "MiB", "messages a second", drawn)
+    last = [each[-1] for each in drawn.values()]
+    picture = lines(finding(*last), "state that each checkpoint writes", "MiB", "messages a second", drawn)
     return Findings([Table(title, headings, rows)], exact, picture)
+
+
+def finding(whole: tuple[float, float], changelog: tuple[float, float]) -> str:
+    """Return the title of the picture, of messages a second and MiB a checkpoint."""
+    (rate, size), (_, changed) = whole, changelog
+    return f"At {rate:,.0f} messages a second snapshots write {short(size)} MiB, a changelog {short(changed)}"
 
 
 def _bytes_a_checkpoint(state: Path) -> float:

@@ -268,8 +268,8 @@ def _wait_for_epochs(commits: Path, process: Scheduler, log: Path) -> None:
 def epochs_of(page: str) -> list[tuple[float, float]]:
     """Return from the report's table when each epoch became visible (since 1970), and after how many seconds."""
     found = []
-    for row in re.findall(r"<tr><td>\d+</td>(.*?)</tr>", page):
-        visible, *rest = re.findall(r"<td>(.*?)</td>", row)
+    for row in re.findall(r"<tr><td[^>]*>\d+</td>(.*?)</tr>", page):
+        visible, *rest = re.findall(r"<td[^>]*>(.*?)</td>", row)
         at = datetime.strptime(visible, "%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC).timestamp()
         found.append((at, round(sum(float(cell[:-2]) for cell in rest if cell.endswith(" s")), 2)))
     return sorted(found)
@@ -288,11 +288,15 @@ def picture(course: Course) -> str:
     """Draw what the three have shown, one below another, on one axis of time."""
     gone, back = course.away
     peaks = {name: max(one.age for one in seen) for name, seen in course.shown.items()}
-    title = f"A server {course.how} for {back - gone:.0f} s makes one epoch late, and nothing else"
+    late = sum(took > TRIGGER_SECONDS for _, took in course.epochs)
+    title = (
+        f"A server {course.how} for {back - gone:.0f} s: {late} of {len(course.epochs)} epochs late, "
+        f"{course.missing:,} rows missing, {course.twice:,} twice"
+    )
     said = (
         "The age in seconds: "
         + ", ".join(f"{peak:.0f} s at most in {name}" for name, peak in peaks.items())
-        + f". In the end {course.rows:,} rows, {course.missing} missing, {course.twice} twice."
+        + f". In the end {course.rows:,} rows."
     )
     svg = Svg()
     svg.text(16, 30, title, class_="title")

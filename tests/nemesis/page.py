@@ -111,8 +111,8 @@ class Drawing:
         decided, done = (len(self._times(name)) for name in ("committed", "done"))
         readers = ", ".join(self._counts())
         return (
-            f"{faults} faults in {minutes:.0f} minutes, and the epochs go on",
-            f"{decided} epochs decided, {done} seen to be done; below: rows that readers see in {readers}",
+            f"{faults} faults in {minutes:.0f} minutes: {done} of {decided} decided epochs are done",
+            f"above: faults and epochs by time; below: rows that readers see in {readers}",
         )
 
     def _x(self, at: float) -> float:

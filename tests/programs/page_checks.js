@@ -21,7 +21,8 @@
   }
   const paintOf = element => {
     const style = getComputedStyle(element)
-    const isShape = element instanceof SVGGeometryElement
+    // a line may pass behind a text, which has a rim in the colour of the ground then
+    const isShape = element instanceof SVGGeometryElement && !['line', 'polyline'].includes(element.tagName)
     if (element instanceof SVGElement && !isShape) return null
     const paint = isShape ? style.fill : style.backgroundColor
     return paint.startsWith('rgb') && parts(paint)[3] > 0 ? [parts(paint), Number(style.opacity)] : null

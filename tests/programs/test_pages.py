@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 CHECKS: Final = Path(__file__).with_name("page_checks.js").read_text()
 PHONE, DESKTOP = 360, 1280
+DOCS: Final = Path(__file__).parents[2] / "docs"
+PICTURES: Final = sorted(path for path in DOCS.rglob("*.svg") if path.name != "favicon.svg")
 # what a person can operate, as HTML says
 OPERABLE: Final = "[...document.querySelectorAll('a[href],button,input,select,textarea,summary,[tabindex]')]"
 SHOTS: Final = os.environ.get("EPOCHSINK_SCREENSHOTS")
@@ -115,6 +117,23 @@ def test_a_page_can_be_read_at_every_width_and_in_both_schemes(
     dark = browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
     assert dark == (scheme == "dark")
     assert browser.requested == [page.as_uri()]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("picture", PICTURES, ids=lambda path: path.stem)
+def test_a_picture_of_the_docs_can_be_read_in_both_schemes(
+    browser: Chromium, picture: Path, scheme: str, tmp_path: Path
+) -> None:
+    """In a column as wide as the picture was drawn for."""
+    page = tmp_path / "picture.html"
+    page.write_text(f"<!doctype html><body style='margin:0;width:820px'>{picture.read_text()}</body>")
+    browser.open(page, 820, scheme)
+    browser.grow(820)
+    if SHOTS:
+        browser.screenshot(Path(SHOTS) / f"{picture.stem}-{scheme}.png")
+    found = browser.run(CHECKS)
+    assert found["wrong"] == []
+    assert found["judged"] > 5
 
 
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])

@@ -90,6 +90,14 @@ def test_a_picture_is_there_for_a_desktop_and_for_a_phone(course: Course) -> Non
     assert bars[0] == bars[1]
 
 
+def test_the_heading_over_epochs_says_how_long_they_took() -> None:
+    slow = EpochProgress(7, 200.0, write_seconds=2.5, commit_seconds=1.5)
+    heading, drawn = page.epochs_in_time([epoch(6), slow])
+    assert heading == "Readers saw each of the newest 2 epochs 0.8 to 4.0 s after it began"
+    assert 'aria-label="epochs 6 to 7 in time"' in drawn
+    assert page.epochs_in_time([slow])[0] == "Readers saw the newest epoch 4.0 s after it began"
+
+
 def test_one_place_that_is_not_exact_is_in_the_headline(course: Course) -> None:
     exact, wrong = Tally(10, 0, 0), Tally(12, 0, 2)
     results = [
@@ -180,3 +188,15 @@ def test_the_pictures_of_the_docs_are_in_the_house_style(name: str) -> None:
         # by an estimate that is wide rather than narrow
         assert left > -0.08 * width, f"{each.text!r} is cut"
         assert left + width < svg.WIDTH + 0.08 * width, f"{each.text!r} is cut"
+
+
+@pytest.mark.parametrize(
+    "name", ["kill.svg", *(f"explanation/pictures/{path.name}" for path in DOCS.glob("explanation/pictures/*"))]
+)
+def test_the_pictures_drawn_by_hand_have_a_title_and_follow_the_scheme(name: str) -> None:
+    text = (DOCS / name).read_text()
+    drawing = ET.fromstring(text)  # noqa: S314 - ours
+    title = drawing.find(f"{SVG}text")
+    assert title is not None
+    assert drawing.get("aria-label") == title.text
+    assert "prefers-color-scheme:dark" in text

@@ -201,9 +201,8 @@ def _in_targets(status: Status) -> Iterator[str]:
 def page_of(status: Status) -> str:
     """Return a status as an HTML page: its headline, the newest done epochs as a picture and a table, the advice."""
     done = [epoch.receipt for epoch in status.epochs if epoch.receipt is not None]
-    drawn = page.picture(page.Course(done), f"epochs {done[0].epoch} to {done[-1].epoch} in time") if done else ""
     sections = [
-        ("The newest epochs, in time", drawn if done else "<p>None is done yet.</p>"),
+        page.epochs_in_time(done) if done else ("No epoch is done yet", ""),
         ("What to do", "".join(f"<p>{escape(line)}</p>" for line in status.advice)),
     ]
     if status.stopped is not None:

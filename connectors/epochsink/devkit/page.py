@@ -142,6 +142,15 @@ def epochs_table(epochs: Sequence[EpochProgress]) -> str:
     return table(head, rows, "each epoch")
 
 
+def epochs_in_time(epochs: Sequence[EpochProgress]) -> tuple[str, str]:
+    """Return a heading, which is the finding, and the picture of epochs as HTML."""
+    took = sorted(epoch.done_at - _begun(epoch) for epoch in epochs)
+    many = f"each of the newest {len(took)} epochs" if len(took) > 1 else "the newest epoch"
+    span = f"{took[0]:.1f} to {took[-1]:.1f} s" if len(took) > 1 else f"{took[0]:.1f} s"
+    drawn = picture(Course(epochs), f"epochs {epochs[0].epoch} to {epochs[-1].epoch} in time")
+    return f"Readers saw {many} {span} after it began", drawn
+
+
 def picture(course: Course, label: str, seconds: float = 0.0) -> str:
     """Return a course as HTML; ``label`` says in words what it shows, for who cannot see it.
 
