@@ -79,6 +79,12 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def docs() -> Path:
+    """Return the page of a real run, which the docs show."""
+    return DOCS / "assets" / "demo-page.html"
+
+
+@pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the page of `epochsink report` about a checkpoint with a late epoch and a failure."""
     folder = tmp_path_factory.mktemp("a-folder-whose-name-is-longer-than-a-line-of-a-phone")
@@ -98,7 +104,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [PHONE, DESKTOP])
-@pytest.mark.parametrize("name", ["demo", "report"])
+@pytest.mark.parametrize("name", ["demo", "docs", "report"])
 def test_a_page_can_be_read_at_every_width_and_in_both_schemes(
     browser: Chromium, request: pytest.FixtureRequest, name: str, width: int, scheme: str
 ) -> None:
@@ -113,7 +119,7 @@ def test_a_page_can_be_read_at_every_width_and_in_both_schemes(
     assert found["wrong"] == []
     # a page whose text was not found would pass
     assert found["judged"] > 60
-    assert found["pictures"] == {"demo": 3, "report": 1}[name]
+    assert found["pictures"] == {"demo": 3, "docs": 3, "report": 1}[name]
     dark = browser.run("getComputedStyle(document.body).backgroundColor") == "rgb(13, 17, 23)"
     assert dark == (scheme == "dark")
     assert browser.requested == [page.as_uri()]
