@@ -1,13 +1,15 @@
 """Queries on a server of Spark Connect, one case after another: see test_connect_queries.py.
 
-    python connect_cases.py FOLDER
+    python connect_cases.py FOLDER [CASE...]
 
-prints a line of JSON for each case: its name, and what came of it. The server ends with the program.
+prints a line of JSON for each case: its name, and what came of it. The server is that of SPARK_REMOTE, else one that
+ends with the program.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from contextlib import suppress
@@ -21,9 +23,9 @@ from epochsink.devkit.demo.connect_server import connect, start_server
 from epochsink.spark.engines import engine_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def outcome(call: Callable[[], Any]) -> str:
@@ -214,20 +216,28 @@ CASES = (
 
 def main(folder: Path, *names: str) -> None:
     """Run the cases."""
+    remote = os.environ.get("SPARK_REMOTE")
+    if remote:
+        run(connect(remote), folder, names)
+        return
     process, url = start_server({"spark.sql.warehouse.dir": str(folder / "warehouse")})
     try:
-        spark = connect(url)
-        for case in CASES:
-            if not names or case.__name__ in names:
-                began = time.monotonic()
-                (folder / case.__name__).mkdir()
-                came = outcome_of(case, Stream(spark, folder / case.__name__))
-                print(json.dumps([case.__name__, came, round(time.monotonic() - began, 1)]), flush=True)  # noqa: T201
-        # the interpreter's exit would try for minutes to tell the server that the session has ended
-        spark.stop()
+        run(connect(url), folder, names)
     finally:
         process.kill()
         process.wait()
+
+
+def run(spark: SparkSession, folder: Path, names: Sequence[str]) -> None:
+    """Run the cases in a session, and end it."""
+    for case in CASES:
+        if not names or case.__name__ in names:
+            began = time.monotonic()
+            (folder / case.__name__).mkdir()
+            came = outcome_of(case, Stream(spark, folder / case.__name__))
+            print(json.dumps([case.__name__, came, round(time.monotonic() - began, 1)]), flush=True)  # noqa: T201
+    # the interpreter's exit would try for minutes to tell a server that has ended that the session has
+    spark.stop()
 
 
 def outcome_of(case: Callable[[Stream], Any], stream: Stream) -> Any:

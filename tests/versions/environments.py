@@ -1,7 +1,7 @@
 """Environments as users have them: a fresh one, the wheel, and pip.
 
 Run as ``python environments.py WHEEL FOLDER`` it makes those that are chosen below FOLDER, with the extras
-[spark,postgres] alone.
+[spark,postgres] alone; and for each a client of Spark Connect, with pyspark-client in place of PySpark.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +25,13 @@ VERSIONS: Final[dict[str, tuple[str, ...]]] = {
     "4.2": ("pyspark==4.2.*",),
 }
 """What pip is told besides the wheel. Nothing is pinned but where the name says so."""
+CLIENTS: Final[dict[str, tuple[str, ...]]] = {
+    "oldest": ("pyspark-client==4.0.0", "-c", str(OLDEST)),
+    "newest": ("pyspark-client<4.4",),
+    "4.1": ("pyspark-client==4.1.*",),
+    "4.2": ("pyspark-client==4.2.*",),
+}
+"""The same for a client of Spark Connect that has no JVM."""
 
 CHOSEN: Final = tuple(os.environ.get("EPOCHSINK_VERSIONS", "oldest newest").split())
 _PYTHONS: Final = {"oldest": ("3.11",), "newest": ("3.13", "3.12", "3.11")}
@@ -45,12 +52,16 @@ class Environment:
     name: str
     folder: Path
     wheel: Path
+    has_jvm: bool = True
 
     def make(self) -> None:
-        """Make it anew, with the extras [spark,postgres]."""
+        """Make it anew: with the extras [spark,postgres], or for a client without a JVM."""
         shutil.rmtree(self.folder, ignore_errors=True)
         subprocess.run([_python(self.name), "-m", "venv", self.folder], check=True, env=_environment())
-        self.install("spark,postgres")
+        if self.has_jvm:
+            self.install("spark,postgres")
+        else:
+            self.pip(str(self.wheel), *CLIENTS[self.name])
 
     def install(self, extras: str) -> None:
         """Install the wheel with extras, as the README says."""
@@ -75,16 +86,20 @@ class Environment:
         self, program: str, *arguments: str | Path, folder: Path, **variables: str
     ) -> subprocess.CompletedProcess[str]:
         """Run one of its programs in a folder, with the environment activated and nothing of this project in sight."""
-        path = {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYSPARK_SUBMIT_ARGS": _SPARK}
         return subprocess.run(
             [self.folder / "bin" / program, *arguments],
             cwd=folder,
-            env={**_environment(), **path, **variables},
+            env=self.variables(**variables),
             capture_output=True,
             text=True,
             timeout=240,
             check=False,
         )
+
+    def variables(self, **more: str) -> dict[str, str]:
+        """Return the variables of a process that has the environment activated."""
+        path = {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}", "PYSPARK_SUBMIT_ARGS": _SPARK}
+        return {**_environment(), **path, **more}
 
 
 def _environment() -> dict[str, str]:
@@ -109,6 +124,13 @@ def all_in(wheel: Path, folder: Path) -> dict[str, Environment]:
     return {name: Environment(name, folder / name, wheel) for name in CHOSEN}
 
 
+def client_of(environment: Environment) -> Environment:
+    """Return the client of Spark Connect for a server in an environment."""
+    folder = environment.folder.with_name(f"{environment.name}-client")
+    return replace(environment, folder=folder, has_jvm=False)
+
+
 if __name__ == "__main__":
+    full = [*all_in(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute()).values()]
     with ThreadPoolExecutor() as pool:
-        list(pool.map(Environment.make, all_in(Path(sys.argv[1]).absolute(), Path(sys.argv[2]).absolute()).values()))
+        list(pool.map(Environment.make, [*full, *map(client_of, full)]))
