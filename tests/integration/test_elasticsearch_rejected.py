@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from contextlib import closing
@@ -398,10 +399,37 @@ def test_rows_without_a_valid_routing_become_letters(options: dict[str, Any]) ->
         assert "routing of a row is empty" in letter["reason"]
 
 
+@pytest.mark.parametrize("large", [False, True], ids=["by-the-driver", "by-executors"])
+@pytest.mark.parametrize("keyed", [False, True], ids=["no-key", "key"])
+def test_rows_with_a_map_that_no_index_takes_are_letters_once(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, *, keyed: bool, large: bool
+) -> None:
+    """Beside rows without a key, and if the epoch is broken off: the newest row of an id counts, whatever its maps."""
+    wrong = "column 'm': {}\n" + json.dumps({"n": 9})
+    batch = rendered([("a", {"n": 1}), ("b", {"n": 2}), ("b", {}), ("", {"n": 3}), ("c", {"n": 4})])
+    sources = batch["source"].to_pylist()
+    batch = batch.set_column(1, "source", pa.array([sources[0], sources[1], wrong, wrong, None if keyed else wrong]))
+    sink = dead_lettered(options, executors_above=0 if large else None, key="id" if keyed else None)
+    with closing(Rig.joining(sink)) as rig:
+        rig.committer.participant.executors = Elsewhere() if large else None
+        prepared = rig.prepare(0, [batch if keyed else batch.select(["source"])])
+        _break_off_at(monkeypatch, "elasticsearch.marker.before")
+        with pytest.raises(KeyboardInterrupt):
+            rig.commit(prepared)
+        monkeypatch.undo()
+        letters = rig.stored(sink.dead_letter_index).values
+        assert rig.commit(prepared).set_aside == len(letters()) == (2 if keyed else 3)
+        assert {each["source"] for each in letters()} == {'{"n": 9}'}
+        assert sorted(each["n"] for each in rig.stored().values()) == ([1] if keyed else [1, 2])
+        errors = sorted((each["error"], each["id"]) for each in letters())
+        assert errors == ([("invalid_key", None), ("invalid_map", "b")] if keyed else [("invalid_map", None)] * 3)
+        assert rig.committer.participant.letters("search").retry(Chosen()).kept == len(letters())
+
+
 def test_more_rows_without_a_key_than_the_limit_stop_the_query_before_the_decision(options: dict[str, Any]) -> None:
     with closing(Rig.joining(dead_lettered(options, letters_limit=0.25))) as rig:
         rig.apply(0, [without_keys(*GOOD, (None, {"n": 1}))])
-        with pytest.raises(RowsRejected, match=r"2 of 4 rows have no valid _id or routing, more than letters_limit"):
+        with pytest.raises(RowsRejected, match=r"2 of 4 rows have no valid _id or routing, or a map"):
             rig.prepare(1, [without_keys(*GOOD[:2], (None, {}), (None, {}))])
         assert rig.committer.newest() == 0
 

@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
 from epochsink.errors import RowsRejected
+from epochsink.sink import Chosen
 from epochsink.spark.query_plan import one_pass
 
 if TYPE_CHECKING:
@@ -217,6 +218,25 @@ def test_maps_with_keys_that_no_index_takes_are_refused_by_the_task(spark: Spark
         for number, _ in enumerate(UNFIT_MAPS):
             with pytest.raises(RowsRejected, match=rf"column 'm{number}': "):
                 rig.prepare(number, rendered(frame.select("id", f"m{number}"), sink))
+
+
+def test_rows_with_such_maps_become_letters_with_their_document(spark: SparkSession, sink: Elasticsearch) -> None:
+    dead = changed(sink, key="id", on_rejected="dead_letter", dead_letter_index=f"{sink.index}-dead")
+    columns = [f"{value} AS m{n}" for n, value in enumerate(UNFIT_MAPS)]
+    frame = spark.sql(f"SELECT 'x' AS id, {', '.join(columns)}")
+    with closing(Rig.joining(dead, schema_of(frame, dead))) as rig:
+        for n, column in enumerate(columns):
+            both = spark.sql(f"SELECT 'bad{n}' AS id, {column} UNION ALL SELECT 'good{n}', NULL")
+            rig.apply(n, rendered(both, dead))
+        assert sorted(rig.stored()) == [f"good{n}" for n in range(len(columns))]
+        letters = {each["id"]: each for each in rig.stored(dead.dead_letter_index).values()}
+        assert sorted(letters) == [f"bad{n}" for n in range(len(columns))]
+        for n in range(len(columns)):
+            source = letters[f"bad{n}"]["source"]
+            assert json.loads(source)["id"] == f"bad{n}"
+            assert f'"m{n}":' in source
+        # to JSON, a text that is not UTF-8 is another one already: no letter is written as if it was the row
+        assert rig.committer.participant.letters("search").retry(Chosen()).kept == len(columns)
 
 
 def test_expressions_choose_rows_ids_deletes_and_the_newest(spark: SparkSession, sink: Elasticsearch) -> None:

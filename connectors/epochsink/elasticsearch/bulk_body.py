@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from epochsink import arrow_buffers
-from epochsink.elasticsearch.unfit import unfit_ids, unfit_routings
+from epochsink.elasticsearch.unfit import INVALID_KEY, document_of, unfit_ids, unfit_maps, unfit_routings
 from epochsink.identity import document_id_prefix, identity_key
 
 if TYPE_CHECKING:
@@ -180,9 +180,8 @@ class Operations:
 
     ``seen`` is the number of rows and ``keyed`` whether they have keys; both are known once all rows are rendered.
     ``partition`` is the task's place in the epoch, ``size`` the bytes of a request. ``indices`` are those of the epoch,
-    for rows that name theirs; rows with any other name, and rows without a valid id or routing, are not rendered, and
-    added to ``unplaced``. With ``creates``
-    the rows have no key, and are appended to a data stream.
+    for rows that name theirs; rows with any other name, and rows that no request can hold, are not rendered, and added
+    to ``unplaced``. With ``creates`` the rows have no key, and are appended to a data stream.
     """
 
     def __init__(
@@ -242,8 +241,9 @@ class Operations:
     def _fit(
         self, ids: pa.Array | None, columns: Mapping[str, pa.Array], sources: pa.Array, mask: pa.Array | None
     ) -> pa.Array | None:
-        """Return which rows have a valid id and routing, None if all do; add the others of ``mask`` to ``unplaced``."""
-        wrong = {} if "routing" not in columns else {each.place: each for each in unfit_routings(columns["routing"])}
+        """Return which rows a request can hold, None if it can hold all; add the others of ``mask`` to ``unplaced``."""
+        wrong = {each.place: each for each in unfit_maps(sources)}
+        wrong |= {} if "routing" not in columns else {each.place: each for each in unfit_routings(columns["routing"])}
         wrong |= {} if ids is None else {each.place: each for each in unfit_ids(ids)}
         if not wrong:
             return None
@@ -253,8 +253,11 @@ class Operations:
             if mask is None or mask[place].as_py():
                 where = {"_index": str(columns["index"][place])} if "index" in columns else {}
                 position = f"{self._partition}-{self.seen + place}"
-                source = sources[place].as_py()
-                self.unplaced.append(Refusal("", source, _BAD_REQUEST, "invalid_key", found.reason, where, position))
+                name = ""
+                if ids is not None and found.error != INVALID_KEY:
+                    name = json.loads(f"{{{ids[place].as_py()}")["_id"]
+                source = document_of(sources[place].as_py())
+                self.unplaced.append(Refusal(name, source, _BAD_REQUEST, found.error, found.reason, where, position))
         fit = np.ones(len(sources), np.bool_)
         fit[list(wrong)] = False
         return pa.array(fit)

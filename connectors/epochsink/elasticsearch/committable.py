@@ -23,7 +23,7 @@ class WrittenTask:
     """What one task spooled: its uuid, its number of rows, and the size of its largest document in bytes.
 
     ``by_task`` means that Spark brought all rows of an id into one task. ``indices`` are those that rows name.
-    ``unfit`` rows have no valid id or routing, and become dead letters.
+    ``unfit`` rows fit into no request, and become dead letters.
     """
 
     task: str

@@ -198,10 +198,10 @@ def too_many_letters(refused: Sequence[Refusal], letters: int, rows: int, limit:
 
 
 def too_many_unfit(unfit: int, rows: int, limit: float, epoch: int) -> RowsRejected:
-    """Return the error for an epoch with more rows without a valid ``_id`` or routing than ``limit`` allows."""
+    """Return the error for an epoch with more rows that no request can hold than ``limit`` allows."""
     return RowsRejected(
-        f"{unfit} of {rows} rows have no valid _id or routing, more than letters_limit={limit}; epoch {epoch} is not "
-        "recorded, and nothing of it is written",
+        f"{unfit} of {rows} rows have no valid _id or routing, or a map with an invalid key, more than "
+        f"letters_limit={limit}; epoch {epoch} is not recorded, and nothing of it is written",
         hint="correct key=, routing= or the stream, or raise letters_limit=, and start the query again",
     )
 

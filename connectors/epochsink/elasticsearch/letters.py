@@ -19,6 +19,7 @@ from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.data_stream import Stream
 from epochsink.elasticsearch.dead_letter import delete
 from epochsink.elasticsearch.errors import GaveUp, Refusal, explained
+from epochsink.elasticsearch.unfit import INVALID_MAP
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.identity import identity_key
@@ -157,7 +158,7 @@ class ElasticsearchLetters(Letters):
         if not self._config.index:
             place["_index"] = letter["index"]
         refusal = Refusal(letter["id"] or "", letter["source"], letter["status"], letter["error"], "", place)
-        if not refusal.id:
+        if not refusal.id or letter["error"] == INVALID_MAP:
             return refusal, letter["reason"]
         if self._config.index and letter["index"] != self._config.index:
             return (

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from epochsink import arguments
+from epochsink.elasticsearch.unfit import PATH_BYTES, source_of
 from epochsink.errors import ConfigurationError
 from epochsink.sink import json_text
 from epochsink.sink.sql import operand, quoted
@@ -70,10 +71,10 @@ def check_ranks(schema: pa.Schema, order_by: Sequence[str]) -> None:
 
 
 def _source(row: str, schema: pa.Schema, delete_when: str | None) -> str:
-    """Return the SQL of the document: NULL for a delete, and the reason instead of JSON for one to refuse."""
+    """Return the SQL of the document: NULL for a delete, with a sentence before it for one to refuse."""
     source = json_text(row)
     if (wrong := _refused_keys(row, schema)) is not None:
-        source = f"coalesce({wrong}, {source})"
+        source = source_of(wrong, source)
     return source if delete_when is None else f"CASE WHEN {operand(delete_when)} THEN NULL ELSE {source} END"
 
 
@@ -195,8 +196,6 @@ def _no_id(argument: str, field: pa.Field, instead: str, reason: str) -> Configu
     )
 
 
-PATH_BYTES: Final = 20_000
-"""Largest total length of a value's keys in bytes: they share a term of 32,766 bytes with an indexed text."""
 _SHOWN: Final = 200
 
 

@@ -1,4 +1,4 @@
-"""Find rows that no request can hold: their ``_id`` or routing is missing or too long."""
+"""Find rows that no request can hold: their ``_id`` or routing is missing or too long, or a map has a wrong key."""
 
 from __future__ import annotations
 
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 LONGEST_ID: Final = 512
+PATH_BYTES: Final = 20_000
+"""Largest total length of a value's keys in bytes: they share a term of 32,766 bytes with an indexed text."""
+INVALID_KEY: Final = "invalid_key"
+INVALID_MAP: Final = "invalid_map"
+"""The errors of dead letters of such rows; none of them can be written again as it was."""
+_AFTER_REASON: Final = "\n"
 _ENVELOPE: Final = len('"_id":""}')
 
 
@@ -27,6 +33,7 @@ class Unfit:
     place: int
     reason: str
     value: str
+    error: str = INVALID_KEY
 
 
 def without_id(ids: pa.Array) -> pa.Array:
@@ -56,6 +63,29 @@ def unfit_routings(routings: pa.Array) -> Iterator[Unfit]:
         found = json.loads(text).get("routing")
         what = "is empty, NULL or not valid UTF-8" if not found else f"has {len(text)} bytes as JSON"
         yield Unfit(place, f"the routing of a row {what}; it must have 1 to {LONGEST_ID} bytes", f"routing {found!r}")
+
+
+def unfit_maps(sources: pa.Array) -> Iterator[Unfit]:
+    """Yield rows whose source is not a document, but begins with a sentence about a map with a wrong key."""
+    for place in _places(pc.invert(pc.starts_with(sources, "{"))):
+        yield Unfit(
+            place,
+            "a row holds a map with a key that no index accepts: duplicate, with a NUL, not valid UTF-8, or longer "
+            f"than {PATH_BYTES} bytes together with the keys around it",
+            sources[place].as_py().partition(_AFTER_REASON)[0],
+            INVALID_MAP,
+        )
+
+
+def source_of(reason: str, document: str) -> str:
+    """Return the SQL of a source: the document, and the reason before it unless that is NULL. Both are SQL."""
+    # the document once: Spark would render it twice if it stood in two branches
+    return f"concat(coalesce(concat({reason}, char({ord(_AFTER_REASON)})), ''), {document})"
+
+
+def document_of(source: str | None) -> str | None:
+    """Return the document of a source, without the sentence before it; None for a delete."""
+    return source if source is None or source.startswith("{") else source.partition(_AFTER_REASON)[2]
 
 
 def _lengths(ids: pa.Array) -> pa.Array:

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow.compute as pc
 
-from epochsink.elasticsearch import bulk_body, row_mapping
+from epochsink.elasticsearch import bulk_body
 from epochsink.elasticsearch.committable import WrittenTask
 from epochsink.elasticsearch.config import MARKERS, MOST_INDICES, NAME_RULE, is_index_name
-from epochsink.elasticsearch.unfit import unfit_ids, unfit_routings
+from epochsink.elasticsearch.unfit import unfit_ids, unfit_maps, unfit_routings
 from epochsink.errors import RowsRejected
 
 if TYPE_CHECKING:
@@ -28,14 +28,18 @@ _ROUTING_HINT: Final = (
     "leave such rows out with where=, or give routing= an expression that is never NULL, e.g. "
     'routing="coalesce(region, \'none\')"; or set them aside with on_rejected="dead_letter"'
 )
+_MAP_HINT: Final = (
+    "remove such keys in select=, e.g. with map_filter(m, (k, v) -> ...) or transform_keys(...), or store the map as "
+    'text with to_json(m); or set such rows aside with on_rejected="dead_letter"'
+)
 
 
 class ElasticsearchWriter:
     """Counts one task's rows and refuses those that no server would accept.
 
     ``validator`` asks the server; None means that it is not asked. ``by_task`` as in `WrittenTask`. Rows with an
-    invalid id, routing or name of an index are accepted only if they can become ``dead_letters``, which is the name of
-    their index.
+    invalid id, routing, key of a map or name of an index are accepted only if they can become ``dead_letters``, which
+    is the name of their index.
     """
 
     def __init__(
@@ -57,7 +61,6 @@ class ElasticsearchWriter:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Check a record batch. Raises `RowsRejected` and, with a validator, `PrepareFailed`."""
-        check_sources(batch.column("source"))
         self._take_unfit(batch)
         if "index" in batch.schema.names:
             self._take_indices(batch.column("index"))
@@ -75,9 +78,13 @@ class ElasticsearchWriter:
         """Do nothing: only the spool was written."""
 
     def _take_unfit(self, batch: pa.RecordBatch) -> None:
-        """Count the rows without a valid id or routing, or refuse them if they cannot become dead letters."""
+        """Count the rows that no request can hold, or refuse them if they cannot become dead letters."""
         wrong: set[int] = set()
-        for name, unfit, hint in (("id", unfit_ids, _ID_HINT), ("routing", unfit_routings, _ROUTING_HINT)):
+        for name, unfit, hint in (
+            ("source", unfit_maps, _MAP_HINT),
+            ("id", unfit_ids, _ID_HINT),
+            ("routing", unfit_routings, _ROUTING_HINT),
+        ):
             for found in unfit(batch.column(name)) if name in batch.schema.names else ():
                 if self._dead_letters is None:
                     raise RowsRejected(found.reason, hint=hint, values=found.value)
@@ -119,19 +126,3 @@ def too_many_indices(names: Collection[str]) -> RowsRejected:
         "for each month instead of each day",
         values=", ".join(sorted(names)[:5]),
     )
-
-
-def check_sources(sources: pa.Array) -> None:
-    """Refuse rows whose ``source`` is not a document but the reason: a map has a key that no index accepts.
-
-    Raises `RowsRejected`.
-    """
-    refused = sources.filter(pc.invert(pc.starts_with(sources, "{")))
-    if len(refused):
-        raise RowsRejected(
-            f"{len(refused)} row(s) hold a map with a key that no index accepts: duplicate, with a NUL, not valid "
-            f"UTF-8, or longer than {row_mapping.PATH_BYTES} bytes together with the keys around it",
-            hint="remove such keys in select=, e.g. with map_filter(m, (k, v) -> ...) or transform_keys(...), or store "
-            "the map as text with to_json(m)",
-            values=str(refused[0]),
-        )
