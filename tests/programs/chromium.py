@@ -25,8 +25,9 @@ class Chromium:
         commands, self._write = os.pipe()
         self._read, answers = os.pipe()
         options = (
-            *("--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--no-first-run"),
-            *("--hide-scrollbars", "--disable-extensions", "--disable-component-update", f"--user-data-dir={profile}"),
+            *("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
+            *("--no-first-run", "--hide-scrollbars", "--disable-extensions", "--disable-component-update"),
+            f"--user-data-dir={profile}",
             # a request that leaves the machine finds no address
             "--host-resolver-rules=MAP * ~NOTFOUND",
         )

@@ -81,7 +81,7 @@ def test_the_page_asks_for_nothing_and_is_escaped(course: Course) -> None:
 
 def test_a_picture_is_there_for_a_desktop_and_for_a_phone(course: Course) -> None:
     wide, narrow, kills = ET.fromstring(page.picture(course, "what it shows"))  # noqa: S314 - ours
-    for part, name, width in ((wide, "wide", svg.WIDTH), (narrow, "narrow", 320)):
+    for part, name, width in ((wide, "wide", svg.WIDTH), (narrow, "narrow", 300)):
         assert part.get("class") == name
         assert str(part[0].get("viewBox")).startswith(f"0 0 {width} ")
         assert max(float(box.get("x") or 0) for box in part.iter(f"{SVG}rect")) < width

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _RIGHT: Final = 24
 _LANE: Final = 15
 _CHART: Final = 150
-_PHONE: Final = 320
+_PHONE: Final = 300
 """The width of a picture in a window that is narrower than `WIDTH`."""
 _STEPS: Final = (
     ("write_seconds", "written", "blue"),
@@ -42,12 +42,13 @@ figure{{margin:0}}summary{{cursor:pointer}}ol{{margin:.25rem 0;padding-left:1.5r
 table{{border-collapse:collapse}}td,th{{padding:.25rem .6rem;border-bottom:1px solid var(--faint)}}
 td{{white-space:nowrap}}th{{vertical-align:bottom}}
 td,th{{text-align:right;font-variant-numeric:tabular-nums}}td:first-child,th:first-child{{text-align:left}}
-@media(max-width:{WIDTH}px){{
-.wide,thead{{display:none}}.narrow{{display:block}}table,tbody{{display:block;max-width:30rem}}
+@media(max-width:{WIDTH}px){{.wide{{display:none}}.narrow{{display:block}}}}
+@media(max-width:932px){{
+thead{{display:none}}table,tbody{{display:block;max-width:30rem}}
 tr{{display:block;padding:.5rem 0;border-bottom:1px solid var(--faint)}}
 td:first-child{{font-weight:600;text-align:right}}
-td{{display:flex;justify-content:space-between;gap:1rem;padding:0;border:0;white-space:normal}}
-td::before{{content:attr(data-head);color:var(--weak);font-weight:400;text-align:left}}
+td{{display:flex;flex-wrap:wrap;justify-content:flex-end;column-gap:1rem;padding:0;border:0;white-space:normal}}
+td::before{{content:attr(data-head);color:var(--weak);font-weight:400;text-align:left;margin-right:auto}}
 }}
 """
 
