@@ -102,7 +102,7 @@ test-versions: $(STAMP) wheel ## the wheel in fresh environments: oldest and new
 	@EPOCHSINK_VERSIONS="$(VERSIONS)" $(RUN)/python tests/versions/environments.py $(WHEEL) $(VENV)/versions
 	EPOCHSINK_VERSIONS="$(VERSIONS)" EPOCHSINK_WHEEL=$(WHEEL) EPOCHSINK_ENVIRONMENTS=$(VENV)/versions $(RUN)/pytest tests/versions
 
-test-programs: $(STAMP) ## the demo's and the report's page in Chromium, alerts and dashboard in promtool: installs them from Debian's packages
+test-programs: $(STAMP) ## the demo's and the report's page in Chromium, alerts and dashboard in Prometheus: installs both from Debian's packages
 	@tests/programs/round $(RUN)/python
 
 lint: $(STAMP) ## ruff and mypy --strict

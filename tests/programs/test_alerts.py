@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any, Final
 import pytest
 import yaml  # type: ignore[import-untyped]
 from prometheus_client import CollectorRegistry
+from query_state import QueryState
 
 from epochsink.metrics import export
-from epochsink.protocol.progress import EpochProgress, QueryProgress, SinkProgress
+from epochsink.protocol.progress import EpochProgress, SinkProgress
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -35,18 +36,12 @@ def promtool(*arguments: str) -> str:
     return done.stdout
 
 
-class Sink:
-    """An `ExactlyOnce` object, as far as its metrics ask it."""
-
-    def progress(self) -> QueryProgress:
-        return QueryProgress(totals={"table": SinkProgress()}, recent=(EpochProgress(6, 99.0),))
-
-
 @pytest.fixture(scope="module")
 def exported() -> list[Sample]:
     """Return a sample of every series that the library exports for a query with a sink."""
     registry = CollectorRegistry()
-    export(Sink(), query="orders", registry=registry)  # type: ignore[arg-type]
+    query = QueryState(totals={"table": SinkProgress()}, recent=(EpochProgress(6, 99.0),))
+    export(query, query="orders", registry=registry)  # type: ignore[arg-type]
     return [sample for family in registry.collect() for sample in family.samples]
 
 

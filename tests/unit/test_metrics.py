@@ -6,27 +6,17 @@ import json
 import re
 import urllib.request
 from pathlib import Path
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.parser import text_string_to_metric_families
+from query_state import QueryState
 
 from epochsink.errors import ConfigurationError
 from epochsink.metrics import export
-from epochsink.protocol.progress import EpochProgress, QueryProgress, SinkProgress
+from epochsink.protocol.progress import EpochProgress, SinkProgress
 
 DOCKER = Path(__file__).parents[2] / "docker"
-
-
-class Sink:
-    """An `ExactlyOnce` object, as far as its metrics ask it."""
-
-    def __init__(self, **state: Any) -> None:
-        self.state = state
-
-    def progress(self) -> QueryProgress:
-        return QueryProgress(**self.state)
 
 
 def read(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
@@ -46,7 +36,7 @@ def read(registry: CollectorRegistry) -> dict[tuple[str, ...], float]:
 def test_a_scrape_tells_how_late_a_query_is_and_what_its_sinks_got() -> None:
     registry = CollectorRegistry()
     total = SinkProgress(rows=5, deleted=1, bytes=80, set_aside=2, replays=3, vote_seconds=0.5, commit_seconds=0.25)
-    orders = Sink(
+    orders = QueryState(
         pending=(7,),
         late_seconds=4.5,
         open_seconds=5.5,
@@ -55,7 +45,7 @@ def test_a_scrape_tells_how_late_a_query_is_and_what_its_sinks_got() -> None:
         recent=(EpochProgress(6, 99.0),),
     )
     export(orders, query="orders", registry=registry)  # type: ignore[arg-type]
-    export(Sink(failure="RowsRejected"), query="other", registry=registry)  # type: ignore[arg-type]
+    export(QueryState(failure="RowsRejected"), query="other", registry=registry)  # type: ignore[arg-type]
     told = read(registry)
     assert told["epochsink_decided_not_visible_seconds", "orders"] == 4.5
     assert told["epochsink_oldest_open_epoch_seconds", "orders"] == 5.5
@@ -69,11 +59,11 @@ def test_a_scrape_tells_how_late_a_query_is_and_what_its_sinks_got() -> None:
 
 
 def test_a_name_belongs_to_one_query() -> None:
-    registry, first = CollectorRegistry(), Sink()
+    registry, first = CollectorRegistry(), QueryState()
     export(first, query="orders", registry=registry)  # type: ignore[arg-type]
     export(first, query="orders", registry=registry)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="already the name of another query's metrics"):
-        export(Sink(), query="orders", registry=registry)  # type: ignore[arg-type]
+        export(QueryState(), query="orders", registry=registry)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["alerts.yaml", "grafana-dashboard.json"])
@@ -82,7 +72,7 @@ def test_alerts_and_dashboard_ask_for_metrics_that_exist(name: str) -> None:
     if name.endswith("json"):
         json.loads(text)
     registry = CollectorRegistry()
-    export(Sink(totals={"table": SinkProgress()}), query="orders", registry=registry)  # type: ignore[arg-type]
+    export(QueryState(totals={"table": SinkProgress()}), query="orders", registry=registry)  # type: ignore[arg-type]
     asked = set(re.findall(r"\bepochsink_\w+", text))
     assert asked
     assert asked <= {sample[0] for sample in read(registry)}
