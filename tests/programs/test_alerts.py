@@ -47,9 +47,19 @@ def exported() -> list[Sample]:
 
 def count_series(expression: str, exported: list[Sample], folder: Path) -> None:
     """Let promtool evaluate an expression over what the library exports; it has to return one series."""
-    series = [{"series": f"{one.name}{{{_labels(one)}}}", "values": "1+1x60"} for one in exported]
-    expected = {"expr": f"count({expression})", "eval_time": "15m", "exp_samples": [{"labels": "{}", "value": 1}]}
-    test = {"interval": "15s", "input_series": series, "promql_expr_test": [expected]}
+    series = {f"{one.name}{{{_labels(one)}}}": "1+1x60" for one in exported}
+    evaluate(f"count({expression})", series, 1, folder)
+
+
+def evaluate(expression: str, series: dict[str, str], value: float, folder: Path) -> None:
+    """Let promtool evaluate an expression after a quarter of an hour; it has to return a value without labels."""
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": expression, "eval_time": "15m", "exp_samples": [{"labels": "{}", "value": value}]}
+        ],
+    }
     file = folder / "expression.json"
     file.write_text(json.dumps({"tests": [test]}))
     promtool("test", "rules", str(file))
@@ -100,3 +110,13 @@ def test_an_expression_whose_name_or_label_is_wrong_shows_none(
 ) -> None:
     with pytest.raises(AssertionError, match=r"got: *nil"):
         count_series(wrong, exported, tmp_path)
+
+
+@pytest.mark.parametrize("metric", ["epochsink_replays_total", "epochsink_dead_letters_total"])
+@pytest.mark.parametrize(("values", "shown"), [("_x55 3x60", 3), ("3x60", 0), ("0x45 3x60", 3)])
+def test_the_dashboard_shows_what_goes_wrong_in_the_first_epoch_of_a_run(
+    metric: str, values: str, shown: float, tmp_path: Path
+) -> None:
+    """Its series begins with it, so there is no lower value from which it has risen."""
+    (expression,) = [each.replace("$query", "orders") for each in EXPRESSIONS if metric in each]
+    evaluate(f"round(sum({expression}))", {f'{metric}{{query="orders",sink="table"}}': values}, shown, tmp_path)
