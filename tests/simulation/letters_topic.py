@@ -22,6 +22,7 @@ from epochsink.errors import OutcomeUnknown, PrepareFailed
 from epochsink.identity import identity_key
 from epochsink.kafka import Kafka, letters
 from epochsink.kafka.dead_letter import SETTLED, WRITTEN, Rules
+from epochsink.kafka.errors import Unreachable
 from epochsink.kafka.letters import KafkaLetters
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.transactions import Answer, Description, State
@@ -69,6 +70,8 @@ class Broker:
     logs: dict[str, list[Record]] = field(default_factory=lambda: {TOPIC: [], ASIDE: []})
     ids: dict[str, Id] = field(default_factory=dict)
     clock: float = 0.0
+    fault: str = ""
+    """What becomes of the next EndTxn: "lost" is its answer, "unsent" itself."""
 
     def initialise(self, name: str) -> int:
         """Abort what is open under an id, finish what is decided; return its next producer epoch."""
@@ -193,7 +196,13 @@ class Transactions:
 
     def end(self, transaction: Transaction, _deadline: float, *, commit: bool) -> tuple[Answer, str]:
         name, _, epoch = transaction
-        return step("end", lambda: self._broker.end(name, epoch, commit=commit)), "an answer"
+        fault, self._broker.fault = self._broker.fault, ""
+        answer = Answer.ASK
+        if fault != "unsent":
+            answer = step("end", lambda: self._broker.end(name, epoch, commit=commit))
+        if fault:
+            raise Unreachable("no answer")
+        return answer, "an answer"
 
     def describe(self, names: Sequence[str], _deadline: float) -> dict[str, Description]:
         return step("complete", lambda: {name: Description(self._broker.complete(name)) for name in names})  # type: ignore[no-any-return]
@@ -292,12 +301,13 @@ class _Message:
 class Plan:
     """One command makes ``first`` steps; the query's transaction with a letter begins; the other makes ``second``.
 
-    Then the first one is killed, or both go on; the transaction ends, so or so, ``before`` or after the commands.
+    Then the first one is killed, or both go on, and the next EndTxn meets a fault; the query's transaction ends
+    ``before`` or after the commands.
     """
 
     first: int
     second: int
-    killed: bool
+    fault: str
     before: bool
     commits: bool
     drops: bool
@@ -328,15 +338,21 @@ def play(plan: Plan, kind: type[KafkaLetters] = KafkaLetters, **patched: Any) ->
         epoch = broker.initialise(QUERY)
         broker.send(QUERY, epoch, [(ASIDE, replace(letter("late"), by=(QUERY, epoch)))])
         run(other, plan.second)
-        if plan.killed:
+        if plan.fault == "killed":
             one.kill()
+        else:
+            broker.fault = plan.fault
         if plan.before:
             finish(broker, epoch, commits=plan.commits)
         run(other)
         run(one)
         if not plan.before:
             finish(broker, epoch, commits=plan.commits)
-        command(drops=False)
+        broker.fault = ""
+        try:
+            command(drops=False)
+        except PrepareFailed as stuck:
+            return [f"a retry after all that is stuck: {stuck}"]
     told = (PrepareFailed, OutcomeUnknown, type(None))
     unexpected = [repr(error) for error in raised if not isinstance(error, told)]
     return unexpected + wrong(broker, [*LETTERS, *(["late"] if plan.commits else [])])

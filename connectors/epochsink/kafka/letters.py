@@ -160,9 +160,9 @@ class KafkaLetters(Letters):
                     producer.abort()
                 raise
         except NativeError as failure:
-            if failure.code in errors.FENCED:
-                raise PrepareFailed(f"another retry or drop has begun since; {_NOTHING}", hint=_AGAIN) from failure
-            raise errors.error(failure, f"dead letters in '{self._topic}': {_NOTHING}") from failure
+            why = "another retry or drop has begun since" if failure.code in errors.FENCED else failure.text
+            hint = errors.hint(failure.code) if errors.is_permanent(failure.code) else _AGAIN
+            raise PrepareFailed(f"dead letters in topic '{self._topic}': {why}; {_NOTHING}", hint=hint) from failure
 
     def _fitting(self, found: Sequence[_Found], rules: Rules, kept: dict[str, str]) -> list[_Found]:
         """Return the letters whose rows the topic takes now; ``kept`` gets the others."""
