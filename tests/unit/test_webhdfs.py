@@ -60,10 +60,12 @@ def served(handler: type[BaseHTTPRequestHandler]) -> Iterator[ThreadingHTTPServe
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 @pytest.fixture
