@@ -5,11 +5,13 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from folder_sink import FolderSink
 from pyspark import cloudpickle
+from pyspark.sql.connect.streaming.query import StreamingQuery
 
 import epochsink
 from epochsink import ExactlyOnce
@@ -21,6 +23,7 @@ from epochsink.spark.connect import execution
 from epochsink.spark.connect.checkpoint_files import location_of, place_of
 from epochsink.spark.connect.engine import CONNECT
 from epochsink.spark.connect.execution import ConnectExecution, OfSession
+from epochsink.spark.connect.query_handle import ConnectQuery
 from epochsink.spark.connect.recovery import Standing
 
 if TYPE_CHECKING:
@@ -210,6 +213,46 @@ def test_an_error_that_the_users_function_catches_ends_the_process_before_spark_
     loop.write_text(LOOP.format(path=sys.path, function=function))
     done = subprocess.run([sys.executable, str(loop)], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (code, says), done.stderr
+
+
+class Commits:
+    """An epoch that one caller commits when it may; another one meanwhile sees that the checkpoint is taken over."""
+
+    def __init__(self) -> None:
+        self.pending: tuple[int, ...] = (7,)
+        self.taken = threading.Event()
+        self.may_commit = threading.Event()
+
+    def settle(self, *, ended: bool) -> tuple[tuple[int, ...], str]:
+        assert ended
+        if self.taken.is_set():
+            return self.pending, ""
+        self.taken.set()
+        assert self.may_commit.wait(30)
+        self.pending = ()
+        return self.pending, ""
+
+
+def test_who_awaits_the_end_returns_after_the_commits_of_who_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a program that ends with `awaitTermination` ends the task that commits, in the middle of an epoch."""
+    for name in ("stop", "awaitTermination"):
+        monkeypatch.setattr(StreamingQuery, name, lambda _self, _timeout=None: None)
+    commits, seen = Commits(), list[tuple[int, ...]]()
+    query = ConnectQuery(cast("Any", None), StreamingQuery(cast("Any", None), "id", "run"), commits)
+
+    def await_end() -> None:
+        query.awaitTermination()
+        seen.append(commits.pending)
+
+    stopping, waiting = threading.Thread(target=query.stop), threading.Thread(target=await_end)
+    stopping.start()
+    assert commits.taken.wait(30)
+    waiting.start()
+    waiting.join(0.2)  # it would return at once
+    commits.may_commit.set()
+    for thread in (stopping, waiting):
+        thread.join(30)
+    assert seen == [()]
 
 
 def test_how_the_commits_stand_crosses_as_text() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
@@ -32,6 +33,7 @@ class ConnectQuery(StreamingQuery):
     def __init__(self, session: SparkSession, query: StreamingQuery, commits: Settling) -> None:
         super().__init__(session, query.id, query.runId, query.name)
         self._commits = commits
+        self._settling = threading.Lock()
 
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
         """Wait for the query to end, and for its decided epochs to be visible.
@@ -92,7 +94,10 @@ class ConnectQuery(StreamingQuery):
     def _settle(self) -> str:
         """Commit what the run has left; return why it failed, "" if it did not."""
         try:
-            pending, stopped = self._commits.settle(ended=True)
+            # one thread stops the query while another awaits its end: the second would see the first one's take of the
+            # checkpoint, leave the commits to it and return before readers see them
+            with self._settling:
+                pending, stopped = self._commits.settle(ended=True)
         except PySparkException as lost:
             _log.warning(
                 "the query has ended, and whether its last epoch is visible is not known, because the server of Spark "
