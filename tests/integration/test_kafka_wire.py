@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Producer
 from fix_kafka import lower
+from kafka.admin import ConfigResource
 from kafka_kit import (
+    NO_ROWS,
     Reader,
+    admin,
     commit,
+    commit_with_letters,
     committing,
     create_topic,
     epoch,
@@ -20,12 +24,13 @@ from kafka_kit import (
     read_all,
     rows,
     task,
+    told,
     vote,
 )
 from kafka_proxy import Api, Fate, KafkaProxy
 
 from epochsink.kafka import Kafka
-from epochsink.sink import COMMITTED
+from epochsink.sink import COMMITTED, Chosen, Retried
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,6 +38,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import KafkaService
+    from epochsink.sink import Identity
 
 STALE_EPOCH = {47, 90}
 """INVALID_PRODUCER_EPOCH and PRODUCER_FENCED: whoever sends this, the id has been used by another since."""
@@ -166,3 +172,75 @@ def test_rows_that_come_after_the_end_of_their_transaction_are_refused(
         assert commit(committer, later, after) == COMMITTED
     expected = ["after", "in time"] if decision == "commit" else ["after"]
     assert wire.seen(len(expected)) == expected
+
+
+@dataclass(frozen=True)
+class Aside:
+    """Two letters of a sink, which its topic takes by now: "b" and "c" at their beginnings."""
+
+    wire: Wire
+    who: Identity
+
+    def retry(self, *ids: str, direct: bool = False) -> Retried:
+        config = self._config(self.wire.servers if direct else self.wire.proxy.bootstrap_servers)
+        with committing(config, self.who) as committer:
+            found: Retried = committer.participant.letters("topic").retry(Chosen(ids))
+            return found
+
+    def ids(self) -> list[str]:
+        with committing(self._config(self.wire.servers), self.who) as committer:
+            found = committer.participant.letters("topic").read(Chosen(), 9)
+            return sorted(letter.id for letter in found)
+
+    def seen(self, count: int) -> list[str]:
+        return [str(value)[0] for value in self.wire.seen(count)]
+
+    def write(self) -> None:
+        """Write an epoch of which two rows become letters, and let the topic take them afterwards."""
+        config, at = self._config(self.wire.servers), epoch(0)
+        self._limit("2000")
+        with committing(config, self.who) as committer:
+            assert committer.check(rows("a").schema) == []
+            part = prepare(config, told(committer, self.who, at), rows("a", "b" * 3_000, "c" * 3_000))
+            assert commit_with_letters(committer, at, committer.vote(at, [part], NO_ROWS)) == 2
+        self._limit("9000")
+
+    def _config(self, servers: str) -> Kafka:
+        return Kafka(bootstrap_servers=servers, topic=self.wire.topic, on_rejected="dead_letter", timeout=30)
+
+    def _limit(self, size: str) -> None:
+        with admin(self.wire.servers) as client:
+            client.alter_configs([ConfigResource("TOPIC", self.wire.topic, {"max.message.bytes": size})])
+
+
+@pytest.fixture
+def aside(wire: Wire) -> Aside:
+    made = Aside(wire, identity())
+    made.write()
+    return made
+
+
+OF_A_RETRY = [(api, fate) for api, fate in STEPS if "OFFSET" not in api.name]
+
+
+@pytest.mark.parametrize(("api", "fate"), OF_A_RETRY, ids=[f"{api.name}: {fate.name}" for api, fate in OF_A_RETRY])
+def test_a_retry_of_dead_letters_whose_request_or_reply_is_lost_writes_each_row_once(
+    aside: Aside, api: Api, fate: Fate
+) -> None:
+    caught = aside.wire.proxy.catch(api, fate)
+    assert aside.retry() == Retried(written=2)
+    caught.wait()
+    assert aside.retry(direct=True) == Retried()
+    assert aside.seen(3) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("fate", [Fate.HOLD, Fate.REPEAT], ids=lambda fate: str(fate.name))
+def test_a_late_end_of_a_retry_ends_no_later_one(aside: Aside, fate: Fate) -> None:
+    """All retries of a sink have the same transactional id."""
+    first, second = aside.ids()
+    caught = aside.wire.proxy.catch(Api.END_TXN, fate)
+    assert aside.retry(first) == Retried(written=1)
+    assert aside.retry(second, direct=True) == Retried(written=1)
+    assert caught.deliver() in STALE_EPOCH
+    assert aside.seen(3) == ["a", "b", "c"]
+    assert aside.ids() == []
