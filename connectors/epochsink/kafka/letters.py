@@ -307,7 +307,7 @@ class KafkaLetters(Letters):
 
 
 _OPEN: Final = "a transaction that is open there hides whether letters were written already"
-_NOTHING: Final = "no letter was changed and no row written"
+_NOTHING: Final = "this transaction writes nothing, and its letters stay"
 _AGAIN: Final = "type it again: what is done is not done twice"
 
 
