@@ -82,7 +82,9 @@ class EpochsinkError(Exception):
 
     def to_line(self) -> str:
         """Return the error as one line of text that `from_text` finds again: for crossing into a JVM's message."""
-        facts = {name: str(value) for name, value in self.facts.items()}
+        facts = {
+            name: [*map(str, value)] if isinstance(value, list) else str(value) for name, value in self.facts.items()
+        }
         return f"{_LINE}{json.dumps([type(self).__name__, {**self._fields(), 'facts': facts}])}"
 
     @staticmethod
@@ -94,10 +96,17 @@ class EpochsinkError(Exception):
             except ValueError:
                 # text of another origin that looks like ours
                 continue
-            kind = next((kind for kind in _all_kinds(EpochsinkError) if kind.__name__ == name), None)
+            kind = _kind_named(name)
             if kind is not None:
                 return _rebuild(kind, fields)
         return None
+
+    @staticmethod
+    def from_words(text: str) -> EpochsinkError:
+        """Return the error of which a text has the kind and the message (see `without_values`)."""
+        name, _, message = text.partition(": ")
+        kind = _kind_named(name)
+        return EpochsinkError(text) if kind is None else kind(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self._fields())
@@ -130,6 +139,10 @@ def naming(sink: str) -> Iterator[None]:
 
 def _all_kinds(kind: type[EpochsinkError]) -> list[type[EpochsinkError]]:
     return [kind, *(below for child in kind.__subclasses__() for below in _all_kinds(child))]
+
+
+def _kind_named(name: str) -> type[EpochsinkError] | None:
+    return next((kind for kind in _all_kinds(EpochsinkError) if kind.__name__ == name), None)
 
 
 def _rebuild(kind: type[_Kind], fields: dict[str, Any]) -> _Kind:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -161,6 +162,21 @@ def test_a_call_must_be_that_of_the_batch_under_way(
     execution = ConnectExecution(session(), "q", Checkpoint(LocalStorage(tmp_path)), str(tmp_path))
     assert execution.batch(called) == own
     assert "the checkpoint that it was given" in str(execution.wrong_number(called, own))
+
+
+@pytest.mark.parametrize(
+    ("running", "by_start", "refused"), [(["another"], False, True), (["another"], True, False), ([], False, False)]
+)
+def test_the_checkpoint_of_a_query_that_does_not_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, running: list[str], by_start: bool, refused: bool
+) -> None:
+    """For a query by hand, in a session that lists its queries."""
+    given = session()
+    monkeypatch.setattr(given, "active", running, raising=False)
+    monkeypatch.setattr(execution, "_client_session", ["client"] if by_start else [])
+    made_so = ConnectExecution(given, "q", Checkpoint(LocalStorage(tmp_path)), str(tmp_path))
+    with pytest.raises(ConfigurationError, match="query q, which does not run") if refused else nullcontext():
+        made_so.refuse_unlike(str(tmp_path), str(tmp_path))
 
 
 USERS = """

@@ -13,7 +13,7 @@ import epochsink.elasticsearch.errors
 import epochsink.kafka.errors
 import epochsink.postgres.errors
 from epochsink import errors
-from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, RowsRejected
+from epochsink.errors import CheckFailed, ConfigurationError, EpochsinkError, RowsRejected, without_values
 
 KINDS = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EpochsinkError)]
 AWKWARD = 'value "x"; drop table y;-- \n  breaks\tthe rule: ü \u2028 [1] \\n {"a": 1}'
@@ -30,13 +30,14 @@ def test_an_error_survives_pickling(kind: type[EpochsinkError]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_error_is_found_again_in_a_text_that_quotes_it(kind: type[EpochsinkError]) -> None:
-    """Class, message, hint and facts; facts as text."""
-    line = kind(AWKWARD, hint=AWKWARD, column=AWKWARD, epoch=7).to_line()
+    """Class, message, hint and facts; facts as text, or lists of it."""
+    line = kind(AWKWARD, hint=AWKWARD, column=AWKWARD, epoch=7, findings=[AWKWARD, 8]).to_line()
     assert "\n" not in line
     text = f'Traceback:\n  File "x.py", line 1\nmodule.TaskFailed: {line}\n\n\tat java.lang.Thread.run()'
     found = EpochsinkError.from_text(text)
     assert type(found) is kind
-    assert (found.message, found.hint, found.facts) == (AWKWARD, AWKWARD, {"column": AWKWARD, "epoch": "7"})
+    facts = {"column": AWKWARD, "epoch": "7", "findings": [AWKWARD, "8"]}
+    assert (found.message, found.hint, found.facts) == (AWKWARD, AWKWARD, facts)
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,19 @@ def test_the_first_error_of_a_text_that_can_be_read_is_taken() -> None:
     lines = ["epochsink-error: [broken]", RowsRejected("a").to_line(), ConfigurationError("b").to_line()]
     found = EpochsinkError.from_text("\n".join(lines))
     assert isinstance(found, RowsRejected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_is_made_again_of_its_words(kind: type[EpochsinkError]) -> None:
+    """As a client of Spark Connect reads them in the ledger."""
+    found = EpochsinkError.from_words(without_values(kind(AWKWARD, values="secret")))
+    assert (type(found), found.message, found.values) == (kind, AWKWARD, "")
+
+
+@pytest.mark.parametrize("words", ["", "KeyError", "KeyError: 7"])
+def test_words_of_another_error_stay_as_they_are(words: str) -> None:
+    found = EpochsinkError.from_words(words)
+    assert (type(found), found.message) == (EpochsinkError, words)
 
 
 def test_the_reference_page_names_every_error() -> None:

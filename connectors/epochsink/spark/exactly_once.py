@@ -7,7 +7,7 @@ import shlex
 import threading
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from pyspark import cloudpickle
 from pyspark.sql import is_remote
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
 
     from epochsink.protocol.checkpoint import OpenCheckpoint
     from epochsink.sink import Sink
+    from epochsink.spark.connect.query_handle import ConnectQuery
     from epochsink.spark.connect.server import ConnectServer
     from epochsink.spark.engine import Execution
 
 
-_OF_THE_PROCESS: Final = ("_failed", "_lock", "_run", "_checked", "_writers")
+_OF_THE_PROCESS: Final = ("_failed", "_lock", "_run", "_query", "_checked", "_writers")
 
 
 @arguments.checked_names
@@ -100,6 +101,8 @@ class ExactlyOnce:
         # start() and the first batch, in the stream thread, both may make the run
         self._lock = threading.RLock()
         self._run: Run | None = None
+        # in a client of Spark Connect, where the run is in the server
+        self._query: ConnectQuery | None = None
         self._checked = False
         # these have our foreachBatch, and may be started again
         self._writers: weakref.WeakSet[DataStreamWriter] = weakref.WeakSet()
@@ -128,8 +131,10 @@ class ExactlyOnce:
         frame = engine.frame_of(writer)
         server = _server_of(frame.sparkSession)
         if server is not None:
+            self._refuse_active(frame.sparkSession)
             self._writers.add(writer)
-            return server.start(self, writer, frame)
+            self._query = server.start(self, writer, frame)
+            return cast("ExactlyOnceQuery", self._query)
         opened = self._check(frame)
         # before the query starts: its first batch may be an hour away, and readers wait for what is decided
         self._recover(frame.sparkSession, opened)
@@ -264,8 +269,9 @@ class ExactlyOnce:
                 ),
             )
 
-    def _refuse_active(self) -> None:
-        if self._run is not None and not self._run.has_ended():
+    def _refuse_active(self, session: SparkSession | None = None) -> None:
+        runs_there = session is not None and self._query is not None and self._query.is_active_in(session)
+        if runs_there or (self._run is not None and not self._run.has_ended()):
             raise ConfigurationError(
                 f"this ExactlyOnce already serves a running query on checkpoint {self.checkpoint}",
                 hint="stop that query first, or make an ExactlyOnce with a checkpoint of its own for the other",

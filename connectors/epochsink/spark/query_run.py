@@ -18,7 +18,7 @@ from epochsink.sink import participants_of
 from epochsink.spark.epoch_attempts import ATTEMPTS, EpochAttempts
 from epochsink.spark.epoch_writer import EpochWriter
 from epochsink.spark.retried_reads import RetriedReads
-from epochsink.spark.running_query import RunningQuery
+from epochsink.spark.running_query import RunningQuery, complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +101,9 @@ class Run:
             # nobody will join this run: its sessions would look like those of a driver that lives
             self.release()
             if isinstance(failure, EpochsinkError):
-                failure.address(self.location)
+                complete(failure, self.location, show_values=show_values)
+                # its causes may quote rows
+                raise failure.fresh() from None
             raise
 
     @property

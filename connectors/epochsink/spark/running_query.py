@@ -61,12 +61,9 @@ class RunningQuery:
         return self._commit_thread.failure is None and self.execution.is_active()
 
     def report(self, failure: BaseException) -> None:
-        """Complete the commands of what stops the commits, and leave values of rows out unless they may be shown."""
+        """Make what stops the commits fit to be told."""
         if isinstance(failure, EpochsinkError):
-            failure.address(self._location)
-            failure.notes = failure.notes or (f"Type: epochsink status {shlex.quote(self._location)}",)
-            if not self._show_values:
-                failure.hide_values()
+            complete(failure, self._location, show_values=self._show_values)
 
     def interrupt(self) -> None:
         """Make the query fail with what stopped the commits."""
@@ -90,6 +87,14 @@ class RunningQuery:
         failure = self._commit_thread.failure
         # its frames and causes, which may quote rows, are those of another thread
         return failure.fresh() if isinstance(failure, EpochsinkError) else failure
+
+
+def complete(failure: EpochsinkError, location: str, *, show_values: bool) -> None:
+    """Complete the commands of a failed commit's error, and leave values of rows out unless they may be shown."""
+    failure.address(location)
+    failure.notes = failure.notes or (f"Type: epochsink status {shlex.quote(location)}",)
+    if not show_values:
+        failure.hide_values()
 
 
 def _warn_of_chance(execution: Execution) -> None:

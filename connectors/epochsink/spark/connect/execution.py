@@ -131,7 +131,18 @@ class ConnectExecution:
         return []
 
     def refuse_unlike(self, location: str, used: str) -> None:
-        """Do nothing: `batch` compares each call with the checkpoint."""
+        """Refuse, for a query by hand, the checkpoint of one that does not run, if the session lists those that do.
+
+        From 4.3 on it lists none. Then only `batch` compares each call with the checkpoint.
+        """
+        del used
+        if not (_client_session or self._is_listed) and self._session.streams.active:
+            raise ConfigurationError(
+                f"ExactlyOnce was given the checkpoint of query {self.query_id}, which does not run ({location}): the "
+                "commits there would not be the decisions on this query's epochs",
+                hint="set .option('checkpointLocation', sink.checkpoint) on the writer, or use sink.start(writer), "
+                "which does",
+            )
 
     def batch(self, epoch: int) -> int | None:
         """Return the number of the batch that the checkpoint says is under way; ``epoch`` is what is expected."""

@@ -35,6 +35,10 @@ class ConnectQuery(StreamingQuery):
         self._commits = commits
         self._settling = threading.Lock()
 
+    def is_active_in(self, session: object) -> bool:
+        """Return whether the query runs in a session; the server of another session is not asked."""
+        return self._session is session and self.isActive
+
     def awaitTermination(self, timeout: int | None = None) -> bool | None:  # noqa: N802 - Spark's name
         """Wait for the query to end, and for its decided epochs to be visible.
 
@@ -57,7 +61,7 @@ class ConnectQuery(StreamingQuery):
             if stopped:
                 # not every version lets the process of the run stop it
                 super().stop()
-                raise EpochsinkError(stopped)
+                raise EpochsinkError.from_words(stopped)
             if not pending:
                 return
         self._finish(self.exception())
@@ -89,7 +93,7 @@ class ConnectQuery(StreamingQuery):
         if failure is not None:
             raise failure
         if stopped:
-            raise EpochsinkError(stopped)
+            raise EpochsinkError.from_words(stopped)
 
     def _settle(self) -> str:
         """Commit what the run has left; return why it failed, "" if it did not."""
@@ -105,6 +109,9 @@ class ConnectQuery(StreamingQuery):
                 lost,
             )
             return ""
+        except EpochsinkError as failure:
+            # the frames of the task that asked mean nothing here
+            raise failure.fresh() from None
         if pending:
             _log.warning("epochs %s are decided and not visible: another driver has taken the checkpoint over", pending)
         return stopped

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 
 from epochsink.errors import ConfigurationError, UnsupportedQuery
 from epochsink.spark.argument_checks import refuse_unfit
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from epochsink.sink import Sink
     from epochsink.spark.engine import Pipeline
-    from epochsink.spark.query_handle import ExactlyOnceQuery
 
 WAIT_SECONDS: Final = 10.0
 """How long one task waits for epochs to become visible while the query runs."""
+_TOO_BUSY: Final = "Python worker failed to connect back"
 LAST_COMMIT_SECONDS: Final = 1.0
 """How long the process of an ended run may take for its last commit: Spark kills it within a second or two."""
 
@@ -54,7 +54,7 @@ class ConnectServer:
         """Commit what the last run decided, and abort its leftovers, in a task."""
         self._recover(pipeline)
 
-    def start(self, pipeline: Pipeline, writer: DataStreamWriter, frame: DataFrame) -> ExactlyOnceQuery:
+    def start(self, pipeline: Pipeline, writer: DataStreamWriter, frame: DataFrame) -> ConnectQuery:
         """Check, recover, and start the query."""
         if compat.option_of(writer, "asyncProgressTrackingEnabled").lower() == "true":
             raise UnsupportedQuery(
@@ -67,11 +67,13 @@ class ConnectServer:
         try:
             batch = OfSession(pipeline, session.session_id)
             query = writer.foreachBatch(batch).option("checkpointLocation", pipeline.checkpoint).start()
+        except AnalysisException:
+            # Spark does not take such a query, wherever its checkpoint is
+            raise
         except PySparkException as refused:
             raise _not_started(refused, pipeline.checkpoint) from refused
         started: Any = query
-        handle: Any = ConnectQuery(session, started, Commits(session, self._recovery(pipeline), query.id, before))
-        return cast("ExactlyOnceQuery", handle)
+        return ConnectQuery(session, started, Commits(session, self._recovery(pipeline), query.id, before))
 
     def _recover(self, pipeline: Pipeline) -> Standing:
         return Standing.from_json(in_task(self._session, self._recovery(pipeline).recover))
@@ -120,5 +122,7 @@ def _not_started(refused: PySparkException, checkpoint: str) -> ConfigurationErr
         )
     return ConfigurationError(
         f"Spark does not start a query on checkpoint={checkpoint!r}: {text.splitlines()[0]}",
-        hint="give a folder that Spark can make and write",
+        hint="the server is too busy to begin a Python process within 10 s: start the query again"
+        if _TOO_BUSY in text
+        else "give a folder that Spark can make and write",
     )
