@@ -67,6 +67,7 @@ test: $(STAMP) ## the tests, on real services, without those that take longer th
 test-all: $(STAMP) ## what `make test` leaves out: the long tests, an eighth of the fault plans and of the experiments
 	@$(RUN)/epochsink services fetch $(SERVICES)
 	EPOCHSINK_SHARE=$(DAY)/8 $(PYTEST) -m "thorough or plans"
+	$(PYTEST) --connect $$(grep -l pytest.mark.connect tests/*/test_*.py) # the same tests a second time, on Spark Connect
 
 durations: $(STAMP) ## run all tests, and record how long each takes: so two processes end at about the same time
 	@$(RUN)/epochsink services fetch

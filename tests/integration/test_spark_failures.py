@@ -17,6 +17,11 @@ from epochsink.spark.query_handle import ExactlyOnceQuery
 if TYPE_CHECKING:
     from streams import Stream
 
+pytestmark = pytest.mark.connect
+
+TRIES = 9
+"""More than a run and the recovery at its end take, which on Spark Connect is a try of its own."""
+
 
 def test_a_task_brings_the_sinks_own_error_to_the_driver(stream: Stream) -> None:
     """Raised as it is, with the sink, the epoch, its source offsets and a command, and nothing of Spark's around it."""
@@ -35,6 +40,7 @@ def test_a_task_brings_the_sinks_own_error_to_the_driver(stream: Stream) -> None
     assert failed.value.__cause__ is failed.value.__context__ is None
 
 
+@pytest.mark.classic("looks at the object, of which the server has a copy")
 def test_the_error_of_an_earlier_query_is_not_that_of_the_next_one(stream: Stream) -> None:
     """An object may be started again; without a batch, nothing of the new query has failed."""
     stream.sink.faults.arm("write-rejects")
@@ -47,6 +53,7 @@ def test_the_error_of_an_earlier_query_is_not_that_of_the_next_one(stream: Strea
     assert once._failed.failure is None
 
 
+@pytest.mark.classic("reads the log of the process of the run")
 def test_an_error_that_no_sink_names_is_told_in_one_line(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     """The whole trace, of the executor too, is logged where people see it."""
     stream.sink.faults.arm("write-breaks")
@@ -77,6 +84,7 @@ def without_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(epoch_attempts, "LONGEST_PAUSE_SECONDS", 0.01)
 
 
+@pytest.mark.classic("waits out the pauses between attempts, which are in the process of the run")
 @pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize("fault", ["prepare-breaks", "vote-breaks"])
 def test_a_failure_that_passes_does_not_end_the_query(stream: Stream, fault: str) -> None:
@@ -89,6 +97,7 @@ def test_a_failure_that_passes_does_not_end_the_query(stream: Stream, fault: str
     assert [entry["entry"] for entry in stream.ledger()] == ["take", "prepared", "done"]
 
 
+@pytest.mark.classic("waits out the pauses between attempts, which are in the process of the run")
 @pytest.mark.usefixtures("without_pauses")
 @pytest.mark.parametrize(
     ("fault", "message"),
@@ -113,6 +122,7 @@ def test_rows_that_are_refused_are_not_tried_again(stream: Stream) -> None:
     assert stream.sink.faults.strike("write-rejects")
 
 
+@pytest.mark.classic("makes reads fail in the process of the run")
 def test_a_store_that_does_not_answer_for_a_moment_ends_no_query(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +144,7 @@ def test_a_store_that_does_not_answer_for_a_moment_ends_no_query(
 
 def test_a_lost_reply_stops_the_query_and_nothing_comes_twice(stream: Stream) -> None:
     """The target has committed, and nobody knows: the next start finds out."""
-    stream.sink.faults.arm("commit-reply-lost")
+    stream.sink.faults.arm("commit-reply-lost", TRIES)
     stream.put(range(10))
     with pytest.raises(
         OutcomeUnknown, match=r"epoch 0 is decided, .* the connection broke after the request"
@@ -142,6 +152,7 @@ def test_a_lost_reply_stops_the_query_and_nothing_comes_twice(stream: Stream) ->
         stream.run()
     assert "the next start asks again" in stopped.value.hint
     assert stream.done() == []
+    stream.sink.faults.disarm("commit-reply-lost")
     stream.run()
     assert stream.sink.values() == list(range(10))
     assert stream.done() == [0]
@@ -149,7 +160,7 @@ def test_a_lost_reply_stops_the_query_and_nothing_comes_twice(stream: Stream) ->
 
 def test_an_unknown_outcome_stops_a_busy_query(stream: Stream) -> None:
     """The next epochs are not recorded: at most one is pending."""
-    stream.sink.faults.arm("commit-unknown")
+    stream.sink.faults.arm("commit-unknown", TRIES)
     for first in range(0, 50, 10):
         stream.put(range(first, first + 10))
     query = stream.start_endless(stream.exactly_once())
@@ -158,10 +169,12 @@ def test_an_unknown_outcome_stops_a_busy_query(stream: Stream) -> None:
     assert isinstance(query.exception(), StreamingQueryException)
     assert "OutcomeUnknown" in str(query.exception())
     assert [entry["epoch"] for entry in stream.ledger() if entry["entry"] == "prepared"] == [0]
+    stream.sink.faults.disarm("commit-unknown")
     stream.run()
     assert stream.sink.values() == list(range(50))
 
 
+@pytest.mark.classic("on Spark Connect such a query is stopped, not failed: test_connect_queries.py")
 def test_an_unknown_outcome_stops_an_idle_query(stream: Stream) -> None:
     """No batch comes that could raise the error: the query is made to fail, and whoever waits for it is told why."""
     stream.spark.streams.resetTerminated()
@@ -186,6 +199,7 @@ def test_an_unknown_outcome_stops_an_idle_query(stream: Stream) -> None:
     stream.spark.streams.resetTerminated()
 
 
+@pytest.mark.classic("on Spark Connect a query by hand is stopped, and recover() tells why")
 @pytest.mark.parametrize("files", [1, 5], ids=["idle", "busy"])
 def test_a_query_by_hand_fails_too(stream: Stream, files: int) -> None:
     """Its own awaitTermination must not return as if all were well; await_committed names the reason."""
@@ -206,7 +220,7 @@ def test_a_query_by_hand_fails_too(stream: Stream, files: int) -> None:
 
 def test_process_all_available_raises_what_made_a_commit_fail(stream: Stream) -> None:
     query = stream.start_endless(stream.exactly_once())
-    stream.sink.faults.arm("commit-unknown")
+    stream.sink.faults.arm("commit-unknown", TRIES)
     stream.put(range(10))
     with pytest.raises((OutcomeUnknown, StreamingQueryException), match="epoch 0 is decided, and whether"):
         query.processAllAvailable()
@@ -216,7 +230,7 @@ def test_process_all_available_raises_what_made_a_commit_fail(stream: Stream) ->
 
 def test_stop_raises_what_made_the_last_commit_fail(stream: Stream) -> None:
     stream.sink.faults.arm("commit")
-    stream.sink.faults.arm("commit-unknown")
+    stream.sink.faults.arm("commit-unknown", TRIES)
     stream.put(range(10))
     query = stream.start_endless(stream.exactly_once())
     while not stream.sink.faults.reached("commit"):
@@ -226,6 +240,7 @@ def test_stop_raises_what_made_the_last_commit_fail(stream: Stream) -> None:
         query.stop()
 
 
+@pytest.mark.classic("on Spark Connect the process of a run may be killed before it closes anything")
 def test_committers_are_closed_after_a_failure_too(stream: Stream) -> None:
     stream.sink.faults.arm("commit-unknown")
     stream.put(range(10))

@@ -19,6 +19,11 @@ from epochsink.protocol import commit_thread
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+pytestmark = pytest.mark.connect
+
+TRIES = 9
+"""More than a run and the recovery at its end take, which on Spark Connect is a try of its own."""
+
 
 def three_epochs(stream: Stream) -> None:
     for first in (0, 10, 20):
@@ -33,18 +38,19 @@ def with_an_undecided_epoch(stream: Stream) -> None:
     once = stream.exactly_once()
     with pytest.raises(StreamingQueryException, match="Boom"):
         stream.by_hand(raising_after(once, 2)).awaitTermination()
-    once.await_committed()
+    stream.settle(once)
     assert stream.committed() == stream.done() == [0, 1]
     assert stream.sink.values() == list(range(20))
 
 
 def test_a_start_commits_a_decided_epoch_even_if_no_batch_ever_comes(stream: Stream) -> None:
-    stream.sink.faults.arm("commit-unknown")
+    stream.sink.faults.arm("commit-unknown", TRIES)
     stream.put(range(10))
     with pytest.raises(OutcomeUnknown, match="did not answer within 1 s"):
         stream.run()
     assert stream.committed() == [0]
     assert stream.sink.rows() == []
+    stream.sink.faults.disarm("commit-unknown")
     query = stream.start_endless(stream.exactly_once())
     assert stream.sink.values() == list(range(10))
     assert stream.done() == [0]
@@ -53,16 +59,17 @@ def test_a_start_commits_a_decided_epoch_even_if_no_batch_ever_comes(stream: Str
 
 def test_recover_by_hand_commits_it_too(stream: Stream) -> None:
     """For a foreachBatch made by hand: nothing calls us before the first batch."""
-    stream.sink.faults.arm("commit-unknown")
+    stream.sink.faults.arm("commit-unknown", TRIES)
     stream.put(range(10))
     with pytest.raises(OutcomeUnknown):
         stream.run()
+    stream.sink.faults.disarm("commit-unknown")
     once = stream.exactly_once()
     once.recover(stream.spark)
     assert stream.sink.values() == list(range(10))
     stream.put(range(10, 20))
     stream.by_hand(once).awaitTermination()
-    once.await_committed()
+    stream.settle(once)
     assert stream.sink.values() == list(range(20))
 
 
@@ -83,7 +90,7 @@ def test_an_adopted_epoch_may_be_interrupted_again(stream: Stream) -> None:
     once = stream.exactly_once()
     with pytest.raises(StreamingQueryException, match="Boom"):
         stream.by_hand(raising_after(once, 2)).awaitTermination()
-    once.await_committed()
+    stream.settle(once)
     assert stream.sink.values() == list(range(20))
     stream.run()
     assert stream.sink.values() == list(range(30))
@@ -190,15 +197,14 @@ def test_a_new_checkpoint_on_the_old_target_swallows_nothing(stream: Stream) -> 
 
 
 def plain_first(stream: Stream) -> list[int]:
-    seen: list[int] = []
+    target = str(stream.folder / "plain")
 
     def append(frame: DataFrame, epoch: int) -> None:
-        seen.extend(row["id"] for row in frame.collect())
-        assert epoch == 0
+        frame.write.json(f"{target}-{epoch}")
 
     stream.put(range(10))
     stream.by_hand(append).awaitTermination()
-    return seen
+    return [row["id"] for row in stream.spark.read.json(f"{target}-0").collect()]
 
 
 def test_commits_without_a_ledger_are_refused(stream: Stream) -> None:
@@ -243,7 +249,7 @@ def test_a_sink_may_be_removed_when_it_owes_nothing(stream: Stream) -> None:
 def test_a_removed_sink_with_a_pending_epoch_is_refused(stream: Stream) -> None:
     """With the hint: start once more with it."""
     other = FolderSink(str(stream.folder / "other"))
-    other.faults.arm("commit-unknown")
+    other.faults.arm("commit-unknown", TRIES)
     both: dict[str, Any] = {"folder": stream.sink, "other": other}
     stream.put(range(10))
     with pytest.raises(OutcomeUnknown):
@@ -251,6 +257,7 @@ def test_a_removed_sink_with_a_pending_epoch_is_refused(stream: Stream) -> None:
     with pytest.raises(ConfigurationError, match="sink 'other', which this query no longer has") as refused:
         stream.run()
     assert "start once more with the sink 'other'" in refused.value.hint
+    other.faults.disarm("commit-unknown")
     stream.run(stream.exactly_once(both))
     assert other.values() == stream.sink.values() == list(range(10))
 
@@ -284,7 +291,8 @@ def test_what_a_target_lost_is_prepared_again_from_the_spool(stream: Stream) -> 
         path.unlink()
     stream.sink.faults.disarm("commit")
     query.awaitTermination()
-    assert stream.sink.calls("replay") == ["0"]
+    # again where the first one breaks off: on Spark Connect the process of a run is killed soon after its end
+    assert {*stream.sink.calls("replay")} == {"0"}
     assert stream.sink.values() == list(range(10))
 
 
@@ -338,6 +346,7 @@ def test_a_changed_spool_file_stops_the_replay_and_names_the_file(stream: Stream
     assert stream.sink.values() == []
 
 
+@pytest.mark.classic("shortens a pause in the process of the run")
 def test_a_running_query_that_is_abandoned_stops_with_the_reason_and_leaves_nothing(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from streams import Stream
 
+pytestmark = pytest.mark.connect
+
 SINK = FolderSink("/nowhere")
 
 
@@ -92,6 +94,7 @@ def test_a_writer_may_name_the_same_checkpoint_and_be_started_again(stream: Stre
         stream.exactly_once().start(writer)
 
 
+@pytest.mark.classic("on Spark Connect the output mode of a query by hand is not known")
 def test_complete_results_into_a_sink_that_appends_are_refused_by_hand_too(stream: Stream) -> None:
     stream.put(range(10))
     once = stream.exactly_once()
@@ -190,23 +193,21 @@ def test_a_shuffle_for_one_sink_beside_one_that_keeps_the_order_is_refused(strea
 @pytest.mark.parametrize("place", ["nosuch://host/folder", "nosuch:/folder", "not a: uri"])
 def test_a_checkpoint_that_spark_has_no_file_system_for_is_refused(stream: Stream, place: str) -> None:
     once = ExactlyOnce(checkpoint=place, sinks={"folder": stream.sink})
-    with pytest.raises(ConfigurationError, match="cannot be used") as refused:
+    with pytest.raises(ConfigurationError, match=r"cannot be used|through Spark's JVM|a relative path") as refused:
         stream.start(once)
     assert place in str(refused.value)
-    assert "checkpointLocation" in refused.value.hint
+    assert refused.value.hint
 
 
 def test_a_checkpoint_that_is_a_file_is_refused(stream: Stream) -> None:
     stream.checkpoint.write_text("not a folder")
-    with pytest.raises(ConfigurationError, match="is a file"):
+    with pytest.raises(ConfigurationError, match=r"is a file|is not a folder"):
         stream.run()
 
 
 def test_a_checkpoint_that_cannot_be_made_is_refused(stream: Stream) -> None:
     once = ExactlyOnce(checkpoint="/proc/epochsink/checkpoint", sinks={"folder": stream.sink})
-    with pytest.raises(
-        ConfigurationError, match=r"checkpoint='/proc/epochsink/checkpoint' cannot be written: .*No such file"
-    ):
+    with pytest.raises(ConfigurationError, match=r"checkpoint='/proc/epochsink/checkpoint'.*(No such file|mkdir)"):
         stream.start(once)
 
 
@@ -227,7 +228,7 @@ def test_another_checkpoint_by_hand_is_refused(stream: Stream, tmp_path: Path) -
     once = stream.exactly_once()
     once.recover(stream.spark)
     stream.checkpoint = tmp_path / "copy"
-    with pytest.raises(StreamingQueryException, match="ExactlyOnce was given"):
+    with pytest.raises(StreamingQueryException, match=r"(ExactlyOnce|it) was given"):
         stream.by_hand(once).awaitTermination()
     assert stream.sink.values() == list(range(10))
 
@@ -245,12 +246,13 @@ def test_async_progress_tracking_is_refused(stream: Stream) -> None:
         .option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
         .trigger(processingTime="20 milliseconds")
     )
-    with pytest.raises(UnsupportedQuery, match="AsyncProgressTrackingMicroBatchExecution"):
+    with pytest.raises(UnsupportedQuery, match=r"(?i)async ?progress ?tracking"):
         stream.exactly_once().start(writer)
     assert stream.spark.streams.active == []
     assert stream.sink.rows() == []
 
 
+@pytest.mark.classic("on Spark Connect the options of a query by hand are not known")
 def test_async_progress_tracking_by_hand_is_refused(stream: Stream) -> None:
     source = stream.spark.readStream.format("rate").load().selectExpr("value AS id")
     once = stream.exactly_once()
@@ -262,7 +264,7 @@ def test_async_progress_tracking_by_hand_is_refused(stream: Stream) -> None:
         .trigger(processingTime="20 milliseconds")
         .start()
     )
-    with pytest.raises(StreamingQueryException, match="AsyncProgressTrackingMicroBatchExecution"):
+    with pytest.raises(StreamingQueryException, match=r"(?i)async ?progress ?tracking"):
         query.awaitTermination()
     assert stream.sink.rows() == []
 
@@ -294,6 +296,7 @@ sys.meta_path.insert(0, Lacks())
 """
 
 
+@pytest.mark.classic("changes the Python of the executors")
 def test_executors_without_epochsink_are_refused_before_the_first_row(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,6 +314,7 @@ def test_executors_without_epochsink_are_refused_before_the_first_row(
     assert not stream.checkpoint.exists()
 
 
+@pytest.mark.classic("changes the Python of the executors")
 def test_executors_without_that_python_are_refused(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream.spark.sparkContext, "pythonExec", "/nowhere/python3")
     with pytest.raises(ConfigurationError, match=r"cannot run Python \(/nowhere/python3\): .*Cannot run program"):
@@ -334,6 +338,7 @@ def with_older_epochsink(stream: Stream, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(stream.spark.sparkContext.environment, "PYTHONPATH", str(package.parent))
 
 
+@pytest.mark.classic("changes the Python of the executors")
 def test_executors_with_another_version_are_refused_before_the_first_row(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +350,7 @@ def test_executors_with_another_version_are_refused_before_the_first_row(
     assert not stream.checkpoint.exists()
 
 
+@pytest.mark.classic("changes the Python of the executors")
 def test_an_executor_that_joins_later_with_another_version_writes_no_row(
     stream: Stream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.state import GroupState
     from streams import Stream
 
+pytestmark = pytest.mark.connect
+
 STATE = "org.apache.spark.sql.execution.streaming.state"
 PROVIDERS = {"hdfs": f"{STATE}.HDFSBackedStateStoreProvider", "rocksdb": f"{STATE}.RocksDBStateStoreProvider"}
 
 
-@pytest.fixture(params=PROVIDERS)
+# on Spark Connect one of the two is enough: the state is the same engine's
+@pytest.fixture(params=[pytest.param("hdfs", marks=pytest.mark.classic("one state store is enough")), "rocksdb"])
 def state_store(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[None]:
     """Run the test's queries on each of Spark's state stores."""
     spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS[request.param])
@@ -38,7 +41,7 @@ def interrupted_after(stream: Stream, epoch: int, make: Callable[[], DataFrame])
     writer = make().writeStream.foreachBatch(raising_after(once, epoch)).trigger(availableNow=True)
     with pytest.raises(StreamingQueryException, match="Boom"):
         writer.option("checkpointLocation", str(stream.checkpoint)).start().awaitTermination()
-    once.await_committed()
+    stream.settle(once)
     stream.forget_state(epoch)
 
 
@@ -186,6 +189,7 @@ def test_a_function_that_calls_again_where_spark_keeps_the_first_state_records_n
     assert {key: len(seen) for key, seen in moments(stream).items()} == dict.fromkeys(range(5), 1)
 
 
+@pytest.mark.classic("on Spark Connect whether a plan has state is not known: one attempt")
 @pytest.mark.usefixtures("second_format")
 def test_a_query_without_state_is_attempted_again_in_any_format(stream: Stream) -> None:
     stream.put(range(10))
@@ -194,6 +198,7 @@ def test_a_query_without_state_is_attempted_again_in_any_format(stream: Stream) 
     assert stream.sink.values() == list(range(10))
 
 
+@pytest.mark.classic("on Spark Connect the warning is not given")
 def test_state_that_does_not_repeat_is_named_at_the_start(stream: Stream, caplog: pytest.LogCaptureFixture) -> None:
     stream.put(range(5))
     stream.run(frame=windows(stream))

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from streams import Stream
 
+pytestmark = pytest.mark.connect
+
 
 def test_all_rows_are_visible_when_await_termination_returns(stream: Stream) -> None:
     """availableNow: the last epoch too, whose commits/N Spark writes just before the query ends."""
@@ -108,11 +110,12 @@ def test_a_foreach_batch_made_by_hand_is_the_same(stream: Stream) -> None:
     for run in range(3):
         stream.put(range(run * 10, run * 10 + 10))
         stream.by_hand(once).awaitTermination()
-    once.await_committed()
+    stream.settle(once)
     assert stream.sink.values() == list(range(30))
     assert stream.committed() == stream.done() == [0, 1, 2]
 
 
+@pytest.mark.classic("counts calls in the process of the run")
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_start_opens_the_checkpoint_once(stream: Stream, monkeypatch: pytest.MonkeyPatch, by_hand: bool) -> None:  # noqa: FBT001
     """To open one in a store takes requests, and settings that are read twice may differ."""
@@ -128,13 +131,14 @@ def test_a_start_opens_the_checkpoint_once(stream: Stream, monkeypatch: pytest.M
         stream.put(range(run * 10, run * 10 + 10))
         if by_hand:
             stream.by_hand(once).awaitTermination()
-            once.await_committed()
+            stream.settle(once)
         else:
             stream.run(once)
     assert opened == [stream.url] * 2
     assert stream.sink.values() == list(range(20))
 
 
+@pytest.mark.classic("on Spark Connect each run has a process and an object of its own")
 def test_a_query_by_hand_waits_for_the_last_commits_of_the_one_before(stream: Stream) -> None:
     """Else its take of the ledger would fence a run of the same object, in the middle of a commit."""
     once = stream.exactly_once()
@@ -147,7 +151,7 @@ def test_a_query_by_hand_waits_for_the_last_commits_of_the_one_before(stream: St
     assert [entry["entry"] for entry in stream.ledger()].count("take") == 1
     stream.sink.faults.disarm("commit")
     query.awaitTermination()
-    once.await_committed()
+    stream.settle(once)
     assert stream.sink.values() == list(range(20))
 
 
@@ -157,7 +161,7 @@ def test_an_endless_query_by_hand_is_committed_after_its_stop(stream: Stream) ->
     query = stream.by_hand(once, endless=True)
     wait_until(stream.committed, "commits/0")
     query.stop()
-    once.await_committed()
+    stream.settle(once)
     assert stream.sink.values() == list(range(10))
 
 

@@ -16,8 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from streams import Stream, raising_after, wait_until
+from streams import Stream, raising_after
 
 from epochsink.devkit.demo.connect_server import connect, start_server
 from epochsink.spark.engines import engine_of
@@ -63,26 +62,6 @@ def adopts(stream: Stream) -> Any:
     return {"failed": failed, "before": before, "rows": stream.sink.values(), "votes": stream.sink.calls("vote")}
 
 
-def keeps_state(stream: Stream) -> Any:
-    """Close groups by a watermark, in batches without data too."""
-    for ids in ([1, 2], [40, 41], [90]):
-        stream.put(ids)
-    frame = stream.frame().withWatermark("at", "10 seconds")
-    counted = frame.groupBy(F.window("at", "10 seconds")).count().selectExpr("count AS id", "window.start AS word")
-    stream.run(frame=counted)
-    return {"rows": stream.sink.values(), "epochs": len(stream.done()), "inputs": 3}
-
-
-def rejects(stream: Stream) -> Any:
-    """Refuse a row for good, in a task."""
-    stream.put([1])
-    stream.sink.faults.arm("write-rejects", 9)
-    failed = outcome(stream.run)
-    stream.sink.faults.disarm("write-rejects")
-    stream.run()
-    return {"failed": failed, "rows": stream.sink.values()}
-
-
 def swallows(stream: Stream) -> Any:
     """Catch the error of an epoch in the user's function."""
     stream.put([1])
@@ -115,20 +94,6 @@ def calls_twice(stream: Stream) -> Any:
     return {"failed": failed, "rows": stream.sink.values()}
 
 
-def takes_over(stream: Stream) -> Any:
-    """Take the checkpoint of a running query: the older run writes nothing any more."""
-    stream.put([1])
-    old = stream.start_endless(stream.exactly_once())
-    old.processAllAvailable()
-    # what another client does first: it takes the ledger
-    stream.exactly_once().recover(stream.spark)
-    stream.put([2])
-    failed = outcome(old.awaitTermination)
-    before = stream.sink.values()
-    stream.run()
-    return {"failed": failed, "before": before, "rows": stream.sink.values()}
-
-
 def mistakes_checkpoint(stream: Stream) -> Any:
     """Give the query another checkpoint than the object."""
     stream.put([1])
@@ -144,16 +109,16 @@ def mistakes_checkpoint(stream: Stream) -> Any:
     return {"failed": failed, "also": also, "rows": stream.sink.values()}
 
 
-def fails_between(stream: Stream) -> Any:
-    """Fail a commit while no batch comes."""
+def mistakes_an_epoch_under_way(stream: Stream) -> Any:
+    """Give the query another checkpoint than the object, on which the same epoch is under way."""
     stream.put([1])
-    stream.sink.faults.arm("commit-unknown", 30)
-    query = stream.start_endless(stream.exactly_once())
-    failed = outcome(query.processAllAvailable)
-    wait_until(lambda: not query.isActive, "the query ends")
-    stream.sink.faults.disarm("commit-unknown")
-    stream.run()
-    return {"failed": failed, "rows": stream.sink.values()}
+    stream.sink.faults.arm("write-rejects", 9)
+    outcome(stream.run)
+    stream.sink.faults.disarm("write-rejects")
+    writer = stream.frame().writeStream.foreachBatch(stream.exactly_once())
+    writer = writer.option("checkpointLocation", str(stream.folder / "other"))
+    failed = outcome(lambda: writer.trigger(availableNow=True).start().awaitTermination())
+    return {"failed": failed, "prepared": stream.sink.prepared()}
 
 
 def fails_idle(stream: Stream) -> Any:
@@ -201,13 +166,10 @@ def tells_expressions(stream: Stream) -> Any:
 CASES = (
     restarts,
     adopts,
-    keeps_state,
-    rejects,
     swallows,
     calls_twice,
-    takes_over,
     mistakes_checkpoint,
-    fails_between,
+    mistakes_an_epoch_under_way,
     fails_idle,
     refuses,
     tells_expressions,

@@ -1,4 +1,8 @@
-"""One local Spark session for all tests, and what small streams on it are made of."""
+"""One local Spark session for all tests, and what small streams on it are made of.
+
+With ``--connect`` it is a session of Spark Connect, and of the tests marked `connect` those run that are not marked
+`classic`: the two kinds of session cannot share a process.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,9 @@ from typing import TYPE_CHECKING
 import pytest
 from streams import Stream
 
+from epochsink.devkit.demo.connect_server import connect, start_server
 from epochsink.devkit.demo.session import jvm_options, session
+from epochsink.devkit.services import spark_packages
 from epochsink.spark.classic.compat import gateway_of
 
 if TYPE_CHECKING:
@@ -21,6 +27,23 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 JVM_SECONDS = 30
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--connect", action="store_true", help="run the tests marked `connect` on Spark Connect")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With ``--connect``, leave out what does not run there."""
+    if config.getoption("connect"):
+        chosen = [item for item in items if _runs_on_connect(item)]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+def _runs_on_connect(item: pytest.Item) -> bool:
+    uses_spark = isinstance(item, pytest.Function) and "spark" in item.fixturenames
+    return uses_spark and item.get_closest_marker("connect") is not None and item.get_closest_marker("classic") is None
 
 
 def spark_settings(folder: Path) -> dict[str, str]:
@@ -64,14 +87,31 @@ def spark_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(spark_folder: Path) -> Iterator[SparkSession]:
+def spark(spark_folder: Path, pytestconfig: pytest.Config) -> Iterator[SparkSession]:
     """Return the session of all tests: local[2], with Kafka's source and PostgreSQL's JDBC driver. Do not stop it."""
     # workers of Python import the sinks of the tests from here
     os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    if pytestconfig.getoption("connect"):
+        yield from connected_session(spark_settings(spark_folder))
+        return
     started = start_session("local[2]", spark_settings(spark_folder))
     yield started
     end_session(started)
+
+
+def connected_session(settings: Mapping[str, str]) -> Iterator[SparkSession]:
+    """Start a server of Spark Connect, and a session on it."""
+    classes = ":".join(str(jar) for jar in spark_packages())
+    quiet = {"spark.log.level": "OFF", "spark.driver.extraClassPath": classes}
+    process, url = start_server({**settings, **quiet}, jvm_options())
+    try:
+        started = connect(url)
+        yield started
+        started.stop()
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from folder_sink import FolderSink
+from pyspark.sql import is_remote
 
 from epochsink import ExactlyOnce
 
@@ -91,6 +92,13 @@ class Stream:
         writer: DataStreamWriter = self.frame().writeStream.foreachBatch(function)
         writer = writer.trigger(processingTime="20 milliseconds") if endless else writer.trigger(availableNow=True)
         return writer.option("checkpointLocation", self.url).start()
+
+    def settle(self, once: ExactlyOnce) -> None:
+        """Do what makes the end of a query by hand the end of its commits. Raises what stopped them."""
+        if is_remote():
+            once.recover(self.spark)
+        else:
+            once.await_committed()
 
     def committed(self) -> list[int]:
         """Return the epochs that the checkpoint has decided."""
