@@ -211,9 +211,10 @@ def test_a_sink_without_spool_leaves_no_copy(stream: Stream) -> None:
     sink = replace(stream.sink, spool=False)
     sink.faults.arm("commit")
     stream.put(range(10))
-    query = stream.start(stream.exactly_once({"folder": sink}))
+    query = stream.start_endless(stream.exactly_once({"folder": sink}))
     wait_until(lambda: sink.faults.reached("commit"), "the commit begins")
     assert list((stream.checkpoint / "epochsink" / "spool").rglob("*.arrow")) == []
     sink.faults.disarm("commit")
-    query.awaitTermination()
+    query.processAllAvailable()
+    query.stop()
     assert sink.values() == list(range(10))
