@@ -36,6 +36,7 @@ POINTS: Final[dict[str, str]] = {
     "coordinator.done.after": "the ledger says done, before the spool is dropped",
     "coordinator.drain.before": "the stream has ended, before the last commits",
     "repair.epoch.before": "a retained epoch is about to be applied again",
+    "repair.part.recorded": "a part of it was prepared again and is recorded, before its commit",
     "repair.epoch.after": "it is applied again, the next is not",
     "task.begin": "a task has got its first rows",
     "task.written": "a task has written its rows, before the spool is durable and the sinks prepare",

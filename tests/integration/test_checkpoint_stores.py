@@ -121,6 +121,16 @@ def test_a_file_that_another_has_written_over_is_refused(spool: Spool) -> None:
         next(spool.rows(SINK, EPOCH, [TASK], recorded).read(TASK))
 
 
+def test_the_record_of_a_retained_epoch_is_replaced(spool: Spool) -> None:
+    """A driver that dies before "done" leaves one, and a repair records what it has prepared again."""
+    for record in (b"first", b"second", b""):
+        spool.note_retained(QUERY, "of an epoch", record)
+    assert list(spool.read_retained(QUERY, "of an epoch")) == [b"", b"second", b"first"]
+    assert spool.retained(QUERY) == ["of an epoch"]
+    spool.forget_retained(QUERY)
+    assert list(spool.read_retained(QUERY, "of an epoch")) == []
+
+
 def test_a_late_task_on_hdfs_is_refused(hdfs_url: str, hdfs_options: str) -> None:
     spool = Spool.beside(hdfs_url, hdfs_options)
     spool.make(QUERY, EPOCH)

@@ -17,8 +17,6 @@ import pyarrow as pa
 import pytest
 from checkpoint_kit import CheckpointKit
 from elasticsearch_rig import rendered
-from kafka_kit import create_topic
-from kafka_kit import rows as messages
 from streams import Stream
 from typer.testing import CliRunner
 
@@ -26,7 +24,6 @@ from epochsink.cli.app import app
 from epochsink.devkit.services import LocalElasticsearch, LocalPostgres
 from epochsink.elasticsearch import Elasticsearch, applied_epochs
 from epochsink.errors import Fenced, WentBack
-from epochsink.kafka import Kafka
 from epochsink.postgres import Postgres
 from epochsink.protocol.ledger import Ledger
 from epochsink.protocol.retained import Retention
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from typer.testing import Result
 
-    from epochsink.devkit.services import KafkaService, PostgresService
+    from epochsink.devkit.services import PostgresService
     from epochsink.sink import Sink
 
 MODULE = "repaired_sinks"
@@ -303,21 +300,6 @@ class Restored:
         with closing(OneSink.of(sink)) as committer:
             assert committer.check(like.schema) == []
         self.kit = CheckpointKit(folder / "checkpoint", {"sink": sink}, retain_seconds=3600.0)
-
-
-def test_a_topic_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kafka: KafkaService) -> None:
-    monkeypatch.chdir(tmp_path)
-    options: dict[str, Any] = {
-        "bootstrap_servers": kafka.bootstrap_servers,
-        "topic": create_topic(kafka.bootstrap_servers, "orders"),
-    }
-    named = f"from epochsink import Kafka\nSINKS = {{'sink': Kafka(**{options!r})}}"
-    made = Restored(tmp_path, Kafka(**options), messages("a"), named)
-    answer = repair(made.kit)
-    made.kit.close()
-    sys.modules.pop(MODULE, None)
-    assert answer.exit_code == 1
-    assert "epochs are not applied again to sink 'sink'" in answer.output
 
 
 def test_an_index_that_was_restored_from_a_snapshot_gets_its_epochs_again(

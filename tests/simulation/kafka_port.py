@@ -23,6 +23,7 @@ class KafkaPort(PortBase):
     """One transaction for each task attempt; phase 2 ends it from the driver."""
 
     letter = "K"
+    repairs = True
     fenced_at = 0
     """The producer epoch under which this driver has taken the fence, 0 before it has."""
     _compared = False
@@ -182,6 +183,23 @@ class KafkaPort(PortBase):
         if answer == "OK" or self.marker(part["slot"]) >= epoch.number:
             return COMMITTED
         return Verdict(ABORTED, f"{name}: {answer}, and no marker")
+
+    def lacks(self, done: LastDone, part: Committable) -> bool:
+        """Whether neither the marker of a part of a done epoch nor its rows are there; `WentBack` if one of them is."""
+        marked = self.is_marked(done, part)
+        if marked != self.is_in_log(part):
+            raise WentBack(f"the marker of epoch {done.epoch} is {'' if marked else 'not '}there, and its rows differ")
+        return not marked
+
+    def is_marked(self, done: LastDone, part: Committable) -> bool:
+        """Read a part's marker."""
+        mark = self.marks().get((part["slot"], done.epoch % 2))
+        return mark is not None and mark.epoch >= done.epoch
+
+    def is_in_log(self, part: Committable) -> bool:
+        """Read the log: a part is there if its transaction was committed at its place."""
+        committed, one = self._world.kafka.committed, (part["id"], part["epoch"], part["place"])
+        return self._step("K log of done", lambda: one in committed, reads=True)
 
     def state(self, name: str) -> tuple[int, str]:
         """Ask the coordinator for an id's producer epoch and state."""

@@ -458,4 +458,18 @@ MUTANTS = (
         ((92, ("back", "T", 3)),),
         RETAINS,
     ),
+    Mutant(
+        "a repair of a topic looks at markers alone",
+        Variant(retains=True, ports={"K": repair.TrustsMarkersAlone}),
+        "K",
+        ((85, ("unmark", "K")),),
+        RETAINS,
+    ),
+    Mutant(
+        "a repair of a topic looks at the log alone",
+        Variant(retains=True, dies_in_repair=(13,), repairs_on_copies=True, ports={"K": repair.TrustsTheLogAlone}),
+        "K",
+        ((84, ("back", "K", 3)),),
+        Variant(retains=True, dies_in_repair=(13,), repairs_on_copies=True),
+    ),
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from epochsink.cli.abandon import Abandonment
 from epochsink.cli.accept import Acceptance
-from epochsink.errors import ConfigurationError, EpochsinkError
+from epochsink.errors import ConfigurationError, EpochsinkError, WentBack
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import Ledger
 from simulation.port_participant import PortParticipant
@@ -102,6 +102,11 @@ class Repairs:
             try:
                 self._typed()
             except ConfigurationError:
+                return lacked
+            except WentBack:
+                # a copy of the checkpoint does not know where the other one's repair has put the rows
+                if not self._variant.repairs_on_copies:
+                    self._world.readers.flag("REFUSED after a repair")
                 return lacked
             self._world.readers.flag("LACKING after a repair")
         return lacked

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from epochsink.kafka.repair import reapply
 from epochsink.sink import Outcome, Participant, one_by_one
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
         LastDone,
         Parts,
         Recorded,
+        Recorder,
         Verdict,
     )
     from simulation.port import PortBase
@@ -106,8 +108,10 @@ class PortParticipant(Participant):
         """Ask the port, part by part."""
         return [part for part in done.parts if self.members[sink].lacks(done, part)]
 
-    def reapply(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+    def reapply(self, epoch: Epoch, ballots: Ballots, record: Recorder) -> Mapping[str, Sequence[Verdict]]:
         """Have the ports commit what is still prepared, and prepare the rest again, as `epochsink.postgres.repair`."""
+        if "K" in self.members:
+            return reapply(self, epoch, ballots, self.members["K"].holds, record)
         verdicts: dict[str, list[Verdict]] = {name: [] for name in ballots}
         parts: list[Committable] = []
         for part in (part for ballot in ballots.values() for part in ballot.parts):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from epochsink.cli.repair import Repair
 from epochsink.protocol.sweep import abort_orphans
 from simulation.by_task_port import ByTaskPort
+from simulation.kafka_port import KafkaPort
 from simulation.port import PortBase
 
 if TYPE_CHECKING:
@@ -39,6 +40,23 @@ class SweepsDoneParts(Repair):
         history = history.copy()
         history.applied, history.done = {}, set()
         return abort_orphans(participant, history)
+
+
+class TrustsMarkersAlone(KafkaPort):
+    """Takes a part of a topic for lost if its marker is."""
+
+    def lacks(self, done: LastDone, part: Committable) -> bool:
+        """Look at the marker."""
+        return not self.is_marked(done, part)
+
+
+class TrustsTheLogAlone(KafkaPort):
+    """Takes a part for lost if the log has others' rows, or none, at its place."""
+
+    def lacks(self, done: LastDone, part: Committable) -> bool:
+        """Look at the log."""
+        del done
+        return not self.is_in_log(part)
 
 
 class LooksAtTheNewestMarker(ByTaskPort):

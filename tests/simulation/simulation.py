@@ -15,7 +15,7 @@ from simulation import invariants, operators
 from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
 from simulation.scheduler import Operation, Scheduler
 from simulation.storage import altered
-from simulation.world import Spooled, World, entry_of
+from simulation.world import ROLLED_BACK, Spooled, World, entry_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -349,7 +349,7 @@ class Simulation(Scheduler):
             if newest is None:
                 return False
             self.note(f"        the operator has typed: epochsink accept CHECKPOINT {newest}")
-        elif isinstance(self.loud, WentBack) and self.variant.retains and self.faults <= {"back", "failover"}:
+        elif isinstance(self.loud, WentBack) and self.variant.retains and self.faults <= self._repaired_after():
             if not self._repair():
                 return False
         else:
@@ -357,6 +357,10 @@ class Simulation(Scheduler):
         self.said.append(self.loud)
         self.loud = None
         return True
+
+    def _repaired_after(self) -> set[str]:
+        """Return the faults after which the operator tries a repair: Kafka's log shows if markers alone are gone."""
+        return {"back", "failover", "unmark"} if self.sinks == "K" else {"back", "failover"}
 
     def _repair(self) -> bool:
         """Type ``epochsink repair`` until it has ended; return whether the targets could be repaired."""
@@ -366,8 +370,10 @@ class Simulation(Scheduler):
         repair = operators.Repairs(self.world, kinds, self.query, self.variant)
         before = len(self.anomalies)
         self.repaired += repair.play()
-        # the commit under which an index was set back has left newer rows there: they are written again after these
-        self.anomalies[before:] = [one for one in self.anomalies[before:] if one != "STALE F"]
+        # the commit under which an index was set back has left newer rows there: they are written again after these;
+        # and a copy of the checkpoint does not know what the other one's repair had prepared
+        spared = {"STALE F", ROLLED_BACK.format("K")} if self.variant.repairs_on_copies else {"STALE F"}
+        self.anomalies[before:] = [one for one in self.anomalies[before:] if one not in spared]
         if repair.refusal is not None and "nothing to repair" not in str(repair.refusal):
             self.loud = repair.refusal
         self.note(f"        the operator has typed epochsink repair: {self.repaired} epoch(s), then {repair.refusal!r}")

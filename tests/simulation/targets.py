@@ -60,6 +60,8 @@ class Kafka:
     torn: set[tuple[str, int]] = field(default_factory=set)
     """(id, producer epoch) of transactions that were committed though their partition did not hold all of them."""
     records: list[tuple[str, int, Row]] = field(default_factory=list)
+    committed: list[tuple[str, int, int]] = field(default_factory=list)
+    """(id, producer epoch, place) of each committed transaction."""
     _end: int = 0
 
     def fence(self, key: str) -> int:
@@ -101,6 +103,7 @@ class Kafka:
             self.readers.before_commit("K")
             if transaction.held != transaction.rows:
                 self.torn.add((name, epoch))
+            self.committed.append((name, epoch, transaction.place))
         self._complete(transaction, commit=commit)
         return "OK"
 

@@ -31,13 +31,17 @@ def judged(some: Iterable[tuple[plans.Plan, Variant]], sinks: str, schedule: int
             simulation = play(plan, sinks, schedule, variant)
             assert verdict(simulation, plan) == [], (plan, sinks, schedule, variant)
             if simulation.repaired:
+                loud, excused = simulation.loud, ["is being applied"]
                 # what the newest commit has begun to apply, the index was set back under: the error names that attempt
-                assert simulation.loud is None or "is being applied" in str(simulation.loud), (plan, sinks, variant)
+                if sinks == "K" and variant.repairs_on_copies:
+                    # a copy of the checkpoint does not know where the other one's repair has written
+                    excused.append("its rows differ")
+                assert loud is None or any(words in str(loud) for words in excused), (plan, sinks, variant, loud)
                 repaired.append(simulation)
     return repaired
 
 
-@pytest.mark.parametrize("sinks", ["P", "S", "E", "F", "T", "AB", "CD"])
+@pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "F", "T", "AB", "CD"])
 def test_a_target_that_was_set_back_at_any_step_is_repaired_and_the_query_goes_on(sinks: str) -> None:
     """By one to three commits, or by some requests: every row is there once in the end, and repair has nothing left."""
     faults = [(name, sinks[0], k) for name, k in BACK]
@@ -48,10 +52,22 @@ def test_a_target_that_was_set_back_at_any_step_is_repaired_and_the_query_goes_o
 
 
 @pytest.mark.parametrize("copies", [False, True], ids=["one checkpoint", "two copies"])
-@pytest.mark.parametrize("sinks", ["P", "S", "E", "F", "T", "AB"])
+@pytest.mark.parametrize("sinks", ["K", "P", "S", "E", "F", "T", "AB"])
 def test_a_repair_is_killed_at_any_step_and_typed_again(sinks: str, copies: bool) -> None:  # noqa: FBT001 - a parameter
     """Also twice, and also if every second one works on a copy of the checkpoint."""
     plan: plans.Plan = ((steps_of(sinks, 0, RETAINS) - 1, ("back", sinks[0], 4 if sinks == "T" else 2)),)
     deaths = [(first,) for first in range(60)] + [(first, first + 3) for first in range(0, 40, 5)]
     some = ((plan, Variant(retains=True, dies_in_repair=each, repairs_on_copies=copies)) for each in deaths)
     assert len(judged(some, sinks)) >= SHARE.fewest(60)
+
+
+def test_a_topic_whose_markers_alone_are_gone_gets_nothing_again() -> None:
+    """At any step: the log shows that the rows are there, and the repair is refused."""
+    some = ((plan, RETAINS) for plan in plans.one_fault(steps_of("K", 0, RETAINS), [("unmark", "K")]))
+    refused = 0
+    with quiet():
+        for plan, variant in SHARE.of(some):
+            simulation = play(plan, "K", 0, variant)
+            assert verdict(simulation, plan) == [], plan
+            refused += "its rows differ" in str(simulation.loud)
+    assert refused >= SHARE.fewest(10)

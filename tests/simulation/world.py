@@ -31,6 +31,7 @@ class Spooled(dict[tuple[str, int, str], dict[str, list[Row]]]):
         self.records: dict[str, bytes] = {}
 
 
+ROLLED_BACK = "ROLLED BACK {}: what belongs to a done epoch"
 STRANGER = "f" * 32
 """The attempt in a marker that nobody of ours has written."""
 
@@ -86,7 +87,7 @@ class World:
                 parts[entry["epoch"]] = entry["parts"]
         ours = [part for epoch in done for part in parts.get(epoch, [])]
         if any((part.get("gid") or part["id"], part.get("epoch")) == (name, producer) for part in ours):
-            self.readers.flag(f"ROLLED BACK {sink}: what belongs to a done epoch")
+            self.readers.flag(ROLLED_BACK.format(sink))
 
     # ---- the options under which an epoch was prepared, and those under which it is applied
 

@@ -70,6 +70,19 @@ def test_a_record_that_was_torn_before_the_epoch_was_done_is_written_over(spool:
     assert Retention(spool, QUERY).read(epoch.at) is not None
 
 
+def test_a_record_that_a_repair_could_not_finish_leaves_the_one_before(spool: Spool) -> None:
+    epoch = prepared(7)
+    keeping(spool).keep(epoch, History())
+    (name,) = spool.retained(QUERY)
+    again = keeping(spool).read(epoch.at)
+    assert again is not None
+    again = again.replaced({"part": 2}, {"part": 3})
+    spool.note_retained(QUERY, name, again.to_bytes()[:-20])
+    assert keeping(spool).read(epoch.at) == again.replaced({"part": 3}, {"part": 2})
+    keeping(spool).rewrite(again)
+    assert keeping(spool).read(epoch.at) == again
+
+
 def test_what_was_kept_for_long_enough_goes_with_its_rows_whoever_sweeps(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,13 +35,6 @@ class Repair(Operation):
         self._retention = Retention(place.spool, place.query_id)
         with self.reached(sinks) as participants:
             others = [name for one in participants if not one.repairs for name in one.members]
-            if participants and len(others) == sum(len(one.members) for one in participants):
-                raise ConfigurationError(
-                    f"epochs are not applied again to sink {names(others)}: after a restore, partitions of a topic may "
-                    "have lost different amounts, and a marker may be lost where its rows are not",
-                    hint="load the input of what it lacks with a query of its own, then say so: epochsink accept "
-                    "CHECKPOINT EPOCH --sink NAME; PostgreSQL and Elasticsearch are repaired",
-                )
             lacks = [self._lacking(one, self.before) for one in participants if one.repairs]
         self._lacks = [lack for each in lacks for lack in each]
         if not self._lacks:
@@ -51,6 +44,10 @@ class Repair(Operation):
             )
         repair.verify_rows(self._lacks, self._rows)
         self._others = others
+        lacking = {name for lack in self._lacks for name in lack.parts}
+        self._warnings = list(
+            dict.fromkeys(one.repair_warning for one in participants if not lacking.isdisjoint(one.members))
+        )
 
     def _steps(self) -> list[str]:
         steps = [
@@ -59,11 +56,7 @@ class Repair(Operation):
         ]
         if self._others:
             steps.append(f"leave sink {names(self._others)} as it is: this kind of sink is not repaired")
-        steps.append(
-            "THIS IS RIGHT only if a restore or a failover took back these rows together with their markers: if only "
-            "markers were deleted, the rows are there already, and a table without a key would have them twice"
-        )
-        return steps
+        return steps + self._warnings
 
     def carry_out(self) -> None:
         """Do it. To be repeated if it was interrupted."""
@@ -89,7 +82,9 @@ class Repair(Operation):
         repair.verify_rows(lacks, self._rows)
         for line in self._end_leftovers(participant, history, lacks):
             log.info("ended what no recorded epoch names: %s", line)
-        repair.apply_again(participant, lacks, self.ledger, self._rows)
+        # again: until the sweep, a driver on another copy of the checkpoint may have committed what it had prepared
+        lacks = self._lacking(participant, history)
+        repair.apply_again(participant, lacks, self.ledger, self._retention, self._rows)
 
     def _lacking(self, participant: Participant, history: History) -> list[Lack]:
         return repair.lacking(participant, history, self._retention)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from epochsink.kafka import record_batch
 from epochsink.kafka.applied_epochs import committables, topics_of
@@ -21,9 +21,16 @@ if TYPE_CHECKING:
     from epochsink.sink import Comparison, Receipt
 
 
+COMMITTED: Final = "committed"
+OTHERS: Final = "records of others"
+
+
 @dataclass(slots=True)
-class _Tally:
-    """The records of one transaction in one partition, as far as the log was read; ``end`` is its outcome."""
+class Tally:
+    """The records of one transaction in one partition, as far as the log was read.
+
+    ``end`` is its outcome, `OTHERS` if its first offset has other records; "" if the log ends before that is known.
+    """
 
     place: Place
     producer_epoch: int
@@ -35,10 +42,18 @@ class _Tally:
         """Take the next batch of this producer into account."""
         if self.end or batch.base_offset < self.place.start:
             return
+        # a cluster that was set back gives producer ids a second time: by its id alone a batch may be anybody's
+        if not self.records and (batch.is_control or batch.base_offset != self.place.start):
+            return
         if batch.is_control and batch.producer_epoch >= self.producer_epoch:
-            self.end = "aborted" if batch.is_abort else "committed"
+            self.end = "aborted" if batch.is_abort else COMMITTED
         elif not batch.is_control and batch.producer_epoch == self.producer_epoch:
             self.records += batch.records
+
+    def read_to(self, position: int) -> None:
+        """Take into account that all batches before a position were added."""
+        if not self.records and not self.end and self.place.start < position:
+            self.end = OTHERS
 
 
 def audit(cluster: Cluster, receipts: Sequence[Receipt]) -> list[Comparison]:
@@ -46,19 +61,27 @@ def audit(cluster: Cluster, receipts: Sequence[Receipt]) -> list[Comparison]:
     parts = {receipt.epoch: committables(LastDone(receipt.epoch, "", tuple(receipt.parts))) for receipt in receipts}
     every = [part for each in parts.values() for part in each]
     ids = cluster.topic_ids(topics_of(every), cluster.deadline())
-    why_not = {topic: _why_not(cluster, topic) for topic in ids}
-    tallies = {part.transaction: _tallies(part) for part in every}
-    for topic in (topic for topic, why in why_not.items() if not why):
-        in_topic = [part for part in every if topic in part.topics and not part.recreated(ids)]
-        _Search(TopicLog(cluster, topic), [(part, tallies[part.transaction]) for part in in_topic]).run(cluster.timeout)
-    return [_compared(receipt, parts[receipt.epoch], ids, why_not, tallies) for receipt in receipts]
+    why_not = {topic: why_uncounted(cluster, topic) for topic in ids}
+    same = [part for part in every if not part.recreated(ids)]
+    found = tallies(cluster, same, [topic for topic, why in why_not.items() if not why])
+    return [_compared(receipt, parts[receipt.epoch], ids, why_not, found) for receipt in receipts]
 
 
-def _tallies(part: KafkaCommittable) -> list[_Tally]:
-    return [_Tally(place, part.transaction.producer_epoch) for place in part.places]
+def tallies(
+    cluster: Cluster, parts: Sequence[KafkaCommittable], topics: Iterable[str]
+) -> dict[Transaction, list[Tally]]:
+    """Return what the logs of topics hold of parts, for each place. Raises `Unreachable`, `Refused`."""
+    found = {
+        part.transaction: [Tally(place, part.transaction.producer_epoch) for place in part.places] for part in parts
+    }
+    for topic in topics:
+        wanted = [(part, found[part.transaction]) for part in parts if topic in part.topics]
+        _Search(TopicLog(cluster, topic), wanted).run(cluster.timeout)
+    return found
 
 
-def _why_not(cluster: Cluster, topic: str) -> str:
+def why_uncounted(cluster: Cluster, topic: str) -> str:
+    """Return why the records of a transaction in a topic cannot be counted; "" if they can."""
     policy = cluster.topic_settings(topic).get("cleanup.policy")
     return (
         ""
@@ -70,9 +93,9 @@ def _why_not(cluster: Cluster, topic: str) -> str:
 class _Search:
     """The search for transactions' records in one topic."""
 
-    def __init__(self, log: TopicLog, wanted: Iterable[tuple[KafkaCommittable, list[_Tally]]]) -> None:
+    def __init__(self, log: TopicLog, wanted: Iterable[tuple[KafkaCommittable, list[Tally]]]) -> None:
         self._log = log
-        self._tallies: dict[int, dict[int, list[_Tally]]] = {}
+        self._tallies: dict[int, dict[int, list[Tally]]] = {}
         for part, tallies in wanted:
             for tally in (tally for tally in tallies if tally.place.topic == log.topic):
                 by_producer = self._tallies.setdefault(tally.place.partition, {})
@@ -101,7 +124,7 @@ class _Search:
             elif time.monotonic() - arrived > timeout:
                 raise Unreachable(f"topic '{self._log.topic}' gives no more records before the end of its log")
 
-    def _open(self, partition: int) -> list[_Tally]:
+    def _open(self, partition: int) -> list[Tally]:
         return [tally for tallies in self._tallies[partition].values() for tally in tallies if not tally.end]
 
     def _read(self, partition: int, data: bytes | None, end: int) -> int:
@@ -119,6 +142,8 @@ class _Search:
             if batch is not None:
                 for tally in self._tallies[partition].get(batch.producer_id, ()):
                     tally.add(batch)
+        for tally in self._open(partition):
+            tally.read_to(position)
         return position if self._open(partition) else end
 
 
@@ -127,7 +152,7 @@ def _compared(
     parts: Sequence[KafkaCommittable],
     ids: Mapping[str, str],
     why_not: Mapping[str, str],
-    tallies: Mapping[Transaction, Sequence[_Tally]],
+    found: Mapping[Transaction, Sequence[Tally]],
 ) -> Comparison:
     if not parts:
         return receipt.not_compared("the ledger keeps the offsets of the newest epochs only")
@@ -135,11 +160,11 @@ def _compared(
         return receipt.differs(f"topic(s) {', '.join(gone)} were deleted, and perhaps created again")
     if why := next((why_not[topic] for part in parts for topic in part.topics if why_not.get(topic)), ""):
         return receipt.not_compared(why)
-    own = [tally for part in parts for tally in tallies[part.transaction]]
+    own = [tally for part in parts for tally in found[part.transaction]]
     if any(tally.is_deleted for tally in own):
         return receipt.not_compared("retention has deleted some of its records")
-    if other := next((tally for tally in own if tally.end != "committed"), None):
+    if other := next((tally for tally in own if tally.end != COMMITTED), None):
         place = f"{other.place.topic}-{other.place.partition}"
         return receipt.differs(f"{place} has no commit of its transaction, but: {other.end or 'nothing'}")
-    found = sum(tally.records for tally in own)
-    return receipt.counted(found, sum(part.rows for part in parts), "the log has lost or doubled records")
+    records = sum(tally.records for tally in own)
+    return receipt.counted(records, sum(part.rows for part in parts), "the log has lost or doubled records")

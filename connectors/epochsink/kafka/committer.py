@@ -21,6 +21,7 @@ from epochsink.kafka.fence import Fence
 from epochsink.kafka.letters import KafkaLetters
 from epochsink.kafka.redo import prepare_again
 from epochsink.kafka.remnants import open_transactions
+from epochsink.kafka.repair import WARNING, Repair, reapply
 from epochsink.kafka.rows_in_log import LogEnds
 from epochsink.kafka.sweep import Sweep
 from epochsink.kafka.transactions import Answer, State, Transactions
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
         Parts,
         Receipt,
         Recorded,
+        Recorder,
         Remnant,
         Rows,
         Verdict,
@@ -62,6 +64,9 @@ _NOT_ABORTED: Final = frozenset({State.ONGOING, State.PREPARE_COMMIT, State.COMP
 
 class KafkaCommitter(Participant):
     """The driver's side of one Kafka sink. A part is one transaction."""
+
+    repairs = True
+    repair_warning = WARNING
 
     def __init__(self, members: Mapping[str, KafkaConfig]) -> None:
         super().__init__(members)
@@ -100,6 +105,7 @@ class KafkaCommitter(Participant):
         self._commits = Commits(identity.sink, self._config, self._cluster, self._transactions, self._markers)
         self._fence = Fence(self._transactions, identity, self._cluster.target)
         self._sweep = Sweep(self._cluster, self._transactions, self._fence, identity)
+        self._repair = Repair(self._cluster, self._markers, self._key)
         self._seen_all = False
 
     def fence(self) -> None:
@@ -159,7 +165,7 @@ class KafkaCommitter(Participant):
         """Say where an epoch's rows are kept; see `epochsink.kafka.rows_in_log`."""
         seconds = self._config.transaction_timeout_ms(self._identity) / 1000
         ((name, schema),) = schemas.items()
-        if self._config.spool is None and self._log_ends.note(epoch, schema, seconds):
+        if self._config.spool is None and not self.retains and self._log_ends.note(epoch, schema, seconds):
             return {name: Keeping.IN_TARGET}
         return super().keeping(epoch, schemas)
 
@@ -335,6 +341,20 @@ class KafkaCommitter(Participant):
                 hint="the epoch stays in the ledger: start the query again, and its rows are prepared once more",
             )
         return seen.whole[0]
+
+    def lacking(self, sink: str, done: LastDone) -> Committables:
+        """Return the parts that neither markers nor logs show; see `epochsink.kafka.repair`."""
+        # what another driver had begun to commit when this one took the fence
+        self._fence.await_others(self._cluster.deadline())
+        return self._repair.lacking(done)
+
+    def holds_earlier(self, sink: str) -> bool:
+        """Whether each partition of the topic has shown records of an epoch: they are lost from the end."""
+        return self._repair.show_all(self._config.topic)
+
+    def reapply(self, epoch: Epoch, ballots: Ballots, record: Recorder) -> Mapping[str, Sequence[Verdict]]:
+        """Commit what is open again, and write the rest again; see `epochsink.kafka.repair`."""
+        return reapply(self, epoch, ballots, self._repair.is_open, record)
 
     # ---- the sweep
 

@@ -57,12 +57,12 @@ if TYPE_CHECKING:
         LastDone,
         Parts,
         Receipt,
+        Recorder,
         Remnant,
         Verdict,
     )
 
 _log = logging.getLogger(__name__)
-
 Voted = TypeVar("Voted")
 
 RETRY_SECONDS: Final = 30.0
@@ -326,7 +326,7 @@ class PostgresCommitter(Participant):
         with self._ask(sink, f"reading the marker of {self._tables[sink]}") as connection:
             return lacking(connection, self._tables[sink], done)
 
-    def reapply(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
+    def reapply(self, epoch: Epoch, ballots: Ballots, record: Recorder) -> Mapping[str, Sequence[Verdict]]:  # noqa: ARG002
         """Commit what is still prepared, and prepare the rest again under the recorded attempt."""
         return reapply(self, epoch, ballots)
 

@@ -83,6 +83,8 @@ class Coordinator:
         self.progress = ProgressTracker(listener, checkpoint.begun_at)
         self._run = RunState(query_id, ledger, checkpoint, spool, participants, self.queue, location, self.progress)
         self._run.retention.seconds = retain_seconds
+        for participant in participants:
+            participant.retains = retain_seconds > 0
         self._check = AppliedCheck(self._run)
         self._sweep = Sweep(self._run)
         self._commits = Commits(self._run, self._check)

@@ -186,6 +186,10 @@ class History:
             self.applied[sink] = last
 
     def _replace(self, replay: Replay) -> None:
+        for sink in replay.sinks:
+            # a repair has prepared parts of a done epoch again
+            if (last := self.applied.get(sink)) and last.epoch == replay.epoch and last.parts:
+                self.applied[sink] = replace(last, parts=replay.parts)
         old = self.epochs.get(replay.epoch)
         if old is None:
             return

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, OutcomeUnknown, SpoolMissing, naming
 from epochsink.failpoints import reach
+from epochsink.protocol.ledger_entries import Replay
 from epochsink.protocol.sweep import recorded_parts
 from epochsink.sink import Ballot, Epoch, LastDone, Outcome
 
@@ -63,17 +64,30 @@ def lacking(participant: Participant, history: History, retention: Retention) ->
 def _back(
     participant: Participant, name: str, last: LastDone, retention: Retention
 ) -> Iterator[tuple[RetainedEpoch, Sequence[Committable]]]:
-    newest = last.epoch
-    while missing := participant.lacking(name, last):
+    newest, held = last.epoch, -1
+    while True:
         retained = retention.read(Epoch(last.epoch, last.attempt))
-        if retained is None:
-            raise _not_retained(last.epoch, newest)
-        yield retained, missing
+        # parts that an earlier repair has prepared again: of the newest epoch they are in the ledger first
+        if retained is not None and last.epoch == newest:
+            retained = retained.with_parts({name: last.parts})
+        known = last if retained is None else retained.prepared.share_done(name)
+        missing = participant.lacking(name, known)
+        if missing:
+            if held >= 0:
+                raise _out_of_order(last.epoch, held)
+            if retained is None:
+                raise _not_retained(last.epoch, newest)
+            yield retained, missing
+        else:
+            held = max(held, last.epoch)
+            if retained is None or participant.holds_earlier(name):
+                return
         earlier = retained.after.get(name)
         if earlier is None:
             return
         if not earlier.parts:
-            _require_accepted(participant, name, earlier.epoch, newest)
+            if missing:
+                _require_accepted(participant, name, earlier.epoch, newest)
             return
         last = earlier
 
@@ -104,7 +118,11 @@ def end_leftovers(participant: Participant, history: History, lacks: Sequence[La
 
 
 def apply_again(
-    participant: Participant, lacks: Sequence[Lack], ledger: Ledger, rows_of: Callable[[Lack, str], Rows]
+    participant: Participant,
+    lacks: Sequence[Lack],
+    ledger: Ledger,
+    retention: Retention,
+    rows_of: Callable[[Lack, str], Rows],
 ) -> None:
     """Apply what a target lacks, oldest first. May be repeated after any interruption, from a new look at the target.
 
@@ -114,12 +132,32 @@ def apply_again(
         ballots = {name: Ballot(parts, rows_of(lack, name), _before(lack, name)) for name, parts in lack.parts.items()}
         reach("repair.epoch.before")
         ledger.verify()
-        for name, verdicts in participant.reapply(lack.at, ballots).items():
+        record = _Record(lack.retained, ledger, retention)
+        for name, verdicts in participant.reapply(lack.at, ballots, record.replace).items():
             for verdict in verdicts:
                 if verdict.outcome is not Outcome.COMMITTED:
                     raise _unknown(lack.at.number, name, verdict.evidence)
         reach("repair.epoch.after")
         _log.info("epoch %d is applied again: %d row(s)", lack.at.number, lack.rows)
+
+
+class _Record:
+    """The record of a retained epoch, of which parts are prepared again under other names."""
+
+    def __init__(self, retained: RetainedEpoch, ledger: Ledger, retention: Retention) -> None:
+        self._retained = retained
+        self._ledger = ledger
+        self._retention = retention
+
+    def replace(self, part: Committable, again: Committable) -> None:
+        """Record a part before it is committed. Raises `Fenced` if another driver has the ledger."""
+        self._retained = self._retained.replaced(part, again)
+        prepared = self._retained.prepared
+        sinks = tuple(name for name in prepared.shares if again in prepared.parts_of(name))
+        # this very append finds out whether the ledger is still ours; the record has no such condition
+        self._ledger.append(Replay(prepared.epoch, sinks, prepared.parts_of(sinks[0])))
+        self._retention.rewrite(self._retained)
+        reach("repair.part.recorded")
 
 
 def _before(lack: Lack, name: str) -> LastDone:
@@ -134,6 +172,14 @@ def _unknown(epoch: int, name: str, evidence: str) -> OutcomeUnknown:
         hint="type the command again: what the target's marker shows is not applied again",
         epoch=epoch,
         sink=name,
+    )
+
+
+def _out_of_order(epoch: int, held: int) -> ConfigurationError:
+    return ConfigurationError(
+        f"the target lacks rows of epoch {epoch} and holds those of epoch {held}: not its end was taken back, but "
+        "something in between, and what is applied again would be behind newer rows; nothing is applied",
+        hint=f"load the input of epoch {epoch} (offsets/ in the checkpoint) with a query of its own",
     )
 
 

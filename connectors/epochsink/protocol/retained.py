@@ -4,7 +4,9 @@ The rows stay in the spool where the epoch was written. Beside them is a record 
 says that it is done: so no row is kept of which nothing is known. The record's name says until when both stay, so that
 a driver or a command without ``retain=`` keeps them too:
 
-    <root>/<query id>/retained/<done>-<until>-<epoch>-<attempt>-<bytes>/epoch.json
+    <root>/<query id>/retained/<done>-<until>-<epoch>-<attempt>-<bytes>/<number>.json
+
+The record with the highest number counts that is complete.
 
 The times are those of the driver's clock, in milliseconds since 1970.
 """
@@ -14,17 +16,19 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Self
 
 from epochsink.protocol.ledger_entries import Prepared, decode, encode
 from epochsink.sink import Epoch, LastDone
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from epochsink.protocol.ledger_history import History
     from epochsink.protocol.spool import Spool
+    from epochsink.sink import Committable
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,20 @@ class RetainedEpoch:
 
     prepared: Prepared
     after: Mapping[str, LastDone]
+
+    def replaced(self, part: Committable, again: Committable) -> RetainedEpoch:
+        """Return the record with a part that was prepared again in place of the lost one."""
+        return self.with_parts(
+            {
+                name: [again if each == part else each for each in share.parts]
+                for name, share in self.prepared.shares.items()
+            }
+        )
+
+    def with_parts(self, parts: Mapping[str, Sequence[Committable]]) -> RetainedEpoch:
+        """Return the record with other parts of some sinks."""
+        shares = {name: replace(self.prepared.shares[name], parts=tuple(some)) for name, some in parts.items()}
+        return replace(self, prepared=replace(self.prepared, shares={**self.prepared.shares, **shares}))
 
     def to_bytes(self) -> bytes:
         """Return the content of the record."""
@@ -107,7 +125,7 @@ class Retention:
         size = sum(file.size for share in prepared.shares.values() for file in share.files.values())
         now = time.time()
         made = Term(int(now * 1000), int((now + self.seconds) * 1000), prepared.at, size)
-        # a driver that died before "done" may have left one, perhaps a part of it: it is overwritten
+        # a driver that died before "done" may have left one, perhaps a part of it: this one counts
         term = self.terms().setdefault(prepared.at, made)
         self.spool.note_retained(self.query_id, str(term), RetainedEpoch(prepared, after).to_bytes())
         return True
@@ -142,11 +160,16 @@ class Retention:
         newest = max(self.terms().values(), key=lambda term: term.done, default=None)
         return 0.0 if newest is None else (newest.until - newest.done) / 1000
 
+    def rewrite(self, retained: RetainedEpoch) -> None:
+        """Write the record of an epoch that is kept again, with parts that were prepared again."""
+        term = self.terms()[retained.prepared.at]
+        self.spool.note_retained(self.query_id, str(term), retained.to_bytes())
+
     def read(self, epoch: Epoch) -> RetainedEpoch | None:
-        """Return the record of an epoch; None if it is not kept, or the record is damaged."""
+        """Return the record of an epoch; None if it is not kept, or no record of it is complete."""
         term = self.terms().get(epoch)
-        content = None if term is None else self.spool.read_retained(self.query_id, str(term))
-        try:
-            return None if content is None else RetainedEpoch.from_bytes(content)
-        except (ValueError, KeyError, TypeError):
-            return None
+        for content in () if term is None else self.spool.read_retained(self.query_id, str(term)):
+            # a torn one is older than what was to follow it
+            with suppress(ValueError, KeyError, TypeError):
+                return RetainedEpoch.from_bytes(content)
+        return None

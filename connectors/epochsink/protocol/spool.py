@@ -130,10 +130,11 @@ class Spool:
         self._open().remove_folder(_folder(query_id, epoch), names)
 
     def note_retained(self, query_id: str, name: str, record: bytes) -> None:
-        """Write the record of a retained epoch; see `epochsink.protocol.retained`."""
+        """Write a record of a retained epoch beside earlier ones; see `epochsink.protocol.retained`."""
         files, folder = self._open(), f"{query_id}/{_RETAINED}/{name}"
         files.make_folder(folder)
-        output = files.write(f"{folder}/{_RECORD}")
+        # none is written over: HDFS refuses that, and a driver that dies in the middle would leave none
+        output = files.write(f"{folder}/{max(_numbers(files, folder), default=0) + 1}.json")
         output.write(record)
         output.close()
 
@@ -141,16 +142,16 @@ class Spool:
         """Return the names of the records of retained epochs."""
         return self._open().names(f"{query_id}/{_RETAINED}")
 
-    def read_retained(self, query_id: str, name: str) -> bytes | None:
-        """Return the record of a retained epoch; None if there is none."""
-        try:
-            with self._open().open(f"{query_id}/{_RETAINED}/{name}/{_RECORD}") as file:
-                return bytes(file.read())
-        except FileNotFoundError:
-            return None
+    def read_retained(self, query_id: str, name: str) -> Iterator[bytes]:
+        """Yield the records of a retained epoch, the newest first; a driver may have died while it wrote one."""
+        files, folder = self._open(), f"{query_id}/{_RETAINED}/{name}"
+        for number in sorted(_numbers(files, folder), reverse=True):
+            with files.open(f"{folder}/{number}.json") as file:
+                # not read(): that asks for the place in the file, which a stream from a DataNode has not
+                yield b"".join(iter(lambda: file.read(_READ_BYTES), b""))
 
     def forget_retained(self, query_id: str, name: str = "") -> None:
-        """Remove the record of a retained epoch, or (no name) all of them."""
+        """Remove the records of a retained epoch, or (no name) all of them."""
         self._open().remove_folder(f"{query_id}/{_RETAINED}/{name}".rstrip("/"))
 
     def attempts(self, query_id: str) -> list[Epoch]:
@@ -373,8 +374,12 @@ _FORMAT, _WRITTEN_BY = b"epochsink.format", b"epochsink.version"
 _READ_BYTES: Final = 32 << 20
 _PACKED: Final = pa.ipc.IpcWriteOptions(compression=pa.Codec("zstd", compression_level=1))
 """With zstd at its lowest level, which halves even hex and costs little."""
-_RETAINED, _RECORD = "retained", "epoch.json"
+_RETAINED: Final = "retained"
 _ATTEMPT: Final = r"(\d+)-([0-9a-f]{32})"
+
+
+def _numbers(files: SpoolStorage, folder: str) -> list[int]:
+    return [int(name.removesuffix(".json")) for name in files.names(folder)]
 
 
 def _folder(query_id: str, epoch: Epoch) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from epochsink.errors import PrepareFailed
 from epochsink.sink.marks import Mark, verify_marks
-from epochsink.sink.values import Committables, Keeping, one_by_one
+from epochsink.sink.values import TRUSTS_MARKERS, Committables, Keeping, Members, Recorded, one_by_one
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from epochsink.sink.audit import Comparison, Receipt
     from epochsink.sink.executors import Executors
     from epochsink.sink.letters import Letters
-    from epochsink.sink.values import Committable, Epoch, Finding, Identity, LastDone, Remnant, Task, Verdict
+    from epochsink.sink.values import Committable, Epoch, Finding, Identity, LastDone, Recorder, Remnant, Task, Verdict
 
 
 class Rows(Protocol):
@@ -84,10 +84,6 @@ class Ballot:
 Ballots = Mapping[str, Ballot]
 Parts = Mapping[str, Committables]
 Marks = Mapping[str, Mark]
-Recorded = tuple[Committables, Committables]
-"""The parts of recorded epochs: of those that are not done, and of those that are."""
-Members = Mapping[str, Any]
-"""The sinks of one participant, or their configurations, by name."""
 
 
 class Participant(ABC):
@@ -106,6 +102,10 @@ class Participant(ABC):
     """Spark's executors; None if there are none."""
     repairs: bool = False
     """Whether done epochs can be applied again to a target that was set back (`lacking`, `reapply`)."""
+    retains: bool = False
+    """Set by the coordinator: rows of done epochs stay in the spool, so `keeping` has all rows written there."""
+    repair_warning: str = TRUSTS_MARKERS
+    """What an operator must know before epochs are applied again."""
 
     def __init__(self, members: Members) -> None:
         self.members = dict(members)
@@ -264,8 +264,15 @@ class Participant(ABC):
         newest = self.newest(sink)
         return done.parts if newest is None or newest < done.epoch else ()
 
-    def reapply(self, epoch: Epoch, ballots: Ballots) -> Mapping[str, Sequence[Verdict]]:
-        """Apply lacking parts of a done epoch again, each once, with the marks that they left before."""
+    def holds_earlier(self, sink: str) -> bool:
+        """Whether what `lacking` has found since `open` proves that the target holds all earlier epochs."""
+        return True
+
+    def reapply(self, epoch: Epoch, ballots: Ballots, record: Recorder) -> Mapping[str, Sequence[Verdict]]:
+        """Apply lacking parts of a done epoch again, each once, with the marks that they left before.
+
+        ``record`` gets a part and what was prepared in its place, before that is committed. It raises `Fenced`.
+        """
         return self.commit(epoch, ballots)
 
     @abstractmethod

@@ -16,6 +16,18 @@ APART_SECONDS: Final = 5.0
 Committable = dict[str, Any]
 """A JSON object that names something prepared. Never holds a secret: it is written to the ledger."""
 Committables = Sequence[Committable]
+Members = Mapping[str, Any]
+"""The sinks of one participant, or their configurations, by name."""
+Recorded = tuple[Committables, Committables]
+"""The parts of recorded epochs: of those that are not done, and of those that are."""
+Recorder = Callable[[Committable, Committable], None]
+"""Records what was prepared in place of a part of a done epoch."""
+
+TRUSTS_MARKERS: Final = (
+    "THIS IS RIGHT only if a restore or a failover took back these rows together with their markers: if only "
+    "markers were deleted, the rows are there already, and a table without a key would have them twice"
+)
+"""What an operator must know before a repair that looks at markers alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -228,7 +228,7 @@ def _refuse_retaining(participants: Sequence[Participant]) -> None:
     if not repaired:
         raise ConfigurationError(
             "retain= keeps rows for 'epochsink repair', and none of these sinks is of a kind that is repaired",
-            hint="leave retain= out; PostgreSQL and Elasticsearch are repaired",
+            hint="leave retain= out; Kafka, PostgreSQL and Elasticsearch are repaired",
         )
     for name, sink in repaired.items():
         if sink.spool is False:
