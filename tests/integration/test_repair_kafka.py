@@ -43,6 +43,11 @@ POINTS = (
     "kafka.commit.between",
     "repair.epoch.after",
 )
+RACED = {
+    "repair.epoch.before": "another driver writes for this query",
+    "repair.part.recorded": "a driver on another copy of this checkpoint writes for the same query",
+}
+"""Where a repair is overtaken by another one, and what it says then."""
 
 
 def values(*numbers: int) -> list[str]:
@@ -54,7 +59,7 @@ class Query:
 
     def __init__(self, folder: Path, broker: LocalKafka, topic: str, options: dict[str, Any], **settings: Any) -> None:
         self.topic = create_topic(broker.bootstrap_servers, topic, **settings)
-        self.module = f"repaired_{topic}"
+        self.module = f"repaired_{topic}".replace("-", "_")
         given = {"bootstrap_servers": broker.bootstrap_servers, "topic": topic, "timeout": 20, **options}
         given["transaction_timeout"] = 600
         (folder / f"{self.module}.py").write_text(
@@ -108,7 +113,15 @@ class Broker:
         self.compacted = Query(folder, broker, "compacted", {}, cleanup_policy="compact")
         self.apart = Query(folder, broker, "apart", {})
         self.unmarked = Query(folder, broker, "unmarked", {})
-        self.queries = (self.restored, self.killed, self.compacted, self.apart, self.unmarked)
+        self.raced = {point: Query(folder, broker, f"raced-{point.rpartition('.')[2]}", {}) for point in RACED}
+        self.queries = (
+            self.restored,
+            self.killed,
+            self.compacted,
+            self.apart,
+            self.unmarked,
+            *self.raced.values(),
+        )
 
     def put_back(self, *names: str) -> None:
         """Start the broker on the copy of its data, or with the copy of some folders alone."""
@@ -135,7 +148,7 @@ def set_back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         broker.restored.kit.decide(2)
         assert broker.restored.kit.coordinator.commit_decided()
         broker.restored.run(3, 4)
-        for query in (broker.killed, broker.compacted):
+        for query in (broker.killed, broker.compacted, *broker.raced.values()):
             query.run(*EPOCHS)
         broker.put_back()
         yield broker
@@ -195,6 +208,28 @@ def test_a_repair_of_a_topic_that_is_killed_at_one_point_after_another_is_exact(
     assert query.read(20) == values(0, 1, 2, 3, 4)
     query.go_on(5)
     assert query.read(24) == values(0, 1, 2, 3, 4, 5)
+
+
+@pytest.mark.parametrize("point", RACED)
+def test_of_two_repairs_on_copies_of_a_checkpoint_the_later_one_writes_alone(
+    set_back: Broker, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """The later one runs as a whole in the middle of the earlier one, which then stops and has written nothing."""
+    query = set_back.raced[point]
+    copy = query.copy()
+    later: list[Result] = []
+
+    def another_repairs(reached: str) -> None:
+        if reached == point and not later:
+            monkeypatch.undo()
+            later.append(query.type("repair", "--yes", root=copy))
+
+    monkeypatch.setattr("epochsink.protocol.repair.reach", another_repairs)
+    earlier = query.repair()
+    assert later[0].exit_code == 0, later[0].output
+    told = " ".join(earlier.output.split())
+    assert (earlier.exit_code, RACED[point] in told) == (1, True), told
+    assert query.read(20) == values(0, 1, 2, 3, 4)
 
 
 def test_a_compacted_topic_gets_its_epochs_again(set_back: Broker) -> None:
