@@ -155,10 +155,11 @@ class MemorySpool:
         del query_id
         return list(self.folders.records)
 
-    def read_retained(self, query_id: str, name: str) -> bytes | None:
-        """Read a record."""
+    def read_retained(self, query_id: str, name: str) -> list[bytes]:
+        """Read the newest record: a step writes it as a whole, so an earlier one is never needed."""
         del query_id
-        return self.step("spool read retained", lambda: self.folders.records.get(name), reads=True)
+        records = self.folders.records
+        return self.step("spool read retained", lambda: [records[name]] if name in records else [], reads=True)
 
     def forget_retained(self, query_id: str, name: str = "") -> None:
         """Remove a record, or all of them."""
