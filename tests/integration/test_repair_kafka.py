@@ -113,6 +113,7 @@ class Broker:
         self.compacted = Query(folder, broker, "compacted", {}, cleanup_policy="compact")
         self.apart = Query(folder, broker, "apart", {})
         self.unmarked = Query(folder, broker, "unmarked", {})
+        self.begun_later = Query(folder, broker, "begun-later", {})
         self.raced = {point: Query(folder, broker, f"raced-{point.rpartition('.')[2]}", {}) for point in RACED}
         self.queries = (
             self.restored,
@@ -120,6 +121,7 @@ class Broker:
             self.compacted,
             self.apart,
             self.unmarked,
+            self.begun_later,
             *self.raced.values(),
         )
 
@@ -139,7 +141,8 @@ def set_back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         patch.chdir(folder)
         broker = Broker(folder, service)
         for query in broker.queries:
-            query.run(0, 1)
+            if query is not broker.begun_later:
+                query.run(0, 1)
         # open when the copy is made, with all its rows
         broker.restored.kit.record(2, {"sink": rows(*values(2))})
         service.stop()
@@ -148,6 +151,7 @@ def set_back(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         broker.restored.kit.decide(2)
         assert broker.restored.kit.coordinator.commit_decided()
         broker.restored.run(3, 4)
+        broker.begun_later.run(0, 1)
         for query in (broker.killed, broker.compacted, *broker.raced.values()):
             query.run(*EPOCHS)
         broker.put_back()
@@ -208,6 +212,18 @@ def test_a_repair_of_a_topic_that_is_killed_at_one_point_after_another_is_exact(
     assert query.read(20) == values(0, 1, 2, 3, 4)
     query.go_on(5)
     assert query.read(24) == values(0, 1, 2, 3, 4, 5)
+
+
+def test_a_topic_restored_from_a_copy_older_than_the_query_gets_all_its_epochs_again(set_back: Broker) -> None:
+    """No marker is left; the log shows that no record is left either."""
+    query = set_back.begun_later
+    with pytest.raises(WentBack, match="no marker of this query") as stopped:
+        query.kit.start()
+    assert "epochsink repair CHECKPOINT" in stopped.value.hint
+    answer = query.repair()
+    assert answer.exit_code == 0, answer.output
+    query.go_on(2)
+    assert query.read(12) == values(0, 1, 2)
 
 
 @pytest.mark.parametrize("point", RACED)

@@ -8,7 +8,7 @@ import uuid
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from epochsink.errors import Fenced, LogIncomplete, OutcomeUnknown, PrepareFailed, RowsRejected
+from epochsink.errors import Fenced, LogIncomplete, OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import TransactionalId, identity_key
 from epochsink.kafka import preflight
 from epochsink.kafka.applied_epochs import Markers, committables, topics_of
@@ -144,7 +144,13 @@ class KafkaCommitter(Participant):
                 self._cluster.target, done, self._cluster.topic_ids(topics_of(committables(done)), deadline)
             )
         must = None if done is None else self._markers.unexpired(done, found)
-        verify_marks(self._cluster.target, found, must, pending, self._markers.marks_of)
+        try:
+            verify_marks(self._cluster.target, found, must, pending, self._markers.marks_of)
+        except WentBack as disagreement:
+            # a cluster set back behind the query's first epoch: a repair looks into the log, and not at markers alone
+            if must is not None and not self._markers.marks_of(must).keys() <= found.keys():
+                disagreement.facts.setdefault("lacks_from", 0)
+            raise
         self._seen_all = True
 
     def audit(
