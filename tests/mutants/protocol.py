@@ -120,6 +120,13 @@ MUTANTS: list[Mutant] = [
         WEBHDFS,
         "a late task that makes the folder of a finished epoch again: its rows stay for ever",
     ),
+    Mutant(
+        "protocol/coordinator.py",
+        "        self._check.refuse_other_past(history, number - 1)\n",
+        "",
+        CONSISTENCY,
+        "rows of an epoch that Spark decided without us, and of which the ledger knows only the number",
+    ),
     # ---- the spool
     Mutant(
         "protocol/spool.py",

@@ -6,12 +6,17 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, LogIncomplete, OutcomeUnknown, SpoolMissing, WentBack
+from epochsink.identity import PreparedName
+from epochsink.protocol.ledger import FOLDER
 from epochsink.protocol.retained import Term
 from epochsink.sink import Epoch
 from simulation.driver import EPOCHS, PASSING, SLOTS, parse_offsets
 from simulation.storage import ALTERED
+from simulation.world import entry_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from simulation.plans import Plan
     from simulation.readers import Row
     from simulation.simulation import Simulation
@@ -142,7 +147,7 @@ def _check_leftovers(simulation: Simulation) -> None:
     if any(transaction.state == "Ongoing" for transaction in world.kafka.transactions.values()):
         simulation.flag("ORPHAN K: an open transaction pins readers")
     for sink, target in world.postgres.items():
-        if target.prepared:
+        if _left(simulation, target.prepared):
             simulation.flag(f"ORPHAN {sink}: prepared transactions")
         if target.staging:
             simulation.flag(f"ORPHAN {sink}: staging tables")
@@ -151,6 +156,19 @@ def _check_leftovers(simulation: Simulation) -> None:
     left = [key for key in world.spool if Epoch(key[1], key[2]) not in kept]
     if left and "double" not in simulation.faults:
         simulation.flag("ORPHAN spool")
+
+
+def _left(simulation: Simulation, prepared: Iterable[str]) -> list[str]:
+    """Return the prepared transactions that a driver should have ended.
+
+    If the ledger was lost, and with it the generation of its driver, whose clock was ahead: what comes late from that
+    driver looks like the work of a newer one to its successor. It stays, as it would if a newer one were there.
+    """
+    if "ledger" not in simulation.faults:
+        return list(prepared)
+    entries = map(entry_of, simulation.world.files[FOLDER].values())
+    newest = max(entry["generation"] for entry in entries if entry["entry"] == "take")
+    return [gid for gid in prepared if (name := PreparedName.parse(gid)) and name.generation <= newest]
 
 
 def _names_an_older_copy(error: str) -> bool:

@@ -223,9 +223,11 @@ class KafkaPort(PortBase):
         name = str(TransactionalId(self._key, generation, part["slot"], epoch.number % 2, 0, attempt))
         replayed = {**part, "id": name, "epoch": self.initialise(name)}
         self.send(replayed, self._key, kept, epoch)
+        # the answers to what was sent say it: a failover may lose the transaction from here on
+        place = self._world.kafka.place_of(name)
         if self.lost_fence(self._step("K describe fence", self.now_fenced_at, reads=True)):
             self._end_own([replayed])
-        return {**replayed, "place": self._world.kafka.place_of(name)}
+        return {**replayed, "place": place}
 
     def kept(self, part: Committable, rows: Rows) -> list[Row]:
         """Return the rows of a lost part, out of the spool."""

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, WentBack
 from epochsink.protocol import ledger
+from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import FOLDER
 from simulation import invariants, operators
 from simulation.driver import EPOCHS, PRODUCTION, SLOTS, Driver, Variant, parse_offsets
 from simulation.scheduler import Operation, Scheduler
-from simulation.storage import altered
+from simulation.steps import at_once
+from simulation.storage import MemoryFiles, altered
 from simulation.world import ROLLED_BACK, Spooled, World, entry_of
 
 if TYPE_CHECKING:
@@ -144,7 +146,11 @@ class Simulation(Scheduler):
         recorded = recorded_epochs(self.world.files)
         # whoever has caught the refusal of the second call has let Spark decide the epoch as it is recorded
         stands = {"double", "swallow"} <= self.faults
-        kept_back = {number for number in self.omitted if number not in recorded or stands}
+        kept_back = {
+            number
+            for number in self.omitted
+            if number not in recorded or stands or (self.loud and has_other_input(self.world.files, number))
+        }
         return (
             {(self.query, at) for number in kept_back for at in self.omitted[number]}
             if self.said or self.loud
@@ -415,6 +421,15 @@ def recorded_epochs(files: Folders) -> set[int]:
         elif entry["entry"] == "withdrawn":
             recorded.discard(entry["epoch"])
     return recorded
+
+
+def has_other_input(files: Folders, number: int) -> bool:
+    """Whether the ledger has an epoch with other offsets: those of an older copy of the checkpoint, gone on from."""
+    digest = Checkpoint(MemoryFiles(files, at_once)).offsets_digest(number)
+    entries = map(entry_of, files.get(FOLDER, {}).values())
+    return all(
+        entry["offsets"] != digest for entry in entries if (entry["entry"], entry.get("epoch")) == ("prepared", number)
+    )
 
 
 def without_later_epochs(ledger: dict[str, bytes], newest: int) -> dict[str, bytes]:

@@ -60,6 +60,37 @@ def test_an_older_ledger_is_not_accepted_because_an_error_was_swallowed_too() ->
     assert isinstance(simulation.loud, WentBack)
 
 
+@pytest.mark.parametrize(
+    ("plan", "schedule"),
+    [
+        (((70, ("restore", 0, 1, 0)), (81, ("skip",))), 2),
+        (((69, ("swallow",)), (70, ("restore", 0, 1, 0))), 1),
+    ],
+)
+def test_an_epoch_of_a_restored_checkpoint_that_is_left_out_is_not_the_one_that_the_ledger_knows(
+    plan: plans.Plan, schedule: int
+) -> None:
+    """It has the same number, and other input."""
+    simulation = play(plan, "T", schedule)
+    assert verdict(simulation, plan) == []
+    assert isinstance(simulation.loud, WentBack)
+    assert "recorded with other offsets" in str(simulation.loud)
+
+
+def test_what_comes_late_from_a_driver_whose_ledger_is_lost_stays_if_its_clock_was_ahead() -> None:
+    """It has a later generation than the next driver, which therefore does not end it; no row is lost or doubled."""
+    plan: plans.Plan = ((23, ("delay", 64)), (25, ("ledger", -1)), (29, ("timeout",)), (115, ("pause", 4, 8)))
+    simulation = play(plan, "T", 1)
+    assert verdict(simulation, plan) == []
+    assert simulation.world.postgres["T"].prepared
+
+
+def test_a_failover_after_a_replay_has_sent_its_rows_and_before_it_is_recorded() -> None:
+    """What is recorded then is lost, and is prepared once more."""
+    plan: plans.Plan = ((66, ("failover", "K", 3)), (95, ("back", "K", 2)))
+    assert verdict(play(plan, "K", 2), plan) == []
+
+
 @pytest.mark.parametrize("sinks", EACH)
 def test_the_users_function_skips_an_epoch(sinks: str) -> None:
     """Likewise."""

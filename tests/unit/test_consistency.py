@@ -178,6 +178,27 @@ def test_an_epoch_decided_without_us_is_named_and_can_be_accepted(kit: Checkpoin
     assert ids(sink) == [0, 2]
 
 
+@pytest.mark.parametrize("noticed", ["in the same run", "at the next start"])
+def test_an_epoch_decided_without_us_is_not_the_one_of_its_number_that_the_ledger_knows(
+    kit: CheckpointKit, sink: LocalSink, noticed: str
+) -> None:
+    """An older copy of commits/ and offsets/ was put back, and epochsink/ stayed; now epoch 1 has more rows."""
+    for number in range(2):
+        run(kit, number)
+    (kit.root / "commits" / "1").unlink()
+    kit.coordinator = kit.start()
+    offsets = kit.root / "offsets" / "1"
+    offsets.write_text(offsets.read_text().replace('{"0":1}', '{"0":7}'))
+    # the user's function did not call us for it
+    kit.decide(1)
+    if noticed == "at the next start":
+        kit.coordinator = kit.start()
+    plan_offsets(kit, 2)
+    with pytest.raises(WentBack, match="epoch 1 is recorded with other offsets"):
+        kit.coordinator.settle(2)
+    assert ids(sink) == [0, 1]
+
+
 def test_a_ledger_that_has_lost_a_decided_epoch_is_not_taken_for_a_function_that_left_it_out(
     kit: CheckpointKit, sink: LocalSink
 ) -> None:

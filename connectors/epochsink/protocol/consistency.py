@@ -41,6 +41,18 @@ class AppliedCheck:
             spooled = [attempt.number for attempt in self._run.spool.attempts(self._run.query_id)]
             raise self._run.conclude(self._why_undocumented(history.newest, decided, spooled))
 
+    def refuse_other_past(self, history: History, before: int) -> None:
+        """Raise `WentBack` if Spark decided the last epoch without this run, and the ledger has it with other input.
+
+        An older copy of the checkpoint was restored, and then the user's function did not call us: to the ledger, the
+        epoch looks like the one that it knows. Offsets add up, so earlier ones need no look.
+        """
+        known = history.epochs.get(before)
+        if before == self._run.settled or before <= history.skipped or known is None:
+            return
+        if known.offsets != self._run.checkpoint.offsets_digest(before):
+            raise self._run.conclude(other_input(before))
+
     def _why_undocumented(self, newest: int, decided: int, spooled: list[int]) -> WentBack:
         """Return the reason: what targets and spool hold shows whether the ledger is an older copy."""
         try:

@@ -186,6 +186,7 @@ class Coordinator:
         history = run.ledger.verify()
         if history.newest < number - 1:
             self._check.refuse_undocumented(history)
+        self._check.refuse_other_past(history, number - 1)
         for prepared in history.pending:
             if prepared.epoch < number:
                 self._expect_decided(prepared.epoch, number)
@@ -200,13 +201,14 @@ class Coordinator:
             # before anything is swept: what a target that was set back holds prepared is evidence, and may be the rows
             self._check.verify_all()
             self._sweep.targets()
+            run.settled = number
             return Plan.WRITE
         if recorded.offsets != run.checkpoint.offsets_digest(number):
             raise run.conclude(consistency.other_input(number))
         if number not in history.done and number not in run.queue.pending:
             run.queue.wait_settled()
             run.queue.add(number)
-        run.owed = -1
+        run.owed, run.settled = -1, number
         return Plan.RUN_FOR_STATE
 
     def _expect_decided(self, epoch: int, running: int) -> None:

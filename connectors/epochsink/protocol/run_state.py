@@ -174,6 +174,8 @@ class RunState:
     participant_of: dict[str, Participant] = field(init=False)
     """Each sink's participant, in the order of the query."""
     identities: dict[str, Identity] = field(default_factory=dict)
+    settled: int = -1
+    """The newest epoch whose input this run has compared with the ledger."""
     attempted: int = -1
     """The newest epoch that this run has begun to write."""
     owed: int = -1
