@@ -39,7 +39,7 @@ PROVE := PYTHONPATH=tests:tests/support:tests/benchmarks $(RUN)/python -m
 PIP := $(RUN)/python -m pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-all durations test-containers test-containers-round soak scoreboard test-elasticsearch9 test-versions test-programs lint format prove request-faults mutants mutants-share prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-connect bench-wide bench-outage experiments docs wheel release lock clean
+.PHONY: help venv demo test test-all durations test-containers test-containers-round soak scoreboard test-elasticsearch9 test-versions test-programs lint format prove request-faults mutants mutants-share prove-stores bench bench-postgres bench-kafka bench-elasticsearch bench-fair-copy bench-flink bench-epoch bench-against bench-checkpoint bench-connect bench-progress bench-wide bench-outage experiments docs wheel release lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -170,6 +170,9 @@ bench-checkpoint: $(STAMP) ## checkpoints on a folder, on HDFS and on S3 (which 
 
 bench-connect: $(STAMP) ## an epoch on Spark Connect against one on a classic session: 1,000 rows, and 1 million
 	$(RUN)/python tests/benchmarks/bench_connect.py
+
+bench-progress: $(STAMP) ## what it costs to follow a query's progress: against a copy of epochsink that does not
+	$(RUN)/python tests/benchmarks/bench_progress.py
 
 bench-wide: $(STAMP) ## what an epoch of up to 1,000 tasks costs the driver
 	$(RUN)/python tests/benchmarks/bench_wide.py

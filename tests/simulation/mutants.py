@@ -330,7 +330,7 @@ MUTANTS = (
         "two copies apply one epoch to an index",
         Variant(ports={"E": world.SearchClaimsNothing}),
         "E",
-        ((38, ("copy",)), (46, ("stall", 25)), (87, ("stall", 3))),
+        ((39, ("copy",)), (53, ("stall", 25))),
     ),
     Mutant(
         "any incarnation of the index will do",
