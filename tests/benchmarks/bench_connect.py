@@ -1,6 +1,6 @@
 """`make bench-connect`: what an epoch takes on Spark Connect, against a classic session, with few rows and with many.
 
-Each turn runs both, one after the other, into one table of PostgreSQL. A ratio is the median over the turns.
+Each turn runs both, one after the other, into a table of PostgreSQL. A ratio is the median over the turns.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,19 +37,21 @@ def main() -> None:
     said = parser.parse_args()
     own, lines = Path(epochsink.__file__).parents[1], []
     with LocalPostgres() as server, psycopg.connect(server.dsn, autocommit=True) as connection:
-        connection.execute("CREATE TABLE bench (id bigint, payload text)")
+        tables = map("bench{}".format, count())
         # no jars: it reads no topic
         with closing(Side(own, of_spark=[""])) as classic, closing(Side(own, of_spark=["", "connect"])) as connect:
             for rows in said.rows:
                 epochs, skipped = EPOCHS[rows]
-                request = Request(rows, epochs, {"Postgres": {"dsn": server.dsn, "table": "bench"}}, skipped=skipped)
                 sides = {"classic": classic, "connect": connect}
                 found: dict[str, list[Answer]] = {name: [] for name in sides}
                 for turn in range(said.turns):
                     # neither is always the first
                     for name in list(sides)[:: 1 if turn % 2 else -1]:
-                        found[name].append(sides[name].run(request))
-                        connection.execute("TRUNCATE bench")
+                        # of its own: what is recorded and not decided as a query stops stays prepared, with its lock
+                        table = next(tables)
+                        connection.execute(f"CREATE TABLE {table} (id bigint, payload text)".encode())
+                        sink = {"Postgres": {"dsn": server.dsn, "table": table}}
+                        found[name].append(sides[name].run(Request(rows, epochs, sink, skipped=skipped)))
                     console.print(f"{rows:,} rows, turn {turn + 1}: " + ", ".join(map(_shown, found.items())))
                 lines += [_ratio(rows, found, *figure) for figure in FIGURES.items()]
     for line in lines:
