@@ -464,8 +464,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/commits.py",
-        "if number not in run.recorded and recorded.offsets != run.checkpoint.offsets_digest(number):",
-        "if False:",
+        "            self._check.refuse_other_input(recorded)\n",
+        "            pass\n",
         COMMITS,
         "the rows of other input, shown as those of the decided epoch",
     ),
@@ -726,8 +726,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/coordinator.py",
-        "        if recorded.offsets != run.checkpoint.offsets_digest(number):",
-        "        if False:",
+        "        self._check.refuse_other_input(recorded)\n",
+        "",
         COORDINATOR,
         "an epoch of other input, taken for the recorded one: its rows are lost",
     ),

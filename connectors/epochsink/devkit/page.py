@@ -153,7 +153,7 @@ def epochs_in_time(epochs: Sequence[EpochProgress]) -> tuple[str, str]:
 
 
 def picture(course: Course, label: str, seconds: float = 0.0) -> str:
-    """Return a course as HTML; ``label`` says in words what it shows, for who cannot see it.
+    """Return a course as HTML; ``label`` says in words what it shows, for readers who cannot see it.
 
     The picture is as long as ``seconds`` at least, so that several courses can be compared.
     """
@@ -166,7 +166,7 @@ def picture(course: Course, label: str, seconds: float = 0.0) -> str:
 
 
 def _kills(course: Course) -> str:
-    """Return when and where each kill struck, for who has no pointer to hold over a mark."""
+    """Return when and where each kill struck, as text: on a phone, nobody can hover over a mark."""
     if not course.kills:
         return ""
     begin, _ = course.span

@@ -122,8 +122,8 @@ class Commits:
             run.progress.recorded(recorded)
         run.progress.decided(number)
         # what this run has recorded, it has recorded with the offsets of then
-        if number not in run.recorded and recorded.offsets != run.checkpoint.offsets_digest(number):
-            raise run.conclude(consistency.other_input(number))
+        if number not in run.recorded:
+            self._check.refuse_other_input(recorded)
         # what readers are about to see must not be undone by a power cut that takes the decision back
         run.checkpoint.make_durable(number)
         for participant, names in run.by_participant(recorded.shares):

@@ -15,6 +15,7 @@ from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, 
 from epochsink.sink import Identity
 
 if TYPE_CHECKING:
+    from epochsink.protocol.ledger_entries import Prepared
     from epochsink.protocol.ledger_history import History
     from epochsink.protocol.run_state import RunState
 
@@ -48,10 +49,13 @@ class AppliedCheck:
         epoch looks like the one that it knows. Offsets add up, so earlier ones need no look.
         """
         known = history.epochs.get(before)
-        if before == self._run.settled or before <= history.skipped or known is None:
-            return
-        if known.offsets != self._run.checkpoint.offsets_digest(before):
-            raise self._run.conclude(other_input(before))
+        if known is not None and before != self._run.settled and before > history.skipped:
+            self.refuse_other_input(known)
+
+    def refuse_other_input(self, recorded: Prepared) -> None:
+        """Raise `WentBack` if the checkpoint has other input for an epoch than the ledger."""
+        if recorded.offsets != self._run.checkpoint.offsets_digest(recorded.epoch):
+            raise self._run.conclude(other_input(recorded.epoch))
 
     def _why_undocumented(self, newest: int, decided: int, spooled: list[int]) -> WentBack:
         """Return the reason: what targets and spool hold shows whether the ledger is an older copy."""

@@ -203,8 +203,7 @@ class Coordinator:
             self._sweep.targets()
             run.settled = number
             return Plan.WRITE
-        if recorded.offsets != run.checkpoint.offsets_digest(number):
-            raise run.conclude(consistency.other_input(number))
+        self._check.refuse_other_input(recorded)
         if number not in history.done and number not in run.queue.pending:
             run.queue.wait_settled()
             run.queue.add(number)
