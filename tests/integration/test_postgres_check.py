@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import psycopg
 import pyarrow as pa
 import pytest
-from fix_postgres import Driver, Truth, as_user
+from fix_postgres import Driver, Truth, as_user, ranked
 from psycopg.pq import ConnStatus, TransactionStatus
 from streams import wait_until
 
@@ -147,6 +147,85 @@ def test_a_table_that_does_not_fit_is_described(
         assert found == []
     else:
         assert any(says in finding for finding in found), found
+
+
+EXPRESSIONS: dict[str, list[tuple[str, str | None]]] = {
+    "text": [
+        ("stored || new", None),
+        ("coalesce(stored, '{}') || new -- in this order", None),
+        ("CASE WHEN new LIKE 'x%' THEN stored ELSE (new) END /* ; */", None),
+        # one expression
+        ("stored) || (new", "syntax error"),
+        ("stored, new", "syntax error"),
+        ("stored; new", "syntax error"),
+        ("stored; DROP TABLE {table}; SELECT new", "syntax error"),
+        ("stored) FROM (SELECT 1) AS x; DROP TABLE {table}; SELECT (new", "syntax error"),
+        ("stored END FROM (SELECT 1) AS x (stored); DROP TABLE {table}; SELECT CASE WHEN true THEN 1", "multiple"),
+        ("new END, CASE WHEN true THEN stored", "syntax error"),
+        ("stored AS new", "syntax error"),
+        ("stored || 'new", "unterminated"),
+        ("stored /* new", "unterminated"),
+        ("SELECT stored", "syntax error"),
+        # over the two values alone
+        ("(SELECT max(note) FROM {table}) || stored", "subquery"),
+        ("(SELECT stored)", "subquery"),
+        ("stored || note", 'column "note" does not exist'),
+        ("stored || excluded.note", "missing FROM-clause"),
+        ("stored || $1", "0 parameters"),
+        ("stored || tableoid", "tableoid"),
+        ("max(stored)", "aggregate functions"),
+        ("first_value(stored) OVER ()", "window functions"),
+        ("unnest(ARRAY[stored, new])", "set-returning"),
+        # the same whenever it is computed
+        ("stored || random()", "not immutable"),
+        ("stored || now()", "not immutable"),
+        ("concat(stored, new)", "not immutable"),
+        ("coalesce(stored, new)::timestamptz", "not immutable"),
+        ("make_date(length(stored), 1, 1)", "not immutable"),  # only its assignment to text reads a setting
+        # of the column's type
+        ("stored + new", "operator does not exist"),
+        ("nowhere(stored, new)", "does not exist"),
+    ],
+    "jsonb": [
+        ("stored || new", None),
+    ],
+    "varchar": [
+        ("stored || new", None),
+    ],
+    "numeric(9,2)": [
+        ("(stored + new) / 2", None),
+        ("stored || 'x'", "expression is of type text"),
+        ("stored + 'x'::int", "invalid input syntax"),
+    ],
+    "varchar(9)": [
+        ("stored || new", "would be cut"),
+    ],
+    "name": [
+        ("stored || new", "would be cut"),
+    ],
+    "char(9)": [
+        ("stored || new", "would be cut"),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", EXPRESSIONS)
+def test_an_expression_of_accumulate_is_tried_before_the_first_row(kind: str, pg_schema: str, pg_truth: Truth) -> None:
+    """Nothing of it is run, and nothing is left behind."""
+    table = f"{pg_schema}.t"
+    pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note {kind})")
+    row = pa.schema([ROW.field("id"), ("note", pa.decimal128(9, 2) if kind.startswith("numeric") else pa.string())])
+    for expression, says in EXPRESSIONS[kind]:
+        accumulate = {"note": expression.replace("{table}", table)}
+        found = findings(pg_truth.dsn, table, row, marker_schema=pg_schema, key="id", accumulate=accumulate)
+        if says is None:
+            assert found == [], expression
+        else:
+            assert says in only(found), expression
+            assert "accumulate={'note': " in found[0]
+    left = "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace AND relkind = 'r' ORDER BY 1"
+    assert pg_truth.execute(left, pg_schema) == [("marker",), ("t",)]
+    assert pg_truth.execute("SELECT FROM pg_proc WHERE pronamespace = %s::regnamespace", pg_schema) == []
 
 
 def test_a_missing_table_is_created_from_the_row(pg_schema: str, pg_truth: Truth) -> None:
@@ -299,6 +378,31 @@ def test_columns_of_somebody_elses_table_are_not_added_and_the_statement_is_name
     pg_truth.execute(statement)
     assert columns(pg_truth, table) == ADDED
     assert findings(dsn, table, WIDE, **options) == []
+
+
+def test_an_expression_uses_functions_of_the_search_path_that_the_user_may_call(
+    table: str, pg_schema: str, poor: str, pg_truth: Truth
+) -> None:
+    pg_truth.execute(f"GRANT USAGE, CREATE ON SCHEMA {pg_schema} TO {poor}; GRANT ALL ON {table} TO {poor}")
+    joined = f"{pg_schema}.joined(text, text)"
+    pg_truth.execute(f"CREATE FUNCTION {joined} RETURNS text LANGUAGE plpgsql AS 'BEGIN RETURN $1 || $2; END'")
+    pg_truth.execute(f"REVOKE EXECUTE ON FUNCTION {joined} FROM PUBLIC")
+    options: dict[str, Any] = {"marker_schema": pg_schema, "key": "id", "accumulate": {"note": "joined(stored, new)"}}
+    dsn, path = as_user(pg_truth.dsn, poor, PASSWORD), {"options": f"-c search_path={pg_schema}"}
+    assert "joined(text, text) does not exist" in only(findings(dsn, table, **options))
+    assert f'permission denied for function joined [42501]; let the owner grant it to "{poor}"' in only(
+        findings(dsn, table, **options, options=path)
+    )
+    pg_truth.execute(f"GRANT EXECUTE ON FUNCTION {joined} TO {poor}")
+    assert "not immutable" in only(findings(dsn, table, **options, options=path))
+    pg_truth.execute(f"ALTER FUNCTION {joined} IMMUTABLE")
+    assert findings(dsn, table, **options, options=path) == []
+    driver = Driver(Postgres(dsn, table=table, order_by="at", **options, options=path))
+    rows = pa.record_batch({"id": [1, 1, 1], "note": ["a", "b", "c"]}, schema=ROW)
+    driver.run(0, ranked(rows, pa.array([1, 2, 3], pa.int64())))
+    driver.run(1, ranked(rows.slice(0, 1), pa.array([1], pa.int64())))
+    driver.close()
+    assert pg_truth.rows(table) == [(1, "abca")]
 
 
 def test_columns_are_added_to_a_partitioned_table_and_not_to_one_of_its_partitions(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from fix_postgres import Driver, ListedRows, Written
+from fix_postgres import Driver, ListedRows, Written, ranked
 from psycopg.conninfo import conninfo_to_dict
 
 from epochsink.postgres import Postgres
@@ -129,7 +129,8 @@ def run_epoch(driver: Driver, ledger: int, number: int, tasks: Sequence[pa.Recor
     driver.commit(written, parts)
 
 
-State = dict[int, tuple[int | None, int | None]]
+Values = tuple[int | None, int | None]
+State = dict[int, Values]
 """By id: n and at."""
 Change = tuple[int, int | None, int | None, bool]
 """id, n, at, and whether it deletes."""
@@ -157,6 +158,18 @@ def replaced(state: State, changes: list[Change]) -> State:
     return after
 
 
+def folded(state: State, changes: list[Change]) -> State:
+    """Return what `FOLDED` makes of a table: an epoch's rows are folded first, in the order of their times."""
+    epoch: State = {}
+    for number, n, at, _ in sorted(changes, key=lambda change: age(change[2])):
+        epoch[number] = folded_into(epoch.get(number), (n, at))
+    return state | {number: folded_into(state.get(number), new) for number, new in epoch.items()}
+
+
+def folded_into(old: Values | None, new: Values) -> Values:
+    return new if old is None else ((old[0] or 0) * 3 + (new[0] or 0), max(old[1], new[1], key=age))
+
+
 def age(at: int | None) -> int:
     return -1 if at is None else at
 
@@ -166,6 +179,11 @@ GONE = 0.3
 """The share of changes that delete."""
 
 COUNTERS: dict[str, Any] = {"key": "id", "accumulate": {"n": "sum", "at": "max"}}
+FOLDED: dict[str, Any] = {
+    "key": "id",
+    "order_by": "at",
+    "accumulate": {"n": "coalesce(stored, 0) * 3 + coalesce(new, 0)", "at": "max"},
+}
 NEWEST: dict[str, Any] = {"key": "id", "newer_wins": "at", "skip_unchanged": True, "delete_when": "gone"}
 POINTS = {
     "prepared": ("copied", "merged", "prepared", "committed"),
@@ -187,15 +205,20 @@ def changes_of(rng: random.Random) -> list[Change]:
     ]
 
 
-def task_of(changes: list[Change], *, deletes: bool) -> pa.RecordBatch:
+def task_of(changes: list[Change], *, deletes: bool = False, ordered: bool = False) -> pa.RecordBatch:
     columns = zip(("id", "n", "at", DELETED), zip(*changes, strict=True), strict=True)
     made = {name: pa.array(values, pa.bool_() if name == DELETED else pa.int64()) for name, values in columns}
-    return pa.record_batch(made if deletes else {name: made[name] for name in ("id", "n", "at")})
+    batch = pa.record_batch(made if deletes else {name: made[name] for name in ("id", "n", "at")})
+    return ranked(batch, batch.column("at")) if ordered else batch
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("options", "apply"), [(COUNTERS, added), (NEWEST, replaced)], ids=["counters", "newest"])
+@pytest.mark.parametrize(
+    ("options", "apply"),
+    [(COUNTERS, added), (FOLDED, folded), (NEWEST, replaced)],
+    ids=["counters", "expressions", "newest"],
+)
 def test_what_is_compared_with_stored_rows_survives_kills_at_random_points(
     options: dict[str, Any],
     apply: Callable[[State, list[Change]], State],
@@ -208,15 +231,16 @@ def test_what_is_compared_with_stored_rows_survives_kills_at_random_points(
     """Nothing is lost, added twice or visible early, also if an epoch is lost and prepared again from the spool."""
     seed = random.randrange(2**32)
     rng = random.Random(seed)
-    table, deletes = f"{pg_schema}.counters", "delete_when" in options
+    table = f"{pg_schema}.counters"
+    like = {"deletes": "delete_when" in options, "ordered": "order_by" in options}
     pg_truth.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, n bigint, at bigint)")
-    driver = pg_driver(table, task_of([(0, 0, 0, False)], deletes=deletes), **options, **WAYS[way])
+    driver = pg_driver(table, task_of([(0, 0, 0, False)], **like), **options, **WAYS[way])
     state: State = {}
     for number in range(EPOCHS):
         changes = changes_of(rng)
         # tasks share no key, as Spark spreads the rows with atomic=False
         halves = [[change for change in changes if change[0] % 2 == half] for half in (0, 1)]
-        tasks = [task_of(half, deletes=deletes) for half in halves]
+        tasks = [task_of(half, **like) for half in halves]
         recorded = killed_epoch(driver, f"postgres.{rng.choice(POINTS[way])}", number, tasks)
         before, state = state, apply(state, changes)
         driver = driver.restart()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from decimal import Decimal
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -271,3 +272,230 @@ def test_a_stream_counts_its_rows_and_gets_a_column_at_a_later_start(
         counted["first_id"] = "min"
     stream.end()
     assert pg_truth.rows(f"{pg_schema}.t") == [(0, 2, 4, 4), (1, 5, 9, 5)]
+
+
+# ---- accumulate with an SQL expression
+
+
+FOLDED: dict[str, Any] = {
+    "tags": "stored || new",
+    "last": "CASE WHEN new = 'none' THEN NULL ELSE coalesce(new, stored) END -- the last one",
+    "best": "greatest(stored, new)",
+    "mixed": "stored * 10 + new % 10",
+    "first": "stored",
+}
+
+
+def folded(stored: dict[int, list[Any]], given: list[list[Any]]) -> None:
+    """Fold an epoch's rows by key, and then into what is stored, as a hand would: row for row."""
+    epoch: dict[int, list[Any]] = {}
+    for row in given:
+        _fold_into(epoch, row)
+    for row in epoch.values():
+        _fold_into(stored, row)
+
+
+def _fold_into(into: dict[int, list[Any]], row: list[Any]) -> None:
+    key, tags, last, best, mixed, _, n, note = row
+    if key not in into:
+        into[key] = list(row)
+        return
+    old = into[key]
+    into[key] = [
+        key,
+        None if old[1] is None and tags is None else (old[1] or []) + (tags or []),
+        None if last == "none" else old[2] if last is None else last,
+        max([one for one in (old[3], best) if one is not None], default=None),
+        None if old[4] is None or mixed is None else old[4] * 10 + mixed % 10,
+        old[5],
+        None if old[6] is None and n is None else (old[6] or 0) + (n or 0),
+        note,
+    ]
+
+
+def _rows_of(random: Random, size: int) -> list[list[Any]]:
+    return [
+        [
+            random.randint(1, 6),
+            random.choice([["a"], ["b", "c"], [], None] if random.random() < 0.2 else [["a"], ["b"], ["x", "y"]]),
+            random.choice([None, "none", "p", "q"]),
+            random.choice([None, random.randint(-9, 9)]),
+            random.randint(0, 9),
+            random.choice([None, "f", "g"]),
+            random.choice([None, random.randint(-9, 9)]),
+            random.choice(["u", "v", None]),
+        ]
+        for _ in range(size)
+    ]
+
+
+def _batch_of(given: list[list[Any]], order: list[int]) -> pa.RecordBatch:
+    kinds = [pa.int64(), pa.list_(pa.string()), pa.string(), pa.int32(), pa.decimal128(38, 0), pa.string(), pa.int64()]
+    names = ["id", "tags", "last", "best", "mixed", "first", "n", "note"]
+    arrays = [
+        pa.array([Decimal(one) if name == "mixed" and one is not None else one for one in column], kind)
+        for name, column, kind in zip(names, zip(*given, strict=True), [*kinds, pa.string()], strict=True)
+    ]
+    return ranked(pa.record_batch(dict(zip(names, arrays, strict=True))), pa.array(order, pa.int64()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_are_folded_by_expressions_in_their_order_as_a_fold_by_hand_does(
+    mode: dict[str, Any], pg_schema: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Random rows over several epochs and tasks, shuffled: order_by alone says which comes first."""
+    table = f"{pg_schema}.folds"
+    pg_truth.execute(
+        f"CREATE TABLE {table} (id bigint PRIMARY KEY, tags text[], last text, best int, mixed numeric, first text, "
+        "n bigint, note text)"
+    )
+    random, stored = Random(7), dict[int, list[Any]]()
+    like = _batch_of(_rows_of(random, 1), [0])
+    options: dict[str, Any] = {"key": "id", "order_by": "n", "accumulate": {**FOLDED, "n": "sum"}, **mode}
+    driver = pg_driver(table, like, **options)
+    for epoch, size in enumerate([1, 30, 2, 12]):
+        given = _rows_of(random, size)
+        folded(stored, given)
+        places = random.sample(range(size), size)
+        # a task that commits on its own has all rows of its keys
+        by_task: list[list[int]] = [[], []]
+        for place in places:
+            by_task[given[place][0] % 2].append(place)
+        tasks = [_batch_of([given[place] for place in some], some) for some in by_task if some]
+        driver.run(epoch, *tasks)
+    assert pg_truth.rows(table) == sorted((tuple(row) for row in stored.values()), key=repr)
+    left = "SELECT proname FROM pg_proc WHERE pronamespace = %s::regnamespace"
+    assert pg_truth.execute(left, pg_schema) == []
+
+
+def tagged(*given: tuple[str, str | None], order: bool = True) -> pa.RecordBatch:
+    pages, tags = zip(*given, strict=True)
+    made = pa.record_batch({"page": pages, "tags": pa.array(tags, pa.string())})
+    return ranked(made, pa.array(range(len(given)), pa.int64())) if order else made
+
+
+@pytest.fixture
+def tags(pg_schema: str, pg_truth: Truth) -> str:
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.tags (page text PRIMARY KEY, tags text)")
+    return f"{pg_schema}.tags"
+
+
+JOINED: dict[str, Any] = {"key": "page", "order_by": "at", "accumulate": {"tags": "stored || new"}}
+
+
+def test_without_an_order_rows_of_a_key_are_not_folded(tags: str, pg_driver: MakeDriver, pg_truth: Truth) -> None:
+    """Keys that come once need none."""
+    options = {**JOINED, "order_by": None}
+    driver = pg_driver(tags, tagged(("", ""), order=False), **options)
+    driver.run(0, tagged(("a", "1"), ("b", "2"), order=False))
+    driver.run(1, tagged(("a", "3"), order=False))
+    with pytest.raises(RowsRejected, match="occurs 2 times"):
+        driver.prepare(2, tagged(("a", "4"), ("a", "5"), order=False))
+    assert pg_truth.rows(tags) == [("a", "13"), ("b", "2")]
+
+
+def test_an_expression_gets_null_as_it_is_and_a_new_column_of_stored_rows_is_null(
+    tags: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(tags, tagged(("", "")), **JOINED)
+    driver.run(0, tagged(("a", "1"), ("b", None), ("c", "1"), ("c", None), ("c", "2")))
+    driver.run(1, tagged(("a", None), ("b", "2")))
+    assert pg_truth.rows(tags) == [("a", None), ("b", None), ("c", None)]
+    added = tagged(("a", "1"), ("d", "1"), ("d", "2")).rename_columns(["page", "more", "epochsink_order_0"])
+    expression = {"more": "coalesce(stored, '{none}') || new"}
+    driver = pg_driver(tags, added, **{**JOINED, "accumulate": expression, "add_columns": True})
+    driver.run(0, added)
+    assert pg_truth.execute(f"SELECT page, more FROM {tags} WHERE more IS NOT NULL ORDER BY 1") == [  # noqa: S608 - likewise
+        ("a", "{none}1"),
+        ("d", "12"),
+    ]
+
+
+@pytest.mark.parametrize("commit", ["prepared", "staged"])
+def test_an_epoch_is_folded_again_as_it_was_recorded(
+    commit: Commit, tags: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Lost after the decision, replayed from the spool by a query with another expression, and committed twice."""
+    driver = pg_driver(tags, tagged(("", "")), **JOINED, commit=commit, spool=True)
+    driver.run(0, tagged(("a", "1")))
+    written, parts = driver.prepare(1, tagged(("a", "2"), ("a", "3")))
+    other = {**JOINED, "accumulate": {"tags": "new || stored"}}
+    later = driver.restart(
+        Postgres(driver.sink.dsn, table=tags, marker_schema=driver.sink.marker_schema, commit=commit, **other)
+    )
+    later.committer.abort_orphans([])
+    assert {verdict.outcome for verdict in later.commit(written, parts)} == {Outcome.ABORTED}
+    again = [later.committer.replay(written.epoch, part, written.rows, uuid.uuid4().hex) for part in parts]
+    for _ in range(2):
+        assert {verdict.outcome for verdict in later.commit(written, again)} == {Outcome.COMMITTED}
+    assert pg_truth.rows(tags) == [("a", "123")]
+
+
+def test_another_writer_may_change_the_value_that_an_expression_meets(
+    tags: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    driver = pg_driver(tags, tagged(("", "")), **JOINED, commit="staged")
+    written, parts = driver.prepare(0, tagged(("a", "2"), ("a", "3")))
+    pg_truth.execute(f"INSERT INTO {tags} VALUES ('a', '1')")  # noqa: S608 - likewise
+    assert [verdict.outcome for verdict in driver.commit(written, parts)] == [Outcome.COMMITTED]
+    assert pg_truth.rows(tags) == [("a", "123")]
+
+
+@pytest.mark.parametrize("given", [[4, 0], [0]], ids=["within the epoch", "stored"])
+def test_an_expression_that_fails_for_a_row_refuses_the_epoch_before_the_decision(
+    given: list[int], pages: str, pg_driver: MakeDriver, pg_truth: Truth
+) -> None:
+    """Sums of the same rows are not changed either."""
+    epoch = ranked(clicks(*(("a", 1, number) for number in given)), pa.array(range(len(given)), pa.int64()))
+    options: dict[str, Any] = {"key": "page", "order_by": "at", "accumulate": {"clicks": "sum", "seen": "stored / new"}}
+    driver = pg_driver(pages, epoch, **options, commit="prepared", spool=True)
+    driver.run(0, epoch.slice(0, 1) if given[0] else ranked(clicks(("a", 1, 8)), pa.array([0], pa.int64())))
+    with pytest.raises(RowsRejected, match="division by zero"):
+        driver.prepare(1, epoch)
+    assert pg_truth.rows(pages) == [("a", 1, given[0] or 8)]
+
+
+@pytest.mark.parametrize("skip", [False, True])
+def test_each_step_of_a_fold_has_the_columns_type_collation_and_domain(
+    skip: bool,  # noqa: FBT001 - a parameter
+    *,
+    pg_schema: str,
+    pg_driver: MakeDriver,
+    pg_truth: Truth,
+) -> None:
+    """An epoch of several rows gives what epochs of one row each give, down to the rounding."""
+    table, other = f"{pg_schema}.t", f"{pg_schema}.u"
+    pg_truth.execute(f"CREATE DOMAIN {pg_schema}.positive AS int CHECK (VALUE >= 0)")
+    for name in (table, other):
+        pg_truth.execute(
+            f"CREATE TABLE {name} (id bigint PRIMARY KEY, n {pg_schema}.positive, price numeric(9,1), "
+            'word text COLLATE "C", turned text COLLATE "und-x-icu")'
+        )
+    batch = ranked(
+        pa.record_batch(
+            {
+                "id": pa.array([1, 1, 1], pa.int64()),
+                "n": pa.array([3, 4, 0], pa.int32()),
+                "price": pa.array([Decimal("1.1"), Decimal("1.5"), Decimal("1.5")], pa.decimal128(9, 1)),
+                "word": ["a", "B", "B"],
+                "turned": ["a", "B", "B"],
+            }
+        ),
+        pa.array([1, 2, 3], pa.int64()),
+    )
+    accumulate = {
+        "n": "stored + new",
+        "price": "stored * new",
+        "word": "greatest(stored, new)",
+        "turned": "greatest(stored, new)",
+    }
+    options: dict[str, Any] = {"key": "id", "order_by": "at", "accumulate": accumulate, "skip_unchanged": skip}
+    pg_driver(table, batch, **options).run(0, batch)
+    one_by_one = pg_driver(other, batch, **options)
+    for place in range(3):
+        one_by_one.run(place, batch.slice(place, 1))
+    assert pg_truth.rows(table) == pg_truth.rows(other) == [(1, 7, Decimal("2.6"), "a", "B")]
+    before = versions(pg_truth, table)
+    driver = pg_driver(table, batch, **{**options, "accumulate": dict.fromkeys(accumulate, "stored")})
+    driver.run(0, batch)
+    assert (versions(pg_truth, table) == before) == skip

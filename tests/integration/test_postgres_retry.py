@@ -252,7 +252,7 @@ def test_a_sum_is_added_to_once(pg_driver: MakeDriver, pg_schema: str, pg_truth:
     killed(driver, "postgres.letters.committed")
     assert letters_of(driver).retry(ALL) == Retried()
     assert pg_truth.rows(table) == [(1, 75)]
-    assert "added" in letters_of(driver).caution()
+    assert "combined" in letters_of(driver).caution()
 
 
 def test_letters_of_one_key_and_epoch_are_retried_one_by_one(

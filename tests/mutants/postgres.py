@@ -228,7 +228,7 @@ MUTANTS: list[Mutant] = [
         "an older row in place of the newest one of its epoch",
     ),
     Mutant(
-        "postgres/merge.py",
+        "postgres/combine.py",
         "coalesce({stored} OPERATOR(pg_catalog.+) {new}, {stored}, {new})",
         "{stored} OPERATOR(pg_catalog.+) {new}",
         f"{MERGING} -k nulls_count",
@@ -236,10 +236,31 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "postgres/merge.py",
-        'if plan.accumulate else sql.SQL("*")',
-        'if False else sql.SQL("*")',
+        'if plan.accumulate else [sql.SQL("*")]',
+        'if False else [sql.SQL("*")]',
         f"{MERGING} -k nulls_count",
         "a sum without all rows of a key but one",
+    ),
+    Mutant(
+        "postgres/merge.py",
+        "{} ASC NULLS FIRST",
+        "{} DESC NULLS LAST",
+        f"{MERGING} -k folded_by",
+        "rows that an expression combines backwards",
+    ),
+    Mutant(
+        "postgres/combine.py",
+        "{number} OPERATOR(pg_catalog.=) 1)",
+        "false)",
+        f"{MERGING} -k folded_by",
+        "the first row of a key combined with a null that nobody stored",
+    ),
+    Mutant(
+        "postgres/compared.py",
+        "        connection.execute(whole, binary=True)\n",
+        "",
+        f"{CHECK} -k expression_of",
+        "an expression whose parentheses close those of the merge",
     ),
     Mutant(
         "postgres/table.py",

@@ -9,13 +9,13 @@ from psycopg import sql
 
 from epochsink.errors import LedgerCorrupt
 from epochsink.identity import PreparedName
+from epochsink.postgres.config import AGGREGATES
 from epochsink.postgres.place import Place
 from epochsink.postgres.spooled import SpooledTask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from epochsink.postgres.config import Aggregate
     from epochsink.sink import Committable
 
 VERSION: Final = 1
@@ -45,13 +45,18 @@ class Merge:
     unique: Sequence[Mapping[str, str]] = field(default_factory=list, hash=False)
     newer_wins: str | None = None
     skip_unchanged: bool = False
-    accumulate: Mapping[str, Aggregate] = field(default_factory=dict, hash=False)
+    accumulate: Mapping[str, str] = field(default_factory=dict, hash=False)
     sets_aside: bool = False
 
     @property
     def replaced(self) -> list[str]:
         """The columns whose stored value the newest row replaces."""
         return [name for name in self.columns if name not in self.key and name not in self.accumulate]
+
+    @property
+    def expressions(self) -> dict[str, str]:
+        """The SQL expressions of ``accumulate``, by their columns."""
+        return {name: how for name, how in self.accumulate.items() if how not in AGGREGATES}
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values."""

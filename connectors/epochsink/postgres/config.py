@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -19,9 +20,9 @@ MAX_BYTES: Final = 63
 Commit = Literal["auto", "prepared", "staged"]
 Mode = Literal["prepared", "staged"]
 Rejected = Literal["stop", "dead_letter"]
-Aggregate = Literal["sum", "min", "max"]
 AGGREGATES: Final = ("sum", "min", "max")
-"""Of these it does not matter in which order, and in how many epochs, values are combined."""
+"""Of these it does not matter in which order, and in how many epochs, values are combined. What else accumulate= has is
+an SQL expression."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -37,7 +38,7 @@ class PostgresConfig:
     delete_when: str | None = None
     newer_wins: str | None = None
     skip_unchanged: bool = False
-    accumulate: Mapping[str, Aggregate] = field(default_factory=dict, hash=False)
+    accumulate: Mapping[str, str] = field(default_factory=dict, hash=False)
     atomic: bool = True
     commit: Commit = "auto"
     marker_schema: str = "epochsink"
@@ -64,9 +65,9 @@ class PostgresConfig:
         identifier(self.marker_schema, "marker_schema=")
         if self.newer_wins is not None:
             identifier(self.newer_wins, "newer_wins=")
-        for column, aggregate in arguments.mapping("accumulate", self.accumulate).items():
+        for column, how in arguments.mapping("accumulate", self.accumulate).items():
             identifier(column, "accumulate=")
-            _refuse_unless_aggregate(column, aggregate)
+            _refuse_unless_combines(column, how)
         self._refuse_contradictions()
         self._refuse_inexact_letters()
 
@@ -111,7 +112,7 @@ class PostgresConfig:
         if self.accumulate and self.delete_when is not None:
             raise ConfigurationError(
                 "accumulate= with delete_when=: whether a row of the epoch counts would depend on whether it came "
-                "before its key was deleted or after, and sums of rows do not tell",
+                "before its key was deleted or after, and what is combined of rows does not tell",
                 hint="add a negative value, or delete by another sink of this query on the same table",
             )
         if self.accumulate and self.newer_wins is not None:
@@ -138,17 +139,20 @@ class PostgresConfig:
 _LETTERS_NEED: Final[Mapping[str, tuple[Any, str]]] = {
     "atomic": (True, "refused rows are found in the epoch's one transaction, and its tasks have none of their own"),
     "spool": (True, "the driver looks for refused rows in the spool; tasks that stage rows fail with the first one"),
-    "accumulate": ({}, "a refused sum is made of several rows, and which of them is wrong is not known"),
+    "accumulate": ({}, "a refused value is made of several rows, and which of them is wrong is not known"),
 }
 
 
-def _refuse_unless_aggregate(column: str, aggregate: object) -> None:
-    if aggregate not in AGGREGATES:
+def _refuse_unless_combines(column: str, how: object) -> None:
+    if how in AGGREGATES:
+        return
+    # what does not look at the stored value replaces it; most often it is the name of another aggregate
+    if not isinstance(how, str) or "\x00" in how or not re.search(r"\bstored\b", how, re.IGNORECASE):
         raise ConfigurationError(
-            f"invalid accumulate={{{column!r}: {aggregate!r}}}: expected one of 'sum', 'min', 'max'. The result of "
-            "others, and of SQL over the stored row, depends on how rows are spread over epochs",
-            hint=f"to count rows, write select=[..., '1L AS {column}'] and accumulate={{{column!r}: 'sum'}}; for an "
-            "average, accumulate its sum and its count",
+            f"invalid accumulate={{{column!r}: {how!r}}}: expected 'sum', 'min', 'max', or an SQL expression over "
+            "stored, the stored value, and new, the row's",
+            hint=f"for example 'stored || new'. To count rows, write select=[..., '1L AS {column}'] and "
+            f"accumulate={{{column!r}: 'sum'}}; for an average, accumulate its sum and its count",
         )
 
 

@@ -99,9 +99,7 @@ class PostgresLetters(Letters):
         if config.newer_wins:
             return f"a stored row whose {config.newer_wins} is larger stays (newer_wins=)"
         if config.accumulate:
-            return (
-                f"{', '.join(config.accumulate)} are added to the stored row of a key; its other columns are replaced"
-            )
+            return f"{', '.join(config.accumulate)} are combined with the stored ones; other columns are replaced"
         return "each row replaces the stored one of its key, even if that is newer: only newer_wins= would know"
 
     def drop(self, chosen: Chosen) -> int:

@@ -9,28 +9,20 @@ from psycopg import sql
 
 from epochsink.errors import PrepareFailed, RowsRejected
 from epochsink.postgres.catalog import require_unchanged
+from epochsink.postgres.combine import STORED, combined, folds, over_key
 from epochsink.postgres.dead_letter import halves_of_range, is_refusal, refused, told
 from epochsink.postgres.staging import DELETED, NUMBER, REFUSED, TAG, rank_column, tag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import LiteralString
 
+    from epochsink.postgres.combine import Folds
     from epochsink.postgres.committable import Member, Merge, Relation
-    from epochsink.postgres.config import Aggregate
     from epochsink.postgres.dead_letter import Letters
     from epochsink.postgres.server import Connection
 
 WORK_MEM: Final = "128MB"
 """Memory for the hash over the keys and the sort of duplicates. The server's default spills to disk at once."""
-
-_STORED: Final = "stored"
-_COMBINED: Final[Mapping[Aggregate, LiteralString]] = {
-    "sum": "coalesce({stored} OPERATOR(pg_catalog.+) {new}, {stored}, {new})",
-    "min": "LEAST({stored}, {new})",
-    "max": "GREATEST({stored}, {new})",
-}
-"""What combines two values as the aggregate of that name does."""
 
 
 def merge(connection: Connection, members: Mapping[str, Member], letters: Letters) -> None:
@@ -88,9 +80,12 @@ def _write_all(connection: Connection, member: Member) -> sql.Composed:
         if merged != member.rows:  # a trigger may drop or redirect rows, so count the rows in staging itself
             verify_count(connection, member)
         return source
-    if _verify_keys(connection, member):
-        source = _one_for_each_key(plan, source)
-    connection.execute(_upsert(plan, source))
+    if not _verify_keys(connection, member):
+        connection.execute(_upsert(plan, source))
+        return source
+    with folds(connection, member.schema, plan.expressions, plan.columns) as made:
+        source = _one_for_each_key(plan, source, made)
+        connection.execute(_upsert(plan, source))
     return source
 
 
@@ -227,7 +222,7 @@ def _verify_keys(connection: Connection, member: Member) -> bool:
             "no row",
             hint="filter them with where=, or fill the key with coalesce() in select=",
         )
-    if most > 1 and plan.replaced and not (plan.ranks or plan.newer_wins):
+    if most > 1 and (plan.replaced or plan.expressions) and not (plan.ranks or plan.newer_wins):
         example = connection.execute(sql.SQL("{} ORDER BY {} DESC LIMIT 1").format(grouped, many)).fetchone() or ()
         key = ", ".join(f"{name}={value!r}" for name, value in zip(plan.key, example, strict=False))
         raise RowsRejected(
@@ -263,13 +258,13 @@ def _upsert(plan: Merge, source: sql.Composed) -> sql.Composed:
     action = sql.SQL("UPDATE SET {}").format(settings) if values else sql.SQL("NOTHING")
     conditions = []
     if plan.newer_wins:
-        conditions.append(_is_not_older(plan.newer_wins, "excluded", _STORED))
+        conditions.append(_is_not_older(plan.newer_wins, "excluded", STORED))
     if plan.skip_unchanged and values:
         conditions.append(
             # by their bytes: that needs no operator of the type, and tells 1.0 from 1.00. As a function, because ROW()
             # on both sides of an operator would compare column by column
             sql.SQL("pg_catalog.record_image_ne(ROW({}), ROW({}))").format(
-                sql.SQL(", ").join(sql.Identifier(_STORED, name) for name in values),
+                sql.SQL(", ").join(sql.Identifier(STORED, name) for name in values),
                 sql.SQL(", ").join(values.values()),
             )
         )
@@ -279,18 +274,16 @@ def _upsert(plan: Merge, source: sql.Composed) -> sql.Composed:
         source = sql.SQL("{} WHERE {} IS NOT TRUE").format(source, sql.Identifier(DELETED))
     rows = _append(plan, source)
     if conditions or plan.accumulate:
-        rows = _append(plan, source, sql.SQL("{} AS {}").format(plan.target.quoted, sql.Identifier(_STORED)))
+        rows = _append(plan, source, sql.SQL("{} AS {}").format(plan.target.quoted, sql.Identifier(STORED)))
     # In key order, because neighbouring keys share a page of the index and often of the table.
     return sql.SQL("{} ORDER BY {key} ON CONFLICT ({key}) DO {}").format(rows, action, key=_names(plan.key))
 
 
 def _merged(plan: Merge, name: str) -> sql.Composable:
-    """Return what a column becomes if its key is stored already: nulls count as in an aggregate."""
-    new, stored = sql.SQL("EXCLUDED.{}").format(sql.Identifier(name)), sql.Identifier(_STORED, name)
-    if name not in plan.accumulate:
-        return new
-    combined = sql.SQL(_COMBINED[plan.accumulate[name]]).format(stored=stored, new=new)
-    return sql.SQL("({})::{}").format(combined, sql.SQL(plan.columns[name]))
+    """Return what a column becomes if its key is stored already."""
+    if name in plan.accumulate:
+        return combined(plan, name)
+    return sql.SQL("EXCLUDED.{}").format(sql.Identifier(name))
 
 
 def _is_not_older(column: str, new: str, stored: str) -> sql.Composed:
@@ -333,25 +326,29 @@ def _source(member: Member, rows: range | None = None, also: Sequence[sql.Compos
     )
 
 
-def _one_for_each_key(plan: Merge, source: sql.Composable) -> sql.Composed:
+def _one_for_each_key(plan: Merge, source: sql.Composable, made: Folds | None = None) -> sql.Composed:
     """Return the newest row of each key, with what accumulates taken over all rows of the key."""
     # first by newer_wins: of a key, the row that order_by alone chooses could be older than the stored one
     newest = [sql.Identifier(plan.newer_wins)] if plan.newer_wins else []
-    order = [sql.SQL("{} DESC NULLS LAST").format(value) for value in [*newest, *_ranks(plan)]]
+    decides = [*newest, *_ranks(plan)]
+    if made:
+        # numbered once: of rows that order_by does not tell apart, the newest one is also the last to be folded
+        source = sql.SQL(
+            "(SELECT *, pg_catalog.row_number() OVER (PARTITION BY {} ORDER BY {}) AS {number} FROM {}) AS numbered"
+        ).format(
+            _names(plan.key),
+            sql.SQL(", ").join(sql.SQL("{} ASC NULLS FIRST").format(value) for value in decides),
+            source,
+            number=sql.Identifier(NUMBER),
+        )
+        decides = [sql.Identifier(NUMBER)]
+    order = [sql.SQL("{} DESC NULLS LAST").format(value) for value in decides]
+    columns = [over_key(plan, made or {}, name) for name in plan.columns] if plan.accumulate else [sql.SQL("*")]
     return sql.SQL("(SELECT DISTINCT ON ({key}) {columns} FROM {source} ORDER BY {order}) AS latest_of_key").format(
         key=_names(plan.key),
-        columns=sql.SQL(", ").join(_over_key(plan, name) for name in plan.columns) if plan.accumulate else sql.SQL("*"),
+        columns=sql.SQL(", ").join(columns),
         source=source,
         order=sql.SQL(", ").join([_names(plan.key), *order]),
-    )
-
-
-def _over_key(plan: Merge, name: str) -> sql.Composable:
-    column = sql.Identifier(name)
-    if name not in plan.accumulate:
-        return column
-    return sql.SQL("pg_catalog.{}({column}) OVER (PARTITION BY {key}) AS {column}").format(
-        sql.SQL(plan.accumulate[name]), column=column, key=_names(plan.key)
     )
 
 

@@ -11,6 +11,7 @@ from epochsink.errors import ConfigurationError
 from epochsink.postgres import applied_epochs, dead_letter
 from epochsink.postgres.catalog import read_target, unsafe
 from epochsink.postgres.committable import Relation
+from epochsink.postgres.compared import check_compared
 from epochsink.postgres.ddl import add_columns, create_target, table_ddl
 from epochsink.postgres.errors import describe, failure
 from epochsink.postgres.prepared_transaction import SYNC_HINT
@@ -195,7 +196,7 @@ def _check_target(config: PostgresConfig, connection: Connection, target: Target
             "in select=, or give it a default"
         )
     yield from _check_key(config, target, schema)
-    yield from _check_compared(config, connection, target, encodings)
+    yield from check_compared(config, connection, target, encodings)
     if not config.atomic:
         yield from _check_spread(config, connection, target, encodings)
     names = [encoding.field.name for encoding in encodings if encoding.field.name in target.columns]
@@ -229,47 +230,6 @@ def _check_key(config: PostgresConfig, target: Target, schema: pa.Schema) -> Ite
                 f"key column {name!r} of {target.relation} is nullable, and null keys never match; "
                 f"ALTER TABLE {target.relation} ALTER COLUMN {quoted} SET NOT NULL"
             )
-
-
-def _check_compared(
-    config: PostgresConfig, connection: Connection, target: Target, encodings: Sequence[Encoding]
-) -> Iterator[str]:
-    """Yield columns of newer_wins= and accumulate= whose type cannot be compared or combined exactly."""
-    row = {encoding.field.name: encoding for encoding in encodings}
-    asked: list[tuple[str, str, str]] = [("accumulate", name, how) for name, how in config.accumulate.items()]
-    if config.newer_wins is not None:
-        asked.append(("newer_wins", config.newer_wins, "order"))
-    for argument, name, how in asked:
-        if name not in row:
-            yield f"{argument}= names {name!r}, which is not a column of the row that fits the table; add it in select="
-            continue
-        column = target.columns[name]
-        where = f"{argument}= names column {name!r} of {target.relation}, whose type is {column.declared}"
-        if how == "sum" and column.receive in ("float4recv", "float8recv"):
-            yield (
-                f"{where}, and the last digits of such a sum depend on the order of the rows; make it numeric and cast "
-                "to DECIMAL in select=, or take 'min' or 'max'"
-            )
-        elif row[name].cast_to or not column.equals.startswith("OPERATOR(pg_catalog."):
-            yield f"{where}, which compares in a way of its own; use a number, a date or a timestamp"
-        elif not _has(connection, target, name, how):
-            yield f"{where}, which has no {how}; use a number, a date or a timestamp"
-
-
-def _has(connection: Connection, target: Target, name: str, how: str) -> bool:
-    """Return whether a column's type has an order, or the aggregate ``how``."""
-    query = "SELECT pg_catalog.{how}({name}) FROM {table} WHERE false"
-    if how == "order":
-        query = "SELECT FROM {table} WHERE false ORDER BY {name}"
-    try:
-        connection.execute(
-            sql.SQL(query).format(how=sql.SQL(how), name=sql.Identifier(name), table=target.relation.quoted)
-        )
-    except errors.UndefinedFunction:
-        return False
-    except errors.InsufficientPrivilege:
-        return True  # that is another finding
-    return True
 
 
 def _check_spread(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from epochsink.postgres.config import Aggregate, Commit, Rejected
+    from epochsink.postgres.config import Commit, Rejected
     from epochsink.postgres.server import Server
     from epochsink.sink import Participant, SinkWriter, Task
 
@@ -42,7 +42,9 @@ class Postgres(PostgresConfig, Sink):
             is the smallest. It also decides within an epoch, before ``order_by``.
         skip_unchanged: leave a stored row untouched if the new one has the same bytes.
         accumulate: {"column": "sum", "min" or "max"}: combine the value with the stored one instead of replacing it.
-            Nulls are ignored, as SQL's aggregates do.
+            Nulls are ignored, as SQL's aggregates do. Or {"column": "stored || new"}: an immutable SQL expression of
+            PostgreSQL's over the stored value and the row's. Rows of a key within an epoch are combined first, in the
+            order of ``order_by``.
         atomic: True: readers see all of an epoch or none of it. False: each task commits on its own, which is faster;
             an epoch becomes visible task by task.
         commit: "prepared": PREPARE TRANSACTION checks all constraints before the checkpoint decides (needs
@@ -79,7 +81,7 @@ class Postgres(PostgresConfig, Sink):
         delete_when: str | None = None,
         newer_wins: str | None = None,
         skip_unchanged: bool = False,
-        accumulate: Mapping[str, Aggregate] | None = None,
+        accumulate: Mapping[str, str] | None = None,
         atomic: bool = True,
         commit: Commit = "auto",
         marker_schema: str = "epochsink",
