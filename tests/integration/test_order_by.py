@@ -93,6 +93,47 @@ def test_the_row_that_spark_ranks_first_wins_in_every_target(
     assert {key: number for key, number in stored.items() if number not in best[key]} == {}
 
 
+def test_rows_of_a_key_are_folded_in_the_order_that_spark_gives_them(
+    spark: SparkSession, tmp_path: Path, postgres: PostgresService, fresh_index: FreshName
+) -> None:
+    """Within an epoch by order_by, whatever order the rows arrive in; a constant will do where the order is equal."""
+    ordered, counted = fresh_index(), fresh_index()
+    columns: dict[str, Any] = {
+        "key": "key",
+        "select": ["id % 2 AS key", "concat(id, ' ') AS said", "1L AS times"],
+        "create": True,
+    }
+    sinks = {
+        "ordered": Postgres(
+            postgres.dsn,
+            table=ordered,
+            order_by=["int(second(at))", "id"],
+            accumulate={"said": "stored || new", "times": "sum"},
+            **columns,
+        ),
+        "counted": Postgres(
+            postgres.dsn,
+            table=counted,
+            order_by="0",
+            accumulate={"said": "greatest(stored, new)", "times": "stored + new"},
+            **columns,
+        ),
+    }
+    stream = Stream(spark, tmp_path)
+    # 61 has second 1: it comes after 1 and before 3
+    stream.put([5, 61, 3, 1, 4, 2])
+    stream.put([9, 7, 8])
+    stream.run(stream.exactly_once(sinks))
+    stream.end()
+    with psycopg.connect(postgres.dsn) as connection:
+        both = "SELECT key, said, times FROM {} ORDER BY key"
+        assert connection.execute(both.format(ordered).encode()).fetchall() == [
+            (0, "2 4 8 ", 3),
+            (1, "1 61 3 5 7 9 ", 6),
+        ]
+        assert connection.execute(both.format(counted).encode()).fetchall() == [(0, "8 ", 3), (1, "9 ", 6)]
+
+
 def test_values_without_an_order_are_refused_before_the_first_row(
     spark: SparkSession,
     tmp_path: Path,
