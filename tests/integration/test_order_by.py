@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from epochsink.devkit.services import ElasticsearchService, PostgresService
+    from epochsink.sink import Sink
 
 VALUES = [
     ["double('NaN')", "double('Infinity')", "double('-Infinity')", "1D", "-0D", "0D", "CAST(NULL AS DOUBLE)"],
@@ -103,7 +104,7 @@ def test_rows_of_a_key_are_folded_in_the_order_that_spark_gives_them(
         "select": ["id % 2 AS key", "concat(id, ' ') AS said", "1L AS times"],
         "create": True,
     }
-    sinks = {
+    sinks: dict[str, Sink] = {
         "ordered": Postgres(
             postgres.dsn,
             table=ordered,
