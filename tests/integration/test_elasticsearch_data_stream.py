@@ -19,9 +19,9 @@ from http_proxy import Answer, Proxy, Seen
 
 from epochsink.elasticsearch import Elasticsearch
 from epochsink.elasticsearch.connection import connect
-from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, RowsRejected, WentBack
 from epochsink.identity import claim_document, identity_key
-from epochsink.sink import Chosen, LastDone, Outcome
+from epochsink.sink import Chosen, LastDone, Outcome, Retried
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from fix_services import FreshName
 
     from epochsink.devkit.services import ElasticsearchService
+    from epochsink.elasticsearch.letters import ElasticsearchLetters
 
 SCHEMA = pa.schema([("@timestamp", pa.timestamp("us", tz="UTC")), ("n", pa.int64())])
 AT = "2026-11-22T06:30:00.000000Z"
@@ -296,9 +297,118 @@ def test_refused_documents_become_dead_letters_once_and_a_missing_pipeline_makes
             client.indices.put_settings(index=name, settings={"index.default_pipeline": None})
             assert other.commit(last).outcome is Outcome.COMMITTED
             letters = other.committer.participant.letters("search")
-            with pytest.raises(ConfigurationError, match="is a data stream, and its dead letters are not retried"):
-                letters.retry(Chosen())
+            assert letters.retry(Chosen()).kept == 2
             assert letters.drop(Chosen()) == 2
+        assert numbers(client, name) == once(5)
+
+
+def strict(client: vendor.Elasticsearch, name: str, *, on: bool) -> None:
+    """Let the newest backing index refuse documents with fields other than those of the template, or take them."""
+    client.indices.put_mapping(index=name, dynamic="strict" if on else "true", write_index_only=True)
+
+
+def lettered(rig: Rig, client: vendor.Elasticsearch, number: int, first: int, last: int) -> ElasticsearchLetters:
+    """Apply an epoch whose rows are refused, but for the first one; return the letters, which the stream now takes."""
+    strict(client, rig.sink.index, on=True)
+    bad = [{"n": each, "@timestamp": AT, f"new{number}": 1} for each in range(first + 1, last)]
+    rig.apply(number, [keyless([{"n": first, "@timestamp": AT}, *bad])])
+    strict(client, rig.sink.index, on=False)
+    found: ElasticsearchLetters = rig.committer.participant.letters(rig.identity.sink)
+    assert found.count(Chosen()) == len(bad)
+    return found
+
+
+@pytest.fixture
+def with_letters(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "on_rejected": "dead_letter", "dead_letter_index": f"{options['index']}_dead"}
+
+
+def test_a_rollover_before_any_request_of_a_retry_leaves_each_document_once(
+    with_letters: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """A bulk request is carried out before the rollover instead, and the answer is lost, so that it is sent again."""
+    name = with_letters["index"]
+    with (
+        Proxy(with_letters["hosts"], lambda _: None) as proxy,
+        closing(joined(OneByOne(**{**with_letters, "hosts": proxy.url}))) as rig,
+    ):
+        done, played, oldest = 0, 0, backing(client, name)[0]
+        for step in range(60):
+            letters = lettered(rig, client, step, done, done + 4)
+            done += 4
+            rolled = threading.Event()
+            turns = iter(range(1000))
+
+            def rolling(seen: Seen, step: int = step, turns: Iterator[int] = turns) -> Answer | None:
+                # each backing index is asked for the documents, and there is one more at every step
+                if "/_mget" in seen.path and oldest not in seen.path:
+                    return None
+                if next(turns) != step:
+                    return None
+                if seen.is_bulk:
+                    proxy.forward(seen)
+                client.indices.rollover(alias=name)
+                rolled.set()  # noqa: B023 - the retry ends before the next step
+                return Answer(503) if seen.is_bulk else None
+
+            proxy.behave = rolling
+            assert letters.retry(Chosen()) == Retried(written=3)
+            proxy.behave = lambda _: None
+            assert letters.count(Chosen()) == 0
+            if not rolled.is_set():
+                break
+            played += 1
+        assert numbers(client, name) == once(done)
+        assert played >= 7
+
+
+def test_a_retry_that_broke_off_before_a_rollover_appends_nothing_twice(
+    with_letters: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    """The first one appends the documents and cannot delete the letters; the second one is of a later epoch's start."""
+    name = with_letters["index"]
+
+    def keeps_letters(seen: Seen) -> Answer | None:
+        return Answer(503) if seen.is_bulk and f"{name}_dead" in seen.path else None
+
+    with (
+        Proxy(with_letters["hosts"], keeps_letters) as proxy,
+        closing(joined(OneByOne(**with_letters))) as rig,
+        closing(Rig(OneByOne(**{**with_letters, "hosts": proxy.url, "timeout": 1.0}), rig.identity)) as cut_off,
+    ):
+        lettered(rig, client, 0, 0, 5)
+        with pytest.raises(OutcomeUnknown, match="was broken off"):
+            cut_off.committer.participant.letters("search").retry(Chosen())
+        assert numbers(client, name) == once(5)
+        client.indices.rollover(alias=name)
+        # the newest epoch's documents are in the new backing index alone
+        rig.apply(1, [rows(5, 10)])
+        with closing(rig.another_driver()) as other:
+            assert other.committer.participant.letters("search").retry(Chosen()) == Retried(written=4)
+            assert other.committer.participant.letters("search").count(Chosen()) == 0
+        assert numbers(client, name) == once(10)
+
+
+def test_a_retry_that_another_one_and_a_rollover_overtake_deletes_the_copies_that_it_makes(
+    with_letters: dict[str, Any], client: vendor.Elasticsearch
+) -> None:
+    name = with_letters["index"]
+    with closing(joined(OneByOne(**with_letters))) as rig:
+        letters = lettered(rig, client, 0, 0, 5)
+        overtaken: list[Retried] = []
+
+        def overtakes(seen: Seen) -> Answer | None:
+            if seen.is_bulk and not overtaken:
+                overtaken.append(letters.retry(Chosen()))
+                client.indices.rollover(alias=name)
+            return None
+
+        with (
+            Proxy(with_letters["hosts"], overtakes) as proxy,
+            closing(Rig(OneByOne(**{**with_letters, "hosts": proxy.url}), rig.identity)) as slow,
+        ):
+            assert slow.committer.participant.letters("search").retry(Chosen()) == Retried(written=4)
+        assert overtaken == [Retried(written=4)]
         assert numbers(client, name) == once(5)
 
 

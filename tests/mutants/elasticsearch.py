@@ -404,4 +404,18 @@ MUTANTS: list[Mutant] = [
         f"{STREAMS} -k another_attempt",
         "rows of an attempt in whose place another one's count as stored",
     ),
+    Mutant(
+        "elasticsearch/letters.py",
+        "if each.id not in stored]))\n",
+        "if each.id]))\n",
+        f"{STREAMS} -k broke_off_before_a_rollover",
+        "a retry that appends to the new backing index what the old one has",
+    ),
+    Mutant(
+        "elasticsearch/letters.py",
+        "            if stream.incarnation == before.incarnation:\n",
+        "            if True:\n",
+        f"{STREAMS} -k overtake_deletes",
+        "copies that a slow retry has made after a rollover",
+    ),
 ]

@@ -295,7 +295,7 @@ class Application:
         # Without a rollover since the vote, all documents are in one index, which refuses a second one of an _id.
         if isinstance(self._found, Stream) and len(self._found.backing) > 1:
             count = sum(batch.num_rows for batch in rows.read(task))
-            survives = Copies(self._client, self._found, operations.prefix).missing(count)
+            survives = Copies(self._client, self._found).missing(operations.prefix, count)
         for request in operations.requests(rows, survives):
             self._keyed = operations.keyed
             self._judge_unplaced(operations)

@@ -109,11 +109,22 @@ def create_heads() -> tuple[pa.Scalar, pa.Scalar]:
 
 def newer(operations: Sequence[tuple[Refusal, int]], version_type: str = "external") -> Request:
     """Return a request of refused operations, each with the version over whose smaller ones it is applied."""
+    return _rendered(
+        ("delete" if refused.source is None else "index", refused, {"version": version, "version_type": version_type})
+        for refused, version in operations
+    )
+
+
+def creates(operations: Sequence[Refusal]) -> Request:
+    """Return a request that appends the documents of refused operations, each under its ``_id``, to a data stream."""
+    return _rendered(("create", refused, {}) for refused in operations)
+
+
+def _rendered(operations: Iterable[tuple[str, Refusal, Mapping[str, Any]]]) -> Request:
     rendered = []
-    for refused, version in operations:
-        fields = {"version": version, "version_type": version_type, **refused.place, "_id": refused.id}
-        action = json.dumps({"delete" if refused.source is None else "index": fields}).encode() + b"\n"
-        rendered.append(action if refused.source is None else action + refused.source.encode() + b"\n")
+    for action, refused, fields in operations:
+        head = json.dumps({action: {**fields, **refused.place, "_id": refused.id}}).encode() + b"\n"
+        rendered.append(head if refused.source is None else head + refused.source.encode() + b"\n")
     offsets = np.cumsum([0, *map(len, rendered)], dtype=np.int64)
     return Request(pa.py_buffer(b"".join(rendered)), offsets)
 

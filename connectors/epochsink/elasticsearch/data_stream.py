@@ -190,23 +190,23 @@ class Created:
 
 
 class Copies:
-    """Finds the stored documents of one task of an epoch: their ``_id`` is ``prefix`` and the row's number."""
+    """Finds stored documents by their ``_id`` in all backing indices of a stream."""
 
-    def __init__(self, client: elasticsearch.Elasticsearch, stream: Stream, prefix: str) -> None:
+    def __init__(self, client: elasticsearch.Elasticsearch, stream: Stream) -> None:
         self._client = client
         self._stream = stream
-        self._prefix = prefix
 
-    def missing(self, count: int) -> npt.NDArray[np.bool_]:
-        """Return which of the first ``count`` rows have no document. Delete second copies. Raises `NotServed`."""
+    def missing(self, prefix: str, count: int) -> npt.NDArray[np.bool_]:
+        """Return which of ``count`` rows, each with its number after ``prefix``, have no document. As `stored`."""
         absent = np.ones(count, np.bool_)
         for first in range(0, count, _AT_ONCE):
-            ids = [f"{self._prefix}{number}" for number in range(first, min(first + _AT_ONCE, count))]
-            stored = self._once(ids)
+            ids = [f"{prefix}{number}" for number in range(first, min(first + _AT_ONCE, count))]
+            stored = self.stored(ids)
             absent[first : first + len(ids)] = [each not in stored for each in ids]
         return absent
 
-    def _once(self, ids: Sequence[str]) -> set[str]:
+    def stored(self, ids: Sequence[str]) -> set[str]:
+        """Return which of some ids, at most a thousand, have a document. Delete second copies. Raises `NotServed`."""
         for _ in range(_ROUNDS):
             stored: set[str] = set()
             second = []

@@ -2,7 +2,8 @@
 
 A retry writes a document as its epoch would have: with the same ``_id`` and the same version. Then it deletes the
 letter. Killed in between, or done twice at once, it stores the same document again; a document that a later epoch has
-written has a higher version and stays.
+written has a higher version and stays. In a data stream, which has no versions, a retry first looks for the documents
+that are there, in every backing index.
 """
 
 from __future__ import annotations
@@ -16,23 +17,28 @@ from typing import TYPE_CHECKING, Any, Final
 from epochsink.elasticsearch import applied_epochs, bulk_body, target_index
 from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.connection import refresh
-from epochsink.elasticsearch.data_stream import Stream
+from epochsink.elasticsearch.data_stream import Copies, Created, Stream
 from epochsink.elasticsearch.dead_letter import delete
-from epochsink.elasticsearch.errors import GaveUp, Refusal, explained
+from epochsink.elasticsearch.errors import GaveUp, Refusal, explained, is_passing
 from epochsink.elasticsearch.unfit import INVALID_MAP
-from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed
+from epochsink.errors import OutcomeUnknown, PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.identity import identity_key
+from epochsink.retry import retrying
 from epochsink.sink import Letter, Letters, Retried
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import elasticsearch
+    from tenacity import Retrying
 
     from epochsink.elasticsearch.applied_epochs import Marker
     from epochsink.elasticsearch.config import ElasticsearchConfig
     from epochsink.sink import Chosen, Identity
+
+    Write = Callable[[Sequence[Refusal], int], list[Refusal]]
+    """Writes documents of an epoch, and returns those that are refused."""
 
 Hit = dict[str, Any]
 
@@ -40,6 +46,7 @@ _PAGE: Final = 500
 _WINDOW: Final = 10_000
 """The most hits that one search may return."""
 _ALIVE: Final = "5m"
+_TURNS: Final = 3
 
 
 class ElasticsearchLetters(Letters):
@@ -102,31 +109,59 @@ class ElasticsearchLetters(Letters):
             kept = applied_epochs.read(self._client, self._identity)
             if kept is None:
                 return done
-            poster = self._target(kept)
+            write = self._writer(kept)
             for epoch, hits in self._applied(chosen, kept):
-                done += self._retry(poster, epoch, hits)
+                done += self._retry(write, epoch, hits)
             if self._config.refresh and self._config.index and done.written:
                 refresh(self._client, self._config.index)
         return done
 
-    def _target(self, kept: Marker) -> Poster:
-        """Return what posts to the index, which must be the one that the marker names. Raises `WentBack`."""
-        config = self._config
-        found: target_index.Target | target_index.Targets | Stream = (
-            target_index.require_same(self._client, config, kept)
-            if config.index
-            else target_index.require_each(self._client, config, kept, kept.indices)
-        )
+    def _writer(self, kept: Marker) -> Write:
+        """Return what writes documents to the index, which must be the one that the marker names. Raises `WentBack`."""
+        config, found = self._config, self._found(kept)
         if isinstance(found, Stream):
-            raise ConfigurationError(
-                f"{config.index!r} is a data stream, and its dead letters are not retried: a document may be in a "
-                "backing index of before the last rollover, and would be added to the next one too",
-                hint="take the rows from: epochsink letters list --json, add them yourself, and drop the letters",
-            )
+            return lambda operations, _: self._append(kept, operations)  # it has no versions
         stored_in = found.stored_in(config.pipeline)
-        return Poster(self._client, config.index, config.timeout, pipeline=config.pipeline, stored_in=stored_in)
+        poster = Poster(self._client, config.index, config.timeout, pipeline=config.pipeline, stored_in=stored_in)
 
-    def _retry(self, poster: Poster, epoch: int, hits: Sequence[Hit]) -> Retried:
+        def write(operations: Sequence[Refusal], epoch: int) -> list[Refusal]:
+            version = self._identity.origin["base"] + epoch
+            return poster.post(bulk_body.newer([(each, version) for each in operations], version_type="external_gte"))
+
+        return write
+
+    def _append(self, kept: Marker, operations: Sequence[Refusal]) -> list[Refusal]:
+        """Append the documents that no backing index has, and again if the stream rolls over; return refused ones."""
+        config = self._config
+        created = Created(config.index)
+        poster = Poster(self._client, config.index, config.timeout, pipeline=config.pipeline, created=created)
+        stream = self._stream(kept)
+        for _ in range(_TURNS):
+            stored = self._patiently(Copies(self._client, stream).stored, [each.id for each in operations])
+            refused = poster.post(bulk_body.creates([each for each in operations if each.id not in stored]))
+            before, stream = stream, self._stream(kept)
+            created.require_within(stream)
+            if stream.incarnation == before.incarnation:
+                # a document that another retry has appended is the one to write
+                return [each for each in refused if not each.conflict]
+        raise OutcomeUnknown(
+            f"the data stream {config.index!r} rolled over in each of {_TURNS} attempts to append to it",
+            hint="type it again: what is done is not done twice",
+        )
+
+    def _stream(self, kept: Marker) -> Stream:
+        found = self._found(kept)
+        if not isinstance(found, Stream):
+            raise TypeError(f"{found.index!r} was a data stream, and the marker names it")
+        return found
+
+    def _found(self, kept: Marker) -> target_index.Target | target_index.Targets | Stream:
+        """Return what the marker names; of a data stream all backing indices: a retry may have appended to any."""
+        if self._config.index:
+            return self._patiently(target_index.require_same, self._client, self._config, kept)
+        return self._patiently(target_index.require_each, self._client, self._config, kept, kept.indices)
+
+    def _retry(self, write: Write, epoch: int, hits: Sequence[Hit]) -> Retried:
         reasons: dict[str, str] = {}
         operations: dict[tuple[str, str], tuple[str, Refusal]] = {}
         for hit in hits:
@@ -135,13 +170,9 @@ class ElasticsearchLetters(Letters):
                 reasons[hit["_id"]] = wrong
             else:
                 operations[refusal.id, refusal.place.get("_index", "")] = hit["_id"], refusal
-        version = self._identity.origin["base"] + epoch
         superseded = 0
         if operations:
-            request = bulk_body.newer(
-                [(refusal, version) for _, refusal in operations.values()], version_type="external_gte"
-            )
-            for refused in poster.post(request):
+            for refused in write([refusal for _, refusal in operations.values()], epoch):
                 name, _ = operations[refused.id, refused.place.get("_index", "")]
                 if refused.conflict:
                     superseded += 1
@@ -213,6 +244,10 @@ class ElasticsearchLetters(Letters):
 
     def _refresh(self) -> None:
         refresh(self._client, self._index)
+
+    @property
+    def _patiently(self) -> Retrying:
+        return retrying(is_passing, seconds=self._config.timeout)
 
     @contextmanager
     def _explained(self, doing: str) -> Iterator[None]:
