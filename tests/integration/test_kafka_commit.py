@@ -33,7 +33,7 @@ from kafka_kit import (
 )
 from query_by_hand import Query
 
-from epochsink.errors import OutcomeUnknown, SpoolMissing, WentBack
+from epochsink.errors import OutcomeUnknown, PrepareFailed, SpoolMissing, WentBack
 from epochsink.identity import identity_key, marker_group
 from epochsink.kafka import Kafka
 from epochsink.kafka.applied_epochs import Markers
@@ -105,6 +105,19 @@ def test_each_slot_is_committed_on_its_own(kafka: KafkaService, topic: str, conf
         assert committer.participant._markers.of_partition(1, committer.participant._cluster.deadline()) == 5
         assert commit(committer, at, first) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 2) == ["a", "b"]
+
+
+def test_two_parts_of_one_slot_are_refused_before_anything_is_recorded(config: Kafka) -> None:
+    """The marker of a slot proves the commit of whatever is in it: after one commit the other part would be lost."""
+    who, at = identity(), epoch(5)
+    parts = [prepare(config, task(who, at, partition=3), rows(name)) for name in "ab"]
+    with committing(config, who) as committer:
+        with pytest.raises(PrepareFailed, match=r"Spark partition\(s\) 3,") as refused:
+            vote(committer, at, *parts)
+        assert not refused.value.may_pass
+        assert committer.newest() is None
+        for part in parts:
+            abort(committer, part)
 
 
 def test_many_transactions_are_decided_side_by_side_and_what_is_lost_is_left_to_who_asks_for_it(

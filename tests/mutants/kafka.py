@@ -414,4 +414,11 @@ MUTANTS: list[Mutant] = [
         AVRO,
         "a null that ends the query, in a column that may hold one",
     ),
+    Mutant(
+        "kafka/committer.py",
+        "        _refuse_shared_marker(parts)\n",
+        "",
+        "tests/integration/test_kafka_commit.py -k one_slot",
+        "a part whose commit the marker of another one proves: lost if it has to be prepared again",
+    ),
 ]

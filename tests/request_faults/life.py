@@ -184,7 +184,7 @@ class _Driver:
             batch = self._batch(epoch, partition)
             # by turns, rows travel with the answer and stay in a file
             order = WriteOrder(epoch, keeping, epoch.number % 2 * CARRIED)
-            for rows in job.write(order, [batch]):
+            for rows in job.write(order, [batch], partition):
                 for answer in map(Answer.from_json, rows.column(0).to_pylist()):
                     written.setdefault(answer.sink, []).append((answer.task, answer.committable))
                     if answer.spooled is not None:

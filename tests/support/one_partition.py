@@ -15,7 +15,7 @@ from pathlib import Path
 def main() -> None:
     """Do the task."""
     job, order, batches = pickle.loads(Path(sys.argv[1]).read_bytes())  # noqa: S301 - our own
-    answers = [json.loads(row["answer"]) for rows in job.write(order, batches) for row in rows.to_pylist()]
+    answers = [json.loads(row["answer"]) for rows in job.write(order, batches, 0) for row in rows.to_pylist()]
     imported = sorted({name.partition(".")[0] for name in sys.modules})
     sys.stdout.write(json.dumps({"answers": answers, "imported": imported}))
 

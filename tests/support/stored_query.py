@@ -85,7 +85,7 @@ class StoredQuery:
         # by turns, the record carries what is spooled, and files do
         order = WriteOrder(epoch, dict.fromkeys(self.sinks, Keeping.IN_SPOOL), epoch.number % 2 * 1_000_000)
         job = WriteJob(self.sinks, identities, self.spool)
-        return [Answer.from_json(row["answer"]) for rows in job.write(order, [batch]) for row in rows.to_pylist()]
+        return [Answer.from_json(row["answer"]) for rows in job.write(order, [batch], 0) for row in rows.to_pylist()]
 
     def decide(self, number: int) -> None:
         """Write commits/N, as Spark does last."""

@@ -46,11 +46,16 @@ def test_a_task_that_is_not_told_its_epoch_writes_nothing() -> None:
         list(jobs.write_partition([]))
 
 
-def test_a_task_is_told_its_epoch_and_which_targets_keep_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[WriteOrder] = []
+def test_rows_outside_a_task_of_spark_are_of_no_partition() -> None:
+    with pytest.raises(RuntimeError, match="which partition its rows are"):
+        list(WriteJob({}, {}, NO_SPOOL).write_in_order((WriteOrder(Epoch(0, "a" * 32), {}).to_json(), [])))
 
-    def note(_job: WriteJob, order: WriteOrder, batches: list[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        seen.append(order)
+
+def test_a_task_is_told_its_epoch_and_which_targets_keep_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[WriteOrder, int]] = []
+
+    def note(_: WriteJob, order: WriteOrder, batches: list[pa.RecordBatch], partition: int) -> list[pa.RecordBatch]:
+        seen.append((order, partition))
         return batches
 
     # PySpark keeps the one that is made as the process's own
@@ -58,11 +63,12 @@ def test_a_task_is_told_its_epoch_and_which_targets_keep_the_rows(monkeypatch: p
     context = TaskContext()
     order = WriteOrder(Epoch(7, "a" * 32), {"topic": Keeping.IN_TARGET, "table": Keeping.IN_SPOOL_ALONE}, 99)
     context._localProperties = {ORDER: order.to_json()}
+    context._partitionId = 3
     monkeypatch.setattr(TaskContext, "get", lambda: context)
     monkeypatch.setattr(WriteJob, "write", note)
     monkeypatch.setattr("epochsink.spark.write_task.spare_collector", lambda: None)
     assert list(WriteJob({}, {}, NO_SPOOL).write_partition([])) == []
-    assert seen == [order]
+    assert seen == [(order, 3)]
 
 
 class Target:
@@ -101,7 +107,7 @@ class Target:
         given = cast("Any", self)
         job = WriteJob({"x": given}, {"x": Identity("query", "x", 1)}, given, show_values)
         rows = pa.record_batch({"x": pa.array([{"id": 1}, None])})
-        return list(job.write(WriteOrder(Epoch(0, "a" * 32), {"x": keeping}), [rows]))
+        return list(job.write(WriteOrder(Epoch(0, "a" * 32), {"x": keeping}), [rows], 0))
 
 
 @pytest.fixture

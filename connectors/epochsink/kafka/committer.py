@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -199,6 +200,7 @@ class KafkaCommitter(Participant):
         """
         ((name, ballot),) = ballots.items()
         parts = self._log_ends.added(epoch, [KafkaCommittable.from_json(part) for part in ballot.parts])
+        _refuse_shared_marker(parts)
         if ballot.after is not None:
             refuse_other_topics(self._cluster.target, ballot.after, topics_of([*committables(ballot.after), *parts]))
         try:
@@ -379,3 +381,14 @@ class KafkaCommitter(Participant):
     def close(self) -> None:
         """Close the connections."""
         self._cluster.close()
+
+
+def _refuse_shared_marker(parts: Sequence[KafkaCommittable]) -> None:
+    """Raise unless each part has a Spark partition of its own, whose marker proves the commit of that part alone."""
+    if twice := [str(each) for each, count in Counter(part.partition for part in parts).items() if count > 1]:
+        raise PrepareFailed(
+            f"several parts of the epoch are of Spark partition(s) {', '.join(twice)}, and one marker would "
+            "have to prove the commit of each",
+            hint="nothing is recorded yet, and no row is lost: please report this with the version of Spark",
+            may_pass=False,
+        )

@@ -142,12 +142,18 @@ class WriteJob:
     def write_in_order(self, given: tuple[str, Iterable[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
         """Run `write` with an order as text."""
         told, batches = given
-        yield from self.write(WriteOrder.from_json(told), batches)
+        context = TaskContext.get()
+        if context is None:
+            raise RuntimeError("only a task of Spark's knows which partition its rows are")
+        yield from self.write(WriteOrder.from_json(told), batches, context.partitionId())
         spare_collector()
 
-    def write(self, order: WriteOrder, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write one partition into every sink; yield what was prepared, in one record batch."""
-        task = _Attempt(self, order)
+    def write(self, order: WriteOrder, batches: Iterable[pa.RecordBatch], partition: int) -> Iterator[pa.RecordBatch]:
+        """Write one partition into every sink; yield what was prepared, in one record batch.
+
+        No other task that Spark accepts for the epoch has the number ``partition``.
+        """
+        task = _Attempt(self, order, partition)
         try:
             for batch in batches:
                 task.write(batch)
@@ -204,11 +210,10 @@ class _Share:
 class _Attempt:
     """One invocation of one task. Its uuid is fresh: Spark may run the same task attempt number twice."""
 
-    def __init__(self, job: WriteJob, order: WriteOrder) -> None:
-        context = TaskContext.get()
+    def __init__(self, job: WriteJob, order: WriteOrder, partition: int) -> None:
         self._job = job
         self._order = order
-        self._partition = context.partitionId() if context is not None else 0
+        self._partition = partition
         # not Spark's numbers: two processes may run the same attempt of a task
         self._uuid = uuid.uuid4().hex
         self._shares: dict[str, _Share] = {}
