@@ -368,18 +368,21 @@ def test_an_id_that_the_broker_has_forgotten_is_judged_by_the_marker_alone(confi
 def test_the_sweep_aborts_orphans_so_that_readers_get_on_and_keeps_what_is_recorded(
     kafka: KafkaService, topic: str, config: Kafka
 ) -> None:
-    who, at = identity(generation=2), epoch(0)
+    who, other, at = identity(generation=2), identity(), epoch(0)
     orphan = prepare(config, task(identity(1, query_id=who.query_id), at), rows("orphan"))
     recorded = prepare(config, task(who, at, partition=1), rows("recorded"))
-    newer = prepare(config, task(identity(3, query_id=who.query_id), at), rows("of a newer driver"))
-    foreign = prepare(config, task(identity(), at), rows("foreign"))
+    newer = prepare(config, task(identity(3, query_id=who.query_id), at, partition=2), rows("of a newer driver"))
+    foreign = prepare(config, task(other, at), rows("foreign"))
     with committing(config, who) as committer:
         [line] = committer.abort_orphans([recorded])
         assert orphan["transactional_id"] in line
         assert committer.abort_orphans([recorded]) == []
-        [recorded, newer, foreign] = vote(committer, at, recorded, newer, foreign)
-        for part in (recorded, newer, foreign):
+        [recorded, newer] = vote(committer, at, recorded, newer)
+        for part in (recorded, newer):
             assert commit(committer, at, part) == COMMITTED
+    with committing(config, other) as committer:
+        [foreign] = vote(committer, at, foreign)
+        assert commit(committer, at, foreign) == COMMITTED
     assert read_all(kafka.bootstrap_servers, topic, 3) == ["foreign", "of a newer driver", "recorded"]
 
 

@@ -90,8 +90,8 @@ class FamilyTables:
         written: dict[str, list[tuple[str, Committable]]] = {}
         spooled: dict[str, dict[str, SpoolFile]] = {}
         for name, given in rows.items():
-            for share in filter(None, (given[::2], given[1::2])):
-                task, committable, file = self._task(driver, name, epoch, share)
+            for partition, share in enumerate(filter(None, (given[::2], given[1::2]))):
+                task, committable, file = self._task(driver, name, epoch, partition, share)
                 written.setdefault(name, []).append((task, committable))
                 spooled.setdefault(name, {})[task] = file
         driver.record(epoch, written, spooled)
@@ -102,10 +102,12 @@ class FamilyTables:
         self.decide(number)
         assert driver.commit_decided()
 
-    def _task(self, driver: Coordinator, name: str, epoch: Epoch, rows: Rows) -> tuple[str, Committable, SpoolFile]:
+    def _task(
+        self, driver: Coordinator, name: str, epoch: Epoch, partition: int, rows: Rows
+    ) -> tuple[str, Committable, SpoolFile]:
         batch = self._batch(name, rows)
         keeping = self.keeping(name, epoch, batch.schema)
-        task = Task(driver.identity(name), epoch, 0, uuid.uuid4().hex, keeping)
+        task = Task(driver.identity(name), epoch, partition, uuid.uuid4().hex, keeping)
         spool = self.spool.writer(task, batch.schema)
         writer = self.made[name].writer(task)
         spool.write(batch)
