@@ -134,6 +134,25 @@ def test_what_was_appended_before_a_rollover_is_not_appended_again(
         assert len(backing(client, name)) == 2
 
 
+def roll_over(
+    client: vendor.Elasticsearch, name: str, proxy: Proxy, step: int, counts: Callable[[Seen], bool] = lambda _: True
+) -> threading.Event:
+    """Let the stream roll over before the next request but ``step`` of those that count; the event says that it has."""
+    rolled, turns = threading.Event(), iter(range(1000))
+
+    def behave(seen: Seen) -> Answer | None:
+        if not counts(seen) or next(turns) != step:
+            return None
+        if seen.is_bulk:
+            proxy.forward(seen)
+        client.indices.rollover(alias=name)
+        rolled.set()
+        return Answer(503) if seen.is_bulk else None
+
+    proxy.behave = behave
+    return rolled
+
+
 def test_a_rollover_before_any_request_of_a_commit_leaves_each_row_once(
     options: dict[str, Any], client: vendor.Elasticsearch
 ) -> None:
@@ -147,19 +166,7 @@ def test_a_rollover_before_any_request_of_a_commit_leaves_each_row_once(
         for step in range(60):
             prepared = rig.prepare(step, [rows(done, done + 5)])
             done += 5
-            rolled = threading.Event()
-            turns = iter(range(1000))
-
-            def rolling(seen: Seen, step: int = step, turns: Iterator[int] = turns) -> Answer | None:
-                if next(turns) != step:
-                    return None
-                if seen.is_bulk:
-                    proxy.forward(seen)
-                client.indices.rollover(alias=name)
-                rolled.set()  # noqa: B023 - the commit ends before the next step
-                return Answer(503) if seen.is_bulk else None
-
-            proxy.behave = rolling
+            rolled = roll_over(client, name, proxy, step)
             assert rig.commit(prepared).outcome is Outcome.COMMITTED
             proxy.behave = lambda _: None
             if not rolled.is_set():
@@ -336,22 +343,10 @@ def test_a_rollover_before_any_request_of_a_retry_leaves_each_document_once(
         for step in range(60):
             letters = lettered(rig, client, step, done, done + 4)
             done += 4
-            rolled = threading.Event()
-            turns = iter(range(1000))
-
-            def rolling(seen: Seen, step: int = step, turns: Iterator[int] = turns) -> Answer | None:
-                # each backing index is asked for the documents, and there is one more at every step
-                if "/_mget" in seen.path and oldest not in seen.path:
-                    return None
-                if next(turns) != step:
-                    return None
-                if seen.is_bulk:
-                    proxy.forward(seen)
-                client.indices.rollover(alias=name)
-                rolled.set()  # noqa: B023 - the retry ends before the next step
-                return Answer(503) if seen.is_bulk else None
-
-            proxy.behave = rolling
+            # each backing index is asked for the documents, and there is one more at every step
+            rolled = roll_over(
+                client, name, proxy, step, counts=lambda seen: "/_mget" not in seen.path or oldest in seen.path
+            )
             assert letters.retry(Chosen()) == Retried(written=3)
             proxy.behave = lambda _: None
             assert letters.count(Chosen()) == 0
