@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _SPECIFIC: Final = re.compile(r"""'[^']*'|"[^"]*"|\$\d+|\b\d+\b|[0-9a-f-]{16,}|\bf[0-9a-f]{10}\b""")
-_CHANGES: Final = re.compile(rb"pg_terminate_backend|pg_cancel_backend|set_config|advisory|FOR (UPDATE|SHARE)")
+_CHANGES: Final = re.compile(
+    rb"pg_terminate_backend|pg_cancel_backend|set_config|advisory|FOR (UPDATE|SHARE)|DELETE FROM|INSERT INTO"
+)
 _READY, _COPY_IN, _LOGIN = b"Z", b"G", b"R"
 _WELCOME: Final = bytes(4)
 

@@ -9,7 +9,7 @@ that are there, in every backing index.
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final
@@ -19,7 +19,7 @@ from epochsink.elasticsearch.bulk_request import Poster
 from epochsink.elasticsearch.connection import refresh
 from epochsink.elasticsearch.data_stream import Copies, Created, Stream
 from epochsink.elasticsearch.dead_letter import delete
-from epochsink.elasticsearch.errors import GaveUp, Refusal, explained, is_passing
+from epochsink.elasticsearch.errors import CLIENT_ERRORS, GaveUp, Refusal, explained, is_passing
 from epochsink.elasticsearch.unfit import INVALID_MAP
 from epochsink.errors import OutcomeUnknown, PrepareFailed
 from epochsink.failpoints import reach
@@ -226,7 +226,9 @@ class ElasticsearchLetters(Letters):
                 for epoch, part in groupby(hits, lambda hit: int(hit["_source"]["epoch"])):
                     yield epoch, list(part)
         finally:
-            self._client.close_point_in_time(id=opened)
+            # it ends by itself; and a second try whose first one was carried out does not find it
+            with suppress(*CLIENT_ERRORS):
+                self._client.close_point_in_time(id=opened)
 
     def _query(self, chosen: Chosen, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return the query for chosen letters to which one of the conditions ``states`` applies."""

@@ -8,17 +8,20 @@ nothing. There is one such transaction for each attempt whose letters are chosen
 from __future__ import annotations
 
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import psycopg
 from psycopg import sql
 
-from epochsink.errors import ConfigurationError, PrepareFailed
+from epochsink.errors import ConfigurationError, OutcomeUnknown, PrepareFailed
 from epochsink.failpoints import reach
 from epochsink.identity import staging_table
 from epochsink.postgres import dead_letter
 from epochsink.postgres.catalog import read_target, require_safe
 from epochsink.postgres.committable import Member, Relation
+from epochsink.postgres.errors import describe, is_disconnected
 from epochsink.postgres.merge import merge
 from epochsink.postgres.prepared_transaction import commit, transaction
 from epochsink.postgres.row_mapping import merge_of
@@ -27,7 +30,7 @@ from epochsink.postgres.types import inexact_text
 from epochsink.sink import Letter, Letters, Retried
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from epochsink.postgres.catalog import Column, Target
@@ -105,7 +108,7 @@ class PostgresLetters(Letters):
     def drop(self, chosen: Chosen) -> int:
         """Delete letters. Raises `EpochsinkError`."""
         where = self._chosen(chosen)
-        with self._ask(f"deleting dead letters of {self._table}") as connection:
+        with self._changing("deleting") as connection:
             if not self._exist(connection):
                 return 0
             return int(connection.execute(sql.SQL("DELETE FROM {} WHERE {}").format(self._letters, where)).rowcount)
@@ -113,7 +116,7 @@ class PostgresLetters(Letters):
     def retry(self, chosen: Chosen) -> Retried:
         """Write letters to the table, those of each attempt in a transaction. Raises `EpochsinkError`."""
         where, done = self._chosen(chosen), Retried()
-        with self._ask(f"retrying dead letters of {self._table}") as connection:
+        with self._changing("retrying") as connection:
             if not self._exist(connection):
                 return done
             attempts = connection.execute(
@@ -127,6 +130,21 @@ class PostgresLetters(Letters):
                 columns = [name for name in names if name != DELETED]
                 done += self._retry(connection, again, where, columns, deletes=deletes)
         return done
+
+    @contextmanager
+    def _changing(self, doing: str) -> Iterator[Connection]:
+        """Lend a session. Raises `OutcomeUnknown` if its connection is lost: a COMMIT may have been carried out."""
+        doing = f"{doing} dead letters of {self._table}"
+        with self._ask(doing) as connection:
+            try:
+                yield connection
+            except psycopg.Error as error:
+                if not is_disconnected(error):
+                    raise
+                raise OutcomeUnknown(
+                    f"{doing} was broken off: {describe(error)}",
+                    hint="type it again: what is done is not done twice",
+                ) from error
 
     def _retry(
         self, connection: Connection, again: _Again, where: sql.Composed, names: Sequence[str], *, deletes: bool
