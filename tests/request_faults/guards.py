@@ -7,6 +7,7 @@ As a plugin of pytest it notes the test that reaches each first:
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import sys
 import threading
@@ -27,6 +28,7 @@ VARIABLE: Final = "EPOCHSINK_GUARDS"
 """The environment variable that names the file of what is reached: a guard and who reached it on each line."""
 
 
+@functools.cache
 def guards() -> dict[str, dict[int, str]]:
     """Return the name of each guard, by file and line: its file, its function and the error, as a person reads it."""
     found: dict[str, dict[int, str]] = {}
@@ -55,7 +57,7 @@ class Watch:
     """Notes every guard that a process reaches, once, with whoever `who` says; a process may be killed at any time."""
 
     def __init__(self, file: Path, who: Callable[[], str]) -> None:
-        self._left = guards()
+        self._left = {file: dict(lines) for file, lines in guards().items()}
         self._file = os.open(file, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o644)
         self._who = who
 
