@@ -93,7 +93,7 @@ def test_what_was_committed_before_another_driver_took_over_is_seen_by_it(
         second.verify_applied(None, None)
 
 
-def test_a_driver_that_was_started_more_often_is_not_disturbed(
+def test_a_driver_of_a_later_generation_on_another_copy_is_not_disturbed(
     topic_sink: Kafka, drivers: tuple[OneSink, OneSink]
 ) -> None:
     """No sweep of ours may end what a later generation has open: on one checkpoint it would be its successor's."""

@@ -140,6 +140,40 @@ def test_what_a_lost_ledger_has_left_is_ended_by_the_next_start(
     kit.close()
 
 
+def test_what_drivers_have_left_that_an_older_copy_of_the_ledger_does_not_know_is_ended_by_the_next_start(
+    tmp_path: Path, kafka: KafkaService, fresh_topic: FreshName, pg_schema: str, pg_truth: Truth
+) -> None:
+    """Several have started since the copy, so to count takes would begin below them."""
+    topic = fresh_topic()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(30)
+    pg_truth.execute(f"CREATE TABLE {pg_schema}.orders (id bigint PRIMARY KEY)")
+    sinks: dict[str, Sink] = {
+        "topic": Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic),
+        "table": Postgres(pg_truth.dsn, table=f"{pg_schema}.orders", marker_schema=pg_schema, commit="prepared"),
+    }
+    kit = CheckpointKit(tmp_path / "orders", sinks)
+    kit.coordinator = kit.start()
+    shutil.copytree(kit.root, tmp_path / "copy")
+    for _ in range(3):
+        kit.coordinator = kit.start()
+    written = {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})}
+    kit.record(0, written)
+    topic_side, table_side = kit.participants
+    assert topic_side.leftovers("topic")
+    assert table_side.leftovers("table")
+    shutil.rmtree(kit.root)
+    shutil.copytree(tmp_path / "copy", kit.root)
+    kit.coordinator = kit.start()
+    assert topic_side.leftovers("topic") == []
+    assert table_side.leftovers("table") == []
+    kit.record(0, written)
+    kit.decide(0)
+    assert kit.coordinator.commit_decided()
+    assert pg_truth.rows(f"{pg_schema}.orders") == [(1,)]
+    kit.close()
+
+
 def test_elasticsearch_shows_who_has_written(elasticsearch: ElasticsearchService) -> None:
     who = Identity("5d9b9a9e-orphan", "search", 1, {"base": 2**30})
     with Elasticsearch(elasticsearch.url) as client:

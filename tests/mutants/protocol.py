@@ -252,10 +252,17 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/ledger.py",
-        "owner.generation if owner else _clock(), above",
+        "owner.generation if owner else 0, _clock(), above",
         "owner.generation if owner else 0, above",
         LEDGER,
         "a driver that a lost ledger's older driver can overrule in the targets",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "owner.generation if owner else 0, _clock(), above",
+        "owner.generation if owner else _clock(), above",
+        LEDGER,
+        "what an older copy of the ledger does not know is left prepared, and locks rows",
     ),
     Mutant(
         "protocol/ledger.py",

@@ -50,7 +50,8 @@ class Variant:
     ``refuses_second_calls`` is the guard of `epochsink.spark.query_run`. ``kept`` are the sinks whose targets keep the
     rows themselves, so that these are not spooled. If the query ``retains`` done epochs, a target that was set back is
     repaired by ``repair``, which is killed at the steps ``dies_in_repair``, one after another; if it
-    ``repairs_on_copies``, every second one works on a copy of the checkpoint.
+    ``repairs_on_copies``, every second one works on a copy of the checkpoint. ``faults_wait``: a fault that meets
+    nothing at its step strikes at the first later one where it does.
     """
 
     coordinator: type[Coordinator] = Coordinator
@@ -68,6 +69,7 @@ class Variant:
     dies_in_repair: tuple[int, ...] = ()
     repairs_on_copies: bool = False
     repair: type[Repair] = Repair
+    faults_wait: bool = False
 
     def port(self, letter: str) -> type[PortBase]:
         """Return the class of a sink's port."""
@@ -75,6 +77,7 @@ class Variant:
 
 
 PRODUCTION = Variant()
+WAITING = Variant(faults_wait=True)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 Plans with two to five faults at random until the time is over; before these, if asked for, every plan with one fault
 for every set of sinks and schedule. Prints the seed, the plans and the violations; ends with status 1 if there is one.
+In plans at random a fault waits for a step where it meets something: ``Case(...).trace(WAITING)`` plays one again.
 """
 
 from __future__ import annotations
@@ -21,11 +22,14 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from proof.record import Record
 from simulation import plans
+from simulation.driver import PRODUCTION, WAITING
 from simulation.explorer import Findings, explore, steps_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.queues import Queue
+
+    from simulation.driver import Variant
 
 GRIDS: Final = {"quick": plans.QUICK, "medium": plans.MEDIUM, "full": plans.FULL}
 AT_ONCE: Final = 500
@@ -86,7 +90,7 @@ def work(chosen: argparse.Namespace, me: int, results: Queue[Findings]) -> None:
         for sinks, schedule in pairs:
             every = plans.one_fault(steps_of(sinks, schedule), (*grid, *plans.outside(sinks), *plans.backwards(sinks)))
             mine = itertools.islice(every, me, None, chosen.processes)
-            tell(mine, sinks, schedule, deadline, results)
+            tell(mine, sinks, schedule, deadline, results, variant=PRODUCTION)
     turns = list(at_random(pairs, chosen.seed + me * 1_000_003))
     # the first turns too, when the time is too short for a turn of each
     random.Random(chosen.seed + me).shuffle(turns)
@@ -99,16 +103,26 @@ def at_random(pairs: list[tuple[str, int]], seed: int) -> Iterator[tuple[str, in
     """Yield endless sources of random plans with two to five faults."""
     for sinks, schedule in pairs:
         steps, some = steps_of(sinks, schedule), (*plans.outside(sinks), *plans.backwards(sinks))
+        faults = plans.possible(plans.MEDIUM, sinks)
         for depth in (2, 3, 4, 5):
-            yield sinks, schedule, plans.at_random(seed, steps + 25 * depth, depth, plans.MEDIUM)
-        yield sinks, schedule, plans.another_too(seed, steps + 25, some, plans.MEDIUM)
-        yield sinks, schedule, plans.late_and_backwards(seed, steps + 25, sinks)
+            yield sinks, schedule, plans.at_random(seed, steps, depth, faults)
+        yield sinks, schedule, plans.another_too(seed, steps, some, faults)
+        yield sinks, schedule, plans.late_and_backwards(seed, steps, sinks)
 
 
-def tell(source: Iterator[plans.Plan], sinks: str, schedule: int, deadline: float, results: Queue[Findings]) -> None:
+def tell(
+    source: Iterator[plans.Plan],
+    sinks: str,
+    schedule: int,
+    deadline: float,
+    results: Queue[Findings],
+    *,
+    variant: Variant = WAITING,
+) -> None:
     """Play plans until they or the time are over; tell after each hundred or two what they have shown."""
     while time.monotonic() < deadline:
-        findings = explore(source, sinks, schedule, seconds=max(0.0, deadline - time.monotonic()), most=AT_ONCE // 4)
+        seconds = max(0.0, deadline - time.monotonic())
+        findings = explore(source, sinks, schedule, variant=variant, seconds=seconds, most=AT_ONCE // 4)
         if not findings.plans:
             return
         results.put(findings)

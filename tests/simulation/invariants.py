@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from simulation.plans import Plan
     from simulation.readers import Row
     from simulation.simulation import Simulation
+    from simulation.targets import Staged
     from simulation.world import World
 
 BACKWARDS = frozenset({"back", "failover", "unmark", "remark"})
@@ -147,9 +148,9 @@ def _check_leftovers(simulation: Simulation) -> None:
     if any(transaction.state == "Ongoing" for transaction in world.kafka.transactions.values()):
         simulation.flag("ORPHAN K: an open transaction pins readers")
     for sink, target in world.postgres.items():
-        if _left(simulation, target.prepared):
+        if _left(simulation, map(PreparedName.parse, target.prepared)):
             simulation.flag(f"ORPHAN {sink}: prepared transactions")
-        if target.staging:
+        if _left(simulation, target.staging):
             simulation.flag(f"ORPHAN {sink}: staging tables")
     # that of a withdrawn record goes at the next start, or when the stream idles
     kept = {term.epoch for name in world.spool.records if (term := Term.parse(name))}
@@ -158,17 +159,19 @@ def _check_leftovers(simulation: Simulation) -> None:
         simulation.flag("ORPHAN spool")
 
 
-def _left(simulation: Simulation, prepared: Iterable[str]) -> list[str]:
-    """Return the prepared transactions that a driver should have ended.
+def _left(simulation: Simulation, prepared: Iterable[PreparedName | Staged | None]) -> list[PreparedName | Staged]:
+    """Return what a driver should have ended, of all that is prepared.
 
-    If the ledger was lost, and with it the generation of its driver, whose clock was ahead: what comes late from that
-    driver looks like the work of a newer one to its successor. It stays, as it would if a newer one were there.
+    If the ledger does not know the generation of a driver whose clock was ahead, because it was lost or is an older
+    copy: what that driver has prepared looks like the work of a newer one to its successor. It stays, as it would if a
+    newer one were there.
     """
-    if "ledger" not in simulation.faults:
-        return list(prepared)
+    named = [one for one in prepared if one]
+    if "clock" not in simulation.faults or not simulation.faults & {"ledger", "restore"}:
+        return named
     entries = map(entry_of, simulation.world.files[FOLDER].values())
     newest = max(entry["generation"] for entry in entries if entry["entry"] == "take")
-    return [gid for gid in prepared if (name := PreparedName.parse(gid)) and name.generation <= newest]
+    return [one for one in named if one.generation <= newest]
 
 
 def _names_an_older_copy(error: str) -> bool:

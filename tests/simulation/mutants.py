@@ -56,7 +56,12 @@ MUTANTS = (
     Mutant(
         "a later take changes the version base", Variant(ledger=machine.LaterOriginsWin), "F", ((4, ("pause", 36, 2)),)
     ),
-    Mutant("ledger begins at the clock", Variant(ledger=machine.BeginsAtTheClock), "P", ((28, ("ledger", -1)),)),
+    Mutant(
+        "ledger begins at the clock",
+        Variant(ledger=machine.BeginsAtTheClock),
+        "P",
+        ((27, ("clock",)), (28, ("ledger", -1))),
+    ),
     Mutant("no digest of the offsets", Variant(checkpoint=machine.OffsetsUnseen), "K", ((65, ("restore", 0, 1, 0)),)),
     Mutant("commit before the decision", Variant(checkpoint=machine.DecidedAtOnce), "K", ((32, ("after",)),)),
     Mutant(
@@ -368,7 +373,7 @@ MUTANTS = (
         "who has lost Kafka's fence sweeps all the same",
         Variant(ports={"K": world.KafkaSweepsAnyway}, spool=False),
         "K",
-        ((55, ("copy",)), (56, ("before",))),
+        ((50, ("clock",)), (55, ("copy",)), (56, ("before",))),
         NO_SPOOL,
     ),
     Mutant(

@@ -14,6 +14,7 @@ A plan is a tuple of (step number, fault). A fault is a name with whole numbers:
     loser n back             a losing task attempt (number n) of the epoch ``back`` before the running one prepares
     restore k offsets ledger all drivers die; the checkpoint is restored to the copy made after commits/k: commits
                              alone or offsets too; the ledger kept (0), as in the copy (1), without later epochs (2)
+    clock                    the clock of the drivers' machine goes back from now on, whenever somebody looks
     ledger k                 all drivers die; the ledger alone is restored to the copy made after commits/k (-1: lost)
     newck                    all drivers die; a new checkpoint on the same targets
     back sink k              a target is set back to before its last k commits, by a restore
@@ -86,6 +87,7 @@ def outside(sinks: str) -> tuple[Fault, ...]:
         ("options",),
         ("copy",),
         ("rejoin",),
+        ("clock",),
         *remarks,
         *(("alter", sink) for sink in sinks if sink in "PS"),
         *((("outside", "F"),) if "F" in sinks else ()),
@@ -100,6 +102,14 @@ def backwards(sinks: str) -> tuple[Fault, ...]:
         *(("failover", sink, k) for sink in targets for k in (1, 2, 3, 5, 8)),
         *(("unmark", sink) for sink in targets),
     )
+
+
+_VICTIMS = {"timeout": "K", "rollback": "PTAB"}
+
+
+def possible(faults: Sequence[Fault], sinks: str) -> tuple[Fault, ...]:
+    """Return the faults that can ever strike these sinks."""
+    return tuple(fault for fault in faults if set(_VICTIMS.get(fault[0], sinks)) & set(sinks))
 
 
 QUICK = kinds(pauses=(9, 20, 36, 60, 999), resumes=(2, 6, 999), delays=(2, 12, 50), stalls=(6, 25))

@@ -23,6 +23,11 @@ MOST_DRIVERS = 9
 AT_STEP = ("before", "after", "err", "lost", "delay", "twice", "swallow")
 
 
+def can_meet(fault: Fault, operation: Operation) -> bool:
+    """Whether a fault of a step makes a difference: by reading nothing changes, and "before" and "err" are enough."""
+    return not operation.reads or fault[0] in ("before", "err", "swallow")
+
+
 class Killed(BaseException):
     """The simulated process is gone: nothing of it runs on."""
 
@@ -133,7 +138,8 @@ class Process:
 class Scheduler:
     """Runs processes under a plan. A subclass says how a driver starts and what the world-wide faults do."""
 
-    def __init__(self, plan: Plan, schedule: int) -> None:
+    def __init__(self, plan: Plan, schedule: int, *, faults_wait: bool = False) -> None:
+        self._faults_wait = faults_wait
         self.plan: dict[int, list[Fault]] = {}
         for number, fault in plan:
             self.plan.setdefault(number, []).append(fault)
@@ -278,30 +284,43 @@ class Scheduler:
         self.now += 1
         if self._due:
             self.deliver()
-        faults = () if self.healthy else self.plan.get(self.now, ())
-        fault = None
-        if faults:
-            if self._strike_around(process, thread, operation, faults):
-                return
+        faults = None if self.healthy else self.plan.pop(self.now, None)
+        if faults is None:
+            self._carry_out(process, thread, operation)
+            return
+        left = faults.copy()
+        if not self._strike_around(process, thread, operation, faults, left):
             fault = next((fault for fault in faults if fault[0] in AT_STEP), None)
-        if fault is None:
-            answer = operation.apply()
-            if self.trace is not None:
-                self._note_step(process, thread, operation, str(answer)[:90])
-            thread.resume(answer)
-        else:
-            self._strike_step(process, thread, operation, fault)
+            if fault is None or not can_meet(fault, operation):
+                self._carry_out(process, thread, operation)
+            else:
+                left.remove(fault)
+                self._strike_step(process, thread, operation, fault)
+        if self._faults_wait and left:
+            self.plan[self.now + 1] = [*left, *self.plan.get(self.now + 1, ())]
+
+    def _carry_out(self, process: Any, thread: Thread, operation: Operation) -> None:
+        answer = operation.apply()
+        if self.trace is not None:
+            self._note_step(process, thread, operation, str(answer)[:90])
+        thread.resume(answer)
 
     def _note_step(self, process: Any, thread: Thread, operation: Operation, what: str) -> None:
         self.note(f"{self.now:4} driver {process.number} {thread.name}: {operation.name} -> {what}")
 
-    def _strike_around(self, process: Any, thread: Thread, operation: Operation, faults: Any) -> bool:
-        """Apply the faults that do not concern the step itself; return whether the step must wait or is gone."""
+    def _strike_around(
+        self, process: Any, thread: Thread, operation: Operation, faults: list[Fault], left: list[Fault]
+    ) -> bool:
+        """Apply the faults that do not concern the step itself, and take those that have struck from ``left``.
+
+        Return whether the step must wait or is gone.
+        """
         for fault in faults:
             if fault[0] == "pause":
                 if process is not self.active or process.paused_until:
                     continue
                 self.struck += 1
+                left.remove(fault)
                 self.strike_step("pause")
                 process.paused_until, process.alone_for = self.now + fault[1], fault[2]
                 self.note(f"{self.now:4} driver {process.number} PAUSED before {operation.name}")
@@ -309,22 +328,20 @@ class Scheduler:
                 return True
             if fault[0] == "stall":
                 self.struck += 1
+                left.remove(fault)
                 self.strike_step("stall")
                 thread.stalled_until = self.now + fault[1]
                 self.note(f"{self.now:4} driver {process.number} {thread.name} STALLED before {operation.name}")
                 return True
             if fault[0] not in AT_STEP and self.strike(process, fault):
                 self.struck += 1
+                left.remove(fault)
                 if process.dead:
                     return True
         return False
 
     def _strike_step(self, process: Any, thread: Thread, operation: Operation, fault: Fault) -> None:
         kind = fault[0]
-        if operation.reads and kind not in ("before", "err", "swallow"):
-            # nothing changes by reading: these are covered by "before" and "err" at this or the next step
-            thread.resume(operation.apply())
-            return
         self.struck += 1
         self.strike_step(kind)
         if kind in ("after", "lost", "twice"):

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from simulation.world import Folders
 
 HEALTHY_FROM = 10**6
+TICK = 1000
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Simulation(Scheduler):
     """A query of three epochs over some sinks, run under a plan."""
 
     def __init__(self, plan: Plan, sinks: str, schedule: int = 0, variant: Variant = PRODUCTION) -> None:
-        super().__init__(plan, schedule)
+        super().__init__(plan, schedule, faults_wait=variant.faults_wait)
         self.sinks = sinks
         self.variant = variant
         self.world = World(sinks + (variant.later_sinks or ""))
@@ -81,6 +82,7 @@ class Simulation(Scheduler):
         self.zombies: list[BaseException] = []
         """What superseded drivers have concluded, in place of noticing that they were superseded."""
         self._restored_to = HEALTHY_FROM
+        self._clock, self._tick = HEALTHY_FROM, TICK
 
     @property
     def anomalies(self) -> list[str]:
@@ -202,11 +204,21 @@ class Simulation(Scheduler):
             "skip": process.skip_next,
             "double": self._call_twice,
             "alter": self.world.alter_table,
+            "clock": self._set_clock_back,
         }
         struck = faults[kind](*numbers)
         if struck:
             self.faults.add(kind)
         self.note(f"        {fault}: {'strikes' if struck else 'has no effect'}")
+        return struck
+
+    def look_at_clock(self) -> int:
+        """Return the time of the drivers' machine, in milliseconds."""
+        self._clock += self._tick
+        return self._clock
+
+    def _set_clock_back(self) -> bool:
+        struck, self._tick = self._tick > 0, -TICK
         return struck
 
     def _time_out(self) -> bool:
@@ -331,7 +343,7 @@ class Simulation(Scheduler):
 
     def play(self) -> None:
         """Run under the plan, then without faults, and check."""
-        with counted_uuids():
+        with counted_uuids(), clock_of(self):
             self.start_driver()
             self.run()
             self.steps_before_healing = self.now
@@ -440,16 +452,23 @@ def without_later_epochs(ledger: dict[str, bytes], newest: int) -> dict[str, byt
 
 @contextmanager
 def counted_uuids() -> Iterator[None]:
-    """Make every uuid4 the next number: a plan always plays the same way. The clock goes back at each look."""
+    """Make every uuid4 the next number: a plan always plays the same way."""
     real, count = uuid.uuid4, iter(range(1, HEALTHY_FROM))
     uuid.uuid4 = lambda: SimpleNamespace(hex=f"{next(count):032x}")  # type: ignore[assignment,return-value]
-    clock, times = ledger._clock, iter(range(HEALTHY_FROM, 0, -1000))
-    ledger._clock = lambda: next(times)
     try:
         yield
     finally:
         uuid.uuid4 = real
-        ledger._clock = clock
+
+
+@contextmanager
+def clock_of(simulation: Simulation) -> Iterator[None]:
+    """Have ledgers look at a simulation's clock."""
+    real, ledger._clock = ledger._clock, simulation.look_at_clock
+    try:
+        yield
+    finally:
+        ledger._clock = real
 
 
 def play(

@@ -9,6 +9,7 @@ from shares import SHARE
 
 from epochsink.errors import WentBack
 from simulation import plans
+from simulation.driver import WAITING
 from simulation.explorer import Findings, explore, steps_of
 from simulation.invariants import verdict
 from simulation.mutants import LOGGED
@@ -79,10 +80,20 @@ def test_an_epoch_of_a_restored_checkpoint_that_is_left_out_is_not_the_one_that_
 
 def test_what_comes_late_from_a_driver_whose_ledger_is_lost_stays_if_its_clock_was_ahead() -> None:
     """It has a later generation than the next driver, which therefore does not end it; no row is lost or doubled."""
-    plan: plans.Plan = ((23, ("delay", 64)), (25, ("ledger", -1)), (29, ("timeout",)), (115, ("pause", 4, 8)))
+    plan: plans.Plan = ((22, ("clock",)), (23, ("delay", 64)), (25, ("ledger", -1)), (115, ("pause", 4, 8)))
     simulation = play(plan, "T", 1)
     assert verdict(simulation, plan) == []
     assert simulation.world.postgres["T"].prepared
+
+
+@pytest.mark.parametrize(("sinks", "kind"), [("S", "staging"), ("P", "prepared"), ("T", "prepared")])
+def test_an_older_copy_of_the_ledger_leaves_nothing_of_the_drivers_that_it_does_not_know(sinks: str, kind: str) -> None:
+    """Three drivers took the ledger since, and one of them has prepared an epoch: the next one ends it."""
+    plan: plans.Plan = ((36, ("after",)), (53, ("after",)), (56, ("lost",)), (60, ("restore", 0, 0, 1)))
+    simulation = play(plan, sinks, 1, WAITING)
+    assert verdict(simulation, plan) == []
+    assert simulation.struck == len(plan)
+    assert not getattr(simulation.world.postgres[sinks], kind)
 
 
 def test_a_failover_after_a_replay_has_sent_its_rows_and_before_it_is_recorded() -> None:

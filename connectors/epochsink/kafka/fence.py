@@ -75,16 +75,17 @@ class Fence:
     def _refuse_newer(self, deadline: float) -> None:
         """Raise `WentBack` if a transaction of a later generation is open: this driver must not abort it.
 
-        A later generation on the same checkpoint would be in the ledger, so the other driver runs on another copy.
+        A later generation on the same checkpoint would be in the ledger, so the other driver runs on another copy and
+        has started later, or the clock of its machine was ahead.
         """
         for name in self._transactions.open_ids(TransactionalId.prefix(self._key), deadline):
             parsed = TransactionalId.parse(name)
             if parsed is not None and parsed.generation > self._generation:
                 raise WentBack(
                     f"transaction {name} of {self._target} is open: a driver of this query in generation "
-                    f"{parsed.generation} has begun it, and this one is generation {self._generation}, so this "
-                    "checkpoint is the older copy, and a driver on the newer one runs or has run until now",
-                    hint="stop the other driver, or use the newer copy of the checkpoint. If neither exists, wait "
+                    f"{parsed.generation} has begun it, and this one is generation {self._generation}, so a driver on "
+                    "another copy of this checkpoint has started later, and runs or has run until now",
+                    hint="stop the other driver, or use its copy of the checkpoint. If neither exists, wait "
                     "until the brokers abort the transaction (transaction_timeout=), or abort it: "
                     "epochsink orphans --bootstrap-servers SERVERS",
                 )

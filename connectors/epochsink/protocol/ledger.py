@@ -94,7 +94,7 @@ class Ledger:
         return history
 
     def take(self, query_id: str, origins: Mapping[str, Mapping[str, Any]], joined: int, *, above: int = 0) -> Take:
-        """Become the owner; return the take, its generation above the last one (or the clock's) and above ``above``.
+        """Become the owner; return the take, its generation above the last one, the clock's and ``above``.
 
         ``above`` is the highest generation that the targets of joining sinks hold: a lost ledger may have left
         transactions there, and a sweep does not end those of a newer generation.
@@ -115,7 +115,7 @@ class Ledger:
             if history.abandoned is not None and not self._even_abandoned:
                 raise _closed(history.abandoned)
             entry = Take(
-                generation=max(owner.generation if owner else _clock(), above) + 1,
+                generation=max(owner.generation if owner else 0, _clock(), above) + 1,
                 driver=self._driver,
                 query_id=query_id,
                 # those of an earlier take win: another driver may have taken the ledger in between
@@ -282,10 +282,11 @@ class _Seen:
 
 
 def _clock() -> int:
-    """Return the generation that a new ledger begins above, in milliseconds since 1970.
+    """Return the generation that a take is above, in milliseconds since 1970.
 
-    It protects against a driver of a lost ledger that holds nothing in the targets now and prepares later; ``above``
-    protects against a clock that went back. Not in seconds: each start adds one, and several may come in a second.
+    So a ledger that was lost, or put back from an older copy, goes on above every driver that took it since, also one
+    that prepares later; ``above`` protects a new ledger against a clock that went back. Not in seconds: each start adds
+    one, and several may come in a second.
     """
     return int(time.time() * 1000)
 
