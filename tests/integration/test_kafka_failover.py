@@ -163,8 +163,8 @@ def test_rows_are_taken_out_of_a_topic_whose_leaders_change_meanwhile(
     who, at, values = identity(), epoch(2), [str(number) for number in range(100)]
     append, stopped = TopicLog.append, list[int]()
 
-    def append_and_stop(log: TopicLog, transaction: Transaction, partition: int, batch: bytes, after: int) -> None:
-        append(log, transaction, partition, batch, after)
+    def append_and_stop(log: TopicLog, transaction: Transaction, partition: int, *batch: Any) -> None:
+        append(log, transaction, partition, *batch)
         if not stopped:
             stopped.append(partition)
             known = log._cluster.topics_known([log.topic])[log.topic]

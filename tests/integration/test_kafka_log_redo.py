@@ -265,6 +265,26 @@ def test_fewer_replicas_that_have_to_acknowledge_are_said_as_soon_as_the_setting
 
 
 @newest_transaction_version
+def test_a_topic_that_is_created_anew_while_rows_are_copied_within_it_is_named(
+    kafka: KafkaService, fresh_topic: FreshName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    servers = kafka.bootstrap_servers
+    topic = create_topic(servers, fresh_topic(), retention_ms="-1")
+    config, at = sink(kafka, topic), epoch(0)
+
+    def append_anew(log: TopicLog, *arguments: Any) -> None:
+        recreate_topic(servers, topic)
+        append(log, *arguments)
+
+    append = TopicLog.append
+    with committing(config, identity()) as committer:
+        part = prepare_kept(committer, config, at, rows("a"))
+        take_over(servers, part)
+        monkeypatch.setattr(TopicLog, "append", append_anew)
+        with pytest.raises(Refused, match=f"topic '{topic}' was deleted and created again"):
+            replayed(committer, at, part)
+
+
 def test_a_batch_that_the_broker_takes_for_an_earlier_one_is_not_taken_for_appended(
     kafka: KafkaService, fresh_topic: FreshName
 ) -> None:
@@ -283,12 +303,12 @@ def test_a_batch_that_the_broker_takes_for_an_earlier_one_is_not_taken_for_appen
         copied = batch.under(twice.producer_id, twice.producer_epoch, 0)
         for first in (True, False):
             log.join(twice, [partition])
-            end = log.ends()[partition]
+            end, topic_id = log.ends()[partition], log.topic_id
             if first:
-                log.append(twice, partition, copied, end)
-                log.append(twice, partition, copied, end)
+                log.append(twice, partition, copied, end, topic_id)
+                log.append(twice, partition, copied, end, topic_id)
                 assert log.ends()[partition] == end + 1
             else:
                 with pytest.raises(Refused, match="has given this producer epoch twice"):
-                    log.append(twice, partition, copied, end)
+                    log.append(twice, partition, copied, end, topic_id)
             committer.participant._transactions.end(twice, deadline, commit=False)

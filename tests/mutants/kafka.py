@@ -81,10 +81,17 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/topic_log.py",
-        "if 0 <= (at := self._ask(appended, [partition])[partition]) < after:",
-        "if (at := self._ask(appended, [partition])[partition]) < -1:",
+        "if 0 <= at < after:",
+        "if at < -1:",
         TOPIC_LOG,
         "a batch that was not appended, and counts as prepared again",
+    ),
+    Mutant(
+        "kafka/topic_log.py",
+        "if self.topic_id != topic_id:",
+        "if False:",
+        TOPIC_LOG,
+        "rows that are copied into a topic which does not hold the others any more",
     ),
     Mutant(
         "kafka/redo.py",

@@ -69,7 +69,7 @@ def begun(generation: int) -> str:
 def test_a_driver_of_a_later_generation_is_not_fenced() -> None:
     coordinator = Coordinator()
     coordinator.ongoing = [begun(generation=2)]
-    with pytest.raises(WentBack, match="this checkpoint is the older copy"):
+    with pytest.raises(WentBack, match="a driver on another copy of this checkpoint has started later"):
         fence(coordinator)
     assert coordinator.initialised == []
 
@@ -80,7 +80,7 @@ def test_a_driver_of_a_later_generation_that_begins_during_the_wait_stops_the_st
     coordinator.ongoing = [begun(generation=1)]
     taken.await_others(time.monotonic() + 10)
     coordinator.ongoing = [begun(generation=2)]
-    with pytest.raises(WentBack, match="this checkpoint is the older copy"):
+    with pytest.raises(WentBack, match="a driver on another copy of this checkpoint has started later"):
         taken.await_others(time.monotonic() + 10)
 
 

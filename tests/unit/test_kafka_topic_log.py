@@ -15,7 +15,7 @@ from epochsink.kafka.topic_log import TopicLog
 MINE = Transaction("epochsink.x", 7, 3)
 
 
-def appended(monkeypatch: pytest.MonkeyPatch, at: int) -> list[Any]:
+def appended(monkeypatch: pytest.MonkeyPatch, at: int, topic_id: str = "f" * 32) -> list[Any]:
     """Append a batch behind offset 10 of a partition, whose leader answers with another; return the requests."""
     asked: list[Any] = []
     topics = {"orders": Topic("f" * 32, {0: 4})}
@@ -29,7 +29,7 @@ def appended(monkeypatch: pytest.MonkeyPatch, at: int) -> list[Any]:
 
     monkeypatch.setattr(Cluster, "topics_known", lambda *_: topics)
     monkeypatch.setattr(Cluster, "topics_and", topics_and)
-    TopicLog(Cluster("broker:9092", {}, 1.0), "orders").append(MINE, 0, b"batch", 10)
+    TopicLog(Cluster("broker:9092", {}, 1.0), "orders").append(MINE, 0, b"batch", 10, topic_id)
     return asked
 
 
@@ -43,3 +43,10 @@ def test_a_batch_counts_once_all_in_sync_replicas_have_it(monkeypatch: pytest.Mo
 def test_a_batch_that_the_broker_takes_for_an_earlier_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Refused, match="has given this producer epoch twice"):
         appended(monkeypatch, at=9)
+
+
+def test_a_batch_for_a_topic_that_is_not_the_one_before_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever in the new topic it has landed."""
+    with pytest.raises(Refused, match="topic 'orders' was deleted and created again") as refused:
+        appended(monkeypatch, at=10, topic_id="e" * 32)
+    assert refused.value.code is None

@@ -34,7 +34,13 @@ class Unreachable(PrepareFailed, OSError):
 
 
 class Refused(PrepareFailed):
-    """The cluster refused a request and will refuse it again; ``facts["code"]`` is Kafka's error code, or None."""
+    """The cluster refused a request and will refuse it again."""
+
+    @property
+    def code(self) -> int | None:
+        """Kafka's error code; None if the answer is an error only to us."""
+        code: int | None = self.facts.get("code")
+        return code
 
 
 class Nature(enum.Enum):

@@ -160,7 +160,7 @@ def _witness(cluster: Cluster, topic: str) -> list[str]:
     try:
         cluster.until(cluster.deadline(), lambda: leaders.look([topic], leaders.partitions, Producers()))
     except Refused as failure:
-        if failure.facts["code"] not in errors.NOT_AUTHORIZED:
+        if failure.code not in errors.NOT_AUTHORIZED:
             raise
         return [_no_right("READ", topic)]
     return []

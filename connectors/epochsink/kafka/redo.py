@@ -49,10 +49,9 @@ def prepare_again(
     except NativeError as failure:
         raise errors.error(failure, _doing(task, lost)) from failure
     except Refused as failure:
-        code = failure.facts["code"]
-        if code not in errors.FENCED:
+        if failure.code not in errors.FENCED:
             raise
-        raise errors.error(NativeError(code, failure.message), _doing(task, lost)) from failure
+        raise errors.error(NativeError(failure.code, failure.message), _doing(task, lost)) from failure
 
 
 def _write_again(config: KafkaConfig, task: Task, lost: KafkaCommittable, rows: Rows) -> KafkaCommittable:
@@ -121,7 +120,7 @@ def _produce_again(config: KafkaConfig, cluster: Cluster, task: Task, lost: Kafk
 def _copy(log: TopicLog, lost: KafkaCommittable, to: Transaction, timeout: float, task: Task) -> None:
     """Copy the batches that a lost transaction has in one topic into another transaction."""
     # before the first copy: otherwise the search would also find the copies
-    ends = log.ends()
+    ends, topic_id = log.ends(), log.topic_id
     joined: set[int] = set()
     for partition, batch in lost_batches(log, lost, ends, timeout, task):
         # the broker refuses a batch for a partition that is not yet part of the transaction
@@ -129,7 +128,7 @@ def _copy(log: TopicLog, lost: KafkaCommittable, to: Transaction, timeout: float
             log.join(to, [partition])
             joined.add(partition)
         again = batch.under(to.producer_id, to.producer_epoch, batch.base_sequence)
-        log.append(to, partition, again, ends[partition])
+        log.append(to, partition, again, ends[partition], topic_id)
 
 
 def lost_batches(

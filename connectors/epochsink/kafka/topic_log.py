@@ -80,15 +80,22 @@ class TopicLog:
 
         self._cluster.until(self._cluster.deadline(), attempt)
 
-    def append(self, transaction: Transaction, partition: int, batch: bytes, after: int) -> None:
+    def append(self, transaction: Transaction, partition: int, batch: bytes, after: int, topic_id: str) -> None:
         """Append one batch to a partition. A retry appends no second copy, because of its sequence number.
 
-        ``after`` is the end of the partition before the first batch of the transaction. Raises `Refused` if the broker
-        mistakes the batch for an earlier one.
+        ``after`` is the end of the partition before the first batch of the transaction, and ``topic_id`` the topic's id
+        then. Raises `Refused` if the topic is another one by now, or the broker mistakes the batch for an earlier one.
         """
-        appended = _Appended(transaction, batch, self._cluster.timeout)
+        at = self._ask(_Appended(transaction, batch, self._cluster.timeout), [partition])[partition]
+        if self.topic_id != topic_id:
+            raise Refused(
+                f"topic '{self.topic}' was deleted and created again while rows of a lost transaction were copied in "
+                "it, so it no longer has all of them",
+                hint="nothing of the new transaction is committed; start the query again: it says which epochs the "
+                "topic lacks",
+            )
         # for a batch that it already has, the broker returns the offset of the first copy
-        if 0 <= (at := self._ask(appended, [partition])[partition]) < after:
+        if 0 <= at < after:
             raise Refused(
                 f"a batch for {self.topic}-{partition} was not appended: the broker mistakes it for an earlier one of "
                 f"producer ({transaction.producer_id}, epoch {transaction.producer_epoch}) at offset {at}, so the "
