@@ -13,6 +13,7 @@ import random
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from shares import SHARE, Share
 
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, LocalPostgres
 from epochsink.devkit.services.ports import free_port
-from proof.record import Record
+from proof.record import ROOT, Record
 from request_faults import guards
 from request_faults.families import ElasticsearchSide, KafkaSide, PostgresSide
 from request_faults.runner import REPLAY, STORIES, Runner
@@ -106,7 +107,10 @@ class Asked:
         """Yield the plans of this worker."""
         if not self.pairs:
             for story in stories(of):
-                yield from list(self.share.of(runner.plans(story)))[self.worker :: self.workers]
+                # by name: each worker lists the requests anew, and there may be one more or less of those that wait
+                for plan in self.share.of(runner.plans(story)):
+                    if zlib.crc32(str(plan).encode()) % self.workers == self.worker:
+                        yield plan
             return
         sources = [
             runner.pairs(story, random.Random(f"{self.seed} {of} {story.name} {self.worker}")) for story in stories(of)
@@ -153,7 +157,9 @@ def main() -> int:
     of = tuple(given.of.split(","))
     asked = Asked(of, SHARE, given.pairs, given.seed, 60 * given.minutes / len(of), 0, given.workers)
     console = Console()
-    record = Record("request fault pairs", given.seed) if given.pairs else Record("request faults", str(SHARE))
+    # the share alone stands for every kind of target
+    seed = str(SHARE) if given.of == ",".join(SIDES) else f"{SHARE} of {given.of}"
+    record = Record("request fault pairs", given.seed) if given.pairs else Record("request faults", seed)
     if given.pairs:
         console.print(f"seed {given.seed}")
     if given.guards:
@@ -212,7 +218,8 @@ def gathered(asked: Asked, console: Console) -> tuple[Counts, list[str]]:
                 progress.update(task, advance=1, description=f"{result.of}: {result.story}")
             wrong = result.flaw if isinstance(result, Result) else f"a worker has failed: {result}"
             if wrong:
-                anomalies.append(wrong)
+                # the record must not name where this checkout is
+                anomalies.append(wrong.replace(f"{ROOT}/", ""))
                 console.print(wrong, markup=False, highlight=False)
     for worker in workers:
         worker.join(60)
