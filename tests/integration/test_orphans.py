@@ -102,6 +102,18 @@ def test_an_open_transaction_is_found_and_ended_without_its_checkpoint(
     assert left not in orphans("--bootstrap-servers", kafka.bootstrap_servers).output
 
 
+def kit_of_both(root: Path, kafka: KafkaService, topic: str, schema: str, truth: Truth) -> CheckpointKit:
+    """Return a query that writes to a new topic and to a new table."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(30)
+    truth.execute(f"CREATE TABLE {schema}.orders (id bigint PRIMARY KEY)")
+    sinks: dict[str, Sink] = {
+        "topic": Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic),
+        "table": Postgres(truth.dsn, table=f"{schema}.orders", marker_schema=schema, commit="prepared"),
+    }
+    return CheckpointKit(root, sinks)
+
+
 @pytest.mark.parametrize("clock", [0, -A_DAY], ids=["", "clock set back"])
 def test_what_a_lost_ledger_has_left_is_ended_by_the_next_start(
     clock: int,
@@ -114,15 +126,7 @@ def test_what_a_lost_ledger_has_left_is_ended_by_the_next_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Left by a generation above the first: a ledger that began with 1 took it for a newer driver's, for ever."""
-    topic = fresh_topic()
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(30)
-    pg_truth.execute(f"CREATE TABLE {pg_schema}.orders (id bigint)")
-    sinks: dict[str, Sink] = {
-        "topic": Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic),
-        "table": Postgres(pg_truth.dsn, table=f"{pg_schema}.orders", marker_schema=pg_schema, commit="prepared"),
-    }
-    kit = CheckpointKit(tmp_path / "orders", sinks)
+    kit = kit_of_both(tmp_path / "orders", kafka, fresh_topic(), pg_schema, pg_truth)
     kit.coordinator = kit.start()
     kit.record(0, {"topic": rows("a"), "table": pa.record_batch({"id": pa.array([1], pa.int64())})})
     topic_side, table_side = kit.participants
@@ -144,15 +148,7 @@ def test_what_drivers_have_left_that_an_older_copy_of_the_ledger_does_not_know_i
     tmp_path: Path, kafka: KafkaService, fresh_topic: FreshName, pg_schema: str, pg_truth: Truth
 ) -> None:
     """Several have started since the copy, so to count takes would begin below them."""
-    topic = fresh_topic()
-    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
-    admin.create_topics([NewTopic(topic, num_partitions=1)])[topic].result(30)
-    pg_truth.execute(f"CREATE TABLE {pg_schema}.orders (id bigint PRIMARY KEY)")
-    sinks: dict[str, Sink] = {
-        "topic": Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic),
-        "table": Postgres(pg_truth.dsn, table=f"{pg_schema}.orders", marker_schema=pg_schema, commit="prepared"),
-    }
-    kit = CheckpointKit(tmp_path / "orders", sinks)
+    kit = kit_of_both(tmp_path / "orders", kafka, fresh_topic(), pg_schema, pg_truth)
     kit.coordinator = kit.start()
     shutil.copytree(kit.root, tmp_path / "copy")
     for _ in range(3):

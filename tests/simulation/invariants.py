@@ -159,19 +159,21 @@ def _check_leftovers(simulation: Simulation) -> None:
         simulation.flag("ORPHAN spool")
 
 
-def _left(simulation: Simulation, prepared: Iterable[PreparedName | Staged | None]) -> list[PreparedName | Staged]:
+def _left(
+    simulation: Simulation, prepared: Iterable[PreparedName | Staged | None]
+) -> list[PreparedName | Staged | None]:
     """Return what a driver should have ended, of all that is prepared.
 
     If the ledger does not know the generation of a driver whose clock was ahead, because it was lost or is an older
     copy: what that driver has prepared looks like the work of a newer one to its successor. It stays, as it would if a
     newer one were there.
     """
-    named = [one for one in prepared if one]
+    found = list(prepared)
     if "clock" not in simulation.faults or not simulation.faults & {"ledger", "restore"}:
-        return named
+        return found
     entries = map(entry_of, simulation.world.files[FOLDER].values())
     newest = max(entry["generation"] for entry in entries if entry["entry"] == "take")
-    return [one for one in named if one.generation <= newest]
+    return [one for one in found if one is not None and one.generation <= newest]
 
 
 def _names_an_older_copy(error: str) -> bool:
