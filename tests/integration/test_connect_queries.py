@@ -17,6 +17,7 @@ import pytest
 SUPPORT: Final = Path(__file__).parents[1] / "support"
 SECONDS: Final = 400
 CASES: Final = (
+    "dies_in_its_last_commit",
     "swallows",
     "calls_twice",
     "mistakes_checkpoint",
@@ -44,6 +45,10 @@ def came(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     return {name: result for name, result, _ in map(json.loads, done.stdout.splitlines())}
+
+
+def test_the_last_epoch_of_a_process_that_was_killed_is_visible_when_the_query_ends(came: dict[str, Any]) -> None:
+    assert came["dies_in_its_last_commit"] == {"rows": [1, 2], "done": [0, 1]}
 
 
 def test_an_epoch_whose_error_the_function_catches_is_not_decided(came: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from mutants.mutant import Mutant
 
 ATTEMPTS = "tests/unit/test_query_run.py -k 'attempt or store or recorded'"
 EPOCH_WRITER = "tests/unit/test_epoch_writer.py"
+CONNECT_RECOVERY = "tests/unit/test_connect_recovery.py"
 QUERY_RUN = "tests/unit/test_query_run.py -k 'call or disputed'"
 RETRIED_READS = "tests/unit/test_retried_reads.py"
 STORE_OPTIONS = "tests/unit/test_object_storage.py -k settings"
@@ -121,6 +122,20 @@ MUTANTS: list[Mutant] = [
         "",
         RETRIED_READS,
         "a query that does not stop when it is told to",
+    ),
+    Mutant(
+        "spark/connect/recovery.py",
+        "history.owner.driver.startswith(self.start)",
+        'history.owner.driver == ""',
+        CONNECT_RECOVERY,
+        "a query on Spark Connect that ends without its last epoch, which waits for the next start",
+    ),
+    Mutant(
+        "spark/connect/recovery.py",
+        "if ended and (history.owner is None or history.owner.driver.startswith(self.start)):",
+        "if ended:",
+        CONNECT_RECOVERY,
+        "the driver of another run, fenced by a query that has ended",
     ),
     Mutant(
         "spark/store_options.py",

@@ -62,6 +62,16 @@ def adopts(stream: Stream) -> Any:
     return {"failed": failed, "before": before, "rows": stream.sink.values(), "votes": stream.sink.calls("vote")}
 
 
+def dies_in_its_last_commit(stream: Stream) -> Any:
+    """Kill the process of the second run after Spark's last decision, before the commit."""
+    stream.put([1])
+    stream.run()
+    stream.put([2])
+    stream.sink.faults.arm("commit-dies")
+    stream.run()
+    return {"rows": stream.sink.values(), "done": stream.done()}
+
+
 def swallows(stream: Stream) -> Any:
     """Catch the error of an epoch in the user's function."""
     stream.put([1])
@@ -166,6 +176,7 @@ def tells_expressions(stream: Stream) -> Any:
 CASES = (
     restarts,
     adopts,
+    dies_in_its_last_commit,
     swallows,
     calls_twice,
     mistakes_checkpoint,

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -206,6 +207,8 @@ class FolderParticipant(Participant):
     def commit_part(self, sink: str, epoch: Epoch, ballot: Ballot, part: Committable) -> Verdict:
         self._log("commit", f"{epoch.number} {part['file']} {time.time_ns()}")
         self._sink.faults.hold("commit")
+        if self._sink.faults.strike("commit-dies"):
+            os._exit(1)
         if self._sink.faults.strike("commit-waits"):
             time.sleep(2)
         if self._sink.faults.strike("commit-unknown"):

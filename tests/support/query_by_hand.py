@@ -36,14 +36,15 @@ class Query:
     def driver(
         self,
         *,
+        name: str = "",
         recovers: bool = True,
         participant: Participant | None = None,
         listener: Callable[[EpochProgress], None] | None = None,
     ) -> Coordinator:
-        """Return a driver's coordinator."""
+        """Return the coordinator of a driver, whose name in the ledger is made up unless it is given."""
         made = Coordinator(
             query_id="query-1",
-            ledger=Ledger(self.files, uuid.uuid4().hex),
+            ledger=Ledger(self.files, name or uuid.uuid4().hex),
             checkpoint=Checkpoint(self.files),
             spool=self.spool,
             participants=[participant or self.sink.participant({"out": self.sink})],

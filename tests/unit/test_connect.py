@@ -23,7 +23,7 @@ from epochsink.spark import exactly_once
 from epochsink.spark.connect import execution
 from epochsink.spark.connect.checkpoint_files import location_of, place_of
 from epochsink.spark.connect.engine import CONNECT
-from epochsink.spark.connect.execution import ConnectExecution, OfSession
+from epochsink.spark.connect.execution import ConnectExecution, Started
 from epochsink.spark.connect.query_handle import ConnectQuery
 from epochsink.spark.connect.recovery import Standing
 
@@ -272,7 +272,7 @@ def test_who_awaits_the_end_returns_after_the_commits_of_who_stops(monkeypatch: 
 
 
 def test_how_the_commits_stand_crosses_as_text() -> None:
-    standing = Standing(7, (3, 4), "Fenced: another driver")
+    standing = Standing((3, 4), "Fenced: another driver")
     assert Standing.from_json(standing.to_json()) == standing
 
 
@@ -296,6 +296,6 @@ def test_the_limit_of_batches_is_lifted_only_in_a_session_of_the_run_alone(
     own.__dict__["session_id"] = "the run's"
     assert CONNECT.byte_limit_of_batches(own) == 0
     called: list[int] = []
-    OfSession(lambda _, epoch: called.append(epoch), client)(cast("Any", None), 7)
+    Started(lambda _, epoch: called.append(epoch), client, "start")(cast("Any", None), 7)
     assert called == [7]
     assert CONNECT.byte_limit_of_batches(own) == limit

@@ -160,6 +160,9 @@ class Engine(Protocol):
     def executors(self, session: SparkSession) -> Executors | None:
         """Return the executors that a sink's commit may use; None if there is no way to them."""
 
+    def start_id(self) -> str:
+        """Return with what the names of the drivers of this start of the query begin."""
+
     def application(self, session: SparkSession) -> str:
         """Return the name by which the operator finds the application."""
 

@@ -24,7 +24,7 @@ from epochsink.spark.error_translation import FailedEpoch
 from epochsink.spark.import_guard import refuse_query
 from epochsink.spark.query_handle import ExactlyOnceQuery
 from epochsink.spark.query_plan import refuse_bad_plan, row_schemas
-from epochsink.spark.query_run import Run, run_of
+from epochsink.spark.query_run import Run, new_driver, run_of
 from epochsink.spark.write_task import other_version
 
 if TYPE_CHECKING:
@@ -285,6 +285,7 @@ class ExactlyOnce:
             self.sinks,
             opened,
             query_id,
+            driver=new_driver(engine.start_id()),
             join_running=self.join_running,
             retain_seconds=self.retain_seconds,
             executors=engine.executors(session),

@@ -46,6 +46,11 @@ def run_of(execution: Execution) -> Run | None:
     return _serving.get(execution.run_id)
 
 
+def new_driver(start: str = "") -> str:
+    """Return a name for the driver of a run that no other has; it begins with ``start``."""
+    return start + uuid.uuid4().hex
+
+
 class Run:
     """Recovers when made. Then `bind` ties it to Spark's execution, and Spark calls `foreach_batch` for each epoch.
 
@@ -58,6 +63,7 @@ class Run:
         opened: OpenCheckpoint,
         query_id: str,
         *,
+        driver: str,
         join_running: bool,
         retain_seconds: float,
         executors: Executors | None,
@@ -78,7 +84,7 @@ class Run:
         self._checkpoint = Checkpoint(files)
         self._coordinator = Coordinator(
             query_id=query_id,
-            ledger=Ledger(files, uuid.uuid4().hex, application=application),
+            ledger=Ledger(files, driver, application=application),
             checkpoint=self._checkpoint,
             spool=opened.spool,
             participants=self._participants,

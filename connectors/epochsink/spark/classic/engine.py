@@ -104,6 +104,10 @@ class ClassicEngine:
         """Return the executors of the application."""
         return executors.SparkExecutors(session.sparkContext)
 
+    def start_id(self) -> str:
+        """Return nothing: this process finishes its own commits."""
+        return ""
+
     def application(self, session: SparkSession) -> str:
         """Return the application's id."""
         return str(session.sparkContext.applicationId)

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from epochsink.errors import ConfigurationError, UnsupportedQuery
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.spark.connect import checkpoint_files, compat, expressions
-from epochsink.spark.connect.execution import ConnectExecution, has_own_session, never_caught
+from epochsink.spark.connect.execution import ConnectExecution, has_own_session, never_caught, start_id
 from epochsink.spark.connect.tasks import ConnectWriteTasks, in_task
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class ConnectEngine:
     settings_of = staticmethod(compat.settings_of)
     changeable = staticmethod(expressions.changeable)
     loose_parts = staticmethod(expressions.loose_parts)
+    start_id = staticmethod(start_id)
     write_tasks = ConnectWriteTasks
 
     def runs_here(self) -> bool:

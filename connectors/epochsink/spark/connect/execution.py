@@ -35,22 +35,31 @@ _CAUGHT: Final = 70
 
 # the id of the client's session, if `start` has started the query
 _client_session: list[str] = []
+# the id of that start, likewise
+_start: list[str] = []
 
 
-class OfSession:
-    """A foreachBatch that tells its process the id of the client's session, which lists the query.
+class Started:
+    """A foreachBatch that tells its process the id of the client's session, which lists the query, and of its start.
 
     From 4.3 on, foreachBatch has a session of its own, which lists none.
     """
 
-    def __init__(self, batch: Callable[[DataFrame, int], None], session_id: str) -> None:
+    def __init__(self, batch: Callable[[DataFrame, int], None], session_id: str, start: str) -> None:
         self._batch = batch
         self._session_id = session_id
+        self._start = start
 
     def __call__(self, frame: DataFrame, epoch: int) -> None:
         """Call the function."""
         _client_session[:] = [self._session_id]
+        _start[:] = [self._start]
         self._batch(frame, epoch)
+
+
+def start_id() -> str:
+    """Return the id of the start that this process serves; "" for a query that was started by hand."""
+    return "".join(_start)
 
 
 def has_own_session(session: SparkSession) -> bool:

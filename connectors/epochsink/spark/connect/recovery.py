@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from epochsink.errors import ConfigurationError
 from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.ledger import Ledger
-from epochsink.spark.query_run import Run
+from epochsink.spark.query_run import Run, new_driver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,9 +29,8 @@ LOOK_SECONDS: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the commits of a checkpoint stand: its newest take, what readers wait for, and the last failure."""
+    """How the commits of a checkpoint stand: what readers wait for, and the last failure."""
 
-    generation: int = 0
     pending: tuple[int, ...] = ()
     stopped: str = ""
 
@@ -48,7 +47,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """What a task must know of a query to finish its commits."""
+    """What a task must know of a query to finish its commits.
+
+    With ``start``, an id, begin the names of all drivers of one start of the query.
+    """
 
     sinks: Mapping[str, Sink]
     place: Place
@@ -56,6 +58,7 @@ class Recovery:
     retain_seconds: float
     show_values: bool
     application: str
+    start: str
 
     def recover(self) -> str:
         """Do what every start does first: commit what is decided, abort the leftovers. Return the `Standing`."""
@@ -85,8 +88,8 @@ class Recovery:
             if time.monotonic() > deadline:
                 break
             time.sleep(LOOK_SECONDS)
-        # the run itself has taken the checkpoint once since
-        if ended and (before.generation == 0 or standing.generation <= before.generation + 1):
+        # another driver commits what it finds, and would be fenced
+        if ended and (history.owner is None or history.owner.driver.startswith(self.start)):
             self._recover(opened, query_id)
             history = _read(opened)
             left = [each.epoch for each in history.pending if _waits(checkpoint, history, each.epoch)]
@@ -98,6 +101,7 @@ class Recovery:
             self.sinks,
             opened,
             query_id,
+            driver=new_driver(self.start),
             join_running=self.join_running,
             retain_seconds=self.retain_seconds,
             executors=None,
@@ -127,4 +131,4 @@ def _waits(checkpoint: Checkpoint, history: History, epoch: int) -> bool:
 
 def _standing(history: History, pending: list[int] | tuple[()]) -> Standing:
     stopped = "" if history.stopped is None else f"{history.stopped.failure} ({history.stopped.stamp})"
-    return Standing(history.owner.generation if history.owner else 0, tuple(pending), stopped)
+    return Standing(tuple(pending), stopped)

@@ -6,6 +6,7 @@ Checkpoint and targets are asked in tasks: the client need not reach them.
 from __future__ import annotations
 
 import re
+import uuid
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,7 +16,7 @@ from epochsink.errors import ConfigurationError, UnsupportedQuery
 from epochsink.spark.argument_checks import refuse_unfit
 from epochsink.spark.connect import compat
 from epochsink.spark.connect.checkpoint_files import place_of
-from epochsink.spark.connect.execution import OfSession
+from epochsink.spark.connect.execution import Started
 from epochsink.spark.connect.query_handle import ConnectQuery
 from epochsink.spark.connect.recovery import Recovery, Standing
 from epochsink.spark.connect.tasks import in_task
@@ -52,7 +53,7 @@ class ConnectServer:
 
     def recover(self, pipeline: Pipeline) -> None:
         """Commit what the last run decided, and abort its leftovers, in a task."""
-        self._recover(pipeline)
+        self._recover(self._recovery(pipeline))
 
     def start(self, pipeline: Pipeline, writer: DataStreamWriter, frame: DataFrame) -> ConnectQuery:
         """Check, recover, and start the query."""
@@ -62,10 +63,11 @@ class ConnectServer:
                 hint="remove the option asyncProgressTrackingEnabled",
             )
         self.check(pipeline, frame)
-        before = self._recover(pipeline)
+        recovery = self._recovery(pipeline)
+        before = self._recover(recovery)
         session: Any = self._session
         try:
-            batch = OfSession(pipeline, session.session_id)
+            batch = Started(pipeline, session.session_id, recovery.start)
             query = writer.foreachBatch(batch).option("checkpointLocation", pipeline.checkpoint).start()
         except AnalysisException:
             # Spark does not take such a query, wherever its checkpoint is
@@ -73,16 +75,22 @@ class ConnectServer:
         except PySparkException as refused:
             raise _not_started(refused, pipeline.checkpoint) from refused
         started: Any = query
-        return ConnectQuery(session, started, Commits(session, self._recovery(pipeline), query.id, before))
+        return ConnectQuery(session, started, Commits(session, recovery, query.id, before))
 
-    def _recover(self, pipeline: Pipeline) -> Standing:
-        return Standing.from_json(in_task(self._session, self._recovery(pipeline).recover))
+    def _recover(self, recovery: Recovery) -> Standing:
+        return Standing.from_json(in_task(self._session, recovery.recover))
 
     def _recovery(self, pipeline: Pipeline) -> Recovery:
         place = place_of(self._session, pipeline.checkpoint, pipeline.storage_options, pipeline.spool)
         application = self._session.conf.get("spark.app.id", None) or ""
         return Recovery(
-            pipeline.sinks, place, pipeline.join_running, pipeline.retain_seconds, pipeline.show_values, application
+            pipeline.sinks,
+            place,
+            pipeline.join_running,
+            pipeline.retain_seconds,
+            pipeline.show_values,
+            application,
+            uuid.uuid4().hex,
         )
 
 
