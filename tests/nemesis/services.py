@@ -11,6 +11,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -176,6 +177,11 @@ class Server(OnHost, LocalPostgres):
         lines = (self.data / "postmaster.pid").read_text().splitlines()
         state = lines[7].strip() if len(lines) > 7 else ""
         return state in {"ready", "standby"} and answers(self.host.address, POSTGRES_PORT)
+
+    @cached_property
+    def password(self) -> str:
+        """All servers have one. Read once: the file is gone for a while as this server becomes a copy of another."""
+        return super().password
 
     @property
     def dsn(self) -> str:
