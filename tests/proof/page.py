@@ -119,7 +119,11 @@ def _soaks(records: list[dict[str, Any]]) -> str:
     if not records:
         return ""
     lines = [_soak(one) for one in records]
-    return "\n## Soaks\n\nThe next epoch must come within 30 s of each healing.\n\n" + "\n".join(lines) + "\n"
+    about = (
+        "The next epoch must come within 30 s of each healing. The minutes are those of the whole run, with its start and "
+        "its final reads."
+    )
+    return "\n".join(["\n## Soaks\n", f"{about}\n", *map(_soak, records)]) + "\n"
 
 
 def _soak(record: Mapping[str, Any]) -> str:
@@ -128,7 +132,7 @@ def _soak(record: Mapping[str, Any]) -> str:
     loads = figures["load at the healings"] or [0, 0]
     return (
         f"- Seed {record['seed']}, {record['began'][:10]}: {figures['faults']} faults in "
-        f"{figures['hours'] * 60:.0f} minutes, {figures['canaries']} canaries, {figures['drivers']} drivers, "
+        f"{record['seconds'] / 60:.0f} minutes, {figures['canaries']} canaries, {figures['drivers']} drivers, "
         f"{figures['epochs']} epochs, {figures['healings']} healings. The slowest took "
         f"{figures['longest progress after healing, s']} s until the next epoch, at a load of {figures['load then']}; "
         f"{late} took more than 30 s. The load was {loads[0]} to {loads[1]} on {record['machine']}."
