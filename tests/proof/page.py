@@ -118,10 +118,9 @@ def _row(kind: str, one: Sum) -> list[str]:
 def _soaks(records: list[dict[str, Any]]) -> str:
     if not records:
         return ""
-    lines = [_soak(one) for one in records]
     about = (
-        "The next epoch must come within 30 s of each healing. The minutes are those of the whole run, with its start and "
-        "its final reads."
+        "The next epoch must come within 30 s of each healing. The minutes are those of the whole run, with its start "
+        "and its final reads."
     )
     return "\n".join(["\n## Soaks\n", f"{about}\n", *map(_soak, records)]) + "\n"
 
