@@ -14,10 +14,10 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from epochsink.testing import HistoryLog, Report, Workload, check
 from epochsink.testing.checkpoint_watch import CheckpointWatch
-from epochsink.testing.readers.reader import Unreachable, nothing
 from epochsink.testing.sampling import Sampler
 from nemesis.cluster import PARTITIONS, SOURCE, Cluster
 from nemesis.hosts import SUBNET
+from nemesis.reading import Blindfold, Guarded, Rest
 from nemesis.recovery import LONGEST, patience
 from nemesis.supervisor import RUN, Supervisor
 
@@ -25,19 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
-
-    from epochsink.testing.readers import Reader
-
 PROGRESS_SECONDS: Final = 30.0
 DRAIN_SECONDS: Final = 120.0
 REST_SECONDS: Final = 120.0
-GRACE_SECONDS: Final = 8.0
-"""How long after its healing a server may still show what it held before."""
 ROWS_PER_SECOND: Final = 12
-READ_EVERY_SECONDS: Final = 0.7
-READ_SHARE: Final = 0.2
-"""A read takes the whole of a target, which grows: a reader rests for most of the time."""
 FIRST_EPOCH_SECONDS: Final = 300.0
 
 
@@ -54,55 +45,6 @@ class Timeline:
             file.write(json.dumps({"at": time.monotonic(), "what": what, **facts}) + "\n")
         shown = " ".join(f"{name}={value}" for name, value in facts.items() if value not in ("", None))
         print(f"{time.strftime('%H:%M:%S')} {what} {shown}", flush=True)
-
-
-class Blindfold:
-    """Says whose readers may be shown an old state: while a server is cut off, and some seconds longer."""
-
-    def __init__(self) -> None:
-        self._until: dict[str, float] = {}
-
-    def cover(self, services: set[str]) -> None:
-        """From now on, until `uncover`."""
-        self._until |= dict.fromkeys(services, float("inf"))
-
-    def uncover(self, services: set[str]) -> None:
-        """From soon on they see again."""
-        self._until |= dict.fromkeys(services, time.monotonic() + GRACE_SECONDS)
-
-    def covers(self, service: str) -> bool:
-        """Return whether a read is worth nothing now."""
-        return self._until.get(service, 0.0) > time.monotonic()
-
-
-class Guarded:
-    """A reader whose reads are dropped while a server may lawfully answer from an old state."""
-
-    def __init__(self, reader: Reader, service: str, blindfold: Blindfold) -> None:
-        self._reader = reader
-        self._service = service
-        self._blindfold = blindfold
-        self._took = 0.0
-
-    def read(self, fixed: Callable[[], None] = nothing) -> pa.Table:
-        """Return the rows. Raises `Unreachable`."""
-        if self._blindfold.covers(self._service):
-            raise Unreachable("not to be believed now")
-        time.sleep(max(READ_EVERY_SECONDS, self._took / READ_SHARE - self._took))
-        began = time.monotonic()
-        rows = self._reader.read(fixed)
-        self._took = time.monotonic() - began
-        if self._blindfold.covers(self._service):
-            raise Unreachable("not to be believed now")
-        return rows
-
-    def leftovers(self) -> list[tuple[str, str]]:
-        """Return what is left over."""
-        return self._reader.leftovers()
-
-    def close(self) -> None:
-        """Close the reader."""
-        self._reader.close()
 
 
 class Feeder(threading.Thread):
@@ -204,9 +146,8 @@ class Rig:
             facts = {"atomic": target.atomic, "keyed": target.keyed, "dead_letters": None, "lag": target.lag}
             self.history.write("target", name=target.name, **facts)
             service = {"topic": "kafka", "table": "postgres"}.get(target.name, "elastic")
-            self._samplers.append(
-                Sampler(target, Guarded(reader, service, self.blindfold), self.history, self.watch.look)
-            )
+            guarded, rest = Guarded(reader, service, self.blindfold), Rest(lambda: self.supervisor.deaths)
+            self._samplers.append(Sampler(target, guarded, self.history, self.watch.look, rest))
 
     def wait(self, condition: Callable[[], Any], seconds: float, what: str) -> float:
         """Wait until something holds; return how long it took. TimeoutError after so many seconds."""

@@ -184,6 +184,11 @@ class Supervisor(threading.Thread):
                 newest = None
         return newest
 
+    @property
+    def deaths(self) -> int:
+        """How many drivers have ended, by whatever means."""
+        return len(self._words)
+
     def deaths_of(self, error: str) -> int:
         """Return how many drivers have ended with an error of this name."""
         return sum(error in words for words in self._words)

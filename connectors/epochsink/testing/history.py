@@ -16,7 +16,7 @@ The rows of reads are stored next to it as Arrow files. Events:
     committed  run, epoch, absent_until                        commits/N seen; not there yet when last looked for
     done       run, epoch                                      the ledger says that every sink has committed
     read       target, began, ended, file, final, between      one read; final: after quiescence
-    unreachable  target, began, ended                          every read of that time failed
+    unreachable  target, began, ended                          every read of that time failed, or took seconds
     leftover   target, kind (orphan or pin), what              found after quiescence
     healed                              drained                faults ended; all input is decided
 """
@@ -127,7 +127,7 @@ class History:
 
     ``drivers`` has the start time of each driver, ``takes`` its take of the ledger if it came so far, ``kills`` the
     times with the name of what was killed or failed, ``unreachable`` the targets with the times when they could not be
-    read.
+    read, or a read took seconds.
     """
 
     targets: dict[str, Target] = field(default_factory=dict)

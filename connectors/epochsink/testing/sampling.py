@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from epochsink.testing.readers import Reader
 
 PAUSE_SECONDS: Final = 0.05
+SLOW_SECONDS: Final = 2.0
+"""A target whose read takes longer could not be looked at meanwhile, as one that cannot be reached."""
 
 Result = TypeVar("Result")
 
@@ -26,15 +28,24 @@ class Sampler(threading.Thread):
     """One reader's thread. It calls ``look`` just before and just after the point in time that a read shows.
 
     See `epochsink.testing.checkpoint_watch`. If consecutive reads are equal, only the first and the last are written,
-    with the times of the others.
+    with the times of the others. Between reads it calls ``rest`` with the seconds that the last one took.
     """
 
-    def __init__(self, target: Target, reader: Reader, log: HistoryLog, look: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        target: Target,
+        reader: Reader,
+        log: HistoryLog,
+        look: Callable[[], None],
+        rest: Callable[[float], None] | None = None,
+    ) -> None:
         super().__init__(name=f"reads {target.name}", daemon=True)
         self._target = target
         self._reader = reader
         self._log = log
         self._look = look
+        self._rest_after = rest
+        self._took = 0.0
         self._ended = threading.Event()
         self._rows: pa.Table | None = None
         self._file = ""
@@ -48,6 +59,8 @@ class Sampler(threading.Thread):
         """Read until `finish`."""
         try:
             while not self._ended.wait(PAUSE_SECONDS):
+                if self._rest_after is not None:
+                    self._rest_after(self._took)
                 with suppress(Unreachable):
                     self._sample()
         except BaseException as failure:  # noqa: BLE001 - raised by `finish`
@@ -67,9 +80,14 @@ class Sampler(threading.Thread):
             rows = self._reader.read(look)
         except Unreachable:
             self._unreachable_since = self._unreachable_since or began
+            self._took = 0.0
             raise
-        if self._unreachable_since is not None:
-            self._log.write("unreachable", target=self._target.name, began=self._unreachable_since, ended=began)
+        ended = time.monotonic()
+        self._took = ended - began
+        slow = self._took > SLOW_SECONDS
+        if slow or self._unreachable_since is not None:
+            since = began if self._unreachable_since is None else self._unreachable_since
+            self._log.write("unreachable", target=self._target.name, began=since, ended=ended if slow else began)
             self._unreachable_since = None
         self.reads += not final
         if self._rows is not None and rows.equals(self._rows) and not final:
