@@ -177,7 +177,7 @@ bench-progress: $(STAMP) ## what it costs to follow a query's progress: against 
 bench-wide: $(STAMP) ## what an epoch of up to 1,000 tasks costs the driver
 	$(RUN)/python tests/benchmarks/bench_wide.py
 
-bench-outage: $(STAMP) ## what Prometheus, status and report say while a server is away for a minute: MINUTES=10 HOW=stopped (or frozen)
+bench-outage: $(STAMP) ## what Prometheus, status and report say while a server is stopped for a minute: MINUTES=10 HOW=stopped (or frozen)
 	$(RUN)/python tests/benchmarks/bench_outage.py --minutes $(MINUTES) --how $(or $(HOW),stopped) --keep $(RESULTS)
 
 $(DOCS)/.installed-from-lock: docs.lock

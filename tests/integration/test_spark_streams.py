@@ -98,6 +98,8 @@ def test_one_object_refuses_a_second_query_while_the_first_runs(stream: Stream) 
     query = stream.start_endless(once)
     with pytest.raises(ConfigurationError, match="already serves a running query"):
         stream.start(once)
+    with pytest.raises(ConfigurationError, match="already serves a running query"):
+        once.recover(stream.spark)
     stream.put(range(5))
     query.processAllAvailable()
     query.stop()

@@ -217,10 +217,17 @@ MUTANTS: list[Mutant] = [
     # ---- the ledger
     Mutant(
         "protocol/ledger.py",
-        "while not self._create(self._end, entry):\n            self.verify()",
-        "while not self._create(self._end, entry):\n            self.read()",
-        LEDGER + " -k superseded",
-        "a superseded driver that records its epoch: rows come twice",
+        "if self._is_owner():\n                return self._end\n",
+        "if True:\n                return self._end\n",
+        LEDGER + " -k successors",
+        "a superseded driver that records its epoch behind its successor's entries, where its rows are swept",
+    ),
+    Mutant(
+        "protocol/ledger.py",
+        "if take is None or not (new or owned):",
+        "if take is None:",
+        LEDGER + " -k successors",
+        "a superseded driver that sums up what its successor has recorded, and becomes the owner again",
     ),
     Mutant(
         "protocol/ledger.py",

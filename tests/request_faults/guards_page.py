@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,7 @@ PAGE: Final = ROOT / "docs" / "explanation" / "request-faults.md"
 KNOWN: Final = Path(__file__).with_name("guards.json")
 BEGIN: Final = "<!-- written by request_faults.guards_page -->\n"
 NOTHING: Final = "**nothing found**"
+DEFENCE: Final = "a defence: no way to it is known"
 OF_INPUT: Final = frozenset(
     {
         "ArrowInvalid",
@@ -50,13 +52,15 @@ def section(every: Iterable[str], records: Iterable[Mapping[str, Any]], known: M
     met = {guard for record in traced for guard in record["figures"]["guards"]}
     open_to_faults = sorted(guard for guard in every if not is_of_input(guard))
     missed = [guard for guard in open_to_faults if guard not in met]
-    untested = [guard for guard in missed if known.get(guard, NOTHING) == NOTHING]
+    why = Counter(known.get(guard, NOTHING) for guard in missed)
+    reached_else = len(missed) - why[NOTHING] - why[DEFENCE]
     plans = sum(record["figures"]["plans"] for record in traced)
     rows = "\n".join(f"| {_named(guard)} | {known.get(guard, NOTHING)} |" for guard in missed)
     return (
         f"The {plans:,} plans of {len(traced)} traced runs have reached {len(open_to_faults) - len(missed)} of the "
         f"{len(open_to_faults)} guards.\nOf the {len(missed)} others, something else is known to reach "
-        f"{len(missed) - len(untested)}.\n\n| guard | what reaches it |\n|---|---|\n{rows}\n"
+        f"{reached_else}, and {why[DEFENCE]} are defences to which no way is known.\n\n"
+        f"| guard | what reaches it |\n|---|---|\n{rows}\n"
     )
 
 

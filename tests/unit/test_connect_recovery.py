@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from query_by_hand import Query
 
+from epochsink.errors import Fenced
 from epochsink.spark.connect import execution
 from epochsink.spark.connect.checkpoint_files import Place
 from epochsink.spark.connect.engine import CONNECT
@@ -69,6 +70,16 @@ def test_what_another_driver_will_commit_is_left_to_it(query: Query) -> None:
     assert settled(again) == Standing(pending=(0,))
     assert other.commit_decided()  # it was not fenced
     assert query.visible() == [1]
+
+
+def test_the_failure_of_an_older_driver_is_not_one_of_this_query(query: Query) -> None:
+    """The server of a client that was killed runs on; it finds out that it is superseded while the next query runs."""
+    older, again = query.driver(), recovery(query)
+    before = Standing.from_json(again.recover())
+    with pytest.raises(Fenced):
+        older.settle(0)
+    older.note_failure("Fenced: another driver has taken over this checkpoint")
+    assert Standing.from_json(again.settle("query-1", before, 0.05, ended=False)) == before
 
 
 def test_a_recovery_that_failed_is_repeated_by_the_same_start(query: Query) -> None:

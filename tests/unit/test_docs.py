@@ -52,6 +52,14 @@ def test_each_block_of_python_runs(page: Path, monkeypatch: pytest.MonkeyPatch) 
         exec(compile(block, page.name, "exec"), names)  # noqa: S102 - our own pages
 
 
+def test_a_file_that_a_page_shows_is_named_as_the_site_reads_it() -> None:
+    """Anything else stands on the site as it is, without an error; a formatter of Python changes such lines."""
+    shown = [line for page in PAGES for line in page.read_text().splitlines() if line.lstrip().startswith("--8")]
+    files = [re.fullmatch(r'--8<-- "(.+)"', line) for line in shown]
+    assert files
+    assert all(file and (ROOT / file[1]).is_file() for file in files), shown
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_each_other_block_is_of_a_kind_that_a_test_reads(page: Path) -> None:
     """Commands: below. SQL: the DBA's page, by test_postgres_check. Text: what a program says, and a server's role."""

@@ -208,6 +208,19 @@ def test_a_superseded_driver_records_nothing(files: Interrupted) -> None:
         old.verify()
 
 
+def test_a_driver_that_has_read_its_successors_take_records_nothing(files: Interrupted) -> None:
+    """One of its threads has read it, and the number after that is free when the other thread appends."""
+    old, new = taken(files, "old"), taken(files, "new")
+    new.append(prepared(0, "new"))
+    with pytest.raises(Fenced):
+        old.verify()
+    before = dict(files.content)
+    for entry in (prepared(0, "old"), Done(0), Replay(0, ("sink",), ({"part": "old"},))):
+        with pytest.raises(Fenced, match="another driver has taken over"):
+            old.append(entry)
+    assert files.content == before
+
+
 @pytest.mark.usefixtures("begins_with_1")
 def test_two_take_at_once(files: Interrupted) -> None:
     """Both read the same end; the one whose file comes second reads on and takes after it."""
@@ -418,6 +431,39 @@ def test_no_summary_misses_what_the_other_thread_appends_meanwhile(files: Interr
     ledger.trim()
     assert isinstance(decode(files.content[f"{FOLDER}/{files.numbers()[-1]:020d}"]), Take)
     assert [one.epoch for one in Ledger(files, "reader").read().pending] == [1]
+
+
+def test_a_driver_that_is_superseded_while_it_trims_records_nothing(files: Interrupted) -> None:
+    """The commit thread trims while the stream thread's vote is under way; the successor has swept that attempt."""
+    old = taken(files, "old", summarised_after=1)
+    for entry in (prepared(0), Done(0), prepared(1)):
+        old.append(entry)
+
+    def take_over() -> None:
+        taken(files, "new").append(prepared(2, "new"))
+
+    files.before("create", 1, take_over)
+    with pytest.raises(Fenced):
+        old.trim()
+    with pytest.raises(Fenced):
+        old.append(prepared(2, "old"))
+    history = Ledger(files, "reader").read()
+    assert history.epochs[2].attempt == "new"
+    assert history.owner is not None
+    assert history.owner.driver == "new"
+
+
+def test_a_driver_that_has_read_its_successors_entries_does_not_sum_them_up(files: Interrupted) -> None:
+    """A take that it wrote behind them would make it the owner again, or a summary of its own view the newest."""
+    old, new = taken(files, "old", summarised_after=1), taken(files, "new")
+    for entry in (prepared(0), Done(0), prepared(1)):
+        new.append(entry)
+    old.read()
+    before = dict(files.content)
+    with pytest.raises(Fenced):
+        old.trim()
+    assert files.content == before
+    new.append(Done(1))
 
 
 def test_what_an_operator_said_is_in_every_summary(files: Interrupted) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from query_by_hand import Query
 
+from epochsink.errors import Fenced
 from epochsink.protocol.ledger_entries import Prepared
 from epochsink.protocol.progress import EpochProgress, SinkProgress
 from epochsink.protocol.progress_tracker import LOG_SECONDS, ProgressTracker
@@ -209,6 +210,15 @@ def test_the_last_failure_is_in_the_ledger_and_outlives_the_next_start(query: Qu
 def test_a_superseded_driver_leaves_no_failure_in_its_successors_ledger(query: Query) -> None:
     driver = query.driver()
     query.driver()
+    driver.note_failure("Fenced")
+    assert query.history().stopped is None
+
+
+def test_a_driver_that_has_read_its_successors_take_leaves_no_failure_there(query: Query) -> None:
+    driver = query.driver()
+    query.driver()
+    with pytest.raises(Fenced):
+        driver.settle(0)
     driver.note_failure("Fenced")
     assert query.history().stopped is None
 

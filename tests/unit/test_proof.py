@@ -64,7 +64,7 @@ def test_the_guards_that_no_plan_reaches_are_those_of_no_record(tmp_path: Path) 
     known = guards_page.with_tests({}, {tested: "tests/unit/test_a.py::test_b[c]", reached: ""})
     text = guards_page.section([reached, tested, missed, of_input], kept(tmp_path), known)
     assert "The 100 plans of 2 traced runs have reached 1 of the 3 guards." in text
-    assert "Of the 2 others, something else is known to reach 1." in text
+    assert "Of the 2 others, something else is known to reach 1, and 0 are defences to which no way is known." in text
     assert text.splitlines()[-2:] == [
         "| `kafka/commit.py` one: `unseen` | **nothing found** |",
         "| `kafka/commit.py` one: `_lost` | `test_a::test_b` |",

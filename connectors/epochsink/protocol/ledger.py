@@ -1,9 +1,10 @@
 """The durable record of prepared epochs: an append-only, fenced sequence of numbered files.
 
 Entry number *i* is made by create-if-absent, so exactly one driver can write it. A driver appends only at the number
-after the last entry that it has read. If that number is taken, it reads on; if it finds another driver's `Take`, it is
-superseded. So a driver that has lost the checkpoint cannot record anything, and there is no gap between checking and
-writing. Nothing is overwritten. Files are removed only once a later take sums them up.
+after the last entry that it has read, and only if the last `Take` that it has read is its own. If that number is taken,
+it reads on; if it finds another driver's `Take`, it is superseded. So a driver that has lost the checkpoint cannot
+record anything, and there is no gap between checking and writing. Nothing is overwritten. Files are removed only once a
+later take sums them up.
 """
 
 from __future__ import annotations
@@ -130,8 +131,8 @@ class Ledger:
     def append(self, entry: Entry) -> None:
         """Append an entry; raises `Fenced`, without having written it, if another driver took over."""
         # the number is taken by the other thread of this driver, which is no reason to stop, or by another driver
-        while not self._create(self._end, entry):
-            self.verify()
+        while not self._create(self._own_end(), entry, owned=True):
+            self.read()
 
     def trim(self) -> None:
         """After many entries, write the take again with a summary of them, and remove what that replaces.
@@ -141,13 +142,10 @@ class Ledger:
         however long it paused: one read shows whether the ledger is still its own, and no number at which it may
         append is ever free again.
         """
-        with self._lock:
-            owner = self._seen.history.owner
-            due = self._end - self._seen.summaries[1] > self._summarised_after
-        if owner is None or not due:
+        if self._end - self._seen.summaries[1] <= self._summarised_after:
             return
-        while not self._create_take(owner):
-            self.verify()
+        while not self._create_take():
+            self.read()
         # only now that the new summary exists: a start in between finds either
         with self._lock:
             gone = self._seen.replaced()
@@ -155,18 +153,32 @@ class Ledger:
         with self._lock:
             self._seen.present.difference_update(gone)
 
-    def _create_take(self, take: Take) -> bool:
-        """Create a take with a summary of all before its number: it must not miss an entry appended meanwhile."""
-        with self._lock:
-            number, history = self._end, self._seen.history
-            begins = history.owner is None or history.owner.driver != take.driver
-            takes = (*self._seen.takes, *([number] if begins else []))[-_TAKES_KEPT:]
-            summary = replace(history.summary(self._retained_epochs), takes=takes)
-        return self._create(number, replace(take, summary=summary))
+    def _own_end(self) -> int:
+        """Return the number after the last entry that was read; raises `Fenced` if another driver took over by then.
 
-    def _create(self, number: int, entry: Entry) -> bool:
+        The other thread may have read that driver's entries: the number after them is free.
+        """
+        with self._lock:
+            if self._is_owner():
+                return self._end
+            raise _fenced(self._seen.history)
+
+    def _create_take(self, new: Take | None = None) -> bool:
+        """Create a take with a summary of all before its number: it must not miss an entry appended meanwhile.
+
+        None: this driver's own take again; raises `Fenced` if another driver took over.
+        """
+        with self._lock:
+            number, history, owned = self._end, self._seen.history, self._is_owner()
+            take = new or history.owner
+            if take is None or not (new or owned):
+                raise _fenced(history)
+            takes = (*self._seen.takes, *([] if owned else [number]))[-_TAKES_KEPT:]
+            summary = replace(history.summary(self._retained_epochs), takes=takes)
+        return self._create(number, replace(take, summary=summary), owned=owned)
+
+    def _create(self, number: int, entry: Entry, *, owned: bool) -> bool:
         entry = stamped(entry, self._application)
-        owned = self._owns()
         try:
             made = self._files.create(_name(number), encode(entry))
         except OSError:
@@ -182,13 +194,14 @@ class Ledger:
         self._remember(number, entry)
         return True
 
-    def _owns(self) -> bool:
-        with self._lock:
-            return self._seen.history.owner is not None and self._seen.history.owner.driver == self._driver
+    def _is_owner(self) -> bool:
+        owner = self._seen.history.owner
+        return owner is not None and owner.driver == self._driver
 
     def _next_number_suffices(self) -> bool:
         """Whether reading the next number finds everything new: a successor's first take is never removed from it."""
-        return self._owns() and not self._uncertain
+        with self._lock:
+            return self._is_owner() and not self._uncertain
 
     def _exists_beyond(self, number: int) -> bool:
         return any(int(name) > number for name in self._files.names(FOLDER) if name.isdigit())

@@ -174,10 +174,13 @@ class ExactlyOnce:
         """Commit what the last run of the query decided and did not get to commit, and abort its leftovers.
 
         Part of `start`. If you set ``foreachBatch(sink)`` by hand, the first batch does it; call this before the query
-        starts if no input may come for a while. On a fresh checkpoint there is nothing to recover.
+        starts if no input may come for a while. On a fresh checkpoint there is nothing to recover. Raises
+        `ConfigurationError` while a query of this object runs.
         """
         server = _server_of(session)
         if server is not None:
+            # it takes the checkpoint, and would end the query
+            self._refuse_active(session)
             server.recover(self)
             return
         self._recover(session, self._open(session))
