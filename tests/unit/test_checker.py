@@ -221,6 +221,21 @@ def test_early_is_a_row_seen_before_its_commit_existed() -> None:
     assert one.found == {"early"}
 
 
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_delete_that_is_seen_before_its_commit_existed_is_a_row_that_is_gone(*, atomic: bool) -> None:
+    """It leaves no row that could be early; by an aborted attempt it looks the same."""
+    one, target = told(keyed=True, atomic=atomic)
+    before, after = one.rows(1, target), one.rows(2, target)
+    left = before.filter(pc.field("key").isin(after["key"]))
+    assert 0 < left.num_rows < before.num_rows
+    one.read(target, left, one.decided(1) - 1)
+    assert one.found == {"false ack", "flicker"} | ({"torn"} if atomic else set())
+    one.history.reads.pop()
+    # Elasticsearch applies an epoch bit by bit
+    one.read(target, left, one.decided(1) + 0.5)
+    assert one.found == ({"false ack", "flicker", "torn"} if atomic else set())
+
+
 def test_early_is_also_an_epoch_seen_that_was_never_decided() -> None:
     one, _target = told()
     facts = one.history.epochs["r1", 3]
@@ -776,10 +791,18 @@ def test_reads_that_saw_the_same_and_were_not_kept_are_reads() -> None:
 
 def test_a_target_that_cannot_be_read_after_one_kill_has_to_be_read_after_another() -> None:
     one, target = killed()
-    one.history.unreachable.append((target.name, one.decided(1) + 2.5, one.decided(1) + 8))
+    one.history.unreachable.append((target.name, one.decided(1) + 2.5, one.decided(1) + 9.5))
     assert one.found == {"blind"}
     one.history.kills.append((one.decided(2) + 1, "a worker, which the pipeline outlives"))
     assert one.found == frozenset()
+
+
+def test_a_target_that_is_unreachable_for_a_moment_has_to_be_read_all_the_same() -> None:
+    one, target = killed()
+    one.history.kills.append((one.decided(2) + 1, "a worker, which the pipeline outlives"))
+    one.history.unreachable.append((target.name, one.decided(1) + 4, one.decided(1) + 4.1))
+    assert one.found == {"blind"}
+    assert check(one.history).counts["unread kills"] == 1
 
 
 def test_what_is_killed_when_all_is_drained_needs_no_recovery() -> None:

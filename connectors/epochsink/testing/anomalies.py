@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from epochsink.testing.history import History, Target
     from epochsink.testing.views import Evidence, View
 
+READ_BEGINS_SECONDS: Final = 1.0
+"""How long a reader may need to begin a read after a kill."""
+
 
 def lost(evidence: Evidence) -> list[Anomaly]:
     """Find source rows of decided epochs that are missing in the target at the end."""
@@ -209,27 +212,36 @@ def _flaw_of_letter(
 
 
 def blind(evidence: Evidence) -> list[Anomaly]:
-    """Find kills that no attempt to read followed before the recovery, or all kills if no read succeeded there.
+    """Find kills that no read followed before the recovery although it could have, or all kills if no read succeeded.
 
     Then no reader can have seen the state after the kill. The recovery is the first call of a driver that was started
     after the kill, or else the end of the run.
     """
-    history, found = evidence.history, []
-    spans = list(_recoveries(history))
+    kills, found = len(list(_recoveries(evidence.history))), []
+    for target, unread in unread_kills(evidence):
+        missed = [what for what, unreadable in unread if not unreadable or len(unread) == kills]
+        if missed:
+            message = f"not read between {len(missed)} of {kills} kill(s) and the recovery, the first: {missed[0]}"
+            found.append(Anomaly("blind", target.name, message, len(missed)))
+    return found
+
+
+def unread_kills(evidence: Evidence) -> Iterator[tuple[Target, list[tuple[str, bool]]]]:
+    """Yield each target with the kills that no read followed before the recovery, and whether none could.
+
+    None could if the target was unreachable all that time, but for the second that a reader may need to begin.
+    """
+    history = evidence.history
     for target, views in evidence.targets():
         moments = (at for view in views if not view.read.final for at in (*view.read.between, view.read.began))
         reads = [*sorted(moments), NEVER]
-        read = [reads[bisect_left(reads, at)] <= end for at, end, _ in spans]
-        tried = [(began, ended) for name, began, ended in history.unreachable if name == target.name]
-        missed = [
-            what
-            for (at, end, what), was_read in zip(spans, read, strict=True)
-            if not was_read and not (any(read) and any(began <= end and at <= ended for began, ended in tried))
-        ]
-        if missed:
-            message = f"not read between {len(missed)} of {len(spans)} kill(s) and the recovery, the first: {missed[0]}"
-            found.append(Anomaly("blind", target.name, message, len(missed)))
-    return found
+        spans = [(began, ended) for name, began, ended in history.unreachable if name == target.name]
+        unread = []
+        for at, end, what in _recoveries(history):
+            if reads[bisect_left(reads, at)] > end:
+                unreachable = sum(max(0.0, min(end, ended) - max(at, began)) for began, ended in spans)
+                unread.append((what, end - at - unreachable <= READ_BEGINS_SECONDS))
+        yield target, unread
 
 
 def _recoveries(history: History) -> Iterator[tuple[float, float, str]]:

@@ -9,7 +9,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from epochsink.testing.anomalies import ANOMALIES, find_all
+from epochsink.testing.anomalies import ANOMALIES, find_all, unread_kills
 from epochsink.testing.history import History
 from epochsink.testing.views import Anomaly, Evidence
 
@@ -77,6 +77,7 @@ def check(history: History | Path, *, progress_within: float = 60.0) -> Report:
         "rows read": sum(int(view.seen.sum()) for views in evidence.views.values() for view in views),
         "drivers": len(history.drivers),
         "kills": history.counts.get("killed", 0),
+        "unread kills": sum(len(unread) for _, unread in unread_kills(evidence)),
         "anomalies": len(anomalies),
     }
     windows = {target.name: _window(views) for target, views in evidence.targets() if not target.atomic}

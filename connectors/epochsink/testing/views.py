@@ -81,6 +81,7 @@ class Scan:
         self._target = target
         self._pardoned = pardoned
         self._committed = np.array([epoch.committed_at is not None for epoch in timeline.epochs], dtype=bool)
+        self._absent_until = np.array([epoch.absent_until for epoch in timeline.epochs], dtype=float)
         self._done_at = np.array(
             [np.inf if epoch.done_at is None else epoch.done_at for epoch in timeline.epochs], dtype=float
         )
@@ -107,7 +108,10 @@ class Scan:
         highest = _last(seen > 0)
         acknowledged = self._done_at + self._target.lag <= read.began
         bound = max(highest, _last(acknowledged), _last(self._committed) if read.final else -1)
-        newest, expected, found = self._effects(self._committed | (seen > 0), highest, bound, held)
+        # what was not decided yet explains nothing: its deletes must not be visible, and leave no row to be seen early
+        explains = (np.arange(len(seen)) <= bound) | (self._absent_until <= read.ended)
+        live = (self._committed & explains) | (seen > 0)
+        newest, expected, found = self._effects(live, highest, bound, held)
         view = View(
             read=read,
             newest=newest,
@@ -117,7 +121,7 @@ class Scan:
             seen=seen,
             expected=expected,
             found=found,
-            gone=self._gone(seen, bound, expected - found, held),
+            gone=self._gone(live, bound, expected - found, held),
             attempts=self._new_attempts(rows),
             duplicate=self._duplicates(present, held),
             corrupt=corrupt,
@@ -140,12 +144,11 @@ class Scan:
             self._prior = max(self._prior, view.newest)
             self._shown |= (view.missing == 0) & (np.arange(len(self._shown)) <= view.newest)
 
-    def _gone(self, seen: Ints, bound: int, missing: Ints, held: Ints) -> Ints:
+    def _gone(self, live: Flags, bound: int, missing: Ints, held: Ints) -> Ints:
         """Return how much is missing of each epoch that an earlier read showed completely."""
         top = _last(self._shown)
         if top > bound:
-            live = self._committed | (seen > 0) | self._shown
-            _, expected, found = self._effects(live, top, top, held)
+            _, expected, found = self._effects(live | self._shown, top, top, held)
             missing = expected - found
         return np.where(self._shown, missing, 0)
 
