@@ -231,8 +231,8 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/ledger.py",
-        "if history.owner is None or history.owner.driver != self._driver:",
-        "if history.owner is None:",
+        "        return owner is not None and owner.driver == self._driver",
+        "        return owner is not None",
         LEDGER + " -k superseded",
         "a superseded driver that records and aborts as if the checkpoint were its own",
     ),

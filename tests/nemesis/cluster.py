@@ -102,6 +102,11 @@ class Cluster:
         """Yield every server of Kafka, PostgreSQL and Elasticsearch."""
         yield from (*self.brokers, *self.servers, *self.nodes)
 
+    def idle(self) -> list[str]:
+        """Return the hosts of servers and of Spark's master and workers on which nothing runs."""
+        hosts = [one.host for one in self.services()] + [self.spark[name] for name in ("master", "worker1", "worker2")]
+        return [host.name for host in hosts if not host.pids()]
+
     def _start_services(self) -> None:
         hosts = [self._host(f"kafka{number}", disk="300m") for number in (1, 2, 3)]
         self.brokers = [Broker(host, number, hosts) for number, host in enumerate(hosts, start=1)]
@@ -244,12 +249,13 @@ class Cluster:
 
     def start_spark(self, name: str) -> None:
         """Start the master or a worker, if it does not run."""
-        old = self._processes.get(name)
+        host, old = self.spark[name], self._processes.get(name)
         if old is not None:
-            if old.running:
+            if old.running and host.pids():
                 return
+            # one that has just been killed is not known to be dead yet
+            until(lambda: not old.running, 60, f"the death of Spark's {name}")
             old.release()
-        host = self.spark[name]
         if name == "master":
             command = ["master.Master", "--host", host.address, "--port", "7077"]
         else:

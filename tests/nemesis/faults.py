@@ -23,13 +23,16 @@ STANDBY_SECONDS: Final = 10.0
 CLOCK_STEPS: Final = (-1200, -10, 10, 1200)
 NOTICED_SECONDS: Final = 60
 """Whoever sets a clock by more than this starts what runs there again."""
+NETWORK, FAILOVER, SERVER = range(3)
+"""Which of two faults is undone first: a server that starts again has to be reached, and PostgreSQL's lost primary must
+not start again before it is the standby."""
 
 
 @dataclass
 class Fault:
     """One fault, not yet made. ``blinds`` names the services whose readers may be shown an old state meanwhile.
 
-    ``restarts``: what undoes it starts a server again.
+    Of two faults, the one with the smaller ``turn`` is undone first.
     """
 
     kind: str
@@ -37,18 +40,19 @@ class Fault:
     make: Callable[[], None]
     undo: Callable[[], None]
     blinds: set[str] = field(default_factory=set)
-    restarts: bool = False
+    turn: int = NETWORK
 
     def __str__(self) -> str:
         return f"{self.kind} {self.where}"
 
 
 class Faults:
-    """Draws faults for a cluster. ``canary`` and ``usurp`` are what can be done to the driver besides."""
+    """Draws faults for a cluster. ``driver`` returns the host on which the driver runs."""
 
-    def __init__(self, cluster: Cluster, chance: Random) -> None:
+    def __init__(self, cluster: Cluster, chance: Random, driver: Callable[[], Host]) -> None:
         self._cluster = cluster
         self._chance = chance
+        self._driver = driver
 
     def draw(self) -> Fault:
         """Return a fault of any kind that this cluster can suffer."""
@@ -64,7 +68,10 @@ class Faults:
 
     def _any_host(self) -> Host:
         names = [name for name in self._cluster.network.hosts if name not in {"driver2", "master"}]
-        return self._cluster.network.hosts[self._chance.choice(names)]
+        return self._host(self._chance.choice(names))
+
+    def _host(self, name: str) -> Host:
+        return self._driver() if name == "driver" else self._cluster.network.hosts[name]
 
     def _service_host(self) -> Host:
         return self._chance.choice([one.host for one in self._cluster.services()])
@@ -89,10 +96,10 @@ class Faults:
 
     def _pause(self) -> Fault:
         host = self._any_host()
-        return Fault("paused", host.name, host.pause, host.resume, _service_of(host.name))
+        return Fault("paused", host.name, host.pause, host.resume, _blinds(host.name))
 
     def _net(self, kind: str, host: Host, make: Callable[[], None]) -> Fault:
-        return Fault(kind, host.name, make, host.connect, _service_of(host.name))
+        return Fault(kind, host.name, make, host.connect, _blinds(host.name))
 
     def _link(self) -> Fault:
         """Cut a link that somebody needs, in one direction or both."""
@@ -105,17 +112,11 @@ class Faults:
         targets = [*of["kafka"], *of["postgres"], *of["elastic"], *(["store"] if self._cluster.store else [])]
         pairs += [(name, target) for name in ("driver", *of["worker"]) for target in targets]
         pairs += [("driver", worker) for worker in of["worker"]]
-        one, other = self._chance.choice(pairs)
+        one, other = map(self._host, self._chance.choice(pairs))
         how = self._chance.choice(({}, {}, {"to": False}, {"come": False}))
         arrow = {(): "-x-", ("to",): "<x-", ("come",): "-x>"}[tuple(how)]
-        blinds = _service_of(one) if _service_of(one) == _service_of(other) else set()
-        return Fault(
-            "link cut",
-            f"{one} {arrow} {other}",
-            lambda: hosts[one].cut(hosts[other].address, **how),
-            hosts[one].connect,
-            blinds,
-        )
+        blinds = _blinds(one.name) & _blinds(other.name)
+        return Fault("link cut", f"{one} {arrow} {other}", lambda: one.cut(other.address, **how), one.connect, blinds)
 
     def _leader(self) -> Fault:
         """Cut a leader off from those who follow it, and from nobody else: clients go on asking it."""
@@ -130,18 +131,18 @@ class Faults:
                 if peer is not host:
                     host.cut(peer.address)
 
-        return Fault("leader without followers", host.name, make, host.connect, {service})
+        return Fault("leader without followers", host.name, make, host.connect, _blinds(service))
 
     # ---- processes, disks, clocks
 
     def _kill(self) -> Fault:
         service = self._chance.choice(list(self._cluster.services()))
-        return Fault("killed", service.host.name, service.host.kill, lambda: start_again(service), restarts=True)
+        return Fault("killed", service.host.name, service.host.kill, lambda: start_again(service), turn=SERVER)
 
     def _kill_worker(self) -> Fault:
         name = self._chance.choice(("worker1", "worker2"))
         host = self._cluster.spark[name]
-        return Fault("killed", name, host.kill, lambda: self._cluster.start_spark(name), restarts=True)
+        return Fault("killed", name, host.kill, lambda: self._cluster.start_spark(name), turn=SERVER)
 
     def _clock(self) -> Fault:
         """Set a server's or a worker's wall clock: by seconds, or by more than a Kafka transaction may last."""
@@ -156,7 +157,7 @@ class Faults:
                 host.kill()
                 start_again(service) if service else self._cluster.start_spark(name)
 
-        return Fault(f"clock {seconds:+d} s", name, lambda: host.set_clock(seconds), undo, restarts=True)
+        return Fault(f"clock {seconds:+d} s", name, lambda: host.set_clock(seconds), undo, turn=SERVER)
 
     def _disk(self) -> Fault:
         service = self._chance.choice(list(self._cluster.services()))
@@ -167,9 +168,8 @@ class Faults:
             service.host.kill()
             start_again(service)
 
-        return Fault(
-            "disk full", service.host.name, service.host.fill_disk, undo, _service_of(service.host.name), restarts=True
-        )
+        host = service.host
+        return Fault("disk full", host.name, host.fill_disk, undo, _blinds(host.name), turn=SERVER)
 
     def _failover(self) -> Fault:
         """Lose PostgreSQL's primary for good, and promote the standby that has everything."""
@@ -185,10 +185,14 @@ class Faults:
 
         def undo() -> None:
             for primary, standby in lost:
+                # the other fault may be theirs, and is undone later
+                primary.host.free_disk()
+                standby.host.free_disk()
+                start_again(standby)
                 standby.become_primary(RECOVERY_SECONDS)
                 primary.follow(standby)
 
-        return Fault("failover", "postgres", make, undo, {"postgres"}, restarts=True)
+        return Fault("failover", "postgres", make, undo, turn=FAILOVER)
 
 
 def has_everything(primary: Server) -> bool:
@@ -212,6 +216,9 @@ def start_again(service: OnHost) -> None:
     service.start()
 
 
-def _service_of(host: str) -> set[str]:
-    """Return the service whose readers may see an old state while this host is not itself."""
-    return {kind for kind in ("kafka", "postgres", "elastic") if host.startswith(kind)}
+def _blinds(host: str) -> set[str]:
+    """Return the service whose readers may see an old state while this host is not itself.
+
+    Not PostgreSQL: its readers want the primary, and a standby has everything before it is promoted.
+    """
+    return {kind for kind in ("kafka", "elastic") if host.startswith(kind)}

@@ -112,7 +112,7 @@ class Nemesis:
     def __init__(self, rig: Rig, chance: random.Random, leg: Leg, show: Callable[[str], None]) -> None:
         self._rig = rig
         self._chance = chance
-        self._faults = Faults(rig.cluster, chance)
+        self._faults = Faults(rig.cluster, chance, lambda: rig.supervisor.host)
         self._leg = leg
         self._show = show
 
@@ -139,8 +139,7 @@ class Nemesis:
             else:
                 self._leg.faults[fault.kind] += 1
         self._go_on(self._chance.uniform(*FAULT_SECONDS))
-        # the network first: a server that starts again has to be reached
-        for fault in sorted(faults, key=lambda one: one.restarts):
+        for fault in sorted(faults, key=lambda one: one.turn):
             fault.undo()
             self._rig.timeline.tell("healed", kind=fault.kind, where=fault.where)
         # only now: another host of the same service may be cut off longer than the first
@@ -171,6 +170,8 @@ class Nemesis:
 
     def _wait_for_progress(self) -> None:
         self._rig.timeline.tell("calm")
+        if idle := self._rig.cluster.idle():
+            self._leg.anomalies.append(f"the run has left hosts idle: {', '.join(idle)}")
         began = time.monotonic()
         try:
             ended = began + self._rig.progress()
@@ -179,9 +180,11 @@ class Nemesis:
             self._leg.waits.append(Recovery(began, time.monotonic() - began, os.getloadavg()[0]))
             self._rig.timeline.tell("stuck", why=str(stuck))
             return
-        # a canary that dies meanwhile is a fault like others
-        began = max(began, self._rig.supervisor.canary_died)
-        recovery = Recovery(began, max(0.0, ended - began), os.getloadavg()[0])
+        # a canary that dies meanwhile is a fault like others: what counts is the longer of the times before and after
+        died = self._rig.supervisor.canary_died
+        if began < died < ended:
+            began, ended = (began, died) if died - began > ended - died else (died, ended)
+        recovery = Recovery(began, ended - began, os.getloadavg()[0])
         self._leg.recoveries.append(recovery)
         self._rig.timeline.tell("progress", took=str(recovery), epochs=self._rig.watch.epochs)
 

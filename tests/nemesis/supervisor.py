@@ -106,8 +106,7 @@ class Supervisor(threading.Thread):
     def _start(self) -> Driver:
         self._count += 1
         number = self._count
-        # the other host, if a driver that is taken for dead lies on this one
-        host = self._cluster.spark["driver2" if self.zombies else "driver"]
+        host = self._free_host()
         canary = "" if self.quiet or self._chance.random() > CANARY_SHARE else self._chance.choice(CANARIES)
         name = uuid.uuid4().hex
         spec = Spec(
@@ -141,6 +140,17 @@ class Supervisor(threading.Thread):
         process = PipelineProcess(host.command(command), log, armed)
         self._tell("driver", number=number, host=host.name, canary=canary)
         return Driver(number, name, process, host, log, canary, once)
+
+    def _free_host(self) -> Host:
+        # the other one, if a driver that is taken for dead lies there
+        taken = {zombie.host.name for zombie in self.zombies}
+        return next(self._cluster.spark[name] for name in ("driver", "driver2") if name not in taken)
+
+    @property
+    def host(self) -> Host:
+        """Where the driver runs, or the next one will."""
+        with self._lock:
+            return self._free_host() if self.driver is None else self.driver.host
 
     def _environment(self, canary: str, number: int) -> dict[str, str]:
         if not canary:
@@ -196,12 +206,16 @@ class Supervisor(threading.Thread):
     # ---- what can befall drivers
 
     def usurp(self) -> None:
-        """Freeze the driver, and start another elsewhere, as a scheduler does that takes it for dead."""
+        """Freeze the driver, and start another elsewhere, as a scheduler does that takes it for dead.
+
+        RuntimeError if no driver runs, or one is frozen already.
+        """
         with self._lock:
-            if self.driver is not None and not self.zombies:
-                self.driver.host.pause()
-                self.zombies.append(self.driver)
-                self.driver = None
+            if self.driver is None or self.zombies:
+                raise RuntimeError("no driver to usurp, or a second one")
+            self.driver.host.pause()
+            self.zombies.append(self.driver)
+            self.driver = None
 
     def thaw(self) -> None:
         """Let the frozen driver go on."""
@@ -210,10 +224,11 @@ class Supervisor(threading.Thread):
                 zombie.host.resume()
 
     def kill(self) -> None:
-        """SIGKILL to the driver's processes."""
+        """SIGKILL to the driver's processes. RuntimeError if no driver runs."""
         with self._lock:
-            if self.driver is not None:
-                self.driver.host.kill()
+            if self.driver is None:
+                raise RuntimeError("no driver to kill")
+            self.driver.host.kill()
 
     def set_clock(self, seconds: float, *, start_again: bool = False) -> None:
         """Set the clock of the drivers' hosts; Spark waits for its next trigger by the wall clock.

@@ -14,7 +14,7 @@ from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Summary, 
 from epochsink.protocol.run_state import RunState
 from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER, Sweep, abort_orphans
 from epochsink.sink import COMMITTED, Ballot, Epoch
-from simulation.storage import QuickLedger
+from simulation.storage import QuickLedger, TrimmingLedger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,8 +30,15 @@ class Unfenced(QuickLedger):
     """Appends at the next free number, whoever has taken the ledger."""
 
     def append(self, entry: Entry) -> None:
-        while not self._create(self._end, entry):
+        while not self._create(self._end, entry, owned=True):
             self.read()
+
+
+class BehindItsSuccessor(TrimmingLedger):
+    """Appends behind its successor's entries once one of its threads has read these."""
+
+    def _own_end(self) -> int:
+        return self._end
 
 
 class Overwriting(QuickLedger):

@@ -16,6 +16,7 @@ from simulation.driver import PRODUCTION, Variant
 from simulation.explorer import Case
 from simulation.kafka_port import KafkaLogPort
 from simulation.machine_mutants import made_of
+from simulation.storage import TrimmingLedger
 
 if TYPE_CHECKING:
     from simulation.plans import Plan
@@ -45,6 +46,13 @@ LOGGED = Variant(ports={"K": KafkaLogPort}, kept="K")
 
 MUTANTS = (
     Mutant("ledger without a fence", Variant(ledger=machine.Unfenced), "K", ((31, ("pause", 36, 6)),)),
+    Mutant(
+        "appends behind its successor's entries",
+        Variant(ledger=machine.BehindItsSuccessor),
+        "E",
+        ((1, ("pause", 45, 12)),),
+        control=Variant(ledger=TrimmingLedger),
+    ),
     Mutant("ledger overwritten", Variant(ledger=machine.Overwriting), "K", ((5, ("pause", 20, 2)),)),
     Mutant("no generation check", Variant(ledger=machine.Unchecked), "K", ((1, ("pause", 20, 2)),)),
     Mutant(

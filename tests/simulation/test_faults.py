@@ -120,6 +120,13 @@ def test_two_threads_within_one_reading_of_the_ledger(sinks: str) -> None:
         expect_none(explore(some, sinks, schedule, variant=STEPWISE), 200)
 
 
+@pytest.mark.parametrize("sinks", ["E", "F"])
+def test_a_driver_is_paused_anywhere_while_the_ledger_is_trimmed(sinks: str) -> None:
+    """A pause of every length: its commit thread may sum the ledger up while its stream thread records an epoch."""
+    every = [((1, fault),) for fault in plans.FULL if fault[0] == "pause"]
+    expect_none(explore(iter(every), sinks, 0, variant=TRIMMING), 400)
+
+
 @pytest.mark.parametrize("sinks", ["K", "S"])
 def test_faults_while_the_ledger_is_trimmed(sinks: str) -> None:
     """With a ledger that trims at every epoch, a driver paused across the trim among the faults."""

@@ -132,7 +132,7 @@ class Commits:
                     run.progress.done(number)
                     return
             reach("coordinator.commit.between")
-        prepared = run.ledger.known().epochs[number]  # a replay has replaced parts
+        prepared = run.ledger.own().epochs[number]  # a replay has replaced parts
         for participant, names in run.by_participant(prepared.shares):
             ballots = run.ballots(prepared, names)
             with run.if_ours(participant):
@@ -157,7 +157,7 @@ class Commits:
     def _commit_parts(self, number: int, participant: Participant, names: Sequence[str]) -> bool:
         """Commit a participant's parts, replaying what the target has lost; False if the epoch proves to be done."""
         ledger = self._run.ledger
-        left = {name: list(range(len(ledger.known().epochs[number].parts_of(name)))) for name in names}
+        left = {name: list(range(len(ledger.own().epochs[number].parts_of(name)))) for name in names}
         # by index: the turn after a replay has a verdict on the parts that were prepared again alone
         aside: dict[str, dict[int, int | None]] = {}
         for _ in range(REPLAY_TURNS):
@@ -167,7 +167,7 @@ class Commits:
                 self._check.verify_before_commit(number, name)
             reach("coordinator.commit.compared")
             # the newest entry, not what was read before: the replays of the last turn are in it
-            prepared = ledger.known().epochs[number]
+            prepared = ledger.own().epochs[number]
             with self._run.if_ours(participant):
                 verdicts = participant.commit(prepared.at, self._run.ballots(prepared, left, left))
             for name, answers in verdicts.items():
