@@ -18,6 +18,7 @@ from tables import make_table
 
 from epochsink.devkit.services import LocalElasticsearch, LocalKafka, spark_packages
 from epochsink.devkit.services.process import Launch, SupervisedProcess
+from epochsink.protocol.storage import LocalStorage
 from epochsink.testing import Target
 from epochsink.testing.readers.elasticsearch import ElasticsearchReader
 from epochsink.testing.readers.kafka import KafkaReader
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 SINKS: Final = ("kafka", "postgres", "elasticsearch")
 SOURCE: Final = "source"
+SPOOL: Final = "epochsink/spool"
 OUT: Final = "out"
 TRANSACTIONS: Final = "__transaction_state"
 PARTITIONS: Final = 2
@@ -158,6 +160,12 @@ class Cluster:
         if self.store is None:
             return self.folder / "checkpoint"
         return self.store.files("checkpoint")
+
+    def spooled(self) -> list[str]:
+        """Return what the spool holds, each attempt as its query's id and its name."""
+        files = self.store.files("checkpoint") if self.store else LocalStorage(self.folder / "checkpoint")
+        queries = files.names(SPOOL)
+        return [f"{query}/{attempt}" for query in queries for attempt in files.names(f"{SPOOL}/{query}")]
 
     # ---- who leads
 

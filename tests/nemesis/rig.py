@@ -198,8 +198,8 @@ class Rig:
             self.timeline.tell("not drained")
         for sampler in self._samplers:
             sampler.finish(REST_SECONDS)
-        for left in (self.folder / "checkpoint" / "epochsink" / "spool").glob("*/*"):
-            self.history.write("leftover", target="spool", kind="orphan", what=f"{left.parent.name}/{left.name}")
+        for left in self.cluster.spooled():
+            self.history.write("leftover", target="spool", kind="orphan", what=left)
         self.history.write_input(RUN, self._workload.source(self.feeder.ends()))
         report = check(self.history.folder, progress_within=4 * PROGRESS_SECONDS)
         self.timeline.tell("judged", anomalies=len(report.anomalies))

@@ -50,9 +50,12 @@ GAP_SECONDS: Final = (0.5, 2.0)
 class Leg:
     """What one leg has shown. ``anomalies`` has everything that must not be, late progress excepted.
 
-    ``waits`` are those in vain for an epoch after a healing, ``stuck`` says what happened in each.
+    ``waits`` are those in vain for an epoch after a healing, ``stuck`` says what happened in each. Its files are in
+    ``folder``.
     """
 
+    seed: int
+    folder: Path
     faults: Counter[str] = field(default_factory=Counter)
     not_made: int = 0
     canaries: int = 0
@@ -86,6 +89,7 @@ class Leg:
             "rows": self.counts["source rows"],
             "reads": self.counts["reads"],
             "rows read": self.counts["rows read"],
+            "deaths of drivers that a target's readers missed": self.counts["unread kills"],
             "healings": len(self.recoveries),
             "longest progress after healing, s": round(slowest.seconds, 1) if slowest else None,
             "load then": round(slowest.load, 1) if slowest else None,
@@ -189,25 +193,28 @@ class Nemesis:
         self._rig.timeline.tell("progress", took=str(recovery), epochs=self._rig.watch.epochs)
 
 
-def play(folder: Path, chosen: argparse.Namespace, seed: int, seconds: float, show: Callable[[str], None]) -> Leg:
-    """Play one leg in a folder, and leave its page there; return what it has shown."""
-    leg = Leg()
+def play(leg: Leg, chosen: argparse.Namespace, seconds: float, show: Callable[[str], None]) -> None:
+    """Play a leg, leave its page in its folder, and note in ``leg`` what it has shown."""
+    folder, seed = leg.folder, leg.seed
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     show("the cluster starts")
-    with Rig(folder, chosen.sinks.split(","), seed + 1, canaries=True, store=chosen.store, subnet=chosen.subnet) as rig:
-        rig.begin()
-        try:
+    sinks = chosen.sinks.split(",")
+    try:
+        with Rig(folder, sinks, seed + 1, canaries=True, store=chosen.store, subnet=chosen.subnet) as rig:
+            rig.begin()
             Nemesis(rig, random.Random(seed), leg, show).play(seconds)
             show("all is healed; the last rows")
             report = rig.finish()
-        except Exception as failure:  # noqa: BLE001 - a run that breaks off is told, like an anomaly
-            traceback.print_exc()
-            leg.anomalies.append(f"the run has broken off: {failure!r}")
-        else:
+            leg.canaries = rig.supervisor.canaries
             leg.counts.update(report.counts)
             leg.anomalies += map(str, report.anomalies)
-        leg.canaries = rig.supervisor.canaries
+    except BaseException as failure:
+        # a run that breaks off, or is ended by hand, is told like an anomaly: nothing has been judged
+        traceback.print_exc()
+        leg.anomalies.append(f"the run has broken off: {failure!r}")
+        if not isinstance(failure, Exception):
+            raise
     slowest = {"the slowest one": leg.slowest.steps(folder) if leg.slowest else []}
     leg.stuck = [[str(one), *one.steps(folder)] for one in leg.waits]
     print(f"the timeline: {write_page(folder, {'sinks': chosen.sinks, 'seed': seed, **leg.figures(), **slowest})}")
@@ -216,7 +223,6 @@ def play(folder: Path, chosen: argparse.Namespace, seed: int, seconds: float, sh
         for left in folder.iterdir():
             if not left.name.startswith("timeline."):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
-    return leg
 
 
 def main() -> int:
@@ -238,7 +244,12 @@ def main() -> int:
     name = "-".join([*chosen.sinks.split(","), *filter(None, [chosen.store])])
     seconds = chosen.hours * 3600
     legs = math.ceil(seconds / LEG_SECONDS)
-    all_legs, record = Leg(), Record("soak", chosen.seed)
+    all_legs, record = Leg(chosen.seed, chosen.folder), Record("soak", chosen.seed)
+
+    def figures() -> dict[str, Any]:
+        what = {"sinks": chosen.sinks, "checkpoint": chosen.store or "local", "hours": round(chosen.hours, 2)}
+        return what | all_legs.figures()
+
     with Progress(TextColumn("{task.description}"), TimeElapsedColumn()) as progress:
         task = progress.add_task("", total=None)
         for number in range(legs):
@@ -248,14 +259,16 @@ def main() -> int:
                 before = f", {all_legs.faults.total()} faults before" if number else ""
                 progress.update(task, description=f"hour {number + 1} of {legs}{before}: {line}")
 
-            folder = (chosen.folder / f"{name}-{seed}").absolute()
-            all_legs.add(play(folder, chosen, seed, seconds / legs, show))
-    figures = {"sinks": chosen.sinks, "checkpoint": chosen.store or "local", "hours": round(chosen.hours, 2)}
-    figures |= all_legs.figures()
-    print(json.dumps(figures, indent=1))
+            leg = Leg(seed, (chosen.folder / f"{name}-{seed}").absolute())
+            try:
+                play(leg, chosen, seconds / legs, show)
+            finally:
+                # after each leg, and of a run that is ended by hand: none gets lost because of what came after it
+                all_legs.add(leg)
+                if chosen.keep:
+                    print(f"the record: {record.keep(chosen.keep, figures())}")
+    print(json.dumps(figures(), indent=1))
     print(f"seed {chosen.seed}")
-    if chosen.keep:
-        print(f"the record: {record.keep(chosen.keep, figures)}")
     return 1 if all_legs.anomalies or all_legs.late else 0
 
 

@@ -116,10 +116,10 @@ class HdfsFiles:
         self._root = root
 
     def names(self, folder: str) -> list[str]:
-        """Return the plain names of the files in a folder; none if it does not exist."""
+        """Return the plain names of what is in a folder; none if it does not exist."""
         found = _get(f"{self._root}/{folder}?op=LISTSTATUS&user.name=root")
         listed: list[dict[str, Any]] = json.loads(found)["FileStatuses"]["FileStatus"] if found else []
-        return [one["pathSuffix"] for one in listed if one["type"] == "FILE"]
+        return [one["pathSuffix"] for one in listed]
 
     def read(self, name: str) -> bytes | None:
         """Return a file's bytes, or None if it does not exist."""
