@@ -492,7 +492,7 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/commits.py",
-        "prepared = run.ledger.known().epochs[number]  # a replay has replaced parts",
+        "prepared = run.ledger.own().epochs[number]  # a replay has replaced parts",
         "prepared = recorded",
         COMMITS,
         "an epoch that counts as done before readers see what was prepared again",

@@ -130,15 +130,16 @@ class Rig:
         self._stack.close()
 
     def begin(self) -> None:
-        """Start the pipeline and the readers; returns when the first epoch is decided."""
+        """Start the readers and the pipeline; returns when the first epoch is decided."""
         self._read()
+        # first: the first driver may be a canary
+        for sampler in self._samplers:
+            sampler.start()
+            self._stack.callback(sampler.stop)
         self.feeder.start()
         self.supervisor.start()
         self._stack.callback(self.supervisor.end)
         self.wait(lambda: self.watch.epochs > 0, FIRST_EPOCH_SECONDS, "the first epoch")
-        for sampler in self._samplers:
-            sampler.start()
-            self._stack.callback(sampler.stop)
         self.timeline.tell("begin", seed=self._seed, sinks=",".join(self.cluster.sinks))
 
     def _read(self) -> None:

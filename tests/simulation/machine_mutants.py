@@ -9,7 +9,7 @@ from epochsink.protocol.checkpoint import Checkpoint
 from epochsink.protocol.commits import Commits
 from epochsink.protocol.consistency import AppliedCheck
 from epochsink.protocol.coordinator import Coordinator, Plan
-from epochsink.protocol.ledger import _name
+from epochsink.protocol.ledger import name_of
 from epochsink.protocol.ledger_entries import Entry, Prepared, Replay, Summary, Take, encode
 from epochsink.protocol.run_state import RunState
 from epochsink.protocol.sweep import SPOOL_SWEPT_AFTER, Sweep, abort_orphans
@@ -46,7 +46,7 @@ class Overwriting(QuickLedger):
 
     def append(self, entry: Entry) -> None:
         files: Any = self._files
-        folder, _, plain = _name(self._end).rpartition("/")
+        folder, _, plain = name_of(self._end).rpartition("/")
         files.step(f"put {plain}", lambda: files._folders[folder].update({plain: encode(entry)}))
         self._remember(self._end, entry)
 

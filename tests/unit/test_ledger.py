@@ -214,6 +214,8 @@ def test_a_driver_that_has_read_its_successors_take_records_nothing(files: Inter
     new.append(prepared(0, "new"))
     with pytest.raises(Fenced):
         old.verify()
+    with pytest.raises(Fenced):
+        old.own()
     before = dict(files.content)
     for entry in (prepared(0, "old"), Done(0), Replay(0, ("sink",), ({"part": "old"},))):
         with pytest.raises(Fenced, match="another driver has taken over"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from epochsink.protocol.ledger import FOLDER, Ledger, survey
+from epochsink.protocol.ledger import FOLDER, Ledger
+from epochsink.protocol.ledger_damage import survey
 from epochsink.protocol.ledger_entries import Done, Prepared, Share
 from epochsink.protocol.storage import LocalStorage
 

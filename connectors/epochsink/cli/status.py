@@ -18,7 +18,8 @@ from epochsink.cli.abandon import successor
 from epochsink.cli.orphans import lines_of
 from epochsink.devkit import page
 from epochsink.errors import LedgerCorrupt
-from epochsink.protocol.ledger import Ledger, survey
+from epochsink.protocol.ledger import Ledger
+from epochsink.protocol.ledger_damage import survey
 from epochsink.protocol.retained import NOTHING_KEPT, Kept, Retention
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.cli.targets import InTarget
-    from epochsink.protocol.ledger import Damage
+    from epochsink.protocol.ledger_damage import Damage
     from epochsink.protocol.ledger_entries import Prepared, Stamp, Stopped
     from epochsink.protocol.ledger_history import History
     from epochsink.protocol.progress import EpochProgress

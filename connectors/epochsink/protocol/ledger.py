@@ -9,7 +9,6 @@ later take sums them up.
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from epochsink.protocol.ledger_entries import Abandoned, Entry, Summary, Take, d
 from epochsink.protocol.ledger_history import History
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from epochsink.protocol.storage import Storage
 
@@ -157,7 +156,7 @@ class Ledger:
         # only now that the new summary exists: a start in between finds either
         with self._lock:
             gone = self._seen.replaced()
-        self._files.remove_many([_name(number) for number in gone])
+        self._files.remove_many([name_of(number) for number in gone])
         with self._lock:
             self._seen.present.difference_update(gone)
 
@@ -188,7 +187,7 @@ class Ledger:
     def _create(self, number: int, entry: Entry, *, owned: bool) -> bool:
         entry = stamped(entry, self._application)
         try:
-            made = self._files.create(_name(number), encode(entry))
+            made = self._files.create(name_of(number), encode(entry))
         except OSError:
             # the entry may exist all the same: the next look lists the folder, and does not rely on the next number
             self._uncertain = True
@@ -225,7 +224,7 @@ class Ledger:
     def _read_on(self) -> bool:
         # counted here, not in self._end, which the other thread moves on too
         number = start = self._end
-        while (data := self._files.read(_name(number))) is not None:
+        while (data := self._files.read(name_of(number))) is not None:
             self._remember(number, _decoded(data, number))
             number += 1
         return number > start
@@ -255,7 +254,7 @@ class Ledger:
         found: dict[int, Entry] = {}
         while newest >= 0:
             numbers = range(newest, max(newest - _READ_BACK, -1), -1)
-            contents = self._files.read_many([_name(number) for number in numbers])
+            contents = self._files.read_many([name_of(number) for number in numbers])
             for number, data in zip(numbers, contents, strict=True):
                 if data is None:
                     return found
@@ -312,7 +311,8 @@ def _clock() -> int:
     return int(time.time() * 1000)
 
 
-def _name(number: int) -> str:
+def name_of(number: int) -> str:
+    """Return the file of an entry."""
     return f"{FOLDER}/{number:020d}"
 
 
@@ -360,56 +360,7 @@ def _decoded(data: bytes, number: int) -> Entry:
 
 def _corrupt(number: int, why: str) -> LedgerCorrupt:
     return LedgerCorrupt(
-        f"ledger entry {number} ({_name(number)} in the checkpoint) cannot be used: {why}",
+        f"ledger entry {number} ({name_of(number)} in the checkpoint) cannot be used: {why}",
         hint="if a newer epochsink wrote it, start with that version or a later one; otherwise the file is damaged: "
         "restore the checkpoint folder, with its epochsink/ folder, from one and the same copy",
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """An entry that cannot be used: its file, why, and what its bytes still say (``kind`` "", ``epoch`` None: nothing).
-
-    ``after`` is the newest epoch that the entries before it name, -1 for none.
-    """
-
-    file: str
-    reason: str
-    kind: str
-    epoch: int | None
-    after: int
-
-    @property
-    def epochs(self) -> Sequence[int]:
-        """The epochs at stake: its own; if it is not known, the one before, which it may end, and the next."""
-        if self.epoch is not None:
-            return [self.epoch]
-        return [] if self.kind == "take" else [number for number in (self.after, self.after + 1) if number >= 0]
-
-    def __str__(self) -> str:
-        what = f"an entry '{self.kind}'" if self.kind else "an entry of unknown kind"
-        which = f" of epoch {self.epoch}" if self.epoch is not None else f", written after one of epoch {self.after}"
-        return f"{self.file} cannot be read ({self.reason}): {what}{which if self.epochs else ''}"
-
-
-def survey(files: Storage) -> tuple[History, list[Damage]]:
-    """Return what the readable entries say, and every damaged one: for people, never to go on. May raise OSError."""
-    history, damages = History(), []
-    numbers = sorted(int(name) for name in files.names(FOLDER) if name.isdigit())
-    # below a gap are remains of a prefix that was being removed
-    first = max((number for number in numbers if number - 1 not in numbers), default=0)
-    for number in (number for number in numbers if number >= first):
-        name = _name(number)
-        data = files.read(name) or b""
-        try:
-            history.add(decode(data))
-        except (ValueError, KeyError, TypeError) as broken:
-            damages.append(_damage(name, data, str(broken) or type(broken).__name__, history.newest))
-    return history, damages
-
-
-def _damage(name: str, data: bytes, reason: str, after: int) -> Damage:
-    kind = re.search(rb'"entry": ?"(\w+)"', data)
-    # the first one: committables further on may have an "epoch" of their own
-    epoch = re.search(rb'"epoch": ?(\d+)', data) if kind and kind[1] != b"take" else None
-    return Damage(name, reason, kind[1].decode() if kind else "", int(epoch[1]) if epoch else None, after)
