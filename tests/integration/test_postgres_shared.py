@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -307,6 +308,38 @@ def test_an_epoch_with_a_transaction_for_each_sink_is_committed_as_it_was_record
     lose(family, pg_truth)
     family.decide(1)
     assert later.commit_decided()
+    assert rows(family, pg_truth) == (expected(epoch(0), epoch(1))[0], expected(epoch(1))[1])
+
+
+def test_what_a_group_that_later_starts_set_apart_has_lost_is_prepared_again_for_each(
+    family: FamilyTables, pg_truth: Truth
+) -> None:
+    """The marker of the one that was prepared again first does not speak for the other."""
+    family.run(family.driver(), 0, {"parents": epoch(1)["parents"]})
+    family.prepare(family.driver(), 1, {"parents": epoch(0)["parents"], "children": epoch(1)["children"]})
+    lose(family, pg_truth)
+    family.decide(1)
+    family.sinks["parents"]["dsn"] = pg_truth.dsn.replace("127.0.0.1", "localhost")
+    family.driver()
+    assert rows(family, pg_truth) == (expected(epoch(0), epoch(1))[0], expected(epoch(1))[1])
+    assert pg_truth.prepared() == []
+
+
+def test_what_one_sink_has_prepared_again_leaves_the_transaction_of_a_sink_that_commits_apart(
+    family: FamilyTables, pg_truth: Truth, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both are of one attempt, whose staging table is a leftover for the first sink by then."""
+    family.run(family.driver(), 0, {"parents": epoch(1)["parents"]})
+    family.sinks["parents"]["dsn"] = pg_truth.dsn.replace("127.0.0.1", "localhost")
+    family.prepare(family.driver(), 1, {"parents": epoch(0)["parents"], "children": epoch(1)["children"]})
+    family.decide(1)
+    ((parents,), (children,)) = (family.ledger()[1][name] for name in TYPES)
+    pg_truth.execute(f"ROLLBACK PREPARED '{parents['gid']}'")
+    assert family.killed_at("coordinator.replay.after", [])
+    assert children["gid"] in pg_truth.prepared()
+    caplog.set_level(logging.INFO, "epochsink")
+    family.driver()
+    assert "rolled back prepared transaction" not in caplog.text
     assert rows(family, pg_truth) == (expected(epoch(0), epoch(1))[0], expected(epoch(1))[1])
 
 

@@ -865,6 +865,27 @@ def test_an_unknown_part_is_closed_by_word(
     assert kit.history().done == {0}
 
 
+@pytest.mark.parametrize("word", ["committed", "replay"])
+@pytest.mark.parametrize("left", [1, 0])
+def test_a_target_that_was_set_back_gets_no_newer_epoch_by_word(
+    kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], word: str, left: int
+) -> None:
+    """With the marker of epoch 2 it would look as if it had epoch 1, too."""
+    for number in (0, 1):
+        kit.run(number, both(number))
+    kit.record(2, both(2))
+    kit.decide(2)
+    for path in (kit.root.parent / "table" / "visible").glob("*/*"):
+        if int(path.name.partition("-")[0]) >= left:
+            path.unlink()
+    sinks["table"].faults.arm("commit-unknown")
+    result = run("resolve", "2", "--sink", "table", "--as", word, "--sinks", f"{MODULE}:SINKS", "--yes")
+    assert result.exit_code == 1
+    assert "epoch 1 is done" in said(result)
+    assert sinks["table"].values() == [0][:left]
+    assert [one.epoch for one in kit.history().pending] == [2]
+
+
 @pytest.mark.parametrize("word", ["committed", "replay", "discard"])
 def test_resolve_opens_each_target_once(
     kit: CheckpointKit, sinks: dict[str, FolderSink], run: Callable[..., Result], word: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from obstore.store import MemoryStore
@@ -14,10 +15,13 @@ from epochsink.protocol.ledger_history import History
 from epochsink.protocol.object_storage import ObjectStorage
 from epochsink.protocol.retained import Retention, Term
 from epochsink.protocol.spool import Spool
+from epochsink.protocol.sweep import Sweep
 from epochsink.sink import Epoch, LastDone, SpoolFile
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from epochsink.protocol.run_state import RunState
 
 QUERY = "5f0c4a50-2f54-4d0e-9a40-6e33d6a1f001"
 BEFORE = LastDone(6, "c" * 32, ({"part": 1},))
@@ -49,6 +53,33 @@ def test_an_epoch_is_read_back_with_what_its_target_held_before(spool: Spool) ->
     assert (read.prepared, read.after) == (epoch, {"table": BEFORE})
     assert (found.newest_seconds(), found.kept().epochs, found.kept().size, found.kept().oldest) == (60.0, 1, 800, 7)
     assert found.read(Epoch(7, "f" * 32)) is None
+
+
+def test_a_sweep_goes_on_while_the_other_thread_keeps_an_epoch() -> None:
+    """Python runs the other thread while it hashes what is kept."""
+    terms: dict[Any, Term | None] = {}
+
+    class Meanwhile(Epoch):
+        def __hash__(self) -> int:
+            if terms:
+                terms[Epoch(len(terms), "b" * 32)] = None
+            return super().__hash__()
+
+    kept = Meanwhile(7, "a" * 32)
+    terms[kept] = None
+    dropped: list[Epoch] = []
+    run = SimpleNamespace(
+        query_id=QUERY,
+        spool=SimpleNamespace(
+            attempts=lambda _query: [kept, Epoch(9, "c" * 32)],
+            drop=lambda _query, epoch: dropped.append(epoch),
+        ),
+        ledger=SimpleNamespace(verify=lambda: SimpleNamespace(pending=[])),
+        retention=SimpleNamespace(expire=lambda: None, terms=lambda: terms),
+    )
+    Sweep(cast("RunState", run))._end_in_spool()
+    assert dropped == [Epoch(9, "c" * 32)]
+    assert len(terms) > 1
 
 
 def test_nothing_is_kept_without_a_time_or_without_rows_that_can_be_repaired(spool: Spool) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow.parquet as pq
 
 from epochsink.cli.operation import Operation, log, names
-from epochsink.errors import ConfigurationError, SpoolMissing
+from epochsink.errors import ConfigurationError, SpoolMissing, WentBack, naming
 from epochsink.protocol.ledger_entries import Done, Replay, Resolved
 from epochsink.protocol.sweep import abort_orphans
 from epochsink.sink import Ballot, Identity, Outcome
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from epochsink.cli.checkpoint_folder import Place
     from epochsink.protocol.ledger_entries import Prepared
     from epochsink.protocol.ledger_history import History
-    from epochsink.sink import Participant, Rows, Sink
+    from epochsink.sink import Ballots, Committables, Participant, Rows, Sink
 
 
 class Ruling(enum.StrEnum):
@@ -152,18 +152,33 @@ class Resolution(Operation):
     # ---- with the target
 
     def _ask(self, participant: Participant) -> None:
-        # first: what a superseded driver left may hold locks that a commit needs
-        for line in abort_orphans(participant, self.ledger.verify()):
+        history = self.ledger.verify()
+        # before anything is committed: with this epoch's marker, a target that was set back looks as if it had them all
+        for name in participant.members:
+            self._compare(participant, name, history)
+        # before the commit: what a superseded driver left may hold locks that it needs
+        for line in abort_orphans(participant, history):
             log.info("aborted what no recorded epoch names: %s", line)
         for index in range(len(self._prepared.parts_of(self._sink))):
             self._ask_part(participant, index)
-        ballot = Ballot(self._prepared.parts_of(self._sink), self._rows(self._sink))
-        participant.await_visible(self._prepared.at, {self._sink: ballot})
+        participant.await_visible(self._prepared.at, self._ballots(self._prepared.parts_of(self._sink)))
+
+    def _compare(self, participant: Participant, name: str, history: History) -> None:
+        """Raise `WentBack` if a target lacks done epochs, but not for who applied this one: that is the question."""
+        with naming(name):
+            try:
+                participant.verify_applied(name, history.applied.get(name), history.pending_of(name))
+            except WentBack:
+                if participant.newest(name) != self._number:
+                    raise
+
+    def _ballots(self, parts: Committables) -> Ballots:
+        return {self._sink: Ballot(parts, self._rows(self._sink), self.ledger.known().applied.get(self._sink))}
 
     def _ask_part(self, participant: Participant, index: int) -> None:
         parts = self._prepared.shares[self._sink].parts
         part = f"part {index + 1} of {len(parts)}"
-        ballots = {self._sink: Ballot([parts[index]], self._rows(self._sink))}
+        ballots = self._ballots([parts[index]])
         (verdict,) = participant.commit(self._prepared.at, ballots)[self._sink]
         log.info("%s: the target says %s %s", part, verdict.outcome.value, verdict.evidence)
         if verdict.outcome is Outcome.COMMITTED:

@@ -63,7 +63,7 @@ class Commit:
         try:
             if part.gid is not None:
                 # the prepared transaction has compared the markers itself
-                return again(self._commit_prepared, epoch, part, part.gid)
+                return again(self._commit_prepared, epoch, part, part.gid, ballots)
             return again(self._commit_staged, epoch, part, ballots)
         except TableChanged as changed:
             return _written_again(epoch, part, changed, ballots)
@@ -94,22 +94,23 @@ class Commit:
                 connection.rollback()
         return None
 
-    def _commit_prepared(self, epoch: Epoch, part: Part, gid: str) -> Verdict:
+    def _commit_prepared(self, epoch: Epoch, part: Part, gid: str, ballots: Ballots) -> Verdict:
         connection = self.session.connection()
         try:
             with watched(connection, self.server, self.retry_seconds):
                 commit_prepared(connection, gid)
         except errors.UndefinedObject:
-            return self._ask_marker(connection, epoch, part)
+            return self._ask_marker(connection, epoch, part, ballots)
         reach("postgres.committed")
         return COMMITTED
 
     def _marker(self, sink: str, member: Member) -> Marker:
         return Marker(member.schema, Identity(self.query_id, sink))
 
-    def _ask_marker(self, connection: Connection, epoch: Epoch, part: Part) -> Verdict:
-        # each sink has a marker in the transaction
-        sink, member = next(iter(part.members.items()))
+    def _ask_marker(self, connection: Connection, epoch: Epoch, part: Part, ballots: Ballots) -> Verdict:
+        # each sink has a marker in the transaction; for another one it may have been prepared again by itself, once a
+        # later start has set the sinks apart
+        sink, member = next((one, part.members[one]) for one in part.members if one in ballots)
         applied_by = self._marker(sink, member).attempt(connection, epoch.number, part.name)
         if applied_by == part.attempt:
             return COMMITTED
@@ -144,7 +145,7 @@ class Commit:
             markers = {(member.schema, applied_epochs.TABLE) for member in members.values()}
             if (refused.diag.schema_name, refused.diag.table_name) not in markers:
                 raise
-            return self._ask_marker(connection, epoch, part)
+            return self._ask_marker(connection, epoch, part, ballots)
         except (RowsRejected, TableChanged):
             raise
         except PrepareFailed as failed:

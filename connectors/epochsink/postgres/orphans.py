@@ -13,7 +13,7 @@ from psycopg import errors, sql
 
 from epochsink.errors import WentBack
 from epochsink.identity import PREFIX, PreparedName, staging_owner
-from epochsink.postgres.committable import WHOLE, Relation
+from epochsink.postgres.committable import Relation
 from epochsink.postgres.prepared_transaction import rollback_prepared
 from epochsink.postgres.sessions import DRIVER, SessionName
 from epochsink.postgres.staging import Note
@@ -39,6 +39,14 @@ SELECT c.relname, obj_description(c.oid, 'pg_class')
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relkind = 'r' AND c.relname LIKE %s
 """
+_HOLDERS: Final = """
+SELECT x.gid FROM pg_prepared_xacts x
+JOIN pg_locks own ON own.locktype = 'transactionid' AND own.pid IS NULL AND own.transactionid = x.transaction
+JOIN pg_locks held ON held.virtualtransaction = own.virtualtransaction AND held.pid IS NULL
+JOIN pg_class c ON held.locktype = 'relation' AND held.relation = c.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE x.database = current_database() AND x.gid LIKE %s AND n.nspname = %s AND c.relname = ANY (%s)
+"""
+"""A prepared transaction has no process: its lock on its own id leads to its other locks."""
 
 
 class Orphans:
@@ -71,10 +79,10 @@ class Orphans:
         tables = {table for part in keep for table in part.tables}
         ended = self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts))
         staging = [table for table in self._staging() if table not in tables]
-        staged = {owner[1] for owner in map(staging_owner, staging) if owner} - attempts
+        of_others = [table for table in staging if (owner := staging_owner(table)) and owner[1] not in attempts]
         return [
             *ended,
-            *self._roll_back(self._own | self._shared(staged), lambda name: str(name) not in gids),
+            *self._roll_back(self._own | self._shared(of_others), lambda name: str(name) not in gids),
             *(f"dropped staging table {table}" for table in staging if self.drop(table)),
         ]
 
@@ -132,15 +140,15 @@ class Orphans:
     def _own(self) -> set[str]:
         return prepared_gids(self._connection, self._key)
 
-    def _shared(self, attempts: Collection[str]) -> set[str]:
-        """Return the transactions of attempts that staged rows of this sink.
+    def _shared(self, staging: Sequence[str]) -> set[str]:
+        """Return the transactions that hold rows of this sink out of these staging tables.
 
-        A shared transaction is named after its first sink, which may no longer be part of the query.
+        A shared transaction is named after its first sink, which may no longer be part of the query. By its lock, not
+        by the attempt: sinks of the query that are no members here have transactions of the same attempt.
         """
-        if not attempts:
+        if not staging:
             return set()
-        found = ((gid, PreparedName.parse(gid)) for gid in _gids_like(self._connection, f"{PREFIX}:%"))
-        return {gid for gid, name in found if name and name.attempt in attempts and name.part == WHOLE}
+        return {gid for (gid,) in self._connection.execute(_HOLDERS, [f"{PREFIX}:%", self._schema, list(staging)])}
 
     def _roll_back(self, gids: Collection[str], is_left: Callable[[PreparedName], bool]) -> list[str]:
         ended = []

@@ -139,7 +139,7 @@ class Retention:
 
     def kept(self) -> Kept:
         """Return what is retained, in all."""
-        terms = self.terms().values()
+        terms = list(self.terms().values())
         if not terms:
             return NOTHING_KEPT
         oldest = min(terms, key=lambda term: term.epoch.number)

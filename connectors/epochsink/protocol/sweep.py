@@ -107,7 +107,8 @@ class Sweep:
         spooled = self._run.spool.attempts(self._run.query_id)
         kept = {prepared.at for prepared in self._run.ledger.verify().pending}
         self._run.retention.expire()
-        kept |= self._run.retention.terms().keys()
+        # a list: the commit thread adds to them meanwhile, and a set would be interrupted by what hashes its elements
+        kept.update(list(self._run.retention.terms()))
         for epoch in spooled:
             if epoch not in kept:
                 self._run.spool.drop(self._run.query_id, epoch)
