@@ -1,4 +1,4 @@
-"""Mutants of what on-call people read: progress, metrics, `status` and `doctor`."""
+"""Mutants of what on-call people read and type: progress, metrics, `status`, `doctor` and `resolve`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ METRICS = "tests/unit/test_metrics.py"
 PROGRESS = "tests/unit/test_progress.py"
 
 MUTANTS: list[Mutant] = [
+    # ---- what operators declare
+    Mutant(
+        "cli/resolve.py",
+        "                if participant.newest(name) != self._number:\n                    raise\n",
+        "                pass\n",
+        CLI + " -k by_word",
+        "a target that was set back and gets a newer epoch by word: it looks whole, and the epochs between are lost",
+    ),
     # ---- the age of what readers wait for
     Mutant(
         "protocol/progress_tracker.py",

@@ -279,7 +279,7 @@ MUTANTS: list[Mutant] = [
     # ---- the commit
     Mutant(
         "postgres/commit.py",
-        "            return self._ask_marker(connection, epoch, part)\n        reach",
+        "            return self._ask_marker(connection, epoch, part, ballots)\n        reach",
         "            return COMMITTED\n        reach",
         f"{OUTCOMES} -k 'what_somebody_rolled_back'",
         "an epoch that is called done, and whose rows were rolled back",
@@ -385,20 +385,34 @@ MUTANTS: list[Mutant] = [
         "postgres/orphans.py",
         """        ended = self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts))
         staging = [table for table in self._staging() if table not in tables]
-        staged = {owner[1] for owner in map(staging_owner, staging) if owner} - attempts
+        of_others = [table for table in staging if (owner := staging_owner(table)) and owner[1] not in attempts]
         return [
             *ended,
-            *self._roll_back(self._own | self._shared(staged), lambda name: str(name) not in gids),
+            *self._roll_back(self._own | self._shared(of_others), lambda name: str(name) not in gids),
 """,
         """        staging = [table for table in self._staging() if table not in tables]
-        staged = {owner[1] for owner in map(staging_owner, staging) if owner} - attempts
-        own = self._own | self._shared(staged)
+        of_others = [table for table in staging if (owner := staging_owner(table)) and owner[1] not in attempts]
+        own = self._own | self._shared(of_others)
         return [
             *self._end_sessions(lambda name: not any(name.works_for(attempt) for attempt in attempts)),
             *self._roll_back(own, lambda name: str(name) not in gids),
 """,
         f"{ORPHANS} -k prepares_as_the_sweep_begins",
         "a prepared transaction of a task that has ended, which blocks later epochs and VACUUM",
+    ),
+    Mutant(
+        "postgres/orphans.py",
+        " AND n.nspname = %s AND c.relname = ANY (%s)\n",
+        " AND (true OR n.nspname = %s AND c.relname = ANY (%s))\n",
+        "tests/integration/test_postgres_shared.py -k commits_apart",
+        "a recorded epoch that another sink's sweep rolls back: lost without a spool",
+    ),
+    Mutant(
+        "postgres/commit.py",
+        "for one in part.members if one in ballots)",
+        "for one in part.members)",
+        "tests/integration/test_postgres_shared.py -k set_apart",
+        "a decided epoch that no start can commit after the sinks were set apart",
     ),
     Mutant(
         "postgres/orphans.py",
