@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import uuid
 from contextlib import closing
 from dataclasses import replace
@@ -200,6 +201,41 @@ def test_a_connection_lost_as_the_driver_stages_is_made_again(
     monkeypatch.setattr(vote, "commit", commit_once)
     driver.run(0, orders(1), orders(2))
     assert lost
+    assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
+
+
+@pytest.mark.parametrize("options", WAYS[1:])
+def test_a_commit_that_comes_late_as_the_driver_stages_again_does_not_double_rows(
+    options: dict[str, Any], table: str, pg_driver: MakeDriver, pg_truth: Truth, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection has broken, and something on the way has kept its COMMIT."""
+    driver: Driver = pg_driver(table, orders(1), spool=True, **options)
+    calls: list[Any] = []
+    again = threading.Event()
+
+    def commit_once(connection: Any) -> None:
+        calls.append(connection)
+        if len(calls) > 1:
+            again.set()
+        commit(connection)
+        if len(calls) == 1:
+            schema = table.partition(".")[0]
+            [staging] = pg_truth.staging(schema)
+            late.execute(f"INSERT INTO {schema}.{staging} TABLE {schema}.{staging}".encode())
+            arrives.start()
+            connection.close()
+            raise psycopg.OperationalError("server closed the connection unexpectedly")
+
+    def arrive() -> None:
+        again.wait(1.0)
+        late.commit()
+
+    arrives = threading.Thread(target=arrive)
+    monkeypatch.setattr(vote, "commit", commit_once)
+    with psycopg.connect(pg_truth.dsn) as late:
+        driver.run(0, orders(1), orders(2))
+        arrives.join()
+    assert len(calls) > 1
     assert pg_truth.rows(table) == [(1, "x1"), (2, "x2")]
 
 

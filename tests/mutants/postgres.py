@@ -113,6 +113,13 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "postgres/vote.py",
+        "                connection.execute(lock)\n",
+        "",
+        f"{SPOOLED} -k comes_late",
+        "rows that a late COMMIT adds to those that were staged again: sums count them twice",
+    ),
+    Mutant(
+        "postgres/vote.py",
         "            if not is_new:\n",
         "            if False:\n",
         f"{SPOOLED} -k 'lost_as_the_driver_stages and upsert'",
