@@ -154,8 +154,10 @@ class _Search:
         self._timeout = timeout
         self._task = task
         self._begun_at = {place.partition: place.start for place in lost.places if place.topic == log.topic}
-        self._ends = {partition: ends[partition] for partition in self._begun_at}
         self._starts: Mapping[int, int] = {}
+        if gone := sorted(self._begun_at.keys() - ends.keys()):
+            raise self._incomplete(f"it has no partition(s) {', '.join(map(str, gone))} any more")
+        self._ends = {partition: ends[partition] for partition in self._begun_at}
         self._positions = dict(self._begun_at)
         self._next: dict[int, int] = dict.fromkeys(self._begun_at, 0)
         self._found = 0
