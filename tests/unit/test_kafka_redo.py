@@ -195,6 +195,7 @@ class Writer:
 def test_a_spool_that_lacks_rows_makes_no_transaction(kept: int, ended: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Writer, "ended", "")
     monkeypatch.setattr(redo, "KafkaWriter", Writer)
+    monkeypatch.setattr(Cluster, "broker_setting", lambda *_: None)
     config, spooled = (
         Kafka(bootstrap_servers="broker:9092", topic="orders.clean"),
         replace(lost(3), kept_in_topic=False),

@@ -116,8 +116,6 @@ class Sweep:
                     "lost the commit, as after an unclean leader election; its rows are not visible",
                     hint="restore the newer state of the cluster; the transaction is left open",
                 )
-        # `busy` again: a replay that began meanwhile may use an orphan's id, and would be fenced off instead of it
-        orphans = [each for each in orphans if each.transactional_id not in self.busy]
         self._transactions.fence_off(orphans, deadline)
         return [f"aborted transaction {_named(each)}" for each in orphans]
 

@@ -298,7 +298,7 @@ def _is_left_open(transaction: Transaction, now: Description) -> bool:
 
 
 def _init_producer_id(name: str, had: Transaction | None) -> InitProducerIdRequest:
-    """Return the request for a new producer epoch; ``had`` is the last known use of the id, if others must be spared."""
+    """Return the request for a new producer epoch; ``had`` is the producer that must have the id, None for any."""
     request = InitProducerIdRequest(
         transactional_id=name,
         transaction_timeout_ms=_NO_TRANSACTION_MS,
