@@ -5,6 +5,7 @@ The brokers do not ask the coordinator about rows that arrive, as before Kafka 3
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,8 +25,10 @@ from kafka_kit import (
     wait_for,
 )
 
+from epochsink.kafka.committable import transactional_id
 from epochsink.kafka.librdkafka import NativeError
 from epochsink.kafka.remnants import Brokers
+from epochsink.kafka.transactions import State
 from epochsink.sink import COMMITTED, Outcome
 
 if TYPE_CHECKING:
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
     from epochsink.devkit.services import KafkaService
     from epochsink.kafka import Kafka
+    from epochsink.sink import Task
     from epochsink.testing.sink_rig import OneSink
 
 
@@ -62,6 +66,12 @@ def end_as_an_operator(committer: OneSink, sink: Kafka) -> None:
     brokers.close()
 
 
+def state_of(committer: OneSink, of: Task) -> State:
+    name = str(transactional_id(of, bounded=True))
+    found: State = committer.participant._transactions.describe([name], time.monotonic() + 5)[name].state
+    return found
+
+
 @pytest.mark.parametrize("end", [sweep, end_as_an_operator])
 def test_rows_that_a_living_task_writes_after_the_end_of_its_transaction_are_refused(
     sink: Kafka, end: Callable[[OneSink, Kafka], None]
@@ -75,7 +85,8 @@ def test_rows_that_a_living_task_writes_after_the_end_of_its_transaction_are_ref
     with committing(sink, who) as committer:
         committer.fence()
         end(committer, sink)
-        wait_for(lambda: committer.leftovers() == [], "it is ended")
+        # until the partition has the end: what comes before that is aborted with the rest
+        wait_for(lambda: state_of(committer, of) is State.COMPLETE_ABORT, "it is ended")
         living.write(rows("late"))
         with pytest.raises(NativeError, match="INVALID_PRODUCER_EPOCH"):
             living._producer.flush()  # type: ignore[attr-defined] # likewise
