@@ -7,10 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from kafka_kit import admin, commit, committing, create_topic, epoch, identity, prepare, rows, task, vote
+from kafka_kit import (
+    ListRows,
+    abort,
+    admin,
+    commit,
+    committing,
+    create_topic,
+    epoch,
+    identity,
+    prepare,
+    read_all,
+    rows,
+    task,
+    vote,
+)
 
 from epochsink.kafka import Kafka, NewTopic
-from epochsink.sink import COMMITTED
+from epochsink.sink import COMMITTED, Keeping
 from epochsink.testing.sink_rig import OneSink
 
 if TYPE_CHECKING:
@@ -104,6 +118,24 @@ def test_brokers_that_allow_only_short_transactions_are_fitted(make_kafka: Calla
             committer.open(who)
             [part] = vote(committer, at, prepare(config, task(who, at), rows("a")))
             assert commit(committer, at, part) == COMMITTED
+
+
+@pytest.mark.parametrize("keeping", [Keeping.IN_SPOOL, Keeping.IN_TARGET])
+def test_brokers_that_allow_shorter_transactions_than_when_the_sink_joined_take_lost_rows_again(
+    make_kafka: Callable[..., KafkaService], keeping: Keeping
+) -> None:
+    with make_kafka({"transaction.max.timeout.ms": 3000}) as kafka:
+        topic = create_topic(kafka.bootstrap_servers, "short")
+        config = Kafka(bootstrap_servers=kafka.bootstrap_servers, topic=topic, timeout=10, transaction_timeout=3)
+        who, at = dataclasses.replace(identity(), origin={"transaction_timeout": 900.0}), epoch(0)
+        with committing(config, who) as committer:
+            assert committer.keeping(at, rows("a").schema) is Keeping.IN_TARGET
+            of = dataclasses.replace(task(who, at), keeping=keeping)
+            part = prepare(config, of, rows("a"))
+            abort(committer, part)
+            [again] = committer.vote(at, [part], ListRows({of.uuid: [rows("a")]}))
+            assert commit(committer, at, again) == COMMITTED
+            assert read_all(kafka.bootstrap_servers, topic, 1) == ["a"]
 
 
 def test_times_that_outlast_the_transaction_are_named(kafka: KafkaService, fresh_topic: FreshName) -> None:

@@ -12,7 +12,9 @@ from fix_kafka import lower
 from kafka.admin import ConfigResource
 from kafka_kit import (
     NO_ROWS,
+    ListRows,
     Reader,
+    abort,
     admin,
     commit,
     commit_with_letters,
@@ -25,6 +27,7 @@ from kafka_kit import (
     rows,
     task,
     told,
+    transaction,
     vote,
 )
 from kafka_proxy import Api, Fate, KafkaProxy
@@ -42,6 +45,9 @@ if TYPE_CHECKING:
 
 STALE_EPOCH = {47, 90}
 """INVALID_PRODUCER_EPOCH and PRODUCER_FENCED: whoever sends this, the id has been used by another since."""
+
+CONCURRENT_TRANSACTIONS = 51
+"""The answer to InitProducerId for an id whose open transaction it has aborted."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ def test_a_late_end_of_a_transaction_ends_no_later_one_of_the_same_id(wire: Wire
         if decision == "commit":
             assert commit(committer, earlier, part) == COMMITTED
         else:
-            assert len(committer.abort_orphans([])) == 1
+            abort(committer, part)
         following = prepare(wire.direct, task(who, later, name=name), rows("later"))
         assert following["transactional_id"] == part["transactional_id"]
         assert caught.deliver() in STALE_EPOCH
@@ -115,6 +121,25 @@ def test_a_late_end_of_a_transaction_ends_no_later_one_of_the_same_id(wire: Wire
         [following] = vote(committer, later, following)
         assert commit(committer, later, following) == COMMITTED
     assert wire.seen(len(expected) + 1) == [*expected, "later"]
+
+
+@pytest.mark.parametrize("fate", [Fate.HOLD, Fate.REPEAT], ids=lambda fate: str(fate.name))
+def test_a_sweeps_request_that_comes_late_costs_the_next_use_of_the_id_a_replay_and_no_row(
+    wire: Wire, fate: Fate
+) -> None:
+    """Of an open transaction, brokers compare the producer's id with the request, and not its epoch."""
+    who, earlier, later = identity(), epoch(0), epoch(2)
+    name = uuid.uuid4().hex
+    prepare(wire.direct, task(who, earlier, name=name), rows("earlier"))
+    caught = wire.proxy.catch(Api.INIT_PRODUCER_ID, fate)
+    with committing(wire.proxied, who) as committer:
+        assert len(committer.abort_orphans([])) == 1
+        following = prepare(wire.direct, task(who, later, name=name), rows("later"))
+        assert caught.deliver() == CONCURRENT_TRANSACTIONS
+        [again] = committer.vote(later, [following], ListRows({name: [rows("later")]}))
+        assert transaction(again) != transaction(following)
+        assert commit(committer, later, again) == COMMITTED
+    assert wire.seen(1) == ["later"]
 
 
 def test_a_late_abort_by_a_task_does_not_abort_the_attempt_after_it(wire: Wire) -> None:

@@ -270,6 +270,13 @@ MUTANTS: list[Mutant] = [
         COMMIT,
         "a done epoch that another driver has written, or that the cluster has lost again",
     ),
+    Mutant(
+        "kafka/commit.py",
+        "            ours = self._markers.marks_of(self._markers.unexpired(this, found))\n",
+        "            ours = self._markers.marks_of(this)\n",
+        COMMIT,
+        "a query that never starts again, because the marker of its last epoch has expired",
+    ),
     # ---- markers
     Mutant(
         "kafka/applied_epochs.py",
@@ -365,10 +372,24 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "kafka/sweep.py",
-        "        if transaction in _transactions(done):\n",
-        "        if False:\n",
+        "            if each in lost:\n",
+        "            if False:\n",
         SWEEP,
         "the rows of a done epoch whose commit the cluster has lost",
+    ),
+    Mutant(
+        "kafka/sweep.py",
+        "        self._transactions.fence_off(orphans, deadline)\n",
+        "        for each in orphans:\n            self._transactions.end(each, deadline, commit=False)\n",
+        "tests/integration/test_kafka_orphans.py -k living",
+        "rows that a living task adds after the end of its transaction: readers wait for good, or they are doubled",
+    ),
+    Mutant(
+        "kafka/transactions.py",
+        "                if not _is_left_open(left[name], told):\n",
+        "                if True:\n",
+        TRANSACTIONS,
+        "an orphan that stays open, because its task was just adding a partition",
     ),
     # ---- where rows are kept
     Mutant(

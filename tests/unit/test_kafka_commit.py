@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pytest
@@ -144,6 +145,19 @@ def test_the_marker_of_another_attempt_stops_the_query(monkeypatch: pytest.Monke
     marked(monkeypatch, "c" * 32)
     with pytest.raises(WentBack, match="the cluster was set back, or a driver on another copy"):
         commits(Coordinator()).await_visible(EPOCH, ballot(part(0)))
+
+
+def test_an_epoch_that_was_prepared_longer_ago_than_markers_are_kept_is_done_without_its_marker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The driver died between the commit and the record of it, and was down until the marker had expired."""
+    monkeypatch.setattr(Witness, "lost", lambda *_, **__: Loss(None))
+    monkeypatch.setattr(Markers, "retention", lambda _: 60.0)
+    monkeypatch.setattr(Markers, "read", lambda *_: {})
+    expired = replace(part(0), prepared_at=int(time.time()) - 61)
+    commits(Coordinator()).await_visible(EPOCH, ballot(expired))
+    with pytest.raises(WentBack, match="shows None in place of"):
+        commits(Coordinator(), timeout=0.05).await_visible(EPOCH, ballot(expired, part(1)))
 
 
 def test_an_abort_between_two_tries_of_a_commit_is_not_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,12 @@ def test_only_what_this_very_transaction_has_written_is_taken() -> None:
     assert sorted(found(log, lost(4, 1, 0))) == [(0, 1), (0, 5), (1, 1)]
 
 
+def test_a_partition_that_the_topic_has_no_more_is_named() -> None:
+    """Somebody has created the topic again, with fewer partitions."""
+    with pytest.raises(LogIncomplete, match=r"cannot be read .* it has no partition\(s\) 1, 2 any more"):
+        found(KeptLog([batch(b"a", offset=0)]), lost(3, 0, 0, 0))
+
+
 def test_each_partition_begins_with_the_first_sequence_number() -> None:
     log = KeptLog([batch(b"a", offset=0)], [batch(b"b", offset=0, sequence=1)])
     with pytest.raises(LogIncomplete, match="sequence number 1 of the transaction, and 0 was expected"):
@@ -189,6 +195,7 @@ class Writer:
 def test_a_spool_that_lacks_rows_makes_no_transaction(kept: int, ended: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Writer, "ended", "")
     monkeypatch.setattr(redo, "KafkaWriter", Writer)
+    monkeypatch.setattr(Cluster, "broker_setting", lambda *_: None)
     config, spooled = (
         Kafka(bootstrap_servers="broker:9092", topic="orders.clean"),
         replace(lost(3), kept_in_topic=False),

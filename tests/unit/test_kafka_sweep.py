@@ -11,7 +11,7 @@ from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import KafkaCommittable, Producer, Transaction, transactional_id
 from epochsink.kafka.fence import Fence
 from epochsink.kafka.sweep import Sweep
-from epochsink.kafka.transactions import Answer, Description, State
+from epochsink.kafka.transactions import Description, State
 from epochsink.sink import Epoch, Identity, Task
 
 if TYPE_CHECKING:
@@ -54,11 +54,9 @@ class Coordinator:
             for name in ids
         }
 
-    def end(self, transaction: Transaction, deadline: float, *, commit: bool) -> tuple[Answer, str]:
+    def fence_off(self, transactions: Sequence[Transaction], deadline: float) -> None:
         del deadline
-        assert not commit
-        self.aborted.append(transaction)
-        return Answer.DECIDED, "NONE"
+        self.aborted += transactions
 
 
 def sweep(coordinator: Any) -> Sweep:

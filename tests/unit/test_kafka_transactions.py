@@ -2,13 +2,31 @@
 
 from __future__ import annotations
 
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final
+
 import pytest
 from kafka.admin import TransactionState
 from kafka.errors import for_code
 
+from epochsink.kafka.cluster import Cluster
 from epochsink.kafka.committable import Transaction
-from epochsink.kafka.transactions import END_TRANSACTION, ENDING, Answer, Description, State, answer_to, verdict_on
+from epochsink.kafka.errors import Refused, Unreachable
+from epochsink.kafka.transactions import (
+    END_TRANSACTION,
+    ENDING,
+    Answer,
+    Description,
+    State,
+    Transactions,
+    answer_to,
+    verdict_on,
+)
 from epochsink.sink import COMMITTED, Outcome, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MINE = Transaction("epochsink.0123456789abcdef0123.g1.s0.p0.a0", 7, 3)
 
@@ -95,3 +113,102 @@ def test_a_forgotten_id_is_aborted_only_if_an_older_marker_is_still_there() -> N
     assert without.outcome is Outcome.UNKNOWN
     assert older is not None
     assert older.outcome is Outcome.ABORTED
+
+
+OTHER: Final = Transaction("epochsink.0123456789abcdef0123.g1.s0.p0.a1", 8, 5)
+
+
+class Coordinator:
+    """Answers InitProducerId, round by round (None: the answer is lost), and describes the ids as told."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *rounds: tuple[int | None, Description]) -> None:
+        self._rounds = list(rounds)
+        self.asked: list[dict[str, tuple[int, int]]] = []
+        monkeypatch.setattr(Cluster, "ask_each", lambda *told: self._initialise(told[2]))
+        monkeypatch.setattr(Cluster, "ask_coordinators", lambda *told: self._describe(told[2]))
+
+    def _initialise(self, requests: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.append({name: (each.producer_id, each.producer_epoch) for name, each in requests.items()})
+        code, self._now = self._rounds.pop(0)
+        return {} if code is None else {name: SimpleNamespace(error_code=code) for name in requests}
+
+    def _describe(self, ids: list[str]) -> list[Any]:
+        now = self._now
+        told = [
+            SimpleNamespace(
+                transactional_id=name,
+                error_code=0,
+                transaction_state=now.state.value,
+                producer_id=now.producer_id,
+                producer_epoch=now.producer_epoch,
+                transaction_start_time_ms=0,
+                transaction_timeout_ms=0,
+                topics=[],
+            )
+            for name in ids
+        ]
+        return [SimpleNamespace(transaction_states=told)]
+
+
+def fence_off(*transactions: Transaction, seconds: float = 5.0) -> None:
+    Transactions(Cluster("broker:9092", {}, seconds)).fence_off(transactions, time.monotonic() + seconds)
+
+
+ENDED: Final = Description(State.PREPARE_ABORT, 7, 4)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        (51, Description(State.ONGOING, 7, 3)),  # a partition was just being added
+        (51, Description(State.ONGOING, 7, 4)),  # the coordinator has raised the epoch, and could not store the abort
+        (16, ENDED),
+        (None, ENDED),
+    ],
+    ids=str,
+)
+def test_a_transaction_that_may_still_be_open_is_fenced_off_again(
+    first: tuple[int | None, Description], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = Coordinator(monkeypatch, first, (51, ENDED))
+    fence_off(MINE)
+    assert coordinator.asked == [{MINE.transactional_id: (7, 3)}] * 2
+
+
+@pytest.mark.parametrize(
+    "only",
+    [
+        (0, ENDED),
+        (47, ENDED),
+        (90, ENDED),
+        (51, ENDED),
+        (51, Description(State.COMPLETE_COMMIT, 7, 3)),
+        (51, Description(State.ONGOING, 7, 5)),
+        (51, Description(State.ONGOING, 9, 3)),
+    ],
+    ids=str,
+)
+def test_a_transaction_that_has_ended_is_not_asked_for_again(
+    only: tuple[int, Description], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The id may be in use again: that use must not be ended."""
+    coordinator = Coordinator(monkeypatch, only)
+    fence_off(MINE)
+    assert len(coordinator.asked) == 1
+
+
+def test_all_are_fenced_off_by_one_round_of_requests_and_none_by_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator = Coordinator(monkeypatch, (51, ENDED))
+    fence_off()
+    assert coordinator.asked == []
+    fence_off(MINE, OTHER)
+    assert coordinator.asked == [{MINE.transactional_id: (7, 3), OTHER.transactional_id: (8, 5)}]
+
+
+def test_a_missing_right_and_a_transaction_that_stays_open_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    Coordinator(monkeypatch, (53, ENDED))
+    with pytest.raises(Refused, match="fencing off"):
+        fence_off(MINE)
+    Coordinator(monkeypatch, *[(51, Description(State.ONGOING, 7, 3))] * 20)
+    with pytest.raises(Unreachable, match="not fenced off yet"):
+        fence_off(MINE, seconds=0.2)

@@ -136,12 +136,12 @@ class Commits:
         """Raise `WentBack` unless the marker of each part of this epoch and of the epoch before exists."""
         this, after = LastDone(epoch.number, epoch.attempt, tuple(ballot.parts)), ballot.after
         # also the epoch before: the cluster may have been set back behind it just before EndTxn
-        ours = self._markers.marks_of(this)
-        groups = ours | (self._markers.marks_of(after) if after else {})
+        groups = self._markers.marks_of(this).keys() | (self._markers.marks_of(after).keys() if after else set())
         while True:
             found = self._markers.read(groups, deadline)
-            late = [name for name in ours if name not in found or found[name].epoch < this.epoch]
-            if not late:
+            # if the epoch was prepared long ago, its own marker expires as soon as it is committed
+            ours = self._markers.marks_of(self._markers.unexpired(this, found))
+            if all(name in found and found[name].epoch >= this.epoch for name in ours):
                 break
             if time.monotonic() >= deadline:
                 # a group's offsets are in a partition too: the end may be written there later than in the topic

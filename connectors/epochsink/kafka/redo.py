@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from epochsink.errors import LogIncomplete, SpoolMissing
 from epochsink.identity import identity_key, marker_group
-from epochsink.kafka import errors, record_batch
+from epochsink.kafka import errors, preflight, record_batch
 from epochsink.kafka.committable import KafkaCommittable, Transaction, transactional_id
 from epochsink.kafka.errors import Refused, Unreachable
 from epochsink.kafka.librdkafka import NativeError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from epochsink.kafka.cluster import Cluster
     from epochsink.kafka.config import KafkaConfig
-    from epochsink.sink import Rows, Task
+    from epochsink.sink import Identity, Rows, Task
 
 _RESOLVE: Final = "see 'epochsink status', then 'epochsink resolve'"
 
@@ -40,6 +40,7 @@ def prepare_again(
 
     Raises `LogIncomplete` or `SpoolMissing` if rows are missing where they are kept, and `PrepareFailed`.
     """
+    task = replace(task, identity=_with_cap_of_now(cluster, task.identity))
     if not lost.kept_in_topic:
         # not today's options: the rows that became letters become letters again, and no others
         again = replace(task, settings={} if lost.rules is None else lost.rules.to_json())
@@ -52,6 +53,16 @@ def prepare_again(
         if failure.code not in errors.FENCED:
             raise
         raise errors.error(NativeError(failure.code, failure.message), _doing(task, lost)) from failure
+
+
+def _with_cap_of_now(cluster: Cluster, identity: Identity) -> Identity:
+    """Return the identity with the longest transaction timeout that the brokers allow now.
+
+    It may be shorter than when the sink joined, and brokers refuse a longer one: the rows could never be written again.
+    """
+    cap = preflight.transaction_timeout_cap(cluster)
+    # without the right to ask, as recorded
+    return identity if cap is None else replace(identity, origin={**identity.origin, "transaction_timeout": cap})
 
 
 def _write_again(config: KafkaConfig, task: Task, lost: KafkaCommittable, rows: Rows) -> KafkaCommittable:
@@ -154,8 +165,10 @@ class _Search:
         self._timeout = timeout
         self._task = task
         self._begun_at = {place.partition: place.start for place in lost.places if place.topic == log.topic}
-        self._ends = {partition: ends[partition] for partition in self._begun_at}
         self._starts: Mapping[int, int] = {}
+        if gone := sorted(self._begun_at.keys() - ends.keys()):
+            raise self._incomplete(f"it has no partition(s) {', '.join(map(str, gone))} any more")
+        self._ends = {partition: ends[partition] for partition in self._begun_at}
         self._positions = dict(self._begun_at)
         self._next: dict[int, int] = dict.fromkeys(self._begun_at, 0)
         self._found = 0

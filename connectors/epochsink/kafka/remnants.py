@@ -37,7 +37,7 @@ class Brokers:
         # asked again: while the operator decided, the transaction may have ended
         if now.state is State.ONGOING:
             transaction = Transaction(remnant.name, now.producer_id, now.producer_epoch)
-            self._transactions.end(transaction, deadline, commit=False)
+            self._transactions.fence_off([transaction], deadline)
 
     def close(self) -> None:
         """Close the connections."""

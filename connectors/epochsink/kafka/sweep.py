@@ -41,7 +41,7 @@ class Sweep:
         deadline = self._cluster.deadline()
         kept = _transactions(keep)
         ongoing = self._unended((State.ONGOING,), deadline)
-        return [self._abort_orphan(each, done, deadline) for each in ongoing if each not in kept]
+        return self._abort([each for each in ongoing if each not in kept], done, deadline)
 
     def unblock(self, epoch: Epoch, parts: Sequence[KafkaCommittable], recorded: Callable[[], Recorded]) -> list[str]:
         """See `epochsink.sink.Participant.unblock`: abort our transactions that are open before the parts' rows.
@@ -50,7 +50,7 @@ class Sweep:
         write after this epoch was recorded, unless a replay has moved this epoch's rows behind it.
         """
         deadline = self._cluster.deadline()
-        lines: dict[Transaction, str] = {}
+        lines: list[str] = []
         try:
             blocking = self._blocking(parts, deadline)
             # after the leaders answered: a transaction that was recorded until then must not be aborted
@@ -60,15 +60,14 @@ class Sweep:
                 if time.monotonic() >= deadline:
                     names = ", ".join(each.transactional_id for each in blocking)
                     raise unseen(epoch, self._cluster, f"transactions before its rows do not end: {names}")
-                for each, state in blocking.items():
-                    if state is State.ONGOING:
-                        lines[each] = self._abort_orphan(each, done, deadline)
+                ongoing = [each for each, state in blocking.items() if state is State.ONGOING]
+                lines += self._abort(ongoing, done, deadline)
                 # wait: the coordinator answers before it writes the ends to the partitions
                 time.sleep(_LOOK_AGAIN_SECONDS)
                 blocking = self._blocking(parts, deadline)
         except (Unreachable, Refused) as failure:
             raise unseen(epoch, self._cluster, f"{failure.message}; {failure.hint}") from failure
-        return list(lines.values())
+        return lines
 
     def abort(self, transaction: Transaction) -> None:
         """Abort a transaction of this driver that will not be recorded, and let sweeps abort it if that fails."""
@@ -107,18 +106,24 @@ class Sweep:
     def _is_ours(self, name: str) -> bool:
         return (parsed := TransactionalId.parse(name)) is not None and parsed.generation <= self._generation
 
-    def _abort_orphan(self, transaction: Transaction, done: Committables, deadline: float) -> str:
-        name, producer_id, producer_epoch = transaction
-        if transaction in _transactions(done):
-            raise WentBack(
-                f"transaction {name} (producer {producer_id}, epoch {producer_epoch}) is open, and the ledger says "
-                "that its epoch is done: the cluster has lost the commit, as after an unclean leader election; its "
-                "rows are not visible",
-                hint="restore the newer state of the cluster; the transaction is left open",
-            )
-        _, answer = self._transactions.end(transaction, deadline, commit=False)
-        return f"aborted transaction {name} (producer {producer_id}, epoch {producer_epoch}): {answer}"
+    def _abort(self, orphans: Sequence[Transaction], done: Committables, deadline: float) -> list[str]:
+        """Abort transactions that no recorded epoch names; their tasks may still run, and are fenced off."""
+        lost = _transactions(done)
+        for each in orphans:
+            if each in lost:
+                raise WentBack(
+                    f"transaction {_named(each)} is open, and the ledger says that its epoch is done: the cluster has "
+                    "lost the commit, as after an unclean leader election; its rows are not visible",
+                    hint="restore the newer state of the cluster; the transaction is left open",
+                )
+        self._transactions.fence_off(orphans, deadline)
+        return [f"aborted transaction {_named(each)}" for each in orphans]
 
 
 def _transactions(parts: Iterable[Committable]) -> set[Transaction]:
     return {KafkaCommittable.from_json(part).transaction for part in parts}
+
+
+def _named(transaction: Transaction) -> str:
+    name, producer_id, producer_epoch = transaction
+    return f"{name} (producer {producer_id}, epoch {producer_epoch})"

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("epochsink.kafka")
 
 _ID_NOT_FOUND = 105
+_NONE = 0
+_CONCURRENT_TRANSACTIONS = 51
+_USED_AGAIN: Final = frozenset({47, 90})
+"""InitProducerId's codes (by its version) if the producer that the request names has the id no more."""
 
 
 _NEWEST_END_TXN = 4
@@ -41,6 +45,8 @@ at every level: below level 2 it can leave a transaction open, beyond every time
 
 _NEWEST_INIT_PRODUCER_ID = 4
 """Later versions are for the protocol of level 2."""
+_NAMES_PRODUCER = 3
+"""The first version of InitProducerId that names the producer which had the id."""
 _NO_TRANSACTION_MS = 1000
 """The timeout for ids under which no transaction is begun: below any broker's limit."""
 
@@ -178,6 +184,36 @@ class Transactions:
         except (errors.Unreachable, errors.Refused) as failure:
             log.warning("%s will be aborted by the next sweep: %s", transaction.transactional_id, failure)
 
+    def fence_off(self, transactions: Sequence[Transaction], deadline: float) -> None:
+        """Abort open transactions whose producers may still run, so that partitions refuse all that comes later.
+
+        By InitProducerId, as a producer's successor does: it ends the transaction with a raised producer epoch. EndTxn
+        leaves the epoch as it is. A batch that a living task sends after that end would open a transaction that no
+        coordinator knows, if the brokers do not ask the coordinator (before 3.6, and by a setting).
+
+        Does not wait until the partitions have the ends. A transaction that has ended meanwhile is left as it is.
+        """
+        left = {each.transactional_id: each for each in transactions}
+
+        def attempt() -> None:
+            requests = {name: _init_producer_id(name, each) for name, each in left.items()}
+            answers = self._cluster.ask_each(CoordinatorType.TRANSACTION, requests)
+            for name, answer in answers.items():
+                if answer.error_code == _NONE or answer.error_code in _USED_AGAIN:
+                    del left[name]
+                elif answer.error_code != _CONCURRENT_TRANSACTIONS:
+                    raise_for(answer.error_code, f"fencing off {name}")
+            # this is the answer if the abort is stored, but also if the producer was just adding a partition
+            now = self._describe_once([name for name in left if name in answers])
+            for name, told in now.items():
+                if not _is_left_open(left[name], told):
+                    del left[name]
+            if left:
+                raise RetriableError(f"not fenced off yet: {', '.join(left)}")
+
+        if left:
+            self._cluster.until(deadline, attempt)
+
     def commit_many(self, transactions: Sequence[Transaction], deadline: float) -> set[Transaction]:
         """Commit transactions without waiting for each answer; return those that the coordinator has decided.
 
@@ -196,11 +232,9 @@ class Transactions:
 
     def initialise(self, name: str, deadline: float) -> Producer:
         """Initialise a transactional id, as a producer does; return its new producer."""
-        request = InitProducerIdRequest(
-            transactional_id=name, transaction_timeout_ms=_NO_TRANSACTION_MS, max_version=_NEWEST_INIT_PRODUCER_ID
-        )
 
         def attempt() -> Producer:
+            request = _init_producer_id(name, None)
             [answer] = self._cluster.ask_coordinators(CoordinatorType.TRANSACTION, [name], lambda _: request)
             raise_for(answer.error_code, f"taking {name}")
             return Producer(answer.producer_id, answer.producer_epoch)
@@ -254,6 +288,26 @@ class Transactions:
                     [(at.topic, number) for at in told.topics for number in at.partitions],
                 )
         return found
+
+
+def _is_left_open(transaction: Transaction, now: Description) -> bool:
+    """Whether a transaction that was to be fenced off is open."""
+    # with the raised epoch too: the coordinator raises it first, and may fail to store the abort
+    raised = now.producer_epoch - transaction.producer_epoch
+    return now.state is State.ONGOING and now.producer_id == transaction.producer_id and raised in (0, 1)
+
+
+def _init_producer_id(name: str, had: Transaction | None) -> InitProducerIdRequest:
+    """Return the request for a new producer epoch; ``had`` is the producer that must have the id, None for any."""
+    request = InitProducerIdRequest(
+        transactional_id=name,
+        transaction_timeout_ms=_NO_TRANSACTION_MS,
+        min_version=_NAMES_PRODUCER,
+        max_version=_NEWEST_INIT_PRODUCER_ID,
+    )
+    if had is not None:
+        request.producer_id, request.producer_epoch = had.producer
+    return request
 
 
 def _end_txn(transaction: Transaction, *, commit: bool) -> EndTxnRequest:
