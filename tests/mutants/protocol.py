@@ -698,18 +698,6 @@ MUTANTS: list[Mutant] = [
     ),
     Mutant(
         "protocol/coordinator.py",
-        """            self._run.ledger.verify()
-            with self._run.if_ours(participant):
-                participant.fence()
-""",
-        """            with self._run.if_ours(participant):
-                participant.fence()
-""",
-        COORDINATOR + " -k takes_no_fence",
-        "a superseded driver that stops its successor as it wakes up",
-    ),
-    Mutant(
-        "protocol/coordinator.py",
         "                participant.fence()\n        self._sweep.all()",
         "                pass\n        self._sweep.all()",
         COORDINATOR,

@@ -80,7 +80,7 @@ def test_an_epoch_of_a_restored_checkpoint_that_is_left_out_is_not_the_one_that_
 
 def test_what_comes_late_from_a_driver_whose_ledger_is_lost_stays_if_its_clock_was_ahead() -> None:
     """It has a later generation than the next driver, which therefore does not end it; no row is lost or doubled."""
-    plan: plans.Plan = ((23, ("clock",)), (24, ("delay", 64)), (25, ("ledger", -1)), (115, ("pause", 4, 8)))
+    plan: plans.Plan = ((22, ("clock",)), (23, ("delay", 64)), (25, ("ledger", -1)), (115, ("pause", 4, 8)))
     simulation = play(plan, "T", 1)
     assert verdict(simulation, plan) == []
     assert simulation.world.postgres["T"].prepared
