@@ -171,12 +171,8 @@ class Orphans:
 
 def prepared_gids(connection: Connection, key: str) -> set[str]:
     """Return the names of an identity's prepared transactions. Raises `psycopg.Error`."""
-    return _gids_like(connection, PreparedName.pattern(key))
-
-
-def _gids_like(connection: Connection, pattern: str) -> set[str]:
     query = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE %s"
-    return {gid for (gid,) in connection.execute(query, [pattern]).fetchall()}
+    return {gid for (gid,) in connection.execute(query, [PreparedName.pattern(key)]).fetchall()}
 
 
 def still_prepared(connection: Connection, gids: Collection[str]) -> set[str]:

@@ -231,13 +231,13 @@ def unread_kills(evidence: Evidence) -> Iterator[tuple[Target, list[tuple[str, b
 
     None could if the target was unreachable all that time, but for the second that a reader may need to begin.
     """
-    history = evidence.history
+    kills = list(_recoveries(evidence.history))
     for target, views in evidence.targets():
         moments = (at for view in views if not view.read.final for at in (*view.read.between, view.read.began))
         reads = [*sorted(moments), NEVER]
-        spans = [(began, ended) for name, began, ended in history.unreachable if name == target.name]
+        spans = [(began, ended) for name, began, ended in evidence.history.unreachable if name == target.name]
         unread = []
-        for at, end, what in _recoveries(history):
+        for at, end, what in kills:
             if reads[bisect_left(reads, at)] > end:
                 unreachable = sum(max(0.0, min(end, ended) - max(at, began)) for began, ended in spans)
                 unread.append((what, end - at - unreachable <= READ_BEGINS_SECONDS))
